@@ -1,0 +1,169 @@
+"""Lends one environment's shell to an agent framework that runs as a process of its own.
+
+The framework connects to a Unix socket in a private folder, asks for one command, gets its result and hangs up. So
+it needs neither Docker nor our packages, and any kind of environment serves any framework.
+
+On the wire, both ways: four bytes of length, big-endian, then that many bytes of JSON.
+Request: `command`, and if wanted `cwd`, `env`, `timeout_s`. Answer: `exit_code` (null when it was killed), `output`
+(stdout, then stderr), `timed_out`, `truncated`, `duration_s`; or `fault`, a text, when there is no result.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from app.errors import EnvironmentFailed
+from app.models.shell import CommandResult, Shell
+
+log = structlog.get_logger(__name__)
+
+_LENGTH = struct.Struct(">I")
+_MAX_FRAME_BYTES = 64 << 20
+_REQUEST_TIMEOUT_S = 30.0  # for the request to arrive and the answer to be taken; the command has its own limit
+_DRAIN_S = 2.0  # for commands that still run when the framework is gone
+_LONGEST_ADDRESS_BYTES = 100  # the kernel takes 107
+
+
+class Bridge:
+    """A served shell. `fault` is the first error that was not an answer: the environment is then gone."""
+
+    def __init__(self, shell: Shell, listener: socket.socket, address: Path, default_timeout_s: float) -> None:
+        self.address = address
+        self.fault: Exception | None = None
+        self._shell = shell
+        self._listener = listener
+        self._default_timeout_s = default_timeout_s
+        self._answering: set[threading.Thread] = set()
+        self._acceptor = threading.Thread(target=self._accept, name="bridge", daemon=True)
+        self._acceptor.start()
+
+    def close(self) -> None:
+        """Take no more commands, and wait shortly for the running ones."""
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the acceptor; a mere close would not
+        self._acceptor.join()
+        self._listener.close()
+        patience_ends = time.monotonic() + _DRAIN_S
+        for thread in list(self._answering):
+            thread.join(max(0.0, patience_ends - time.monotonic()))
+        if still_running := sum(thread.is_alive() for thread in list(self._answering)):
+            # A shell cannot call a command back: it ends with its own time limit or with the environment.
+            log.warning("bridge.commands_left", count=still_running)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            thread = threading.Thread(target=self._serve, args=(connection,), name="bridge-command", daemon=True)
+            self._answering.add(thread)
+            thread.start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                connection.settimeout(_REQUEST_TIMEOUT_S)
+                _send(connection, self._answer(_receive(connection)))
+        except (OSError, ValueError) as error:
+            # The framework was killed while its command ran, or does not speak our language: its loss, not ours.
+            log.info("bridge.connection_lost", error=str(error))
+        finally:
+            self._answering.discard(threading.current_thread())
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return _wire(
+                self._shell.run(
+                    str(request["command"]),
+                    cwd=request.get("cwd"),
+                    env=request.get("env"),
+                    timeout_s=float(request.get("timeout_s") or self._default_timeout_s),
+                )
+            )
+        except KeyError as error:
+            return {"fault": f"expected the key {error} in the request"}
+        except Exception as error:  # noqa: BLE001  a thread's edge: kept for the caller, who raises it
+            self.fault = self.fault or error
+            return {"fault": f"{type(error).__name__}: {error}"}
+
+
+@contextmanager
+def serve(shell: Shell, *, default_timeout_s: float = 60.0) -> Iterator[Bridge]:
+    """Serve `shell` for the length of the block; only this user can reach it.
+
+    A command that runs when the block ends is not stopped: whoever owns the environment ends it.
+
+    Raises: EnvironmentFailed: no socket can be made here.
+    """
+    folder = _private_folder()
+    address = folder / "shell"
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(str(address))
+            listener.listen(64)
+            bridge = Bridge(shell, listener, address, default_timeout_s)
+            try:
+                yield bridge
+            finally:
+                bridge.close()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _private_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="megaflow-bridge-"))  # mode 0700
+    if len(bytes(folder)) <= _LONGEST_ADDRESS_BYTES:
+        return folder
+    folder.rmdir()
+    try:
+        return Path(tempfile.mkdtemp(prefix="megaflow-bridge-", dir="/tmp"))
+    except OSError as error:
+        raise EnvironmentFailed(
+            f"expected a short path for a socket; found {folder} too long and {error}; set TMPDIR to a short path"
+        ) from error
+
+
+def _wire(result: CommandResult) -> dict[str, Any]:
+    return {
+        "exit_code": result.exit_code,
+        "output": result.text(),
+        "timed_out": result.timed_out,
+        "truncated": result.truncated,
+        "duration_s": result.duration_s,
+    }
+
+
+def _send(connection: socket.socket, body: dict[str, Any]) -> None:
+    content = json.dumps(body).encode()
+    connection.sendall(_LENGTH.pack(len(content)) + content)
+
+
+def _receive(connection: socket.socket) -> dict[str, Any]:
+    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
+    if length > _MAX_FRAME_BYTES:
+        raise ValueError(f"expected a request of at most {_MAX_FRAME_BYTES} bytes; found {length}")
+    body = json.loads(_exactly(connection, length))
+    if not isinstance(body, dict):
+        raise ValueError(f"expected a JSON object; found {type(body).__name__}")
+    return body
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < size:
+        if not (part := connection.recv(min(size - len(parts), 1 << 20))):
+            raise ValueError(f"expected {size} bytes; the connection ended after {len(parts)}")
+        parts += part
+    return bytes(parts)

@@ -1,0 +1,35 @@
+"""The contract of the artifact store: bytes under keys, in a folder or in S3."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class ArtifactStore(Protocol):
+    """Keys are slash-separated relative paths; an object, once written under a key, may be overwritten by the same writer."""
+
+    def put(self, key: str, content: bytes) -> str:
+        """Store `content`, durably, and return its URL (`file://` or `s3://`).
+
+        Raises: ArtifactStoreUnavailable, DiskFull.
+        """
+        ...
+
+    def get(self, key: str) -> bytes:
+        """Raises: ArtifactMissing, ArtifactStoreUnavailable."""
+        ...
+
+    def exists(self, key: str) -> bool:
+        """Raises: ArtifactStoreUnavailable."""
+        ...
+
+    def url(self, key: str) -> str:
+        """Where `key` is, or would be."""
+        ...
+
+    def check(self) -> None:
+        """Write, read and delete a probe object.
+
+        Raises: ArtifactStoreUnavailable with the reason and the mend.
+        """
+        ...

@@ -1,0 +1,196 @@
+"""Source archives of a build context: what its `sources.txt` names, fetched from the user's own package index.
+
+`docker build` runs without a network, so archives are brought into the context before. pip is asked because the user
+has configured pip: index addresses, certificates, proxies, credentials. But not through `pip download`, which *runs*
+an archive's build code to learn its metadata: nothing of a dataset may run on the host. Only pip's finder and session
+are used, in a process of their own; the archives stay closed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.errors import ImageBuildFailed
+
+SOURCES_FILE = "sources.txt"
+FETCH_TIMEOUT_S = 300.0
+"""For all archives of one context together."""
+
+_PINNED = re.compile(
+    r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9.!+_-]+)(?P<options>(\s+--hash=\S+)+)"
+)
+_SHA256 = re.compile(r"--hash=sha256:([0-9a-f]{64})")
+
+# Runs in a child: pip keeps global state (logging, warnings, signal handlers). Reads [[name, version, folder], ...] on
+# stdin, writes [[path, ...] per requirement] on stdout. Several indexes may disagree on a version's archive, so every
+# different one is fetched and the caller's hashes decide.
+_PIP_PROGRAM = """
+import json, os, sys
+from pip._internal.commands import create_command
+from pip._vendor.packaging.version import Version
+
+
+def fetch(session, links, folder):
+    for number, link in enumerate(links):
+        path = os.path.join(folder, f"{number}-{os.path.basename(link.filename)}")
+        reply = session.get(link.url_without_fragment, headers={"Accept-Encoding": "identity"}, stream=True)
+        reply.raise_for_status()
+        with open(path, "wb") as file:
+            file.writelines(reply.iter_content(1 << 16))
+        yield path
+
+
+def links_of(finder, name, version, digests):
+    candidates = [found for found in finder.find_all_candidates(name) if found.version == Version(version)]
+    told = {found.link.url_without_fragment: found.link for found in candidates}
+    return [link for link in told.values() if link.hash_name != "sha256" or link.hash in digests]
+
+
+command = create_command("download")
+options, _ = command.parse_args(["--no-binary", ":all:", "--ignore-requires-python", "--no-input"])
+with command.main_context():
+    session = command.get_default_session(options)
+    finder = command._build_package_finder(options, session)
+    answer = [
+        list(fetch(session, links_of(finder, name, version, digests), folder))
+        for name, version, digests, folder in json.load(sys.stdin)
+    ]
+print("\\n" + json.dumps(answer))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Requirement:
+    """One line of `sources.txt`: an exact version and the sha256 of every archive that will do."""
+
+    name: str
+    version: str
+    digests: frozenset[str]
+
+
+def fetch_sources(context: Path, *, cache: Path | None = None) -> list[Path]:
+    """Put the archives that `context/sources.txt` names into `context/sources/`, and say where they lie.
+
+    Each line is a requirement as pip writes it: `name==version --hash=sha256:...`. An archive that is already in place
+    or in `cache` (a folder shared by builds; created) with the right hash is not fetched again. Without a `sources.txt`
+    there is nothing to do: the empty list.
+
+    Raises: ImageBuildFailed: a malformed line, an index out of reach, no archive with such a hash.
+    """
+    listing = context / SOURCES_FILE
+    if not listing.is_file():
+        return []
+    wanted = _read_listing(listing)
+    folder = context / "sources"
+    folder.mkdir(exist_ok=True)
+    placed = {need: _find(need, [folder, *([cache] if cache else [])]) for need in wanted}
+    missing = [need for need, path in placed.items() if path is None]
+    if missing:
+        with tempfile.TemporaryDirectory(prefix="megaflow-sources-") as scratch:
+            for need, fetched in zip(missing, _fetch(missing, Path(scratch)), strict=True):
+                placed[need] = _keep(_choose(need, fetched), cache or folder)
+    return [_place(path, folder) for path in placed.values() if path is not None]
+
+
+def _read_listing(listing: Path) -> list[_Requirement]:
+    lines = (
+        line.split(" #")[0].strip() for line in listing.read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
+    )
+    return [_requirement(line, listing) for line in lines if line and not line.startswith("#")]
+
+
+def _requirement(line: str, listing: Path) -> _Requirement:
+    found = _PINNED.fullmatch(line)
+    digests = frozenset(_SHA256.findall(found["options"])) if found else frozenset()
+    if not found or not digests:
+        raise ImageBuildFailed(
+            f"{listing}: expected `name==version --hash=sha256:<64 hex digits>`, found {line!r}; "
+            "try `pip hash` on the source archive"
+        )
+    return _Requirement(found["name"], found["version"], digests)
+
+
+def _find(need: _Requirement, folders: Iterable[Path]) -> Path | None:
+    candidates = (path for folder in folders if folder.is_dir() for path in sorted(folder.iterdir()) if path.is_file())
+    return next((path for path in candidates if _sounds_like(need, path) and _sha256(path) in need.digests), None)
+
+
+def _sounds_like(need: _Requirement, path: Path) -> bool:
+    """Spares the hashing of a whole cache: archive names spell a project's name with any of `-_.`."""
+    spelled = re.sub(r"[-_.]+", "-", f"{need.name}-{need.version}").lower()
+    return re.sub(r"[-_.]+", "-", path.name).lower().startswith(spelled)
+
+
+def _fetch(needs: list[_Requirement], scratch: Path) -> list[list[Path]]:
+    folders = [scratch / str(index) for index in range(len(needs))]
+    for folder in folders:
+        folder.mkdir()
+    question = [
+        [need.name, need.version, sorted(need.digests), str(folder)]
+        for need, folder in zip(needs, folders, strict=True)
+    ]
+    names = ", ".join(f"{need.name}=={need.version}" for need in needs)
+    try:
+        # -P and not -I: pip's own variables must reach it, the current folder must not shadow its modules.
+        answer = subprocess.run(  # noqa: S603
+            [sys.executable, "-P", "-W", "ignore", "-c", _PIP_PROGRAM],
+            input=json.dumps(question),
+            capture_output=True,
+            text=True,
+            timeout=FETCH_TIMEOUT_S,
+            check=True,
+        )
+    except subprocess.TimeoutExpired as late:
+        raise ImageBuildFailed(
+            f"the package index did not deliver {names} in {FETCH_TIMEOUT_S:.0f} s; try again, or see `pip config list`"
+        ) from late
+    except subprocess.CalledProcessError as failed:
+        tail = " | ".join(failed.stderr.strip().splitlines()[-3:]) or "no message"
+        mend = "install pip beside megaflow" if "No module named 'pip" in tail else "see `pip config list`"
+        raise ImageBuildFailed(f"could not fetch {names} from the package index: {tail}; {mend}") from failed
+    return [[Path(path) for path in paths] for paths in json.loads(answer.stdout.splitlines()[-1])]
+
+
+def _choose(need: _Requirement, fetched: list[Path]) -> Path:
+    for path in fetched:
+        if _sha256(path) in need.digests:
+            return path
+    raise ImageBuildFailed(
+        f"expected a source archive of {need.name}=={need.version} with one of its {len(need.digests)} hashes; "
+        f"the package index offers {len(fetched)} with another or unlisted one, or lacks this version; "
+        "see `pip config list` for the index in use"
+    )
+
+
+def _keep(archive: Path, folder: Path) -> Path:
+    """Move into `folder` under the index's name for it; a reader never sees half a file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / archive.name.partition("-")[2]
+    descriptor, partial = tempfile.mkstemp(dir=folder, prefix=".partial-")
+    os.close(descriptor)
+    shutil.copyfile(archive, partial)
+    os.replace(partial, target)
+    return target
+
+
+def _place(archive: Path, folder: Path) -> Path:
+    target = folder / archive.name
+    if archive != target:
+        shutil.copyfile(archive, target)
+    target.chmod(0o644)
+    return target
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

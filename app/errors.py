@@ -1,0 +1,172 @@
+"""The failure vocabulary: one class per boundary that a task crosses.
+
+A message says what was expected, what was found and what to try. Nothing here imports anything of ours, so every
+layer can raise these. Which of them are retried is decided in one place, `app.models.endings`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class MegaFlowError(Exception):
+    """Whatever MegaFlow refuses or could not do, with a message for a person.
+
+    `exit_code` is what the command line leaves with (sysexits' numbers where one fits).
+    """
+
+    exit_code: ClassVar[int] = 1
+
+
+# --- What a user gave us -------------------------------------------------------------------------------------------
+
+
+class SettingsInvalid(MegaFlowError):
+    """A setting is unknown, malformed or missing."""
+
+    exit_code = 78
+
+
+class SpecInvalid(MegaFlowError):
+    """A task, a row or a folder is malformed; nothing of its batch was accepted."""
+
+    exit_code = 65
+
+
+class DatasetInvalid(SpecInvalid):
+    """A dataset cannot be read: no such file or folder, an unknown format, a bad row."""
+
+
+class UnknownName(MegaFlowError):
+    """A name that no agent, dataset, mode, run, task or schedule has."""
+
+    exit_code = 64
+
+    @classmethod
+    def of(cls, kind: str, found: str, known: list[str]) -> UnknownName:
+        """`unknown agent 'x'; known: a, b`."""
+        return cls(f"unknown {kind} {found!r}; known: {', '.join(sorted(known)) or 'none yet'}")
+
+
+class IdempotencyConflict(MegaFlowError):
+    """The idempotency key was used before, for a different task."""
+
+    exit_code = 65
+
+
+class LocalEnvironmentRefused(MegaFlowError):
+    """`local` runs commands on this host without isolation, and was not asked for by name."""
+
+    exit_code = 64
+
+
+# --- What the system is made of -----------------------------------------------------------------------------------
+
+
+class DatabaseUnavailable(MegaFlowError):
+    """PostgreSQL does not answer; nothing was changed."""
+
+    exit_code = 69
+
+
+class BrokerUnavailable(MegaFlowError):
+    """Redis does not answer."""
+
+    exit_code = 69
+
+
+class StackNotRunning(MegaFlowError):
+    """The command needs a running system."""
+
+    exit_code = 69
+
+
+class InstallationFailed(MegaFlowError):
+    """Something that had to be installed on this machine could not be."""
+
+    exit_code = 69
+
+
+class ArtifactStoreUnavailable(MegaFlowError):
+    """The object store refuses or does not answer."""
+
+    exit_code = 69
+
+
+class ArtifactMissing(MegaFlowError):
+    """The object is not in the store."""
+
+    exit_code = 66
+
+
+class IllegalMove(MegaFlowError):
+    """A state may not follow from another; the database refused it."""
+
+
+class StaleWriter(MegaFlowError):
+    """This attempt is no longer the task's current one; its write was refused and it must stop."""
+
+
+class WaitTimeout(MegaFlowError, TimeoutError):
+    """The task had not ended when the caller's patience did. The task goes on."""
+
+    exit_code = 75
+
+
+# --- Stations of a task --------------------------------------------------------------------------------------------
+
+
+class StationError(MegaFlowError):
+    """A station could not do its work for this attempt. `infrastructure` unless a subclass says otherwise."""
+
+
+class EngineUnavailable(StationError):
+    """No container engine answers."""
+
+    exit_code = 69
+
+
+class ImageUnavailable(StationError):
+    """The image can be neither found here nor pulled."""
+
+
+class ImageBuildFailed(StationError):
+    """The image's recipe failed; the log's tail is in the message."""
+
+
+class EnvironmentFailed(StationError):
+    """The environment could not be created, or died under the task."""
+
+
+class DiskFull(StationError):
+    """No space left where the task's data goes."""
+
+    exit_code = 74
+
+
+class AgentUnavailable(StationError):
+    """The agent's framework is not installed and could not be."""
+
+    exit_code = 69
+
+
+class AgentFailed(StationError):
+    """The agent's framework broke; a result of the agent, not of the infrastructure."""
+
+
+class ModelEndpointUnavailable(StationError):
+    """The model endpoint is down or answers rubbish."""
+
+    exit_code = 69
+
+
+class GradingFailed(StationError):
+    """The grader itself could not judge: no reward, no parsable report, no end."""
+
+
+class PatchRejected(StationError):
+    """The agent's patch does not apply to a clean checkout: a result (reward 0), not an infrastructure fault."""
+
+
+class InstanceFailed(StationError):
+    """A provider could not start or reach an instance."""

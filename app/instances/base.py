@@ -1,0 +1,45 @@
+"""The contract of a provider: what makes instances, each of which hosts one Celery worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+from uuid import UUID
+
+from app.models.spec import Mode
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceRequest:
+    """One instance to make. `lifetime_s` bounds it from outside its own worker."""
+
+    instance_id: UUID
+    mode: Mode
+    resource_class: str
+    slots: int
+    lifetime_s: float | None  # None: a standing instance
+
+
+class Provider(Protocol):
+    """Makes, ends and lists instances. Exits are reported by `ledger.instances.exited`, as soon as they are seen."""
+
+    name: ClassVar[str]
+
+    def launch(self, requests: Sequence[InstanceRequest]) -> dict[UUID, str]:
+        """Start instances; returns the handle of each that was started. Not all need to be.
+
+        Raises: InstanceFailed when the provider cannot be reached at all.
+        """
+        ...
+
+    def terminate(self, instance_id: UUID, handle: str, *, grace_s: float) -> None:
+        """End an instance and everything in it; no error when it is gone already."""
+        ...
+
+    def alive(self) -> dict[UUID, str]:
+        """The instances that exist now, with their handles.
+
+        Raises: InstanceFailed when the provider cannot be reached.
+        """
+        ...

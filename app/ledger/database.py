@@ -1,0 +1,150 @@
+"""Connections: how the ledger reaches PostgreSQL, and how waiting processes hear of changes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+from sqlalchemy import Connection, NullPool, QueuePool, create_engine, text
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from app.errors import DatabaseUnavailable, IllegalMove
+
+ILLEGAL_MOVE = "MF001"
+"""SQLSTATE that the triggers raise."""
+
+
+class Database:
+    """One PostgreSQL database. Threads may share it.
+
+    `pooled=False` holds no connection between transactions: ten thousand ephemeral workers must not hold ten thousand.
+    """
+
+    def __init__(self, url: str, *, pooled: bool = True, pool_size: int = 5) -> None:
+        self.url = url
+        options = {"connect_args": {"connect_timeout": 5, "application_name": "megaflow"}}
+        sqlalchemy_url = url.replace("postgresql://", "postgresql+psycopg://", 1)
+        if pooled:
+            self.engine = create_engine(
+                sqlalchemy_url, poolclass=QueuePool, pool_size=pool_size, max_overflow=5, pool_pre_ping=True, **options
+            )
+        else:
+            self.engine = create_engine(sqlalchemy_url, poolclass=NullPool, **options)
+
+    @contextmanager
+    def begin(self) -> Iterator[Connection]:
+        """One transaction, committed at the end of the block.
+
+        Raises: DatabaseUnavailable, IllegalMove.
+        """
+        try:
+            with self.engine.begin() as connection:
+                yield connection
+        except OperationalError as error:
+            raise DatabaseUnavailable(
+                f"expected PostgreSQL to answer, found: {_first_line(error)}; try `megaflow doctor`"
+            ) from error
+        except DBAPIError as error:
+            if getattr(error.orig, "sqlstate", None) == ILLEGAL_MOVE:
+                raise IllegalMove(_first_line(error)) from error
+            raise
+
+    def raw(self) -> psycopg.Connection:
+        """A connection of its own, autocommit, for LISTEN and advisory locks. The caller closes it.
+
+        Raises: DatabaseUnavailable.
+        """
+        try:
+            return psycopg.connect(self.url, autocommit=True, connect_timeout=5, application_name="megaflow-listen")
+        except psycopg.OperationalError as error:
+            raise DatabaseUnavailable(
+                f"expected PostgreSQL to answer, found: {str(error).strip()}; try `megaflow doctor`"
+            ) from error
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+class Listener:
+    """Hears NOTIFY on some channels; survives a restart of the server. Not shared between threads."""
+
+    def __init__(self, database: Database, *channels: str) -> None:
+        self._database = database
+        self._channels = channels
+        self._connection: psycopg.Connection | None = None
+
+    def wait(self, timeout_s: float) -> list[str] | None:
+        """Payloads that arrived within `timeout_s` (returns at the first), or None when the connection was new.
+
+        None means: something may have been missed, look for yourself.
+
+        Raises: DatabaseUnavailable.
+        """
+        if self._connection is None:
+            self._connect()
+            return None
+        try:
+            return [n.payload for n in self._connection.notifies(timeout=timeout_s, stop_after=1)]
+        except psycopg.OperationalError as error:
+            self.close()
+            raise DatabaseUnavailable(f"lost the connection to PostgreSQL: {str(error).strip()}") from error
+
+    def _connect(self) -> None:
+        self._connection = self._database.raw()
+        for channel in self._channels:
+            self._connection.execute(f"LISTEN {channel}".encode())
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+class Leadership:
+    """One decides at a time: a session-level advisory lock that goes when its holder's connection goes."""
+
+    def __init__(self, database: Database, key: int) -> None:
+        self._database = database
+        self._key = key
+        self._connection: psycopg.Connection | None = None
+        self._lock = threading.Lock()
+
+    def held(self) -> bool:
+        """Take or keep the lead; False while another has it.
+
+        Raises: DatabaseUnavailable.
+        """
+        with self._lock:
+            if self._connection is None:
+                self._connection = self._database.raw()
+            try:
+                row = self._connection.execute(
+                    "SELECT (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = %(key)s"
+                    " AND pid = pg_backend_pid()) > 0 OR pg_try_advisory_lock(%(key)s)",
+                    {"key": self._key},
+                ).fetchone()
+            except psycopg.OperationalError as error:
+                self._drop()
+                raise DatabaseUnavailable(f"lost the connection to PostgreSQL: {str(error).strip()}") from error
+            return bool(row and row[0])
+
+    def release(self) -> None:
+        with self._lock:
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def server_version(database: Database) -> int:
+    """e.g. 150018. Raises: DatabaseUnavailable."""
+    with database.begin() as connection:
+        return int(connection.execute(text("SHOW server_version_num")).scalar_one())
+
+
+def _first_line(error: DBAPIError) -> str:
+    return str(error.orig).strip().splitlines()[0] if error.orig else str(error)

@@ -1,0 +1,67 @@
+"""Facts: appended with the change they tell of, and the nudges that wake whoever waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import Connection, insert, select, text
+
+from app.ledger.database import Database
+from app.models.tables import Event
+
+WORK = "megaflow_work"
+"""Channel: something for the dispatcher to do. No payload."""
+OUTCOME = "megaflow_outcome"
+"""Channel: a task of the run named in the payload has ended."""
+
+
+class Fact(NamedTuple):
+    """One event before it has an id."""
+
+    kind: str
+    run_id: UUID | None = None
+    task_id: UUID | None = None
+    attempt_id: UUID | None = None
+    instance_id: UUID | None = None
+    data: dict[str, Any] = {}
+
+
+def append(connection: Connection, *facts: Fact) -> None:
+    """Append facts within the caller's transaction."""
+    if facts:
+        connection.execute(insert(Event), [fact._asdict() for fact in facts])
+
+
+def wake_dispatcher(connection: Connection) -> None:
+    """Nudge the dispatcher when this transaction commits; many in one transaction are one."""
+    connection.execute(text(f"NOTIFY {WORK}"))
+
+
+def tell_outcome(connection: Connection, run_ids: Sequence[UUID]) -> None:
+    """Nudge the clients that wait for tasks of these runs."""
+    for run_id in sorted(set(run_ids)):
+        connection.execute(text("SELECT pg_notify(:channel, :payload)"), {"channel": OUTCOME, "payload": str(run_id)})
+
+
+class Recorded(NamedTuple):
+    """One event as kept."""
+
+    id: int
+    at: datetime
+    kind: str
+    run_id: UUID | None
+    task_id: UUID | None
+    attempt_id: UUID | None
+    instance_id: UUID | None
+    data: dict[str, Any]
+
+
+def of_task(database: Database, task_id: UUID) -> list[Recorded]:
+    """Everything that happened to a task, in order."""
+    columns = Event.__table__.c
+    with database.begin() as connection:
+        rows = connection.execute(select(*columns).where(columns.task_id == task_id).order_by(columns.id))
+        return [Recorded(*row) for row in rows]

@@ -1,0 +1,86 @@
+"""How an attempt can end, and what follows from each ending: the one table of retries.
+
+Promise 7 lives here: an infrastructure fault is retried or reported as not measured; it is never reward 0.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from app import errors
+
+
+class EndReason(StrEnum):
+    """Why an attempt ended; a closed set."""
+
+    SUBMITTED = "submitted"  # the agent says that it is done
+    STEP_LIMIT = "step_limit"  # the agent used up its turns
+    CONTEXT_EXHAUSTED = "context_exhausted"  # the conversation no longer fits the model
+    AGENT_TIMEOUT = "agent_timeout"  # the agent used up its time
+    AGENT_ERROR = "agent_error"  # the framework broke, or got no usable reply out of the model
+    CANCELLED = "cancelled"  # somebody asked for it
+    INTERRUPTED = "interrupted"  # deploy, drain or spot: not the task's fault, no retry used up
+    MODEL_ERROR = "model_error"  # the endpoint refused, failed or did not answer
+    GRADING_ERROR = "grading_error"  # the grader could not judge
+    ENVIRONMENT_ERROR = "environment_error"  # image, build or container
+    DEADLINE = "deadline"  # the attempt outlived its deadline and was stopped from outside
+    LOST = "lost"  # the worker or its instance vanished
+    INFRASTRUCTURE = "infrastructure"  # anything else of ours
+
+
+class Blame(StrEnum):
+    """Whose ending it is."""
+
+    RESULT = "result"  # data: graded, counted, never retried
+    PERSON = "person"  # somebody's decision: not counted, not retried
+    INFRASTRUCTURE = "infrastructure"  # ours: retried, else reported as not measured
+    INTERRUPTION = "interruption"  # ours: run again without using up a retry
+
+
+BLAME: dict[EndReason, Blame] = {
+    EndReason.SUBMITTED: Blame.RESULT,
+    EndReason.STEP_LIMIT: Blame.RESULT,
+    EndReason.CONTEXT_EXHAUSTED: Blame.RESULT,
+    EndReason.AGENT_TIMEOUT: Blame.RESULT,
+    EndReason.AGENT_ERROR: Blame.RESULT,
+    EndReason.CANCELLED: Blame.PERSON,
+    EndReason.INTERRUPTED: Blame.INTERRUPTION,
+    EndReason.MODEL_ERROR: Blame.INFRASTRUCTURE,
+    EndReason.GRADING_ERROR: Blame.INFRASTRUCTURE,
+    EndReason.ENVIRONMENT_ERROR: Blame.INFRASTRUCTURE,
+    EndReason.DEADLINE: Blame.INFRASTRUCTURE,
+    EndReason.LOST: Blame.INFRASTRUCTURE,
+    EndReason.INFRASTRUCTURE: Blame.INFRASTRUCTURE,
+}
+
+# What a station's exception means, most specific first; whatever is not named is INFRASTRUCTURE.
+_BY_ERROR: tuple[tuple[type[BaseException], EndReason], ...] = (
+    (errors.AgentFailed, EndReason.AGENT_ERROR),
+    (errors.ModelEndpointUnavailable, EndReason.MODEL_ERROR),
+    (errors.GradingFailed, EndReason.GRADING_ERROR),
+    (errors.ImageUnavailable, EndReason.ENVIRONMENT_ERROR),
+    (errors.ImageBuildFailed, EndReason.ENVIRONMENT_ERROR),
+    (errors.EnvironmentFailed, EndReason.ENVIRONMENT_ERROR),
+)
+
+
+# Running the same recipe again gives the same refusal: these end the task at once, as not measured.
+PERMANENT: tuple[type[BaseException], ...] = (
+    errors.ImageBuildFailed,
+    errors.SpecInvalid,
+    errors.LocalEnvironmentRefused,
+    errors.UnknownName,
+)
+
+
+def reason_of(error: BaseException) -> EndReason:
+    """The end reason that an exception stands for."""
+    for kind, reason in _BY_ERROR:
+        if isinstance(error, kind):
+            return reason
+    return EndReason.INFRASTRUCTURE
+
+
+def backoff_s(failures: int, *, base_s: float, cap_s: float) -> float:
+    """Seconds to wait before the next attempt after `failures` (>= 1) infrastructure faults; doubles, bounded."""
+    return min(cap_s, base_s * 2.0 ** (failures - 1))

@@ -1,0 +1,134 @@
+"""What came of an attempt: phases, verdict, artifacts, the result that a client holds."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+from pydantic import Field
+
+from app.models.endings import EndReason
+from app.models.spec import Mode, Wire
+from app.models.states import AttemptState, TaskState
+
+
+class Phase(StrEnum):
+    """The stations' doors: an attempt stores the time at which it passed each."""
+
+    ACCEPTED = "accepted"
+    ADMITTED = "admitted"
+    INSTANCE_READY = "instance_ready"
+    CLAIMED = "claimed"  # a worker on a ready instance has it
+    IMAGE_READY = "image_ready"
+    ENVIRONMENT_READY = "environment_ready"
+    AGENT_STARTED = "agent_started"
+    AGENT_ENDED = "agent_ended"
+    GRADED = "graded"
+    STORED = "stored"
+    TORN_DOWN = "torn_down"
+
+
+class TestStatus(StrEnum):
+    __test__ = False
+    PASSED = "passed"
+    FAILED = "failed"
+    ERROR = "error"
+    SKIPPED = "skipped"
+    MISSING = "missing"  # the report does not name it
+
+
+class Verdict(Wire):
+    """The outcome of grading. `counts` is False when nothing was measured: then `reward` is None, never 0."""
+
+    reward: float | None
+    counts: bool
+    detail: str = ""
+    tests: dict[str, TestStatus] = {}
+    metrics: dict[str, float] = {}
+
+    @property
+    def resolved(self) -> bool:
+        return self.counts and self.reward is not None and self.reward >= 1.0
+
+
+class ArtifactKind(StrEnum):
+    PATCH = "patch"
+    TRAJECTORY = "trajectory"
+    AGENT_LOG = "agent_log"
+    TEST_REPORT = "test_report"
+    VERDICT = "verdict"
+
+
+class Artifact(Wire):
+    """Bytes in the store, or the recorded fact that there are none (`missing` says why)."""
+
+    kind: ArtifactKind
+    key: str | None = None
+    url: str | None = None
+    size_bytes: int | None = None
+    sha256: str | None = None
+    missing: str | None = None
+
+
+class Failure(Wire):
+    """A fault as data, recorded once, on the attempt."""
+
+    error: str  # the class of app.errors
+    message: str
+    phase: Phase | None = None  # the last door that was passed
+
+
+class AttemptRecord(Wire):
+    """One try at a task, as kept."""
+
+    id: UUID
+    number: int
+    state: AttemptState
+    mode: Mode
+    instance_id: UUID | None = None
+    instance: str | None = None  # provider and handle, for a person
+    environment: dict[str, Any] = {}  # container id, origin (fresh | recycled), image
+    end_reason: EndReason | None = None
+    failure: Failure | None = None
+    verdict: Verdict | None = None
+    phases: dict[Phase, datetime] = {}
+    artifacts: tuple[Artifact, ...] = ()
+
+
+class TaskResult(Wire):
+    """What a waiting client gets: the task's end and everything that led there."""
+
+    task_id: UUID
+    run_id: UUID
+    name: str
+    replica: int = 0
+    agent: str
+    mode: Mode
+    state: TaskState
+    end_reason: EndReason | None = None
+    verdict: Verdict | None = None
+    failure: Failure | None = None
+    attempts: tuple[AttemptRecord, ...] = Field(default=())
+
+    @property
+    def attempt(self) -> AttemptRecord | None:
+        """The last attempt, or None when none was dispatched."""
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def reward(self) -> float | None:
+        """None when not measured."""
+        return self.verdict.reward if self.verdict else None
+
+    @property
+    def artifacts(self) -> tuple[Artifact, ...]:
+        return self.attempt.artifacts if self.attempt else ()
+
+
+class Hint(Wire):
+    """The whole body of an `attempt.run` message. It may be lost, doubled or late without harm."""
+
+    attempt_id: UUID
+    number: int

@@ -1,0 +1,197 @@
+"""What was asked: the agent task as frozen wire types.
+
+The paper's six-tuple (E, D, G, S, A, T), made concrete: E = `environment`, D = `description`, G = `goal`, A = what
+`environment.network` and the limits leave open, S = the environment's files and processes, T = what the environment
+does with a command. Source: MegaFlow, appendix A.2.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._/+-]{0,199}$"
+
+
+class Wire(BaseModel):
+    """Base of everything that crosses a process: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Mode(StrEnum):
+    """On what kind of instance a task runs."""
+
+    EPHEMERAL = "ephemeral"  # an instance of its own, gone afterwards
+    PERSISTENT = "persistent"  # a standing pool that reuses what it has
+    AUTO = "auto"  # the scheduler chooses
+
+
+class EnvironmentKind(StrEnum):
+    DOCKER = "docker"
+    LOCAL = "local"  # a temporary folder and a process group: no isolation, only by name
+
+
+class Network(StrEnum):
+    NONE = "none"
+    OPEN = "open"
+
+
+class Reuse(StrEnum):
+    """Whether a persistent worker may hand this task an environment that another task has used."""
+
+    FRESH = "fresh"
+    RECYCLED = "recycled"  # reset, and proven clean
+
+
+class Bundle(Wire):
+    """A folder in the artifact store, addressed by content. `sha256` is of the uncompressed, normalised tar."""
+
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    size_bytes: int = Field(ge=0)
+
+
+class Build(Wire):
+    """An image made from a build context."""
+
+    context: Bundle
+    dockerfile: str = "Dockerfile"
+    timeout_s: float = Field(default=900.0, gt=0)
+
+
+class Resources(Wire):
+    """Upper bounds of one task container."""
+
+    cpus: float = Field(default=2.0, gt=0, le=256)
+    memory_bytes: int = Field(default=2 << 30, ge=16 << 20)  # swap is not added
+    pids: int = Field(default=512, ge=16)
+
+
+class EnvironmentSpec(Wire):
+    """E: where the agent acts. Exactly one of `image` and `build`."""
+
+    kind: EnvironmentKind = EnvironmentKind.DOCKER
+    image: str | None = None
+    build: Build | None = None
+    workdir: str = "/testbed"
+    resources: Resources = Resources()
+    network: Network = Network.NONE
+    env: dict[str, str] = {}  # no secrets: this is stored and shown
+    setup: tuple[str, ...] = ()
+    reuse: Reuse = Reuse.RECYCLED
+
+    @model_validator(mode="after")
+    def _one_source(self) -> EnvironmentSpec:
+        if (self.image is None) == (self.build is None):
+            raise ValueError("expected exactly one of `image` (a reference) and `build` (a context)")
+        return self
+
+    @property
+    def label(self) -> str:
+        """The image's reference, or the context's digest, for a person."""
+        return self.image or f"build:{self.build.context.sha256[:12] if self.build else '?'}"
+
+
+class TestsGoal(Wire):
+    """G, SWE-bench: named tests must pass after the agent's patch and the hidden `test_patch` are applied.
+
+    Graded in an environment of its own, in which the agent never was. Reward 1.0 when every test of both lists passes,
+    else 0.0.
+    """
+
+    __test__ = False  # not a test class, whatever pytest thinks of the name
+    kind: Literal["tests"] = "tests"
+    base_commit: str
+    test_patch: str
+    test_command: str
+    log_parser: str = "pytest"
+    fail_to_pass: tuple[str, ...]
+    pass_to_pass: tuple[str, ...]
+
+
+class ScriptGoal(Wire):
+    """G, Harbor and Terminal-Bench: a script looks at what the agent left and writes a reward file.
+
+    Graded in the agent's own environment; `tests` arrives there only after the agent has ended.
+    """
+
+    kind: Literal["script"] = "script"
+    tests: Bundle
+    command: str = "bash /tests/test.sh"
+    tests_path: str = "/tests"
+    logs_path: str = "/logs"
+
+
+Goal = Annotated[TestsGoal | ScriptGoal, Field(discriminator="kind")]
+
+
+class PatchSolution(Wire):
+    """The gold answer as a patch against the base commit. Only `oracle` ever sees it."""
+
+    kind: Literal["patch"] = "patch"
+    patch: str
+
+
+class ScriptSolution(Wire):
+    """The gold answer as a script in a folder."""
+
+    kind: Literal["script"] = "script"
+    files: Bundle
+    command: str = "bash /solution/solve.sh"
+    path: str = "/solution"
+
+
+Solution = Annotated[PatchSolution | ScriptSolution, Field(discriminator="kind")]
+
+
+class Limits(Wire):
+    """How much of everything one attempt may use."""
+
+    environment_timeout_s: float = Field(default=900.0, gt=0)  # image, build, start, set-up
+    agent_timeout_s: float = Field(default=1800.0, gt=0)
+    grading_timeout_s: float = Field(default=900.0, gt=0)
+    command_timeout_s: float = Field(default=120.0, gt=0)  # one command of the agent
+    max_steps: int = Field(default=100, ge=1)  # the paper's interaction rounds
+    max_attempts: int = Field(default=3, ge=1, le=20)  # infrastructure faults before "not measured"
+
+    @property
+    def lifetime_s(self) -> float:
+        """One deadline from the claim to the teardown; the rest is for artifacts and cleaning up."""
+        return self.environment_timeout_s + self.agent_timeout_s + self.grading_timeout_s + 120.0
+
+
+class AgentTask(Wire):
+    """One agent task as a dataset or a producer describes it: what to do, where, and how it is judged."""
+
+    name: str = Field(pattern=NAME)  # the dataset's id of it, e.g. django__django-13251
+    dataset: str = "adhoc"
+    description: str = Field(min_length=1)  # D: what the agent is told, verbatim
+    environment: EnvironmentSpec
+    goal: Goal
+    solution: Solution | None = None
+    limits: Limits = Limits()
+
+
+class ModelChoice(Wire):
+    """Which model an agent talks to. Keys are not part of it: `api_key_env` is the *name* of a variable."""
+
+    name: str
+    base_url: str | None = None  # None: the endpoint of the settings
+    api_key_env: str | None = None
+
+
+class TaskSpec(Wire):
+    """An agent task together with who does it and how: what is stored, hashed, and carried to the worker."""
+
+    task: AgentTask
+    agent: str
+    model: ModelChoice | None = None
+    mode: Mode = Mode.AUTO
+    resource_class: str = "standard"
+
+    def digest(self) -> str:
+        """sha256 of the canonical JSON: equal specs share one row."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()

@@ -1,0 +1,84 @@
+"""The states and their legal moves, as data: pure code, no I/O.
+
+The database refuses what this table refuses: the first migration writes the same moves into triggers, and a test holds
+the two against each other, pair by pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import TypeVar
+
+S = TypeVar("S", bound=StrEnum)
+
+
+class TaskState(StrEnum):
+    PENDING = "pending"  # accepted, waits in PostgreSQL
+    ADMITTED = "admitted"  # holds a slot; an attempt was dispatched
+    RUNNING = "running"  # a worker has claimed the attempt
+    SUCCEEDED = "succeeded"  # carried out and graded, whatever the reward
+    FAILED = "failed"  # could not be carried out: not measured
+    CANCELLED = "cancelled"
+
+
+class AttemptState(StrEnum):
+    DISPATCHED = "dispatched"  # published as a hint; nobody has claimed it yet
+    RUNNING = "running"
+    FINISHED = "finished"  # graded
+    LOST = "lost"  # its worker vanished, or its lease lapsed
+    INTERRUPTED = "interrupted"  # drained; does not use up a retry
+    CANCELLED = "cancelled"
+    ERROR = "error"  # a station failed
+
+
+class InstanceState(StrEnum):
+    REQUESTED = "requested"  # the row is written, the provider not yet asked
+    BOOTING = "booting"  # the provider has it
+    READY = "ready"  # its worker listens
+    BUSY = "busy"  # ephemeral: it has taken its attempt
+    DRAINING = "draining"  # finishes what it has, takes nothing new
+    TERMINATED = "terminated"
+    FAILED = "failed"  # never became ready, or died on its own
+
+
+TASK_MOVES: Mapping[TaskState, frozenset[TaskState]] = {
+    TaskState.PENDING: frozenset({TaskState.ADMITTED, TaskState.CANCELLED, TaskState.FAILED}),
+    TaskState.ADMITTED: frozenset({TaskState.RUNNING, TaskState.PENDING, TaskState.CANCELLED, TaskState.FAILED}),
+    TaskState.RUNNING: frozenset({TaskState.SUCCEEDED, TaskState.FAILED, TaskState.CANCELLED, TaskState.PENDING}),
+    TaskState.SUCCEEDED: frozenset(),
+    # `megaflow retry` reopens what could not be measured; its attempts stay.
+    TaskState.FAILED: frozenset({TaskState.PENDING}),
+    TaskState.CANCELLED: frozenset({TaskState.PENDING}),
+}
+
+_ATTEMPT_ENDS = frozenset({AttemptState.LOST, AttemptState.CANCELLED, AttemptState.INTERRUPTED, AttemptState.ERROR})
+ATTEMPT_MOVES: Mapping[AttemptState, frozenset[AttemptState]] = {
+    AttemptState.DISPATCHED: _ATTEMPT_ENDS | {AttemptState.RUNNING},
+    AttemptState.RUNNING: _ATTEMPT_ENDS | {AttemptState.FINISHED},
+    AttemptState.FINISHED: frozenset(),
+    AttemptState.LOST: frozenset(),
+    AttemptState.INTERRUPTED: frozenset(),
+    AttemptState.CANCELLED: frozenset(),
+    AttemptState.ERROR: frozenset(),
+}
+
+_INSTANCE_ENDS = frozenset({InstanceState.TERMINATED, InstanceState.FAILED})
+INSTANCE_MOVES: Mapping[InstanceState, frozenset[InstanceState]] = {
+    InstanceState.REQUESTED: _INSTANCE_ENDS | {InstanceState.BOOTING, InstanceState.READY},
+    InstanceState.BOOTING: _INSTANCE_ENDS | {InstanceState.READY, InstanceState.DRAINING},
+    InstanceState.READY: _INSTANCE_ENDS | {InstanceState.BUSY, InstanceState.DRAINING},
+    InstanceState.BUSY: _INSTANCE_ENDS | {InstanceState.DRAINING},
+    InstanceState.DRAINING: _INSTANCE_ENDS,
+    InstanceState.TERMINATED: frozenset(),
+    InstanceState.FAILED: frozenset(),
+}
+
+LIVE_ATTEMPT = frozenset({AttemptState.DISPATCHED, AttemptState.RUNNING})
+LIVE_INSTANCE = frozenset(InstanceState) - _INSTANCE_ENDS
+ENDED_TASK = frozenset({TaskState.SUCCEEDED, TaskState.FAILED, TaskState.CANCELLED})
+
+
+def may_move(moves: Mapping[S, frozenset[S]], old: S, new: S) -> bool:
+    """True when `new` may follow `old`. Staying where one is is no move and always allowed."""
+    return old == new or new in moves[old]

@@ -1,0 +1,189 @@
+"""Every knob, typed, with its unit and reason; the only reader of the process environment.
+
+Each is set by an environment variable `MEGAFLOW_<NAME>`; a variable of that prefix which no field has is refused, so
+that a typo cannot pass silently. Where no URL is given, the embedded service in `home` is used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from app.errors import SettingsInvalid
+
+PREFIX = "MEGAFLOW_"
+
+
+class Settings(BaseSettings):
+    """One installation of MegaFlow."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
+
+    # --- Where things are -----------------------------------------------------------------------------------------
+    home: Path = Field(default_factory=lambda: Path.home() / ".megaflow")
+    """State of this installation: embedded servers, logs, artifacts, agents' environments."""
+    installation: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9-]{0,40}$")
+    """Label on everything created in the engine; two installations on one engine do not touch each other."""
+    database_url: SecretStr | None = None
+    """`postgresql://…`; None: the embedded PostgreSQL, on a Unix socket in `home`."""
+    broker_url: SecretStr | None = None
+    """`redis://…`; None: the embedded Redis, on a Unix socket in `home`."""
+    artifacts_url: str | None = None
+    """`s3://bucket/prefix` or `file:///folder`; None: `home`/artifacts."""
+    s3_endpoint_url: str | None = None
+    """An S3-compatible server; None: AWS. Credentials come from boto3's own chain."""
+    docker_url: str | None = None
+    """`unix://…` or `tcp://…`; None: DOCKER_HOST, else the default socket."""
+    image_mirror: str | None = None
+    """Registry (host[:port]/prefix) tried first for every image reference."""
+    base_image: str = "megaflow/base:bookworm"
+    """What task recipes build FROM when they take the argument BASE_IMAGE."""
+
+    # --- What runs ------------------------------------------------------------------------------------------------
+    ephemeral_provider: Literal["process", "docker"] = "process"
+    persistent_provider: Literal["process", "docker"] = "process"
+    ephemeral_capacity: int = Field(default=0, ge=0)
+    """Ephemeral instances at once; 0: by this host's memory (`instance_memory_bytes` each), at most 64."""
+    instance_memory_bytes: int = Field(default=384 << 20, gt=0)
+    """What one attempt takes on the host: a worker, an agent framework, a small container."""
+    persistent_instances: int = Field(default=1, ge=0)
+    """Standing instances of the pool."""
+    persistent_slots: int = Field(default=4, ge=1)
+    """Attempts at once on one standing instance."""
+    worker_image: str = "megaflow/worker:latest"
+    """The image of instances made by the `docker` provider (worker_images/worker)."""
+    ephemeral_idle_s: float = Field(default=30.0, gt=0)
+    """An ephemeral worker that got nothing for this long leaves."""
+    boot_timeout_s: float = Field(default=60.0, gt=0)
+    """An instance that is not ready by then has failed."""
+    environment_starts: int = Field(default=8, ge=1)
+    """Environments being created at once on one host: beyond about 8 only latency grows."""
+    image_builds: int = Field(default=2, ge=1)
+    """Image builds and pulls at once on one host."""
+
+    # --- Leases and recovery --------------------------------------------------------------------------------------
+    lease_s: float = Field(default=30.0, gt=0)
+    """How long a silent worker keeps its attempt; renewed every third of it."""
+    republish_s: float = Field(default=20.0, gt=0)
+    """A hint that nobody claimed for so long is published again."""
+    sweep_s: float = Field(default=10.0, gt=0)
+    """Between two sweeps of the reconciler."""
+    retry_base_s: float = Field(default=1.0, ge=0)
+    retry_cap_s: float = Field(default=60.0, ge=0)
+    """Wait before the next attempt after an infrastructure fault: doubles from base to cap."""
+    dispatch_batch: int = Field(default=200, ge=1)
+    """Tasks admitted in one transaction."""
+
+    # --- Model endpoint -------------------------------------------------------------------------------------------
+    model_base_url: str | None = None
+    """OpenAI-compatible base URL; None: the built-in replay engine."""
+    model_api_key_env: str = "OPENAI_API_KEY"
+    """Name of the variable that holds the key; its value goes to the agent's process alone."""
+    replay_port: int = Field(default=8765, ge=1, le=65535)
+    replay_scripts: Annotated[tuple[Path, ...], NoDecode] = ()
+    """More folders of replay scripts beside the demo's; separated by `:` in the environment."""
+    model_timeout_s: float = Field(default=120.0, gt=0)
+    """One model call."""
+
+    # --- Flower and beat ------------------------------------------------------------------------------------------
+    bind: str = "127.0.0.1"
+    """Address that our servers listen on."""
+    flower_port: int = Field(default=5555, ge=1, le=65535)
+    flower_user: str = "megaflow"
+    flower_password: SecretStr | None = None
+    """None: one is made at `megaflow up` and kept in `home`, readable by the owner alone."""
+    flower_max_tasks: int = Field(default=10_000, ge=100)
+    schedule_tick_s: float = Field(default=5.0, gt=0)
+
+    log_level: str = "INFO"
+
+    @field_validator("replay_scripts", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return tuple(Path(part) for part in value.split(":") if part) if isinstance(value, str) else value
+
+    def __init__(self, **values: object) -> None:
+        try:
+            super().__init__(**values)  # type: ignore[arg-type]
+        except ValidationError as error:
+            raise SettingsInvalid(_explain(error)) from error
+        _refuse_unknown(os.environ)
+
+    # --- Derived --------------------------------------------------------------------------------------------------
+    @property
+    def postgres_socket_dir(self) -> Path:
+        """Folder of the embedded PostgreSQL's Unix socket."""
+        return self.home / "run" / "postgres"
+
+    @property
+    def redis_socket(self) -> Path:
+        """Unix socket of the embedded Redis."""
+        return self.home / "run" / "redis" / "redis.sock"
+
+    @property
+    def embeds_postgres(self) -> bool:
+        return self.database_url is None
+
+    @property
+    def embeds_redis(self) -> bool:
+        return self.broker_url is None
+
+    def database(self) -> str:
+        """libpq URL of the database."""
+        if self.database_url is not None:
+            return self.database_url.get_secret_value()
+        return f"postgresql://postgres@/megaflow?host={self.postgres_socket_dir}"
+
+    def broker(self) -> str:
+        """kombu URL of the broker."""
+        if self.broker_url is not None:
+            return self.broker_url.get_secret_value()
+        return f"redis+socket://{self.redis_socket}"
+
+    def redis(self) -> str:
+        """redis-py URL of the same server."""
+        return self.broker().replace("redis+socket://", "unix://", 1)
+
+    def artifacts(self) -> str:
+        return self.artifacts_url or f"file://{self.home / 'artifacts'}"
+
+    def model_endpoint(self) -> str:
+        """OpenAI-compatible base URL that agents on this host use."""
+        return self.model_base_url or f"http://127.0.0.1:{self.replay_port}/v1"
+
+    def capacity(self) -> int:
+        """Ephemeral instances at once on this host."""
+        if self.ephemeral_capacity:
+            return self.ephemeral_capacity
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return max(1, min(64, int(memory * 0.9) // self.instance_memory_bytes))
+
+    def secret(self, name: str) -> SecretStr | None:
+        """The value of the environment variable `name`, or None. Never logged."""
+        value = os.environ.get(name)
+        return SecretStr(value) if value else None
+
+
+def _explain(error: ValidationError) -> str:
+    # The value found is not shown: it may be a secret.
+    lines = [f"{PREFIX}{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors() if e["loc"]]
+    return "settings are wrong: " + "; ".join(lines) + "."
+
+
+def _refuse_unknown(environ: Mapping[str, str]) -> None:
+    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    unknown = sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
+    if unknown:
+        raise SettingsInvalid(f"unknown settings {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+
+
+@lru_cache(maxsize=1)
+def load() -> Settings:
+    """The settings of this process, read once."""
+    return Settings()
