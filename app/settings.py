@@ -56,10 +56,16 @@ class Settings(BaseSettings):
     """Standing instances of the pool."""
     persistent_slots: int = Field(default=4, ge=1)
     """Attempts at once on one standing instance."""
+    worker_network: str = "host"
+    """Network of instances made by the `docker` provider; `host` reaches embedded servers."""
     worker_image: str = "megaflow/worker:latest"
     """The image of instances made by the `docker` provider (worker_images/worker)."""
+    ephemeral_lifetime_s: float = Field(default=6 * 3600.0, gt=0)
+    """An ephemeral instance is ended from outside after this long, whatever it does."""
     ephemeral_idle_s: float = Field(default=30.0, gt=0)
     """An ephemeral worker that got nothing for this long leaves."""
+    drain_s: float = Field(default=2.0, ge=0)
+    """A worker that is told to stop finishes what ends within this time, and gives the rest back."""
     boot_timeout_s: float = Field(default=60.0, gt=0)
     """An instance that is not ready by then has failed."""
     environment_starts: int = Field(default=8, ge=1)

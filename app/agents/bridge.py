@@ -83,17 +83,17 @@ class Bridge:
             self._answering.discard(threading.current_thread())
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(command := request.get("command"), str):
+            return {"fault": f"expected the key 'command', a text; found {command!r}"}
         try:
             return _wire(
                 self._shell.run(
-                    str(request["command"]),
+                    command,
                     cwd=request.get("cwd"),
                     env=request.get("env"),
                     timeout_s=float(request.get("timeout_s") or self._default_timeout_s),
                 )
             )
-        except KeyError as error:
-            return {"fault": f"expected the key {error} in the request"}
         except Exception as error:  # noqa: BLE001  a thread's edge: kept for the caller, who raises it
             self.fault = self.fault or error
             return {"fault": f"{type(error).__name__}: {error}"}

@@ -113,7 +113,7 @@ def _uv(name: str) -> str:
 
 def _step(name: str, argv: list[str], *, env: Mapping[str, str] | None = None) -> None:
     try:
-        subprocess.run(
+        subprocess.run(  # noqa: S603  our own words and paths
             argv,
             env=None if env is None else dict(env),
             stdin=subprocess.DEVNULL,

@@ -1,0 +1,48 @@
+"""Where evidence is kept: one interface, a folder or S3 behind it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from app.artifacts.base import ArtifactStore
+from app.artifacts.folder import FolderStore
+from app.errors import SettingsInvalid
+
+__all__ = ["ArtifactStore", "open_store"]
+
+_EXPECTED = "expected artifacts at file:///folder or s3://bucket/prefix"
+
+
+def open_store(url: str, *, endpoint_url: str | None = None, create_bucket: bool = False) -> ArtifactStore:
+    """The store behind `url`. Nothing is touched until the first call, unless `create_bucket` asks for the bucket.
+
+    Raises: SettingsInvalid: not a URL of a store. ArtifactStoreUnavailable: the bucket could not be made.
+    """
+    parts = urlsplit(url)
+    if parts.query or parts.fragment or parts.password:
+        raise SettingsInvalid(f"{_EXPECTED}; found a query, a fragment or a password in it; leave those out")
+    match parts.scheme:
+        case "file":
+            return _folder(url, unquote(parts.path), parts.netloc)
+        case "s3":
+            return _bucket(url, parts.netloc, unquote(parts.path), endpoint_url, create_bucket)
+        case _:
+            raise SettingsInvalid(f"{_EXPECTED}; found {url!r}; set MEGAFLOW_ARTIFACTS_URL")
+
+
+def _folder(url: str, path: str, host: str) -> FolderStore:
+    if host not in ("", "localhost") or not path.startswith("/"):
+        raise SettingsInvalid(f"{_EXPECTED}, an absolute path on this host; found {url!r}; write three slashes")
+    return FolderStore(Path(path))
+
+
+def _bucket(url: str, bucket: str, prefix: str, endpoint_url: str | None, create: bool) -> ArtifactStore:
+    from app.artifacts.s3 import S3Store  # boto3 takes half a second to import; most commands need none of it
+
+    if not bucket:
+        raise SettingsInvalid(f"{_EXPECTED}; found {url!r} without a bucket")
+    store = S3Store(bucket, prefix, endpoint_url=endpoint_url)
+    if create:
+        store.create_bucket()
+    return store

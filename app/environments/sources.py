@@ -35,7 +35,7 @@ _SHA256 = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 # stdin, writes [[path, ...] per requirement] on stdout. Several indexes may disagree on a version's archive, so every
 # different one is fetched and the caller's hashes decide.
 _PIP_PROGRAM = """
-import json, os, sys
+import json, logging, os, sys
 from pip._internal.commands import create_command
 from pip._vendor.packaging.version import Version
 
@@ -56,6 +56,8 @@ def links_of(finder, name, version, digests):
     return [link for link in told.values() if link.hash_name != "sha256" or link.hash in digests]
 
 
+logging.basicConfig(level=logging.WARNING, format="%(message)s")
+logging.getLogger("pip._internal.index.collector").setLevel(logging.DEBUG)  # to pip an unreachable index is no error
 command = create_command("download")
 options, _ = command.parse_args(["--no-binary", ":all:", "--ignore-requires-python", "--no-input"])
 with command.main_context():
@@ -97,8 +99,9 @@ def fetch_sources(context: Path, *, cache: Path | None = None) -> list[Path]:
     missing = [need for need, path in placed.items() if path is None]
     if missing:
         with tempfile.TemporaryDirectory(prefix="megaflow-sources-") as scratch:
-            for need, fetched in zip(missing, _fetch(missing, Path(scratch)), strict=True):
-                placed[need] = _keep(_choose(need, fetched), cache or folder)
+            offers, complaints = _fetch(missing, Path(scratch))
+            for need, offered in zip(missing, offers, strict=True):
+                placed[need] = _keep(_choose(need, offered, complaints), cache or folder)
     return [_place(path, folder) for path in placed.values() if path is not None]
 
 
@@ -131,7 +134,8 @@ def _sounds_like(need: _Requirement, path: Path) -> bool:
     return re.sub(r"[-_.]+", "-", path.name).lower().startswith(spelled)
 
 
-def _fetch(needs: list[_Requirement], scratch: Path) -> list[list[Path]]:
+def _fetch(needs: list[_Requirement], scratch: Path) -> tuple[list[list[Path]], str]:
+    """For each need the archives that the indexes offer for it, and what pip complained of meanwhile."""
     folders = [scratch / str(index) for index in range(len(needs))]
     for folder in folders:
         folder.mkdir()
@@ -155,20 +159,26 @@ def _fetch(needs: list[_Requirement], scratch: Path) -> list[list[Path]]:
             f"the package index did not deliver {names} in {FETCH_TIMEOUT_S:.0f} s; try again, or see `pip config list`"
         ) from late
     except subprocess.CalledProcessError as failed:
-        tail = " | ".join(failed.stderr.strip().splitlines()[-3:]) or "no message"
+        tail = _tail(failed.stderr)
         mend = "install pip beside megaflow" if "No module named 'pip" in tail else "see `pip config list`"
         raise ImageBuildFailed(f"could not fetch {names} from the package index: {tail}; {mend}") from failed
-    return [[Path(path) for path in paths] for paths in json.loads(answer.stdout.splitlines()[-1])]
+    offers = [[Path(path) for path in paths] for paths in json.loads(answer.stdout.splitlines()[-1])]
+    return offers, _tail(answer.stderr)
 
 
-def _choose(need: _Requirement, fetched: list[Path]) -> Path:
-    for path in fetched:
+def _tail(said: str) -> str:
+    lines = said.strip().splitlines()
+    telling = [line for line in lines if "Could not" in line] or lines
+    return " | ".join(telling[-2:])[:600] or "no message"
+
+
+def _choose(need: _Requirement, offered: list[Path], complaints: str) -> Path:
+    for path in offered:
         if _sha256(path) in need.digests:
             return path
     raise ImageBuildFailed(
-        f"expected a source archive of {need.name}=={need.version} with one of its {len(need.digests)} hashes; "
-        f"the package index offers {len(fetched)} with another or unlisted one, or lacks this version; "
-        "see `pip config list` for the index in use"
+        f"expected a source archive of {need.name}=={need.version} with the sha256 that {SOURCES_FILE} names; "
+        f"the package index offers none (pip: {complaints}); `pip config list` shows the index in use"
     )
 
 

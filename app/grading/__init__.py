@@ -1,0 +1,22 @@
+"""Turns what an agent left into a verdict: one grader per kind of goal."""
+
+from __future__ import annotations
+
+from app.grading.base import Grade, Grader, Submission
+from app.grading.script_goal import ScriptGrader
+from app.grading.tests_goal import TestsGrader
+from app.models.spec import ScriptGoal, TestsGoal
+
+__all__ = ["Grade", "Grader", "Submission", "grader_for"]
+
+
+def grader_for(goal: TestsGoal | ScriptGoal) -> Grader:
+    """The grader of that kind of goal.
+
+    Raises: GradingFailed: the goal asks for something that this version has not got.
+    """
+    match goal:
+        case TestsGoal():
+            return TestsGrader(goal)
+        case ScriptGoal():
+            return ScriptGrader(goal)

@@ -1,0 +1,24 @@
+"""Providers: what makes instances. To add one, see README.md beside this file."""
+
+from __future__ import annotations
+
+from app.errors import UnknownName
+from app.instances.base import Provider
+from app.settings import Settings
+
+NAMES = ("process", "docker")
+
+
+def provider_named(name: str, settings: Settings) -> Provider:
+    """Raises: UnknownName. Imports only what the provider needs."""
+    match name:
+        case "process":
+            from app.instances.process import ProcessProvider
+
+            return ProcessProvider(settings)
+        case "docker":
+            from app.instances.docker import DockerProvider
+
+            return DockerProvider(settings)
+        case _:
+            raise UnknownName.of("provider", name, list(NAMES))

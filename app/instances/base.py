@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Protocol
 from uuid import UUID
 
-from app.models.spec import Mode
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceRequest:
-    """One instance to make. `lifetime_s` bounds it from outside its own worker."""
-
-    instance_id: UUID
-    mode: Mode
-    resource_class: str
-    slots: int
-    lifetime_s: float | None  # None: a standing instance
+from app.models.instance import InstanceRequest
 
 
 class Provider(Protocol):
-    """Makes, ends and lists instances. Exits are reported by `ledger.instances.exited`, as soon as they are seen."""
+    """Makes, ends and lists instances.
+
+    Exits are reported by `ledger.instances.exited`, as soon as they are seen.
+    """
 
     name: ClassVar[str]
 

@@ -1,4 +1,4 @@
-"""The replay engine: an OpenAI-compatible server that plays scripted conversations, so that tests and demos need no model.
+"""The replay engine: an OpenAI-compatible server that plays scripted conversations; tests and demos need no model.
 
     python -m app.model_service.replay --port 8791 --scripts folder/with/yaml/files
 
@@ -25,8 +25,8 @@ from starlette.routing import Route
 
 from app.errors import SpecInvalid
 from app.model_service.script import (
-    Reply,
     ReplayError,
+    Reply,
     Script,
     Turn,
     choose,
@@ -110,7 +110,8 @@ def _fault(turn: Turn) -> Response | None:
 
 
 def _error(status: int, code: str, message: str) -> Response:
-    kind = {401: "authentication_error", 429: "rate_limit_error"}.get(
+    # litellm reads the type before the status: a 404 called an invalid request is retried, a "not found" is not.
+    kind = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}.get(
         status, "server_error" if status >= 500 else "invalid_request_error"
     )
     body = {"error": {"message": message, "type": kind, "param": None, "code": code}}

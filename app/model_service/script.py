@@ -1,4 +1,4 @@
-"""Scripted conversations: the nouns of the replay engine, how one is found and how a turn is rendered. No I/O but reading the files.
+"""Scripted conversations: the replay engine's nouns, how one is found, how a turn is put. No I/O but reading files.
 
 A script belongs to one task and is found by a sentence of that task. Nothing is remembered between two requests:
 which turn is due follows from the number of assistant messages in the request, so a repeated request gives the

@@ -178,6 +178,7 @@ class Instance(Base):
     ended_at: Mapped[datetime | None]
     deadline_at: Mapped[datetime | None]
     exit_code: Mapped[int | None]
+    seen_at: Mapped[datetime | None]  # a standing instance's last sign of life
     swept_at: Mapped[datetime | None]  # when what it left behind was removed
 
     __table_args__ = (

@@ -1,0 +1,1 @@
+"""Who runs next, and where: pure policy, the dispatcher that carries it out, and the reconciler under it."""

@@ -1,0 +1,1 @@
+"""Verbs on the queues: thin Celery tasks, named noun.verb on the wire."""

@@ -88,6 +88,7 @@ def upgrade() -> None:
         sa.Column("ended_at", postgresql.TIMESTAMP(timezone=True), nullable=True),
         sa.Column("deadline_at", postgresql.TIMESTAMP(timezone=True), nullable=True),
         sa.Column("exit_code", sa.Integer(), nullable=True),
+        sa.Column("seen_at", postgresql.TIMESTAMP(timezone=True), nullable=True),
         sa.Column("swept_at", postgresql.TIMESTAMP(timezone=True), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("instances_pkey")),
         sa.UniqueConstraint("attempt_id", name=op.f("instances_attempt_id_key")),

@@ -1,1 +1,1 @@
-"""mini-swe-agent: `adapter` runs it, `megaflow_environment` is loaded by it, `requirements.lock` is what gets installed."""
+"""mini-swe-agent: `adapter` runs it, `megaflow_environment` is loaded by it, `requirements.lock` is installed."""

@@ -108,14 +108,15 @@ class MiniSweAgent:
         if job.model is None:
             raise AgentFailed(f"agent {self.name}: expected a model for task {job.task_name!r}; found none; name one")
         venv = self._venv()
-        trajectory, output = job.scratch / "mini.traj.json", job.scratch / "mini.log"
+        scratch = job.scratch.absolute()
+        trajectory, output = scratch / "mini.traj.json", scratch / "mini.log"
         self._prepare(job, job.model)
         with serve(shell, default_timeout_s=job.limits.command_timeout_s) as bridge:
             try:
                 ended = run_group(
                     [str(venv / "bin" / "mini"), "-c", "mini.yaml", "-c", "job.yaml", "-o", str(trajectory)],
-                    env=self._environ(venv, job.scratch, job.model, bridge),
-                    cwd=job.scratch,
+                    env=self._environ(venv, scratch, job.model, bridge),
+                    cwd=scratch,
                     log=output,
                     timeout_s=job.limits.agent_timeout_s,
                     cancel=cancel,

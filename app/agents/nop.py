@@ -1,0 +1,26 @@
+"""The agent that does nothing: what it is rewarded for was never broken."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from app.agents.base import AgentJob, AgentReport
+from app.models.endings import EndReason
+from app.models.shell import CancelToken, Shell
+
+
+class NopAgent:
+    """Submits at once. Every task must give it reward 0."""
+
+    name: ClassVar[str] = "nop"
+    version: ClassVar[str] = "1"
+    needs_model: ClassVar[bool] = False
+    needs_solution: ClassVar[bool] = False
+
+    def check(self) -> None:
+        """Always there."""
+
+    def run(self, job: AgentJob, shell: Shell, cancel: CancelToken) -> AgentReport:
+        log = job.scratch / "agent.log"
+        log.write_text("nop: did nothing\n")
+        return AgentReport(EndReason.SUBMITTED, detail="did nothing", log=log, steps=0)

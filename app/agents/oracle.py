@@ -1,0 +1,75 @@
+"""The agent that knows the answer: it proves that a task can be solved and that its grading says so.
+
+Source: Harbor's oracle agent, which replays the gold solution.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from app.agents.base import AgentJob, AgentReport
+from app.errors import AgentFailed
+from app.models.endings import EndReason
+from app.models.shell import CancelToken, CommandResult, Shell
+from app.models.spec import PatchSolution, ScriptSolution, Solution
+
+# Strict on purpose: a gold patch that needs fuzz belongs to another commit. The ceiling keeps git from taking a
+# working folder without a repository for a part of one further up, where it would silently apply nothing.
+_APPLY = (
+    'scratch=$(mktemp -d) || exit 99; trap \'rm -rf "$scratch"\' EXIT; cat >"$scratch/patch"; '
+    'printf "[safe]\\n\\tdirectory = *\\n[core]\\n\\tautocrlf = false\\n" >"$scratch/config"; '
+    'export GIT_CONFIG_GLOBAL="$scratch/config" GIT_CONFIG_NOSYSTEM=1; '
+    'export GIT_CEILING_DIRECTORIES="$(dirname "$(pwd -P)")"; '
+    'git apply -v "$scratch/patch"'
+)
+_NO_SOLUTION = "expected a task with a solution; found none; leave this task out, or run another agent"
+
+
+class OracleAgent:
+    """Applies the gold patch, or runs the gold script. Every task must give it reward 1."""
+
+    name: ClassVar[str] = "oracle"
+    version: ClassVar[str] = "1"
+    needs_model: ClassVar[bool] = False
+    needs_solution: ClassVar[bool] = True
+
+    def check(self) -> None:
+        """Always there."""
+
+    def run(self, job: AgentJob, shell: Shell, cancel: CancelToken) -> AgentReport:
+        if job.solution is None:
+            raise AgentFailed(f"oracle on {job.task_name}: {_NO_SOLUTION}")
+        if cancel.is_set():
+            return AgentReport(EndReason.CANCELLED, steps=0)
+        result = _carry_out(job, job.solution, shell)
+        log = job.scratch / "agent.log"
+        log.write_bytes(result.stdout + result.stderr)
+        return _report(job, result, cancel, AgentReport(EndReason.SUBMITTED, log=log, steps=1))
+
+
+def _carry_out(job: AgentJob, solution: Solution, shell: Shell) -> CommandResult:
+    timeout_s = job.limits.agent_timeout_s
+    match solution:
+        case PatchSolution():
+            # git calls a patch without its last newline corrupt, and rows lose theirs.
+            patch = solution.patch.encode()
+            patch = patch if patch.endswith(b"\n") else patch + b"\n"
+            return shell.run(_APPLY, cwd=job.workdir, timeout_s=timeout_s, stdin=patch)
+        case ScriptSolution():
+            if job.solution_files is None:
+                raise AgentFailed(f"oracle on {job.task_name}: {_NO_SOLUTION}")
+            shell.put_tree(job.solution_files, solution.path)
+            return shell.run(solution.command, cwd=job.workdir, timeout_s=timeout_s)
+
+
+def _report(job: AgentJob, result: CommandResult, cancel: CancelToken, done: AgentReport) -> AgentReport:
+    if result.ok:
+        return done
+    words = result.text().strip()[-800:]
+    if cancel.is_set():
+        return AgentReport(EndReason.CANCELLED, log=done.log, steps=done.steps)
+    if result.timed_out:
+        detail = f"the solution did not end within {job.limits.agent_timeout_s:g} s: {words}"
+        return AgentReport(EndReason.AGENT_TIMEOUT, detail=detail, log=done.log, steps=done.steps)
+    detail = f"the solution failed with exit code {result.exit_code}: {words}"
+    return AgentReport(EndReason.AGENT_ERROR, detail=detail, log=done.log, steps=done.steps)

@@ -1,0 +1,90 @@
+"""The artifact store in a folder: for one host, or a shared file system."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from app.artifacts.keys import checked
+from app.errors import ArtifactMissing, ArtifactStoreUnavailable, DiskFull
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class FolderStore:
+    """Objects are files below `root`. A reader sees the old object or the new one, never half of one."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.absolute()
+
+    def put(self, key: str, content: bytes) -> str:
+        path = self._path(key)
+        with self._named_errors(f"write {key}"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write_durably(path, content)
+        return path.as_uri()
+
+    def get(self, key: str) -> bytes:
+        path = self._path(key)
+        with self._named_errors(f"read {key}"):
+            try:
+                return path.read_bytes()
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                raise ArtifactMissing(f"expected the artifact {key}; found nothing at {path}") from None
+
+    def exists(self, key: str) -> bool:
+        path = self._path(key)
+        with self._named_errors(f"look for {key}"):
+            return path.is_file()
+
+    def url(self, key: str) -> str:
+        return self._path(key).as_uri()
+
+    def check(self) -> None:
+        key = f".probe/{uuid.uuid4()}"
+        self.put(key, b"probe")
+        self.get(key)
+        with self._named_errors("delete the probe"):
+            self._path(key).unlink()
+
+    def _path(self, key: str) -> Path:
+        return self._root / checked(key)
+
+    @contextmanager
+    def _named_errors(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno in _FULL:
+                raise DiskFull(
+                    f"artifacts in {self._root}: could not {doing}: {error.strerror}; "
+                    "free space there, or give another place in MEGAFLOW_ARTIFACTS_URL"
+                ) from error
+            raise ArtifactStoreUnavailable(
+                f"artifacts in {self._root}: could not {doing}: {error}; "
+                "expected a folder that this user may write to; see MEGAFLOW_ARTIFACTS_URL"
+            ) from error
+
+
+def _write_durably(path: Path, content: bytes) -> None:
+    """On disk under a passing name first, then renamed; the rename is on disk too when this returns."""
+    descriptor, passing = tempfile.mkstemp(prefix=".put-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as handle:
+            handle.write(content)
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(passing, path)
+    except BaseException:
+        Path(passing).unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

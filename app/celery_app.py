@@ -1,0 +1,68 @@
+"""Builds Celery: queues, reliability options, beat. All Celery knowledge that is configuration stands here.
+
+Messages are hints and PostgreSQL is the truth, so acks are early, results are not stored, and nothing is prefetched.
+A test asserts every option on `app.conf`, because Celery ignores a misspelt name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import Celery
+from kombu import Queue
+
+from app.settings import Settings, load
+
+CONTROL = "control"
+"""Queue of the control worker: beat's ticks and other commands to the control plane."""
+
+
+def options(settings: Settings) -> dict[str, Any]:
+    """Celery's configuration, option by option, each with its reason."""
+    return {
+        "broker_url": settings.broker(),
+        "broker_connection_retry_on_startup": True,
+        "broker_connection_max_retries": None,  # a worker outlives any restart of the broker
+        "broker_transport_options": {
+            "socket_timeout": 30,
+            "socket_connect_timeout": 5,
+            "socket_keepalive": True,
+            "health_check_interval": 10,  # notices a half-open connection
+        },
+        "task_ignore_result": True,  # the ledger has the outcome
+        "task_acks_late": False,  # a late ack makes Redis deliver a long task twice
+        "task_default_queue": CONTROL,
+        "task_queues": [Queue(CONTROL)],
+        "task_create_missing_queues": True,  # one per mode and resource class
+        "task_serializer": "json",
+        "accept_content": ["json"],
+        "task_send_sent_event": True,  # Flower shows the queue of each task
+        "worker_send_task_events": True,
+        "worker_prefetch_multiplier": 1,
+        "worker_disable_prefetch": True,  # else one hint waits behind a running attempt
+        "worker_hijack_root_logger": False,
+        "worker_log_format": "%(asctime)s %(levelname)s %(message)s",
+        "worker_cancel_long_running_tasks_on_connection_loss": False,  # the lease decides, not the broker
+        "worker_enable_remote_control": True,  # off on ephemeral workers: two connections each instead of four
+        "timezone": "UTC",
+        "enable_utc": True,
+        "include": ["app.tasks.attempt", "app.tasks.schedule"],
+        "beat_scheduler": "celery.beat:Scheduler",  # holds no state: due times live in PostgreSQL
+        "beat_schedule": {
+            "schedule.tick": {
+                "task": "schedule.tick",
+                "schedule": settings.schedule_tick_s,
+                "options": {"queue": CONTROL, "expires": settings.schedule_tick_s * 2},
+            },
+        },
+    }
+
+
+def build(settings: Settings) -> Celery:
+    """A Celery application of this installation. Connects to nothing."""
+    celery = Celery("megaflow")
+    celery.conf.update(options(settings))
+    return celery
+
+
+app = build(load())

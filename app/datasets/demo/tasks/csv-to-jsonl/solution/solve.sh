@@ -1,0 +1,4 @@
+#!/bin/bash
+set -eu
+cd "${WORKDIR:-/app}"
+cp "${SOLUTION_DIR:-/solution}/tojsonl.py" tojsonl.py

@@ -1,0 +1,19 @@
+#!/bin/bash
+# Judges what the agent left in the working folder; the reward is the share of the hidden tests that pass.
+set -u
+export REWARD_FILE=${LOGS_DIR:-/logs}/verifier/reward.json
+tests=${TESTS_DIR:-/tests}
+mkdir -p "$(dirname "$REWARD_FILE")"
+cd "${WORKDIR:-/app}" || exit 1
+export PYTHONDONTWRITEBYTECODE=1
+python3 -m pytest -rA -p no:cacheprovider --junitxml="$(dirname "$REWARD_FILE")/junit.xml" "$tests/test_tojsonl.py"
+python3 - <<'END'
+import json, os, pathlib
+from xml.etree import ElementTree
+
+reward = pathlib.Path(os.environ["REWARD_FILE"])
+suite = ElementTree.parse(reward.with_name("junit.xml")).getroot().find("testsuite")
+total = int(suite.get("tests"))
+passed = total - sum(int(suite.get(kind)) for kind in ("failures", "errors", "skipped"))
+reward.write_text(json.dumps({"reward": round(passed / total, 4), "passed": passed, "total": total}))
+END

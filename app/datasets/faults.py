@@ -1,0 +1,47 @@
+"""How a dataset's fault is told: where it is, which field, what was expected, what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from app.errors import DatasetInvalid, SpecInvalid
+
+_SHOWN_CHARACTERS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A row or a folder, for a person: `rows.jsonl, row 3 (django__django-13251)`."""
+
+    where: str
+
+    def fault(self, field: str, expected: str, found: object, mend: str = "") -> DatasetInvalid:
+        """The error to raise; `found` is shown shortened."""
+        tail = f"; {mend}" if mend else ""
+        return DatasetInvalid(f"{self.where}: field {field}: expected {expected}; found {shown(found)}{tail}")
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Name this place in whatever the block finds malformed."""
+        try:
+            yield
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            field = ".".join(str(part) for part in first["loc"]) or "(all of it)"
+            raise self.fault(field, first["msg"], first["input"]) from error
+        except DatasetInvalid:
+            raise
+        except SpecInvalid as error:
+            raise DatasetInvalid(f"{self.where}: {error}") from error
+
+
+def shown(value: object) -> str:
+    """A value for a message, on one line and not too long."""
+    if value is None:
+        return "nothing"
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"

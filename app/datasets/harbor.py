@@ -1,0 +1,238 @@
+"""Reads task folders in the Harbor format (Terminal-Bench 2): one folder, or a folder of them.
+
+A task is task.toml, instruction.md, environment/ (a Dockerfile, or a prebuilt image named in task.toml), tests/test.sh
+and solution/solve.sh. What we cannot honour yet is refused, not passed over.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.datasets.base import Reading
+from app.datasets.faults import Place
+from app.errors import DatasetInvalid
+from app.models.spec import (
+    AgentTask,
+    Build,
+    EnvironmentSpec,
+    Limits,
+    Network,
+    Resources,
+    ScriptGoal,
+    ScriptSolution,
+)
+
+_START_S = 300.0  # to start the container, on top of the image's own time
+_COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class _Environment(_Section):
+    """[environment]; the defaults are Harbor's own."""
+
+    build_timeout_sec: float = Field(default=600.0, gt=0)
+    docker_image: str | None = None
+    cpus: float = Field(default=1.0, gt=0)
+    memory_mb: int | None = None
+    memory: str | None = Field(default=None, pattern=r"(?i)^\d+(\.\d+)?[KMG]$")  # an older way to say it
+    allow_internet: bool = True
+    network_mode: Literal["public", "no-network"] | None = None
+    workdir: str | None = None
+    env: dict[str, str] = {}
+    gpus: Literal[0] = 0
+
+
+class _Timed(_Section):
+    timeout_sec: float | None = Field(default=None, gt=0)
+    env: dict[str, str] = {}
+
+
+class _TaskToml(_Section):
+    environment: _Environment = _Environment()
+    agent: _Timed = _Timed()
+    verifier: _Timed = _Timed()
+    solution: _Timed = _Timed()
+
+
+# What would change the task's meaning if it were passed over.
+_NOT_YET: dict[str, tuple[str, ...]] = {
+    "environment": ("mcp_servers", "healthcheck", "allowed_hosts", "gpu_types"),
+    "agent": ("user", "network_mode", "allowed_hosts"),
+    "verifier": ("user", "network_mode", "allowed_hosts", "environment"),
+}
+
+
+class HarborFormat:
+    """Task folders in the Harbor format."""
+
+    name: ClassVar[str] = "harbor"
+
+    def recognises(self, path: Path) -> bool:
+        return path.is_dir() and bool(_task_folders(path))
+
+    def read(self, path: Path, reading: Reading) -> list[AgentTask]:
+        return [_read(folder, path, reading) for folder in _task_folders(path)]
+
+
+def _task_folders(path: Path) -> list[Path]:
+    if (path / "task.toml").is_file():
+        return [path]
+    folders = sorted(child for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
+    tasks = [folder for folder in folders if (folder / "task.toml").is_file()]
+    for folder in folders if tasks else []:
+        if (folder / "instruction.md").is_file() and folder not in tasks:
+            raise DatasetInvalid(f"{folder}: expected task.toml beside instruction.md; found none")
+    return tasks
+
+
+def _read(folder: Path, dataset: Path, reading: Reading) -> AgentTask:
+    place = Place(str(folder / "task.toml"))
+    with place.named():
+        config = _config(folder, place)
+        return AgentTask(
+            name=folder.resolve().name,
+            dataset=dataset.resolve().name,
+            description=_instruction(folder),
+            environment=_environment(folder, config, reading, place),
+            goal=_goal(folder, config, reading, place),
+            solution=_solution(folder, config, reading, place),
+            limits=_limits(config),
+        )
+
+
+def _config(folder: Path, place: Place) -> _TaskToml:
+    try:
+        raw = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise DatasetInvalid(f"{place.where}: expected TOML; found {error}") from error
+    _refuse_what_we_cannot(raw, place)
+    return _TaskToml.model_validate(raw)
+
+
+def _refuse_what_we_cannot(raw: dict[str, Any], place: Place) -> None:
+    if raw.get("steps"):
+        raise place.fault("steps", "a task of one step; several come later", raw["steps"])
+    for section, keys in _NOT_YET.items():
+        found = raw.get(section)
+        asked = found if isinstance(found, dict) else {}  # else the model says what is wrong with it
+        for key in keys:
+            if asked.get(key):
+                raise place.fault(f"{section}.{key}", "nothing here, as we cannot honour it yet", asked[key])
+
+
+def _instruction(folder: Path) -> str:
+    file = folder / "instruction.md"
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DatasetInvalid(f"{file}: expected the task's instruction; found {error}") from error
+    if not text.strip():
+        raise DatasetInvalid(f"{file}: expected the task's instruction; found an empty file")
+    return text
+
+
+def _environment(folder: Path, config: _TaskToml, reading: Reading, place: Place) -> EnvironmentSpec:
+    asked, context = config.environment, folder / "environment"
+    for name in _COMPOSE:
+        if (context / name).exists():
+            raise DatasetInvalid(
+                f"{context / name}: several containers per task come later; expected a Dockerfile alone; "
+                "found a compose file"
+            )
+    dockerfile = context / "Dockerfile"
+    build = None
+    if asked.docker_image is None:
+        if not dockerfile.is_file():
+            raise place.fault("environment.docker_image", "an image, or environment/Dockerfile", None)
+        build = Build(context=reading.pack(context), timeout_s=asked.build_timeout_sec)
+    return EnvironmentSpec(
+        kind=reading.kind,
+        image=asked.docker_image,
+        build=build,
+        workdir=asked.workdir or image_workdir(dockerfile, place),
+        resources=Resources(cpus=asked.cpus, memory_bytes=_memory_bytes(asked)),
+        network=_network(asked),
+        env=_literal(asked.env, "environment.env", place),
+    )
+
+
+def image_workdir(dockerfile: Path, place: Place) -> str:
+    """Where the image's last WORKDIR leads; /app when it names none."""
+    workdir = PurePosixPath("/")
+    text = dockerfile.read_text(encoding="utf-8") if dockerfile.is_file() else ""
+    named = re.findall(r"^\s*(FROM|WORKDIR)\s+(.+?)\s*$", text, flags=re.MULTILINE | re.IGNORECASE)
+    for word, argument in named:
+        # A new stage starts at the root, or where its own base image stands, which we cannot see.
+        workdir = PurePosixPath("/") if word.upper() == "FROM" else workdir / argument.strip("\"'")
+    if "$" in str(workdir):
+        raise place.fault("environment.workdir", "a folder, as the Dockerfile's WORKDIR holds a variable", None)
+    return str(workdir) if workdir != PurePosixPath("/") else "/app"
+
+
+def _memory_bytes(asked: _Environment) -> int:
+    if asked.memory_mb is not None or asked.memory is None:
+        return (asked.memory_mb or 2048) << 20
+    return int(float(asked.memory[:-1]) * _UNITS[asked.memory[-1].upper()])
+
+
+def _network(asked: _Environment) -> Network:
+    """As the format has it: open unless the task closes it."""
+    if asked.network_mode is not None:
+        return Network.OPEN if asked.network_mode == "public" else Network.NONE
+    return Network.OPEN if asked.allow_internet else Network.NONE
+
+
+def _goal(folder: Path, config: _TaskToml, reading: Reading, place: Place) -> ScriptGoal:
+    if not (folder / "tests" / "test.sh").is_file():
+        raise DatasetInvalid(f"{folder / 'tests' / 'test.sh'}: expected the script that judges; found none")
+    env = _literal(config.verifier.env, "verifier.env", place)
+    return ScriptGoal(
+        tests=reading.pack(folder / "tests"),
+        command=f'{_exports(env)}bash "${{TESTS_DIR:-/tests}}/test.sh"',
+        tests_path="/tests",
+        logs_path="/logs",
+    )
+
+
+def _solution(folder: Path, config: _TaskToml, reading: Reading, place: Place) -> ScriptSolution | None:
+    if not (folder / "solution" / "solve.sh").is_file():
+        return None  # then only `oracle` cannot run
+    env = _literal(config.solution.env, "solution.env", place)
+    return ScriptSolution(
+        files=reading.pack(folder / "solution"),
+        command=f'{_exports(env)}bash "${{SOLUTION_DIR:-/solution}}/solve.sh"',
+        path="/solution",
+    )
+
+
+def _literal(env: dict[str, str], field: str, place: Place) -> dict[str, str]:
+    """Refuse templates: they fetch secrets from the host, and what stands in a spec is stored and shown."""
+    for name, value in env.items():
+        if "${" in value:
+            raise place.fault(f"{field}.{name}", "a plain value; those of the host are not handed on", value)
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise place.fault(field, "names of environment variables", name)
+    return env
+
+
+def _exports(env: dict[str, str]) -> str:
+    return "".join(f"export {name}={shlex.quote(value)}; " for name, value in sorted(env.items()))
+
+
+def _limits(config: _TaskToml) -> Limits:
+    plain = Limits()
+    return Limits(
+        environment_timeout_s=config.environment.build_timeout_sec + _START_S,
+        agent_timeout_s=config.agent.timeout_sec or plain.agent_timeout_s,
+        grading_timeout_s=config.verifier.timeout_sec or 600.0,
+    )

@@ -1,0 +1,159 @@
+"""Reads task folders of the first Terminal-Bench: task.yaml, Dockerfile, run-tests.sh, tests/, solution.sh.
+
+Its harness runs run-tests.sh and reads pytest's summary; a task counts as solved when every test passed. We have the
+environment do that reading, so that one kind of goal serves both formats.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.datasets.base import Reading
+from app.datasets.faults import Place
+from app.datasets.harbor import image_workdir
+from app.errors import DatasetInvalid
+from app.models.spec import (
+    AgentTask,
+    Build,
+    Bundle,
+    EnvironmentSpec,
+    Limits,
+    Network,
+    ScriptGoal,
+    ScriptSolution,
+)
+
+# Runs the tests, shows their output, and gives 1 when pytest's summary names passed tests and no others.
+_JUDGE = """#!/bin/bash
+tests="${TESTS_DIR:-/tests}"
+verifier="${LOGS_DIR:-/logs}/verifier"
+export TEST_DIR="$tests"
+bash "$tests/run-tests.sh" >"$verifier/run-tests.txt" 2>&1
+cat "$verifier/run-tests.txt"
+sed 's/\\x1b\\[[0-9;]*m//g' "$verifier/run-tests.txt" | awk '
+    /short test summary info/ { summary = 1; next }
+    summary && /^PASSED / { passed++ }
+    summary && /^(FAILED|ERROR) / { failed++ }
+    END { print (passed && !failed) ? 1 : 0 }
+' >"$verifier/reward.txt"
+"""
+
+
+class _TaskYaml(BaseModel):
+    """task.yaml; the defaults are Terminal-Bench's own."""
+
+    model_config = ConfigDict(extra="allow")
+    instruction: str = Field(min_length=1)
+    parser_name: Literal["pytest"] = "pytest"
+    max_agent_timeout_sec: float = Field(default=360.0, gt=0)
+    max_test_timeout_sec: float = Field(default=60.0, gt=0)
+
+
+class TerminalBenchFormat:
+    """Task folders of Terminal-Bench 1."""
+
+    name: ClassVar[str] = "terminal-bench"
+
+    def recognises(self, path: Path) -> bool:
+        return path.is_dir() and bool(_task_folders(path))
+
+    def read(self, path: Path, reading: Reading) -> list[AgentTask]:
+        return [_read(folder, path, reading) for folder in _task_folders(path)]
+
+
+def _task_folders(path: Path) -> list[Path]:
+    if (path / "task.yaml").is_file():
+        return [path]
+    return sorted(child for child in path.iterdir() if (child / "task.yaml").is_file())
+
+
+def _read(folder: Path, dataset: Path, reading: Reading) -> AgentTask:
+    place = Place(str(folder / "task.yaml"))
+    with place.named():
+        config = _TaskYaml.model_validate(_yaml(folder / "task.yaml"))
+        _refuse_several_containers(folder)
+        for name in ("Dockerfile", "run-tests.sh"):
+            if not (folder / name).is_file():
+                raise DatasetInvalid(f"{folder / name}: expected a file of that name; found none")
+        return AgentTask(
+            name=folder.resolve().name,
+            dataset=dataset.resolve().name,
+            description=config.instruction,
+            environment=_environment(folder, reading, place),
+            goal=ScriptGoal(
+                tests=_tests(folder, reading),
+                command='bash "${TESTS_DIR:-/tests}/megaflow-judge.sh"',
+                tests_path="/tests",
+                logs_path="/logs",
+            ),
+            solution=_solution(folder, reading),
+            limits=Limits(agent_timeout_s=config.max_agent_timeout_sec, grading_timeout_s=config.max_test_timeout_sec),
+        )
+
+
+def _yaml(file: Path) -> Any:
+    import yaml  # only this format needs it
+
+    try:
+        return yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise DatasetInvalid(f"{file}: expected YAML; found {error}") from error
+
+
+def _refuse_several_containers(folder: Path) -> None:
+    """Every task brings a compose file; the usual one has the single service `client`."""
+    for name in ("docker-compose.yaml", "docker-compose.yml"):
+        if (folder / name).is_file():
+            found = _yaml(folder / name)
+            services = found.get("services") if isinstance(found, dict) else None
+            if not isinstance(services, dict) or len(services) != 1:
+                raise DatasetInvalid(
+                    f"{folder / name}: several containers per task come later; expected one service; "
+                    f"found {', '.join(map(str, services)) if isinstance(services, dict) else 'none'}"
+                )
+
+
+def _environment(folder: Path, reading: Reading, place: Place) -> EnvironmentSpec:
+    context = _gathered(reading, {child.name: child for child in folder.iterdir() if child.name not in _HIDDEN})
+    return EnvironmentSpec(
+        kind=reading.kind,
+        build=Build(context=context),
+        workdir=image_workdir(folder / "Dockerfile", place),
+        network=Network.OPEN,  # the format's containers have it, and its usual run-tests.sh fetches pytest
+    )
+
+
+_HIDDEN = ("tests", "run-tests.sh", "solution.sh", "solution.yaml", "task.yaml")  # no image may hold these
+
+
+def _tests(folder: Path, reading: Reading) -> Bundle:
+    tests = folder / "tests"
+    files = {child.name: child for child in tests.iterdir()} if tests.is_dir() else {}
+    return _gathered(reading, {**files, "run-tests.sh": folder / "run-tests.sh"}, {"megaflow-judge.sh": _JUDGE})
+
+
+def _solution(folder: Path, reading: Reading) -> ScriptSolution | None:
+    script = folder / "solution.sh"
+    if not script.is_file():
+        return None  # a solution.yaml is keystrokes for a terminal, which we have not got
+    files = _gathered(reading, {script.name: script})
+    return ScriptSolution(files=files, command='bash "${SOLUTION_DIR:-/solution}/solution.sh"', path="/solution")
+
+
+def _gathered(reading: Reading, parts: dict[str, Path], made: dict[str, str] | None = None) -> Bundle:
+    """Store a folder of these files and folders."""
+    with tempfile.TemporaryDirectory(prefix="megaflow-dataset-") as passing:
+        for name, source in parts.items():
+            target = Path(passing) / name
+            if source.is_dir() and not source.is_symlink():
+                shutil.copytree(source, target, symlinks=True)
+            else:
+                shutil.copy2(source, target, follow_symlinks=False)
+        for name, text in (made or {}).items():
+            (Path(passing) / name).write_text(text)
+        return reading.pack(Path(passing))

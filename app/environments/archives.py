@@ -1,0 +1,85 @@
+"""Tar archives in and out of environments: made, checked, unpacked; an archive may not reach outside of its folder."""
+
+from __future__ import annotations
+
+import io
+import posixpath
+import tarfile
+import time
+from pathlib import Path
+
+from app.errors import SpecInvalid
+
+
+def of_file(path: str, content: bytes, *, mode: int) -> bytes:
+    """A tar with one file under the absolute `path`, owned by root; its folders are left to whoever unpacks it."""
+    member = tarfile.TarInfo(path.lstrip("/"))
+    member.size, member.mode, member.mtime = len(content), mode, int(time.time())
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        tar.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def of_folder(path: str) -> bytes:
+    """A tar with the one empty folder `path`."""
+    member = tarfile.TarInfo(path.strip("/"))
+    member.type, member.mode, member.mtime = tarfile.DIRTYPE, 0o755, int(time.time())
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        tar.addfile(member)
+    return buffer.getvalue()
+
+
+def check(archive: bytes) -> None:
+    """Refuse what no task needs: names that lead outside, devices, pipes, links to outside.
+
+    Raises: SpecInvalid: names the member.
+    """
+    with _opened(archive) as tar:
+        for member in tar:
+            try:
+                tarfile.data_filter(member, "/destination")
+            except tarfile.FilterError as error:
+                raise SpecInvalid(f"archive member {member.name!r} is refused: {error}.") from error
+
+
+def unpack(archive: bytes, folder: Path) -> None:
+    """Unpack into `folder`, made if missing; owners and set-uid bits of the archive are not taken over.
+
+    Raises: SpecInvalid: the archive is damaged, or a member leads outside.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with _opened(archive) as tar:
+        try:
+            tar.extractall(folder, filter="data")  # noqa: S202 - the filter is what the rule asks for
+        except tarfile.TarError as error:
+            raise SpecInvalid(f"the archive cannot be unpacked: {error}.") from error
+
+
+def only_member(archive: bytes) -> tuple[tarfile.TarInfo, bytes]:
+    """The first member and, for a regular file, its content."""
+    with _opened(archive) as tar:
+        member = tar.next()
+        if member is None:
+            raise SpecInvalid("expected an archive with one member, found an empty one.")
+        reader = tar.extractfile(member) if member.isreg() else None
+        return member, reader.read() if reader else b""
+
+
+def absolute(path: str) -> str:
+    """`path` without dots and doubled slashes.
+
+    Raises: ValueError: it is relative, or the root itself.
+    """
+    clean = posixpath.normpath("/" + path.lstrip("/")) if path.startswith("/") else ""
+    if not clean or clean == "/" or "\0" in path:
+        raise ValueError(f"expected an absolute path inside the environment, found {path!r}.")
+    return clean
+
+
+def _opened(archive: bytes) -> tarfile.TarFile:
+    try:
+        return tarfile.open(fileobj=io.BytesIO(archive), mode="r:")
+    except tarfile.TarError as error:
+        raise SpecInvalid(f"expected an uncompressed tar, found something else: {error}.") from error

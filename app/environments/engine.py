@@ -1,0 +1,148 @@
+"""The container engine: one client per process, bounded in time, its refusals named in our words."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import requests
+from docker import APIClient
+from docker.errors import APIError, DockerException, NotFound
+from docker.utils import kwargs_from_env
+
+from app.errors import DiskFull, EngineUnavailable, StationError
+from app.settings import Settings
+
+_CALL_S = 120.0
+"""One call: a busy engine may take long over a start."""
+_TRY = "start the engine (`megaflow up` does where it may), or point MEGAFLOW_DOCKER_URL at one"
+
+
+class Engine:
+    """A connection to one engine; safe to share between threads."""
+
+    def __init__(self, url: str | None) -> None:
+        self.url = url or kwargs_from_env().get("base_url") or "unix:///var/run/docker.sock"
+        self._cpus: int | None = None
+        if urlsplit(self.url).scheme not in ("unix", "tcp", "http", "http+unix"):
+            raise EngineUnavailable(f"expected an engine at unix://… or tcp://…, found {self.url}; {_TRY}.")
+        try:
+            self.api = APIClient(base_url=self.url, version="auto", timeout=_CALL_S, num_pools=64, max_pool_size=64)
+        except (DockerException, requests.RequestException) as error:
+            raise EngineUnavailable(f"no container engine answers at {self.url} ({_reason(error)}); {_TRY}.") from error
+
+    @property
+    def cpus(self) -> int:
+        """CPUs that the engine has; a container may not be promised more."""
+        if self._cpus is None:
+            self._cpus = int(self.api.info()["NCPU"])
+        return self._cpus
+
+    @contextmanager
+    def named(self, doing: str, otherwise: type[StationError]) -> Iterator[None]:
+        """Turn the client's errors inside the block into ours.
+
+        Raises: DiskFull, EngineUnavailable, else `otherwise`, which says that `doing` failed and why.
+        """
+        try:
+            yield
+        except (APIError, DockerException) as error:
+            raise self._as_ours(doing, _reason(error), otherwise) from error
+        except requests.Timeout as error:
+            raise EngineUnavailable(f"{doing}: no answer from {self.url} within {_CALL_S:.0f} s; {_TRY}.") from error
+        except requests.RequestException as error:
+            raise EngineUnavailable(
+                f"{doing}: the engine at {self.url} went away ({_reason(error)}); {_TRY}."
+            ) from error
+
+    def _as_ours(self, doing: str, reason: str, otherwise: type[StationError]) -> StationError:
+        if no_space(reason):
+            return DiskFull(f"{doing}: the engine's disk is full ({reason}); free some with `docker system prune`.")
+        return otherwise(f"{doing}: the engine says: {reason}")
+
+    def attach(self, exec_id: str) -> tuple[socket.socket, bytes]:
+        """Start a prepared exec and take its stream: the socket, and what was read of it already.
+
+        An own connection, because the client library's loses output that arrives together with the headers.
+        """
+        connection = self._connect()
+        try:
+            body = b'{"Detach":false,"Tty":false}'
+            head = (
+                f"POST /v{self.api.api_version}/exec/{exec_id}/start HTTP/1.1\r\nHost: engine\r\n"
+                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n"
+            )
+            connection.sendall(head.encode() + body)
+            return connection, _accepted(connection)
+        except BaseException:
+            connection.close()
+            raise
+
+    def _connect(self) -> socket.socket:
+        parts = urlsplit(self.url)
+        if parts.scheme in ("unix", "http+unix"):
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.settimeout(_CALL_S)
+            try:
+                connection.connect(parts.path)
+            except BaseException:
+                connection.close()
+                raise
+            return connection
+        return socket.create_connection((parts.hostname or "localhost", parts.port or 2375), timeout=_CALL_S)
+
+
+def engine_of(settings: Settings) -> Engine:
+    """This process's engine; made at the first call, and again in a forked child.
+
+    Raises: EngineUnavailable.
+    """
+    key = (os.getpid(), settings.docker_url)
+    if key not in _engines:
+        _engines[key] = Engine(settings.docker_url)  # two threads may both make one: the later stays, both work
+    return _engines[key]
+
+
+_engines: dict[tuple[int, str | None], Engine] = {}
+
+
+def no_space(text: str) -> bool:
+    """Whether a message speaks of a full disk."""
+    return "no space left on device" in text.lower() or "disk quota exceeded" in text.lower()
+
+
+def missing(error: BaseException | None) -> bool:
+    """Whether an error's cause is that the engine does not know the object."""
+    return isinstance(error, NotFound) or (error is not None and isinstance(error.__cause__, NotFound))
+
+
+def _reason(error: BaseException) -> str:
+    explanation = getattr(error, "explanation", None)
+    return str(explanation or error).strip()
+
+
+def _accepted(connection: socket.socket) -> bytes:
+    received = b""
+    while b"\r\n\r\n" not in received:
+        data = connection.recv(4096)
+        if not data:
+            raise ConnectionError("the engine closed the connection before it answered")
+        received += data
+    head, _, rest = received.partition(b"\r\n\r\n")
+    status = int(head.split(None, 2)[1])
+    if status not in (101, 200):
+        raise ConnectionError(_refusal(status, rest))
+    return rest
+
+
+def _refusal(status: int, body: bytes) -> str:
+    try:
+        answer: Any = json.loads(body)
+        return f"{status}: {answer['message']}"
+    except (ValueError, KeyError, TypeError):
+        return f"{status}: {body.decode('utf-8', 'replace').strip()}"

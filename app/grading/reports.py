@@ -1,0 +1,176 @@
+"""Reads what a test runner printed: pure functions from text to the status of each test.
+
+They never fail: text that is no report gives an empty dict. Where a test is named several times the last word counts.
+Source: the names follow swebench's log parsers, because the public rows were made with them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+from app.models.outcome import TestStatus
+
+Parser = Callable[[str], dict[str, TestStatus]]
+
+_PASSED, _FAILED, _ERROR, _SKIPPED = TestStatus.PASSED, TestStatus.FAILED, TestStatus.ERROR, TestStatus.SKIPPED
+
+# An expected failure is what the suite wants; an unexpected pass leaves pytest's exit code at 0.
+_PYTEST_WORDS = {
+    "PASSED": _PASSED,
+    "FAILED": _FAILED,
+    "ERROR": _ERROR,
+    "SKIPPED": _SKIPPED,
+    "XFAIL": _PASSED,
+    "XPASS": _PASSED,
+}
+_WORDS = "|".join(_PYTEST_WORDS)
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_SUMMARY = re.compile(rf"^({_WORDS}) (\S.*)$")
+_VERBOSE = re.compile(
+    rf"^(\S.*?(?:::|\.py\b|\.txt\b|\.rst\b).*?) ({_WORDS})\b(?: \(.*\))?(?:\s+\[\s*\d+%\]|\s+\d.*)?\s*$"
+)
+_WORKER = re.compile(rf"^\[gw\d+\](?: \[\s*\d+%\])? ({_WORDS}) (\S.*)$")
+_LONGEST_LINE = 8192  # characters; a longer one is a test's output, and would keep the patterns busy
+_SKIP_COUNT = re.compile(r"^\[\d+\] ")
+
+
+def parse_pytest(text: str) -> dict[str, TestStatus]:
+    """From `-rA` summary lines and from `-v` lines; the summary wins, as it also knows of errors in teardown."""
+    verbose: dict[str, TestStatus] = {}
+    summary: dict[str, TestStatus] = {}
+    for line in _lines(text):
+        if found := _SUMMARY.match(line):
+            if not _SKIP_COUNT.match(found[2]):  # `SKIPPED [2] file:line: reason` names no test
+                summary[_without_reason(found[2], found[1])] = _PYTEST_WORDS[found[1]]
+        elif found := _WORKER.match(line):
+            verbose[found[2].strip()] = _PYTEST_WORDS[found[1]]
+        elif found := _VERBOSE.match(line):
+            verbose[found[1].strip()] = _PYTEST_WORDS[found[2]]
+    return verbose | summary
+
+
+def _without_reason(named: str, word: str) -> str:
+    """`file::test[a - b] - AssertionError: …` without what follows the name.
+
+    A parameter may contain the separator, so a cut is right only where the brackets before it are closed.
+    """
+    named = named.strip()
+    if word == "PASSED":
+        return named
+    for cut in re.finditer(r" - ", named):
+        head = named[: cut.start()]
+        if "[" not in head or head.endswith("]"):
+            return head
+    # An expected failure without a reason has a bare separator at its end in some versions.
+    return named.removesuffix(" -")
+
+
+_UNITTEST = re.compile(r"^(?P<name>.+?) \.\.\. (?P<rest>.*)$")
+_UNITTEST_ENDS: tuple[tuple[str, TestStatus], ...] = (
+    ("ok", _PASSED),
+    ("expected failure", _PASSED),
+    ("unexpected success", _FAILED),
+    ("skipped", _SKIPPED),
+    ("FAIL", _FAILED),
+    ("ERROR", _ERROR),
+)
+_UNITTEST_DETAIL = re.compile(r"^(FAIL|ERROR): (\S+ \([^)]*\))")
+_UNITTEST_SIMPLE_DETAIL = re.compile(r"^(FAIL|ERROR): (\S+)\s*$")
+
+
+def parse_django(text: str) -> dict[str, TestStatus]:
+    """From the verbose lines of unittest's runner, as Django's `runtests.py --verbosity 2` prints them.
+
+    A test with a docstring goes by the docstring's first line, as it is printed. What a test prints itself may come
+    between its name and its status.
+    """
+    statuses: dict[str, TestStatus] = {}
+    waiting: str | None = None  # a name whose status has not come yet
+    for line in _lines(text):
+        if found := (_UNITTEST_DETAIL.match(line) or _UNITTEST_SIMPLE_DETAIL.match(line)):
+            statuses[found[2]] = _FAILED if found[1] == "FAIL" else _ERROR
+        elif found := _UNITTEST.match(line):
+            waiting = _unittest_line(found["name"], found["rest"], statuses)
+        elif waiting and (status := _unittest_end(line)) is not None:
+            statuses[waiting] = status
+            waiting = None
+    return statuses
+
+
+def _unittest_line(name: str, rest: str, into: dict[str, TestStatus]) -> str | None:
+    """Note one line; the name whose status is still to come, if any."""
+    whole = f"{name} ... {rest}".rpartition(" ... ")[0]  # a docstring may contain the dots itself
+    while (status := _unittest_end(rest)) is None:
+        # A test whose subtests failed gets no status of its own: the next test's line is glued to its name.
+        if not (glued := _UNITTEST.match(rest)):
+            return name
+        name, rest = glued["name"], glued["rest"]
+    into[whole.strip()] = into[name.strip()] = status
+    return None
+
+
+def _unittest_end(rest: str) -> TestStatus | None:
+    rest = rest.strip()
+    for word, status in _UNITTEST_ENDS:
+        if rest == word or (word == "skipped" and rest.startswith("skipped ")):
+            return status
+    # The test's own output may stand between the dots and the status, in the same line.
+    return _PASSED if rest.endswith((" ok", "\tok")) and " ... " not in rest else None
+
+
+_SYMPY_LINE = re.compile(r"^(test_\S*) (ok|F|E|f|X|s|w|T|K)\b")
+_SYMPY_DETAIL = re.compile(r"^_+ \S+\.py:(test_\S*) _+$")
+_SYMPY_WORDS = {"ok": _PASSED, "f": _PASSED, "X": _PASSED, "s": _SKIPPED, "w": _SKIPPED, "F": _FAILED, "E": _ERROR}
+
+
+def parse_sympy(text: str) -> dict[str, TestStatus]:
+    """From SymPy's own runner, `bin/test --verbose`: one `name status` line each, tracebacks under a ruled heading."""
+    statuses: dict[str, TestStatus] = {}
+    for line in _lines(text):
+        if found := _SYMPY_LINE.match(line):
+            statuses[found[1]] = _SYMPY_WORDS.get(found[2], _FAILED)  # T: took too long, K: interrupted
+        elif (found := _SYMPY_DETAIL.match(line)) and statuses.get(found[1]) is not _ERROR:
+            statuses[found[1]] = _FAILED
+    return statuses
+
+
+PARSERS: Mapping[str, Parser] = {"pytest": parse_pytest, "django": parse_django, "sympy": parse_sympy}
+
+
+class Report:
+    """What a parser found, asked by the names that rows use.
+
+    Older rows cut a pytest name at its first space, and carry in a parameter an absolute path of the machine that made
+    the row. Of several tests that such a name fits the last one counts.
+    """
+
+    def __init__(self, statuses: Mapping[str, TestStatus]) -> None:
+        self._exact = statuses
+        self._moved = {_moved(name): status for name, status in statuses.items()}
+        self._cut = {name.split()[0]: status for name, status in self._moved.items() if name.split()}
+
+    def status(self, expected: str) -> TestStatus:
+        """MISSING when no test of that name was reported."""
+        if expected in self._exact:
+            return self._exact[expected]
+        moved = _moved(expected)
+        if moved in self._moved:
+            return self._moved[moved]
+        was_cut = "::" in expected and "[" in expected and not expected.endswith("]")
+        return self._cut.get(moved, TestStatus.MISSING) if was_cut else TestStatus.MISSING
+
+
+_PATH_PARAMETER = re.compile(r"^([^\[]*::[^\[]*)\[(/[^/*].*)\]$")
+
+
+def _moved(name: str) -> str:
+    """The name with an absolute path in its parameter shortened to the last segment."""
+    found = _PATH_PARAMETER.match(name)
+    return f"{found[1]}[/{found[2].rsplit('/', 1)[-1]}]" if found else name
+
+
+def _lines(text: str) -> Iterator[str]:
+    for line in _COLOURS.sub("", text).split("\n"):
+        if len(line) <= _LONGEST_LINE:
+            yield line.strip()

@@ -1,0 +1,143 @@
+"""Judges a Harbor or Terminal-Bench goal: a script looks at what the agent left and writes a reward.
+
+Source: Harbor's verifier: `reward.json` (flat numbers) wins over `reward.txt`; old ones are removed first; a missing,
+empty or non-finite reward means that nothing was measured. The script's exit code means nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from typing import Any
+
+import structlog
+
+from app.errors import GradingFailed
+from app.grading.base import Grade, Submission
+from app.models.outcome import Verdict
+from app.models.shell import Shell
+from app.models.spec import ScriptGoal
+
+log = structlog.get_logger(__name__)
+
+_STEP_TIMEOUT_S = 60.0
+_MAX_REPORT_BYTES = 32 << 20
+_TAIL_CHARACTERS = 1200
+
+
+class ScriptGrader:
+    """Grades `ScriptGoal`, in the environment in which the agent worked."""
+
+    fresh_environment: bool = False
+
+    def __init__(self, goal: ScriptGoal) -> None:
+        self._goal = goal
+        # Where there is no container these folders have other places, which the environment tells its commands.
+        self._tests = f'"${{TESTS_DIR:-{_quoted(goal.tests_path)}}}"'
+        self._verifier = f'"${{LOGS_DIR:-{_quoted(goal.logs_path)}}}/verifier"'
+        self._verifier_path = f"{goal.logs_path}/verifier"
+
+    def grade(self, submission: Submission, shell: Shell) -> Grade:
+        if submission.tests_files is None:
+            raise GradingFailed("expected the task's tests folder; found none; submit the dataset again")
+        self._lay_out(submission.tests_files, shell)
+        timeout_s = submission.task.limits.grading_timeout_s
+        log.info("grading.script_started", task=submission.task.name, timeout_s=timeout_s)
+        run = shell.run(
+            f"{{ {self._goal.command}\n}} >{self._verifier}/test-stdout.txt 2>&1 </dev/null", timeout_s=timeout_s
+        )
+        report = self._report(shell)
+        if run.timed_out:
+            raise GradingFailed(
+                f"expected the tests script to end within {timeout_s:.0f} s; found it running{_end(report)}"
+            )
+        try:
+            reward = _reward(rewards := self._rewards(shell))
+        except ValueError as error:
+            raise GradingFailed(f"{error}; its exit code was {run.exit_code}{_end(report)}") from error
+        detail = f"the tests script gave {reward:g}"
+        return Grade(Verdict(reward=reward, counts=True, detail=detail, metrics=rewards), report)
+
+    def _lay_out(self, tests: bytes, shell: Shell) -> None:
+        """Put the tests where nothing of the agent's is, and take old rewards away."""
+        made = shell.run(
+            f"[ ! -L {self._tests} ] || rm -f {self._tests}; "
+            f"rm -rf {self._verifier} {self._tests}/* {self._tests}/.[!.]* {self._tests}/..?*; "
+            f"mkdir -p {self._verifier} {self._tests} && "
+            f'[ -z "$(ls -A {self._verifier})" ] && [ -z "$(ls -A {self._tests})" ]',
+            timeout_s=_STEP_TIMEOUT_S,
+        )
+        if not made.ok:
+            raise GradingFailed(
+                f"expected empty folders {self._goal.tests_path} and {self._verifier_path}; "
+                f"found {made.text().strip()[-400:] or 'something left in them'}; may they be made in this image?"
+            )
+        shell.put_tree(tests, self._goal.tests_path)
+
+    def _report(self, shell: Shell) -> bytes:
+        shell.run(
+            f"cd {self._verifier} && [ $(wc -c <test-stdout.txt) -gt {_MAX_REPORT_BYTES} ] && "
+            f"tail -c {_MAX_REPORT_BYTES} test-stdout.txt >short && mv short test-stdout.txt",
+            timeout_s=_STEP_TIMEOUT_S,
+        )
+        try:
+            return shell.get(f"{self._verifier_path}/test-stdout.txt")
+        except FileNotFoundError:
+            return b""  # the script took its own log away; the reward is what counts
+
+    def _rewards(self, shell: Shell) -> dict[str, float]:
+        """Raises: ValueError."""
+        for name, read in (("reward.json", _numbers), ("reward.txt", _single)):
+            try:
+                content = shell.get(f"{self._verifier_path}/{name}")
+            except FileNotFoundError:
+                continue
+            try:
+                return read(content.decode("utf-8").strip())
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"expected finite numbers in {name}; found {error}") from error
+        raise ValueError("expected the tests script to write reward.json or reward.txt; found neither")
+
+
+def _numbers(text: str) -> dict[str, float]:
+    found: Any = json.loads(text) if text else None
+    if not isinstance(found, dict) or not found:
+        raise ValueError(f"{text[:200]!r}, which is no JSON object of numbers")
+    return {str(name): _finite(value) for name, value in found.items()}
+
+
+def _single(text: str) -> dict[str, float]:
+    return {"reward": _finite(float(text))}
+
+
+def _finite(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{value!r}, which is no number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{str(value)[:40]}, which is not finite")
+    return number
+
+
+def _reward(rewards: dict[str, float]) -> float:
+    if "reward" in rewards:
+        return rewards["reward"]
+    if len(rewards) == 1:
+        return next(iter(rewards.values()))
+    raise ValueError(f"expected a number named `reward`, or just one; found {', '.join(sorted(rewards))}")
+
+
+def _quoted(path: str) -> str:
+    """For inside double quotes."""
+    if shlex.quote(path) != path:
+        raise GradingFailed(f"expected a plain absolute path; found {path!r}")
+    return path
+
+
+def _end(report: bytes) -> str:
+    text = report.decode("utf-8", "replace").strip()
+    return f"; its output ends with:\n{text[-_TAIL_CHARACTERS:]}" if text else "; it printed nothing"

@@ -1,0 +1,47 @@
+"""The `process` provider: instances are process trees of this host, made by the nursery."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Sequence
+from typing import Any, ClassVar
+from uuid import UUID
+
+from app.errors import InstanceFailed
+from app.instances import nursery
+from app.models.instance import InstanceRequest
+from app.settings import Settings
+
+_TIMEOUT_S = 20.0
+
+
+class ProcessProvider:
+    """Speaks to the nursery over its Unix socket; holds no connection. The handle is the worker's process id."""
+
+    name: ClassVar[str] = "process"
+
+    def __init__(self, settings: Settings) -> None:
+        self._path = nursery.socket_path(settings)
+
+    def launch(self, requests: Sequence[InstanceRequest]) -> dict[UUID, str]:
+        asked = {"verb": "launch", "requests": [request.model_dump(mode="json") for request in requests]}
+        return {UUID(instance_id): handle for instance_id, handle in self._ask(asked).items()}
+
+    def terminate(self, instance_id: UUID, handle: str, *, grace_s: float) -> None:
+        self._ask({"verb": "terminate", "instance_id": str(instance_id), "grace_s": grace_s})
+
+    def alive(self) -> dict[UUID, str]:
+        return {UUID(instance_id): handle for instance_id, handle in self._ask({"verb": "alive"}).items()}
+
+    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                connection.settimeout(_TIMEOUT_S)
+                connection.connect(str(self._path))
+                connection.sendall(json.dumps(message).encode() + b"\n")
+                with connection.makefile("rb") as lines:
+                    reply: dict[str, Any] = json.loads(lines.readline())
+        except (OSError, ValueError) as error:
+            raise InstanceFailed(f"expected the nursery at {self._path}, found: {error}; try `megaflow up`") from error
+        return reply

@@ -1,0 +1,201 @@
+"""Reading what came of runs and tasks."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, Row, text
+
+from app.errors import UnknownName
+from app.ledger.accept import spec_of
+from app.ledger.database import Database
+from app.models.outcome import Artifact, AttemptRecord, TaskResult
+from app.models.spec import TaskSpec
+from app.models.states import ENDED_TASK, TaskState
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """Where a run stands. `mean_reward` is over the `measured` tasks only; `lost` were not measured."""
+
+    id: UUID
+    name: str
+    user_name: str
+    purpose: str
+    created_at: datetime
+    total: int
+    states: dict[str, int]
+    measured: int
+    resolved: int
+    mean_reward: float | None
+    finished_at: datetime | None
+
+    @property
+    def ended(self) -> int:
+        return sum(self.states.get(state.value, 0) for state in ENDED_TASK)
+
+    @property
+    def done(self) -> bool:
+        return self.ended >= self.total
+
+
+_STATUS = """
+SELECT r.id, r.name, r.user_name, r.purpose, r.created_at, r.total,
+    (SELECT jsonb_object_agg(state, n) FROM
+        (SELECT state, count(*) AS n FROM tasks WHERE run_id = r.id GROUP BY state) s) AS states,
+    t.measured, t.resolved, t.mean_reward, t.finished_at
+FROM runs r CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE (verdict->>'counts')::bool) AS measured,
+        count(*) FILTER (WHERE (verdict->>'counts')::bool AND (verdict->>'reward')::float8 >= 1) AS resolved,
+        avg((verdict->>'reward')::float8) FILTER (WHERE (verdict->>'counts')::bool) AS mean_reward,
+        max(finished_at) AS finished_at
+    FROM tasks WHERE run_id = r.id) t
+"""
+
+
+def run_status(database: Database, run_id: UUID) -> RunStatus:
+    """Raises: UnknownName."""
+    with database.begin() as connection:
+        row = connection.execute(text(f"{_STATUS} WHERE r.id = :id"), {"id": run_id}).first()
+    if row is None:
+        raise UnknownName(f"unknown run {run_id}; `megaflow runs` lists them")
+    return _status(row)
+
+
+def runs(database: Database, limit: int = 50) -> list[RunStatus]:
+    """The newest runs first."""
+    with database.begin() as connection:
+        statement = text(f"{_STATUS} ORDER BY r.created_at DESC LIMIT :limit")
+        return [_status(row) for row in connection.execute(statement, {"limit": limit})]
+
+
+def _status(row: Row[Any]) -> RunStatus:
+    values = row._asdict()
+    return RunStatus(**{**values, "states": values["states"] or {}})
+
+
+def find(database: Database, kind: str, prefix: str) -> UUID:
+    """The run or task (`kind`: runs | tasks) whose id begins or ends so, or a run whose name it is.
+
+    Raises: UnknownName: none, or more than one.
+    """
+    wanted = prefix.lower().replace("-", "")
+    by_name = " OR name = :name" if kind == "runs" else ""
+    with database.begin() as connection:
+        statement = text(
+            f"SELECT id FROM {kind} WHERE replace(id::text, '-', '') LIKE :head"  # noqa: S608
+            f" OR replace(id::text, '-', '') LIKE :tail{by_name} LIMIT 2"
+        )
+        found = list(
+            connection.execute(statement, {"head": f"{wanted}%", "tail": f"%{wanted}", "name": prefix}).scalars()
+        )
+    if len(found) != 1:
+        problem = "unknown" if not found else "ambiguous"
+        raise UnknownName(f"{problem} {kind[:-1]} {prefix!r}; `megaflow runs` and `megaflow status RUN` list the ids")
+    return UUID(str(found[0]))
+
+
+def ended(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:
+    """Those of the tasks that have ended."""
+    with database.begin() as connection:
+        rows = connection.execute(
+            text("SELECT id FROM tasks WHERE id = ANY(:ids) AND state IN ('succeeded', 'failed', 'cancelled')"),
+            {"ids": list(task_ids)},
+        )
+        return list(rows.scalars())
+
+
+def state_of(database: Database, task_id: UUID) -> TaskState:
+    """Raises: UnknownName."""
+    with database.begin() as connection:
+        state = connection.execute(text("SELECT state FROM tasks WHERE id = :id"), {"id": task_id}).scalar()
+    if state is None:
+        raise UnknownName(f"unknown task {task_id}")
+    return TaskState(state)
+
+
+def task_ids(database: Database, run_id: UUID) -> list[UUID]:
+    """The run's tasks in the order of their acceptance."""
+    with database.begin() as connection:
+        rows = connection.execute(text("SELECT id FROM tasks WHERE run_id = :id ORDER BY id"), {"id": run_id})
+        return list(rows.scalars())
+
+
+def task_spec(database: Database, task_id: UUID) -> TaskSpec:
+    """Raises: UnknownName."""
+    with database.begin() as connection:
+        digest = connection.execute(text("SELECT spec_digest FROM tasks WHERE id = :id"), {"id": task_id}).scalar()
+        if digest is None:
+            raise UnknownName(f"unknown task {task_id}")
+        return spec_of(connection, digest)
+
+
+def results(database: Database, ids: Sequence[UUID]) -> list[TaskResult]:
+    """Tasks with all their attempts and artifacts, in the order of `ids`; three queries however many."""
+    wanted = {"ids": list(ids)}
+    with database.begin() as connection:
+        tasks = {row.id: row for row in connection.execute(text("SELECT * FROM tasks WHERE id = ANY(:ids)"), wanted)}
+        tries = _attempts(connection, wanted)
+    missing = [task_id for task_id in ids if task_id not in tasks]
+    if missing:
+        raise UnknownName(f"unknown task {missing[0]}")
+    return [_result(tasks[task_id], tries[task_id]) for task_id in ids]
+
+
+def _attempts(connection: Connection, wanted: dict[str, Any]) -> dict[UUID, list[AttemptRecord]]:
+    artifacts: dict[UUID, list[Artifact]] = defaultdict(list)
+    for row in connection.execute(
+        text(
+            "SELECT r.* FROM artifacts r JOIN attempts a ON a.id = r.attempt_id WHERE a.task_id = ANY(:ids)"
+            " ORDER BY r.stored_at, r.kind"
+        ),
+        wanted,
+    ):
+        fields = {k: v for k, v in row._asdict().items() if k not in ("attempt_id", "stored_at")}
+        artifacts[row.attempt_id].append(Artifact.model_validate(fields))
+    tries: dict[UUID, list[AttemptRecord]] = defaultdict(list)
+    for row in connection.execute(
+        text(
+            "SELECT a.*, i.provider || ' ' || coalesce(i.handle, '?') AS instance FROM attempts a"
+            " LEFT JOIN instances i ON i.id = a.instance_id WHERE a.task_id = ANY(:ids) ORDER BY a.number"
+        ),
+        wanted,
+    ):
+        tries[row.task_id].append(_attempt(row, artifacts[row.id]))
+    return tries
+
+
+def _attempt(row: Row[Any], artifacts: list[Artifact]) -> AttemptRecord:
+    names = ("id", "number", "state", "mode", "instance_id", "instance", "environment", "end_reason", "failure")
+    values = {name: getattr(row, name) for name in (*names, "verdict", "phases")}
+    values["phases"] = {k: v for k, v in sorted(values["phases"].items(), key=lambda item: str(item[1])) if v}
+    return AttemptRecord.model_validate({**values, "artifacts": artifacts})
+
+
+def _result(row: Row[Any], tries: list[AttemptRecord]) -> TaskResult:
+    return TaskResult.model_validate(
+        {
+            "task_id": row.id,
+            "run_id": row.run_id,
+            "name": row.name,
+            "replica": row.replica,
+            "agent": row.agent,
+            "mode": row.mode or row.requested_mode,
+            "state": row.state,
+            "end_reason": row.end_reason,
+            "verdict": row.verdict,
+            "failure": row.failure,
+            "attempts": tries,
+        }
+    )
+
+
+def to_json(value: Any) -> str:
+    """JSON for `--json`: ids, times and enums as text."""
+    return json.dumps(value, default=str, indent=2)

@@ -1,0 +1,28 @@
+"""What is asked of a provider."""
+
+from __future__ import annotations
+
+from typing import Literal
+from uuid import UUID
+
+from app.models.spec import Mode, Wire
+
+
+class InstanceRequest(Wire):
+    """One instance to make. `lifetime_s` bounds it from outside its own worker; None: a standing instance."""
+
+    instance_id: UUID
+    mode: Literal[Mode.EPHEMERAL, Mode.PERSISTENT]
+    resource_class: str = "standard"
+    slots: int = 1
+    lifetime_s: float | None = None
+
+    @property
+    def queue(self) -> str:
+        """The Celery queue that its worker takes from."""
+        return queue_of(self.mode, self.resource_class)
+
+
+def queue_of(mode: Mode, resource_class: str) -> str:
+    """Queues are per mode and resource class: `ephemeral.standard`."""
+    return f"{mode.value}.{resource_class}"

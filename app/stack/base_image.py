@@ -1,0 +1,101 @@
+"""The base image that task recipes build on: from a registry's Debian, or from Debian's packages without a registry."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import docker
+import requests
+import structlog
+from docker.errors import BuildError, DockerException, ImageNotFound
+
+import app
+from app.errors import ImageBuildFailed, ImageUnavailable
+from app.settings import Settings
+from app.stack.engine import connected, engine_url
+from app.stack.home import logs_folder, prepare, tail
+
+log = structlog.get_logger(__name__)
+
+RECIPE = Path(app.__file__).parent.parent / "worker_images" / "base"
+"""In the source checkout; a wheel does not carry it."""
+PUBLIC_BASE = "debian:bookworm-slim"
+_REGISTRY_S = 10
+_BUILD_S = 1800
+
+
+def is_present(settings: Settings) -> bool:
+    """Whether the engine has `settings.base_image`.
+
+    Raises: EngineUnavailable: no engine answers.
+    """
+    with connected(settings) as client:
+        try:
+            client.images.get(settings.base_image)
+        except ImageNotFound:
+            return False
+        return True
+
+
+def ensure_base_image(settings: Settings, *, report: Callable[[str], None] = lambda line: None) -> bool:
+    """Build `settings.base_image` when the engine has none; True when it was built now.
+
+    Raises: EngineUnavailable: no engine answers. ImageUnavailable: this is no source checkout, so there is no recipe.
+        ImageBuildFailed: neither a registry nor Debian's packages gave it; the log's end is in the message.
+    """
+    if is_present(settings):
+        return False
+    if not RECIPE.is_dir():
+        raise ImageUnavailable(
+            f"the engine has no image {settings.base_image}, and its recipe {RECIPE} is not here: a wheel does not "
+            "carry it. Run from a source checkout, or set MEGAFLOW_BASE_IMAGE to an image that exists."
+        )
+    prepare(settings)
+    if _registry_answers(settings):
+        report(f"building the base image {settings.base_image} on {PUBLIC_BASE}")
+        if _build_on_public_base(settings):
+            return True
+    report(f"building the base image {settings.base_image} from Debian's packages (no image registry answers)")
+    _build_from_packages(settings)
+    return True
+
+
+def _registry_answers(settings: Settings) -> bool:
+    try:
+        with connected(settings, timeout_s=_REGISTRY_S) as client:
+            client.images.get_registry_data(PUBLIC_BASE)
+    except (DockerException, requests.RequestException) as error:
+        log.info("base_image.no_registry", error=str(error))
+        return False
+    return True
+
+
+def _build_on_public_base(settings: Settings) -> bool:
+    try:
+        with connected(settings, timeout_s=_BUILD_S) as client:
+            client.images.build(path=str(RECIPE), tag=settings.base_image, rm=True, forcerm=True)
+    except (BuildError, docker.errors.APIError, requests.RequestException) as error:
+        # The registry's answer may be for the name alone. Debian's packages are the other way to the same image.
+        log.warning("base_image.recipe_failed", error=str(error))
+        return False
+    return True
+
+
+def _build_from_packages(settings: Settings) -> None:
+    logfile = logs_folder(settings) / "base-image.log"
+    script = RECIPE / "build-from-packages.sh"
+    with logfile.open("wb") as output:
+        done = subprocess.run(  # noqa: S603 (our own script)
+            ["/bin/sh", str(script), settings.base_image],
+            env=os.environ | {"DOCKER_HOST": engine_url(settings)},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    if done.returncode != 0:
+        raise ImageBuildFailed(
+            f"{script.name} {settings.base_image} left with {done.returncode}. The end of {logfile}:\n{tail(logfile)}"
+        )

@@ -1,0 +1,229 @@
+"""Preflight: what a machine has, what it lacks, and the mend."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import psutil
+import psycopg
+import redis
+import requests
+import structlog
+from docker.errors import DockerException
+
+from app.errors import MegaFlowError
+from app.settings import Settings
+from app.stack import base_image, engine, supervisor
+
+log = structlog.get_logger(__name__)
+
+_PYTHON = (3, 11)
+_POSTGRES = 14
+_REDIS = (6, 2)
+_FREE_DISK_BYTES = 5 << 30
+_ANSWER_S = 5
+_UP = "start the stack with `megaflow up`"
+
+
+class Level(StrEnum):
+    """How bad it is."""
+
+    OK = "ok"
+    WARN = "warn"
+    """Something will be slower or missing."""
+    FAIL = "fail"
+    """Tasks cannot run."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at."""
+
+    name: str
+    level: Level
+    found: str
+    mend: str = ""
+    """What to try; empty when all is well."""
+
+
+def checks(settings: Settings) -> list[Check]:
+    """Look at everything that a task needs; changes nothing. A check that breaks is itself a finding."""
+    return [_looked_at(name, look, settings) for name, look in _LOOKS.items()]
+
+
+def _looked_at(name: str, look: Callable[[Settings], tuple[Level, str, str]], settings: Settings) -> Check:
+    try:
+        return Check(name, *look(settings))
+    except (
+        MegaFlowError,
+        OSError,
+        psycopg.Error,
+        redis.RedisError,
+        DockerException,
+        requests.RequestException,
+    ) as error:
+        return Check(name, Level.FAIL, str(error).strip(), _MENDS.get(name, ""))
+
+
+def _ok(found: str) -> tuple[Level, str, str]:
+    return Level.OK, found, ""
+
+
+# --- The machine ---------------------------------------------------------------------------------------------------
+
+
+def _python(settings: Settings) -> tuple[Level, str, str]:
+    found = f"{sys.version.split()[0]} ({sys.executable})"
+    if sys.version_info[:2] >= _PYTHON:
+        return _ok(found)
+    return Level.FAIL, found, "use Python 3.11 or newer"
+
+
+def _disk(settings: Settings) -> tuple[Level, str, str]:
+    folder = next(path for path in (settings.home, *settings.home.parents) if path.exists())
+    free = shutil.disk_usage(folder).free
+    found = f"{free / 2**30:.1f} GiB free at {folder}"
+    if free >= _FREE_DISK_BYTES:
+        return _ok(found)
+    return (
+        Level.WARN,
+        found,
+        "free some: images and artifacts want at least 5 GiB (`docker system df` shows the images)",
+    )
+
+
+def _memory(settings: Settings) -> tuple[Level, str, str]:
+    memory = psutil.virtual_memory()
+    wanted = settings.instance_memory_bytes * settings.persistent_instances * settings.persistent_slots
+    found = f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB available"
+    if memory.available >= wanted:
+        return _ok(f"{found}; {settings.capacity()} ephemeral instances at once")
+    mend = "set MEGAFLOW_PERSISTENT_SLOTS or MEGAFLOW_EPHEMERAL_CAPACITY lower"
+    return Level.WARN, f"{found}; the slots want {wanted / 2**30:.1f}", mend
+
+
+def _uv(settings: Settings) -> tuple[Level, str, str]:
+    if importlib.util.find_spec("uv") is not None or shutil.which("uv"):
+        return _ok("uv is here")
+    return Level.WARN, "no uv: agent frameworks cannot be installed", "install megaflow[worker]"
+
+
+# --- Services ------------------------------------------------------------------------------------------------------
+
+
+def _postgres(settings: Settings) -> tuple[Level, str, str]:
+    with psycopg.connect(settings.database(), connect_timeout=_ANSWER_S) as connection:
+        number = connection.info.server_version
+    found = f"{number // 10000}.{number % 10000}, {'embedded' if settings.embeds_postgres else 'yours'}"
+    if number // 10000 >= _POSTGRES:
+        return _ok(found)
+    return Level.FAIL, found, f"use PostgreSQL {_POSTGRES} or newer"
+
+
+def _redis(settings: Settings) -> tuple[Level, str, str]:
+    with redis.Redis.from_url(settings.redis(), socket_connect_timeout=_ANSWER_S, socket_timeout=_ANSWER_S) as client:
+        about = client.info("server")
+        policy = client.config_get("maxmemory-policy").get("maxmemory-policy")
+    number = str(about["redis_version"])
+    found = f"{number}, {'embedded' if settings.embeds_redis else 'yours'}, maxmemory-policy {policy}"
+    if tuple(int(part) for part in number.split(".")[:2]) < _REDIS:
+        return Level.FAIL, found, "use Redis 6.2 or newer"
+    if policy != "noeviction":
+        return Level.WARN, found, "set maxmemory-policy noeviction: a queue may not forget"
+    return _ok(found)
+
+
+def _migrations(settings: Settings) -> tuple[Level, str, str]:
+    from app.ledger import schema  # here: a producer's machine may lack Alembic, and doctor says so instead of failing
+
+    if schema.at_head(settings.database()):
+        return _ok("at head")
+    return Level.FAIL, "behind the code", "run `megaflow up`, which migrates"
+
+
+def _stack(settings: Settings) -> tuple[Level, str, str]:
+    states = supervisor.states(settings)
+    idle = [f"{state.name} {state.state}" for state in states if not state.runs]
+    if not idle:
+        return _ok(f"{len(states)} programs run")
+    return Level.FAIL, ", ".join(idle), f"read {settings.home / 'logs'}; {_UP} again"
+
+
+def _ports(settings: Settings) -> tuple[Level, str, str]:
+    wanted = {"Flower": ("MEGAFLOW_FLOWER_PORT", settings.flower_port)}
+    if settings.model_base_url is None:
+        wanted["the replay engine"] = ("MEGAFLOW_REPLAY_PORT", settings.replay_port)
+    ours = supervisor.is_running(settings)
+    taken = {
+        variable: f"{who}'s {port}"
+        for who, (variable, port) in wanted.items()
+        if not ours and _is_taken(settings.bind, port)
+    }
+    if not taken:
+        return _ok("ours" if ours else "free")
+    return Level.FAIL, f"taken by somebody else: {', '.join(taken.values())}", f"set {', '.join(taken)} to a free port"
+
+
+def _is_taken(address: str, port: int) -> bool:
+    with socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((address, port))
+        except OSError:
+            return True
+    return False
+
+
+def _artifacts(settings: Settings) -> tuple[Level, str, str]:
+    from app import artifacts  # here: boto3 takes long to import
+
+    artifacts.open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url).check()
+    return _ok(f"{settings.artifacts()} can be written")
+
+
+# --- Docker --------------------------------------------------------------------------------------------------------
+
+
+def _engine(settings: Settings) -> tuple[Level, str, str]:
+    if (found := engine.version(settings)) is not None:
+        return _ok(f"{found} at {engine.engine_url(settings)}{', started by us' if engine.is_ours(settings) else ''}")
+    mend = _UP if os.geteuid() == 0 else "start Docker, or add this user to the group docker"
+    return Level.FAIL, f"no engine answers at {engine.engine_url(settings)}", mend
+
+
+def _image(settings: Settings) -> tuple[Level, str, str]:
+    if base_image.is_present(settings):
+        return _ok(settings.base_image)
+    return Level.WARN, f"no image {settings.base_image}", "`megaflow up` builds it"
+
+
+_LOOKS: dict[str, Callable[[Settings], tuple[Level, str, str]]] = {
+    "python": _python,
+    "disk": _disk,
+    "memory": _memory,
+    "uv": _uv,
+    "ports": _ports,
+    "stack": _stack,
+    "postgresql": _postgres,
+    "migrations": _migrations,
+    "redis": _redis,
+    "artifacts": _artifacts,
+    "engine": _engine,
+    "base image": _image,
+}
+
+_MENDS = {
+    "stack": _UP,
+    "postgresql": f"{_UP}, or set MEGAFLOW_DATABASE_URL to a server that answers",
+    "migrations": f"{_UP}, which migrates",
+    "redis": f"{_UP}, or set MEGAFLOW_BROKER_URL to a server that answers",
+    "artifacts": "make the folder writable, or set MEGAFLOW_ARTIFACTS_URL",
+    "base image": "an engine must answer first",
+}

@@ -1,0 +1,336 @@
+"""The Docker engine: found, or on a machine where we may, installed from Debian's packages and started by hand.
+
+An engine that answered before we came is never ours to stop. One that we started is written down with its process id
+and start time, and `stop_engine` ends that process and no other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import docker
+import docker.utils
+import psutil
+import requests
+import structlog
+from docker.errors import DockerException
+
+from app.errors import EngineUnavailable
+from app.settings import Settings
+from app.stack.home import MARKER, logs_folder, prepare, run_folder, tail
+
+log = structlog.get_logger(__name__)
+
+PACKAGES = ("docker.io", "iptables", "ca-certificates")
+"""What Debian calls an engine. Newer releases keep the `docker` command in `docker-cli`, taken when it is missing."""
+
+_ANSWER_S = 10
+_START_S = 40.0
+_STOP_S = 30.0
+_POLL_S = 0.1
+_SAME_START_S = 1.0  # clock ticks round a start time
+
+_NOT_ISOLATED = "tasks can then run only in the environment `local`, on this host without isolation"
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class EngineReport:
+    """Whether a container engine answers, and what we did for it."""
+
+    available: bool
+    version: str = ""
+    installed: bool = False
+    """We installed Debian's packages just now."""
+    started: bool = False
+    """We started it just now; `stop_engine` will stop it."""
+    why: str = ""
+    """When not available: what was found."""
+    mend: str = ""
+    """When not available: what to try."""
+
+
+@dataclass(frozen=True)
+class Dockerd:
+    """How an engine of ours is started, and where it then answers."""
+
+    command: tuple[str, ...] = ("dockerd",)
+    url: str = "unix:///var/run/docker.sock"
+    pidfile: Path = Path("/var/run/docker.pid")
+
+
+DOCKERD = Dockerd()
+"""With everything where Docker itself puts it."""
+
+@contextmanager
+def connected(settings: Settings, *, timeout_s: float = 60) -> Iterator[docker.DockerClient]:
+    """A client of the engine that the settings name.
+
+    Raises: EngineUnavailable: it does not answer.
+    """
+    try:
+        client = docker.DockerClient(timeout=int(timeout_s), **_address(settings))
+    except (DockerException, requests.RequestException) as error:
+        raise EngineUnavailable(f"no container engine answers at {engine_url(settings)}: {error}") from error
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def engine_url(settings: Settings) -> str:
+    """Where the engine is expected: MEGAFLOW_DOCKER_URL, else DOCKER_HOST, else the default socket."""
+    return str(_address(settings).get("base_url") or DOCKERD.url)
+
+
+def version(settings: Settings) -> str | None:
+    """The engine's version, or None when none answers."""
+    try:
+        with connected(settings, timeout_s=_ANSWER_S) as client:
+            return str(client.version()["Version"])
+    except (EngineUnavailable, DockerException, requests.RequestException):
+        return None
+
+
+def ensure_engine(
+    settings: Settings,
+    *,
+    may_install: bool,
+    dockerd: Dockerd = DOCKERD,
+    report: Report = lambda line: None,
+) -> EngineReport:
+    """Use the engine that answers; else, as root, install and start one. Never raises: see `why` and `mend`."""
+    prepare(settings)
+    if (found := version(settings)) is not None:
+        return EngineReport(available=True, version=found)
+    if (refusal := _refusal(settings, dockerd, may_install=may_install)) is not None:
+        return refusal
+    installed = False
+    if shutil.which(_program(dockerd)) is None:
+        report(f"installing the Docker engine from Debian's packages ({', '.join(PACKAGES)})")
+        if (failure := _install(settings)) is not None:
+            return failure
+        installed = True
+        if (found := _wait_for_init_system(settings)) is not None:
+            return EngineReport(available=True, version=found, installed=True)
+    report("starting the Docker engine")
+    return _start(settings, dockerd, installed=installed)
+
+
+def is_ours(settings: Settings) -> bool:
+    """Whether the engine that runs is one that we started."""
+    return _recorded_process(settings) is not None
+
+
+def stop_engine(settings: Settings) -> bool:
+    """Stop the engine that we started, with its containerd, and wait until they are gone; False when none is ours."""
+    process = _recorded_process(settings)
+    if process is not None:
+        _end(process)
+        log.info("engine.stopped", pid=process.pid)
+    _record_file(settings).unlink(missing_ok=True)
+    return process is not None
+
+
+# --- May we? -------------------------------------------------------------------------------------------------------
+
+
+def _refusal(settings: Settings, dockerd: Dockerd, *, may_install: bool) -> EngineReport | None:
+    url = engine_url(settings)
+    missing = shutil.which(_program(dockerd)) is None
+    if url != dockerd.url:
+        return _unavailable(f"no engine answers at {url}", "start it, or unset MEGAFLOW_DOCKER_URL and DOCKER_HOST")
+    if os.geteuid() != 0:
+        return _unavailable(
+            f"no engine answers at {url} to this user, and only root may start one",
+            "run as root once, start Docker, or add this user to the group docker",
+        )
+    if missing and not may_install:
+        return _unavailable("no engine answers and dockerd is not installed", "allow the installation, or install it")
+    if missing and shutil.which("apt-get") is None:
+        return _unavailable(
+            "no engine answers, dockerd is not installed and there is no apt-get to install it with",
+            "install Docker by this system's own means, or set MEGAFLOW_DOCKER_URL to an engine elsewhere",
+        )
+    return None
+
+
+def _unavailable(why: str, mend: str) -> EngineReport:
+    return EngineReport(available=False, why=why, mend=f"{mend}; {_NOT_ISOLATED}")
+
+
+def _address(settings: Settings) -> dict[str, Any]:
+    # The engine's own variables (DOCKER_HOST, DOCKER_CERT_PATH) keep their meaning where no setting of ours is given.
+    return {"base_url": settings.docker_url} if settings.docker_url else dict(docker.utils.kwargs_from_env())
+
+
+# --- Install -------------------------------------------------------------------------------------------------------
+
+
+def _install(settings: Settings) -> EngineReport | None:
+    steps = [("apt-get", "update"), _apt_install(*PACKAGES)]
+    logfile = logs_folder(settings) / "apt.log"
+    for step in steps:
+        if not _logged(step, logfile):
+            return _install_failed(step, logfile)
+    if shutil.which("docker") is None and not _logged(_apt_install("docker-cli"), logfile):
+        return _install_failed(_apt_install("docker-cli"), logfile)
+    return None
+
+
+def _apt_install(*packages: str) -> tuple[str, ...]:
+    return ("apt-get", "install", "-y", "--no-install-recommends", *packages)
+
+
+def _install_failed(step: tuple[str, ...], logfile: Path) -> EngineReport:
+    why = f"`{' '.join(step)}` failed: {_last_error(tail(logfile, lines=30))}"
+    return _unavailable(why, f"read {logfile}, repair apt's sources and try again, or install Docker yourself")
+
+
+def _logged(step: tuple[str, ...], logfile: Path) -> bool:
+    with logfile.open("ab") as output:
+        done = subprocess.run(  # noqa: S603 (a constant of this module)
+            step,
+            env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    return done.returncode == 0
+
+
+def _wait_for_init_system(settings: Settings) -> str | None:
+    """Under systemd the package starts the engine by itself; that one is the system's, not ours."""
+    if not Path("/run/systemd/system").is_dir():
+        return None
+    give_up = time.monotonic() + _ANSWER_S
+    while (found := version(settings)) is None and time.monotonic() < give_up:
+        time.sleep(_POLL_S)
+    return found
+
+
+# --- Start and stop ------------------------------------------------------------------------------------------------
+
+
+def _start(settings: Settings, dockerd: Dockerd, *, installed: bool) -> EngineReport:
+    _remove_stale_pidfile(dockerd.pidfile)
+    logfile = logs_folder(settings) / "dockerd.log"
+    offset = logfile.stat().st_size if logfile.exists() else 0
+    pid = _spawn(dockerd.command, logfile)
+    process = psutil.Process(pid)
+    _record(settings, process)
+    give_up = time.monotonic() + _START_S
+    while time.monotonic() < give_up and not _has_died(process):
+        if (found := version(settings)) is not None:
+            log.info("engine.started", pid=pid, version=found)
+            return EngineReport(available=True, version=found, installed=installed, started=True)
+        time.sleep(_POLL_S)
+    why = "dockerd ended at once" if _has_died(process) else f"dockerd did not answer within {_START_S:g} s"
+    stop_engine(settings)
+    found_error = _last_error(tail(logfile, lines=40, offset=offset))
+    return _unavailable(f"{why}: {found_error}", f"read {logfile}; an engine needs a privileged root")
+
+
+def _spawn(command: tuple[str, ...], logfile: Path) -> int:
+    # Not subprocess: the engine outlives this process, in a session of its own, and nobody waits for it.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    return os.posix_spawnp(
+        command[0],
+        command,
+        # Not of the stack: `down` ends what carries the stack's mark, and decides about the engine apart.
+        {name: value for name, value in os.environ.items() if name != MARKER},
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(logfile), flags, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+    )
+
+
+def _has_died(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _end(process: psutil.Process) -> None:
+    family = [process, *_children(process)]
+    process.terminate()
+    _, alive = psutil.wait_procs(family, timeout=_STOP_S)
+    for one in alive:
+        log.warning("engine.killed", pid=one.pid)
+        one.kill()
+    psutil.wait_procs(alive, timeout=_STOP_S)
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _remove_stale_pidfile(pidfile: Path) -> None:
+    # dockerd refuses to start while any process has the number in this file, even a stranger.
+    try:
+        pid = int(pidfile.read_text())
+    except (FileNotFoundError, ValueError):
+        pid = 0
+    if not _is_dockerd(pid):
+        pidfile.unlink(missing_ok=True)
+
+
+def _is_dockerd(pid: int) -> bool:
+    try:
+        process = psutil.Process(pid)
+        return process.name() == "dockerd" and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _program(dockerd: Dockerd) -> str:
+    return next((part for part in dockerd.command if Path(part).name == "dockerd"), dockerd.command[0])
+
+
+# --- What we remember ----------------------------------------------------------------------------------------------
+
+
+def _record_file(settings: Settings) -> Path:
+    return run_folder(settings) / "engine.json"
+
+
+def _record(settings: Settings, process: psutil.Process) -> None:
+    entry = {"pid": process.pid, "started_at": process.create_time()}
+    _record_file(settings).write_text(json.dumps(entry))
+
+
+def _recorded_process(settings: Settings) -> psutil.Process | None:
+    try:
+        entry = json.loads(_record_file(settings).read_text())
+        process = psutil.Process(entry["pid"])
+    except (FileNotFoundError, ValueError, psutil.NoSuchProcess):
+        return None
+    # A number alone may have passed to somebody else's process.
+    return process if abs(process.create_time() - entry["started_at"]) < _SAME_START_S else None
+
+
+def _last_error(text: str) -> str:
+    """The last line that tells of a failure, in its own words: dockerd's `msg=`, apt's `E:`, or just the last line."""
+    lines = text.splitlines()
+    telling = [line for line in lines if re.search(r"level=(fatal|error)|^E: |failed to start daemon", line)]
+    last = (telling or lines or ["it wrote no log"])[-1]
+    message = re.search(r'msg="((?:[^"\\]|\\.)*)"', last)
+    return message.group(1).replace('\\"', '"') if message else last.strip()

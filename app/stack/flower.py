@@ -1,0 +1,58 @@
+"""Flower's configuration: loopback, basic auth, bounded memory. The password is in a file, never on a command line."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from app.settings import Settings
+from app.stack.home import run_folder
+
+_PURGE_OFFLINE_S = 600
+_READABLE_BY_OWNER = 0o600
+_PASSWORD = "flower_password"
+
+
+def configuration_file(settings: Settings) -> Path:
+    return run_folder(settings) / "flowerconfig.py"
+
+
+def url(settings: Settings) -> str:
+    """Where a browser finds it."""
+    return f"http://{settings.bind}:{settings.flower_port}"
+
+
+def password_file(settings: Settings) -> Path | None:
+    """Where the password is kept that we made; None: a setting gives it."""
+    return None if settings.flower_password is not None else run_folder(settings) / _PASSWORD
+
+
+def password(settings: Settings) -> str:
+    """The password of `settings.flower_user`; made once and kept in `home`/run when no setting gives it."""
+    if settings.flower_password is not None:
+        return settings.flower_password.get_secret_value()
+    kept = run_folder(settings) / _PASSWORD
+    if not kept.exists():
+        _write_private(kept, secrets.token_urlsafe(18))
+    return kept.read_text()
+
+
+def prepare(settings: Settings) -> None:
+    """Write the configuration that Flower reads at its start."""
+    options = {
+        "address": settings.bind,
+        "port": settings.flower_port,
+        "basic_auth": [f"{settings.flower_user}:{password(settings)}"],
+        "max_tasks": settings.flower_max_tasks,
+        "purge_offline_workers": _PURGE_OFFLINE_S,
+        "persistent": False,
+    }
+    _write_private(configuration_file(settings), "".join(f"{name} = {value!r}\n" for name, value in options.items()))
+
+
+def _write_private(path: Path, text: str) -> None:
+    path.unlink(missing_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _READABLE_BY_OWNER)
+    with os.fdopen(handle, "w") as file:
+        file.write(text)

@@ -1,0 +1,119 @@
+"""The folders of one installation, who may enter them, and the environment that its processes are given."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from app.errors import SettingsInvalid, StackNotRunning
+from app.settings import PREFIX, Settings
+
+MARKER = "STACK_OF_MEGAFLOW"
+"""Variable that every process of a stack inherits; its value is the home. Not of our prefix: it is no setting."""
+
+SOCKET_PATH_BYTES = 107
+"""The longest path of a Unix socket on Linux (`sun_path` is 108 bytes with its terminating zero)."""
+
+
+def run_folder(settings: Settings) -> Path:
+    """Sockets, pid files and generated configuration: what may be deleted while nothing runs."""
+    return settings.home / "run"
+
+
+def logs_folder(settings: Settings) -> Path:
+    return settings.home / "logs"
+
+
+def prepare(settings: Settings) -> None:
+    """Make the folders of `settings.home`, closed to other users.
+
+    As root, `home` and `home`/run may be traversed (not listed) by others, because the embedded PostgreSQL runs as a
+    user of its own.
+
+    Raises: SettingsInvalid: the home is a place that supervisord's configuration or a Unix socket cannot name.
+    """
+    _refuse_unusable(settings.home)
+    passable = 0o711 if os.geteuid() == 0 else 0o700
+    folders = ((settings.home, passable), (run_folder(settings), passable), (logs_folder(settings), 0o700))
+    for folder, mode in folders:
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(mode)
+
+
+def _refuse_unusable(home: Path) -> None:
+    if not home.is_absolute():
+        raise SettingsInvalid(f"{PREFIX}HOME must be an absolute path; found {str(home)!r}")
+    if re.search(r"\s[;#]|[\r\n]", str(home)):
+        raise SettingsInvalid(f"{PREFIX}HOME may hold no line break and no blank before ';' or '#'; found {home!r}")
+    check_socket_path(home / "run" / "postgres" / ".s.PGSQL.5432")
+
+
+def check_socket_path(path: Path) -> None:
+    """Raises: SettingsInvalid: the path is longer than the kernel allows for a socket."""
+    if (length := len(os.fsencode(path))) > SOCKET_PATH_BYTES:
+        raise SettingsInvalid(
+            f"the path of a Unix socket may have {SOCKET_PATH_BYTES} bytes; {path} has {length}. "
+            f"Set {PREFIX}HOME to a folder with a shorter path."
+        )
+
+
+def passable_by_others(path: Path) -> bool:
+    """Whether any user of this machine may traverse `path` and each folder above it."""
+    return all(folder.stat().st_mode & stat.S_IXOTH for folder in (path, *path.resolve().parents))
+
+
+@contextmanager
+def exclusively(settings: Settings) -> Iterator[None]:
+    """Hold the installation: one `up` or `down` at a time.
+
+    Raises: StackNotRunning: another one is at it.
+    """
+    with (run_folder(settings) / "lock").open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StackNotRunning(
+                f"another `megaflow up` or `megaflow down` is working on {settings.home}; try again when it has ended"
+            ) from error
+        yield
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """The `MEGAFLOW_*` variables from which another process builds the same settings. Holds secrets."""
+    names = set(settings.model_fields_set) | {"home", "installation"}
+    return {PREFIX + name.upper(): _text(value) for name in names if (value := getattr(settings, name)) is not None}
+
+
+def process_environment(settings: Settings) -> dict[str, str]:
+    """What a process of the stack gets: this process's environment with our variables replaced."""
+    foreign = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    return foreign | environment(settings) | {MARKER: str(settings.home), "PYTHONUNBUFFERED": "1"}
+
+
+def _text(value: object) -> str:
+    match value:
+        case SecretStr():
+            return value.get_secret_value()
+        case tuple():
+            return ":".join(str(part) for part in value)
+        case _:
+            return str(value)
+
+
+def tail(path: Path, *, lines: int = 12, offset: int = 0) -> str:
+    """The last lines of a log from byte `offset` on; empty when there is none."""
+    try:
+        with path.open("rb") as handle:
+            handle.seek(max(offset, path.stat().st_size - 64_000))
+            text = handle.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+    return "\n".join(text.strip().splitlines()[-lines:])

@@ -1,0 +1,174 @@
+"""What a stack that ended may have left: processes of this installation, and what carries its label in the engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import requests
+import structlog
+from docker.errors import APIError, NotFound
+
+from app.errors import EngineUnavailable
+from app.settings import PREFIX, Settings
+from app.stack import postgres
+from app.stack.engine import connected
+from app.stack.home import MARKER
+
+log = structlog.get_logger(__name__)
+
+LABEL = "megaflow"
+"""Label on everything of ours in the engine; its value is the installation."""
+_PATIENCE_S = 10.0
+_AT_ONCE = 8
+
+
+@dataclass(frozen=True)
+class Removed:
+    """How many of each kind were removed from the engine."""
+
+    containers: int = 0
+    networks: int = 0
+    volumes: int = 0
+
+    @property
+    def anything(self) -> bool:
+        return bool(self.containers or self.networks or self.volumes)
+
+
+def end_processes(settings: Settings, *, sparing: Collection[int] = ()) -> list[str]:
+    """End every process of this installation but the caller, its ancestors and `sparing`; returns what was ended.
+
+    SIGTERM first, SIGKILL after ten seconds; PostgreSQL last and by its own fast shutdown, so that no client of ours
+    sees it go.
+    """
+    found = [process for process in processes(settings) if process.pid not in sparing]
+    servers = [process for process in found if _is_postgres(process, settings)]
+    others = [process for process in found if process not in servers]
+    names = [_describe(process) for process in (*others, *servers)]
+    _end(others, signal.SIGTERM)
+    _end(servers, signal.SIGINT)
+    return names
+
+
+def processes(settings: Settings) -> list[psutil.Process]:
+    """The processes of this installation, without the caller and its ancestors."""
+    own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    return [process for process in psutil.process_iter() if process.pid not in own and _is_ours(process, settings)]
+
+
+def remove_from_engine(settings: Settings) -> Removed:
+    """Remove all containers, networks and volumes with this installation's label; nothing when no engine answers."""
+    chosen = {"label": f"{LABEL}={settings.installation}"}
+    try:
+        with connected(settings) as client, ThreadPoolExecutor(_AT_ONCE) as threads:
+            api = client.api
+
+            def remove_all(ids: Iterable[str], remove: Callable[[str], object]) -> int:
+                return sum(threads.map(lambda one: _remove(remove, one), list(ids)))
+
+            return Removed(
+                containers=remove_all(
+                    (one["Id"] for one in api.containers(all=True, filters=chosen)),
+                    lambda one: api.remove_container(one, v=True, force=True),
+                ),
+                networks=remove_all((one["Id"] for one in api.networks(filters=chosen)), api.remove_network),
+                volumes=remove_all(
+                    (one["Name"] for one in api.volumes(filters=chosen)["Volumes"] or ()),
+                    lambda one: api.remove_volume(one, force=True),
+                ),
+            )
+    except (EngineUnavailable, requests.ConnectionError):
+        return Removed()
+
+
+def strangers_in_engine(settings: Settings) -> int:
+    """Running containers that are not this installation's: a reason to leave the engine alone."""
+    try:
+        with connected(settings) as client:
+            running = client.api.containers()
+    except (EngineUnavailable, requests.ConnectionError):
+        return 0
+    return sum(one.get("Labels", {}).get(LABEL) != settings.installation for one in running)
+
+
+# --- Whose is it? --------------------------------------------------------------------------------------------------
+
+
+def _is_ours(process: psutil.Process, settings: Settings) -> bool:
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        return _is_postgres(process, settings) or _lives_in(process, settings.home) or _carries(process, settings.home)
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False  # gone, or another user's
+
+
+def _carries(process: psutil.Process, home: Path) -> bool:
+    """Started by our stack, or one of our programs started by hand on this home.
+
+    Not everything with MEGAFLOW_HOME in its environment: a user who exports it has an editor and a shell, too.
+    """
+    environment = process.environ()
+    if environment.get(MARKER) == str(home):
+        return True
+    is_program = any(part == "app.celery_app" or part.startswith("app.") for part in process.cmdline())
+    return environment.get(PREFIX + "HOME") == str(home) and is_program
+
+
+def _lives_in(process: psutil.Process, home: Path) -> bool:
+    """Its program is a file of the home, as an agent framework's interpreter is."""
+    program = (process.cmdline() or [""])[0]
+    return Path(program).is_relative_to(home)
+
+
+def _is_postgres(process: psutil.Process, settings: Settings) -> bool:
+    # PostgreSQL writes its titles over its environment; what cannot change is where it stands.
+    try:
+        return process.name() == "postgres" and Path(process.cwd()) == postgres.data_folder(settings)
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid} {process.name()}"
+    except psutil.NoSuchProcess:
+        return str(process.pid)
+
+
+# --- End it --------------------------------------------------------------------------------------------------------
+
+
+def _end(found: list[psutil.Process], first: signal.Signals) -> None:
+    for process in found:
+        _signal(process, first)
+    _, alive = psutil.wait_procs(found, timeout=_PATIENCE_S)
+    for process in alive:
+        log.warning("leftovers.killed", pid=process.pid)
+        _signal(process, signal.SIGKILL)
+    psutil.wait_procs(alive, timeout=_PATIENCE_S)
+
+
+def _signal(process: psutil.Process, number: signal.Signals) -> None:
+    try:
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        log.debug("leftovers.already_gone", pid=process.pid)
+
+
+def _remove(remove: Callable[[str], object], one: str) -> bool:
+    try:
+        remove(one)
+    except NotFound:
+        return False
+    except APIError as error:
+        if error.status_code == 409:  # somebody else is removing it
+            return False
+        raise
+    return True

@@ -1,0 +1,224 @@
+"""`up` and `down`: one machine's stack from nothing to ready, and back to nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from app.errors import ImageBuildFailed, ImageUnavailable
+from app.ledger import schema
+from app.settings import Settings
+from app.stack import base_image, engine, flower, leftovers, postgres, redis, supervisor
+from app.stack.engine import DOCKERD, Dockerd, EngineReport
+from app.stack.home import environment, exclusively, logs_folder, prepare, run_folder
+from app.stack.leftovers import Removed
+from app.stack.programs import Program, Stage, programs
+
+log = structlog.get_logger(__name__)
+
+Report = Callable[[str], None]
+Table = Callable[[Settings], tuple[Program, ...]]
+
+
+@dataclass(frozen=True)
+class StackReport:
+    """What `up` found and did."""
+
+    engine: EngineReport
+    programs: tuple[str, ...]
+    """Everything that runs now."""
+    started: tuple[str, ...]
+    """Of these, what was started just now; none: the stack was running."""
+    flower_url: str
+    flower_user: str
+    flower_password_file: Path | None
+    """None: the password is a setting."""
+    took_s: float
+    restart_needed: bool = False
+    """The stack runs with other settings than these."""
+
+
+@dataclass(frozen=True)
+class DownReport:
+    """What `down` ended and removed."""
+
+    programs: tuple[str, ...] = ()
+    stragglers: tuple[str, ...] = ()
+    """Processes of ours that were not under supervisord any more: `pid name`."""
+    removed: Removed = field(default_factory=Removed)
+    engine_stopped: bool = False
+    engine_kept_for: int = 0
+    """Running containers of others, because of which an engine that we started was left running."""
+    purged: bool = False
+
+
+def up(
+    settings: Settings,
+    report: Report,
+    *,
+    may_install: bool = True,
+    base: bool = True,
+    dockerd: Dockerd = DOCKERD,
+    table: Table = programs,
+) -> StackReport:
+    """Bring the stack up, or complete the one that runs; safe to repeat.
+
+    Without an engine the stack comes up all the same: see `StackReport.engine`.  `base` also makes the base image.
+    A program of `table` that supervisord was not started with makes `restart_needed` true.
+
+    Raises: SettingsInvalid, InstallationFailed, DatabaseUnavailable, BrokerUnavailable: with the mend in the message.
+        StackNotRunning: another `up` or `down` holds this home.
+    """
+    begun = time.monotonic()
+    prepare(settings)
+    with exclusively(settings):
+        container_engine = _ensure_engine(settings, report, may_install=may_install, base=base, dockerd=dockerd)
+        if not supervisor.is_running(settings):
+            _start_supervisor(settings, report, table)
+        wanted = table(settings)
+        started = _start_missing(settings, wanted, report)
+        if not started:
+            report(f"the stack in {settings.home} is running already")
+        return StackReport(
+            engine=container_engine,
+            programs=tuple(program.name for program in wanted),
+            started=tuple(started),
+            flower_url=flower.url(settings),
+            flower_user=settings.flower_user,
+            flower_password_file=flower.password_file(settings),
+            took_s=time.monotonic() - begun,
+            restart_needed=_fingerprint_file(settings).read_text() != _fingerprint(settings, wanted),
+        )
+
+
+def down(settings: Settings, report: Report, *, purge: bool = False, table: Table = programs) -> DownReport:
+    """End the stack and leave nothing of it but its data; safe to repeat, and after a crash.
+
+    `purge` deletes the data as well: the embedded servers', the artifacts, the logs.
+
+    Raises: StackNotRunning: another `up` or `down` holds this home.
+    """
+    prepare(settings)
+    with exclusively(settings):
+        stopped, stragglers = _stop_supervised(settings, report, table)
+        stragglers += leftovers.end_processes(settings)
+        if stragglers:
+            report(f"ended {len(stragglers)} left-over processes: {', '.join(stragglers)}")
+        removed = leftovers.remove_from_engine(settings)
+        if removed.anything:
+            report(f"removed {removed.containers} containers, {removed.networks} networks, {removed.volumes} volumes")
+        engine_stopped, strangers = _stop_engine(settings, report)
+    if purge:
+        _purge(settings)
+        report(f"deleted the data in {settings.home}")
+    return DownReport(tuple(stopped), tuple(stragglers), removed, engine_stopped, strangers, purge)
+
+
+# --- Up ------------------------------------------------------------------------------------------------------------
+
+
+def _ensure_engine(
+    settings: Settings, report: Report, *, may_install: bool, base: bool, dockerd: Dockerd
+) -> EngineReport:
+    found = engine.ensure_engine(settings, may_install=may_install, dockerd=dockerd, report=report)
+    if not found.available:
+        report(f"no Docker engine: {found.why}; try: {found.mend}")
+    elif base:
+        try:
+            base_image.ensure_base_image(settings, report=report)
+        except (ImageBuildFailed, ImageUnavailable) as error:
+            # Datasets that bring their own images need no base.
+            report(f"no base image: {error}")
+    return found
+
+
+def _start_supervisor(settings: Settings, report: Report, table: Table) -> None:
+    # A stack whose supervisord was killed left its servers behind; they hold the data.
+    if orphans := leftovers.end_processes(settings):
+        report(f"ended {len(orphans)} processes of a stack that had crashed")
+    if settings.embeds_postgres:
+        postgres.prepare(settings)
+    if settings.embeds_redis:
+        redis.prepare(settings)
+    flower.prepare(settings)
+    wanted = table(settings)
+    supervisor.start(settings, wanted)
+    _fingerprint_file(settings).write_text(_fingerprint(settings, wanted))
+
+
+def _start_missing(settings: Settings, wanted: tuple[Program, ...], report: Report) -> list[str]:
+    # A program that supervisord was not started with cannot be added to it: `restart_needed` says so.
+    missing = {state.name for state in supervisor.states(settings) if not state.runs}
+    started: list[str] = []
+    for stage in Stage:
+        names = [program.name for program in wanted if program.stage is stage and program.name in missing]
+        if names:
+            report(f"starting {', '.join(names)}")
+            supervisor.start_programs(settings, names)
+        if stage is Stage.SERVERS:
+            _make_servers_ready(settings)
+        started += names
+    supervisor.wait_until_running(settings, started)
+    return started
+
+
+def _make_servers_ready(settings: Settings) -> None:
+    if settings.embeds_postgres:
+        postgres.wait_until_ready(settings)
+    if settings.embeds_redis:
+        redis.wait_until_ready(settings)
+    schema.migrate(settings.database())
+
+
+def _fingerprint_file(settings: Settings) -> Path:
+    return run_folder(settings) / "fingerprint"
+
+
+def _fingerprint(settings: Settings, wanted: tuple[Program, ...]) -> str:
+    text = supervisor.configuration(settings, wanted) + repr(sorted(environment(settings).items()))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# --- Down ----------------------------------------------------------------------------------------------------------
+
+
+def _stop_supervised(settings: Settings, report: Report, table: Table) -> tuple[list[str], list[str]]:
+    if not supervisor.is_running(settings):
+        report(f"no stack runs in {settings.home}")
+        return [], []
+    known = {state.name for state in supervisor.states(settings)}
+    running = [program for program in table(settings) if program.name in known]
+    stopped: list[str] = []
+    stragglers: list[str] = []
+    for stage in reversed(Stage):
+        names = supervisor.stop_programs(settings, [program for program in running if program.stage is stage])
+        if names:
+            report(f"stopped {', '.join(names)}")
+        stopped += names
+        if stage is Stage.HOSTS:
+            # Before the servers go: instances that outlived the nursery would take their going for a fault.
+            stragglers = leftovers.end_processes(settings, sparing=supervisor.family(settings))
+    supervisor.shutdown(settings)
+    return stopped, stragglers
+
+
+def _stop_engine(settings: Settings, report: Report) -> tuple[bool, int]:
+    if not engine.is_ours(settings):
+        return False, 0
+    if strangers := leftovers.strangers_in_engine(settings):
+        report(f"the Docker engine that we started keeps running: {strangers} containers in it are not ours")
+        return False, strangers
+    report("stopping the Docker engine that we started")
+    return engine.stop_engine(settings), 0
+
+
+def _purge(settings: Settings) -> None:
+    postgres.purge(settings)
+    for folder in (settings.home / "redis", settings.home / "artifacts", logs_folder(settings), run_folder(settings)):
+        shutil.rmtree(folder, ignore_errors=True)

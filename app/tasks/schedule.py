@@ -1,0 +1,13 @@
+"""`schedule.tick`: beat's only message. Fires every schedule that is due, each due time once."""
+
+from __future__ import annotations
+
+from celery import shared_task
+
+from app.workers import seat
+
+
+@shared_task(name="schedule.tick")
+def tick() -> int:
+    """How many due times were fired."""
+    return seat.tick()

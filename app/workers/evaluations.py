@@ -1,0 +1,134 @@
+"""Submitting a dataset: from a path or a name to accepted tasks. Used by the command line and by schedules."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import structlog
+from pydantic import Field
+
+from app.agents import agent_named
+from app.artifacts import open_store
+from app.artifacts.bundles import store_bundle
+from app.datasets import load
+from app.datasets.base import Reading
+from app.errors import MegaFlowError, SpecInvalid
+from app.ledger import accept, schedules
+from app.ledger.accept import Accepted, NewRun
+from app.ledger.database import Database
+from app.ledger.schedules import ScheduleRow
+from app.models.spec import AgentTask, EnvironmentKind, Mode, ModelChoice, TaskSpec, Wire
+from app.scheduling.calendar import Misfire, due_times, to_fire
+from app.settings import Settings
+
+log = structlog.get_logger()
+
+REPLAY_MODEL = "replay"
+
+
+class Submission(Wire):
+    """What `megaflow submit` and a schedule have in common."""
+
+    dataset: str
+    agent: str
+    mode: Mode = Mode.AUTO
+    model: ModelChoice | None = None
+    replicas: int = Field(default=1, ge=1, le=10_000)
+    limit: int | None = Field(default=None, ge=1)
+    environment: EnvironmentKind = EnvironmentKind.DOCKER
+    user_name: str = "default"
+    priority: int = 0
+    name: str = ""
+    only: tuple[str, ...] = ()  # names of tasks; empty: all
+
+
+def specs_of(submission: Submission, settings: Settings) -> list[TaskSpec]:
+    """Read the dataset and make a spec of every task.
+
+    Raises: DatasetInvalid, UnknownName, SpecInvalid: then nothing was submitted; ArtifactStoreUnavailable.
+    """
+    agent = agent_named(submission.agent)
+    model = submission.model
+    if agent.needs_model and model is None:
+        if settings.model_base_url is not None:
+            raise SpecInvalid(f"agent {agent.name!r} needs a model; expected --model NAME")
+        model = ModelChoice(name=REPLAY_MODEL)
+    tasks = _tasks(submission, settings)
+    if agent.needs_solution:
+        without = [task.name for task in tasks if task.solution is None]
+        if without:
+            raise SpecInvalid(f"agent {agent.name!r} replays gold solutions; {without[0]!r} has none")
+    chosen = model if agent.needs_model else None
+    return [TaskSpec(task=task, agent=agent.name, model=chosen, mode=submission.mode) for task in tasks]
+
+
+def _tasks(submission: Submission, settings: Settings) -> list[AgentTask]:
+    store = open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url)
+
+    def pack(folder: Path):  # type: ignore[no-untyped-def]
+        return store_bundle(store, folder)
+
+    tasks = load(submission.dataset, Reading(pack=pack, kind=submission.environment))
+    if submission.only:
+        known = {task.name for task in tasks}
+        for name in submission.only:
+            if name not in known:
+                raise SpecInvalid(f"dataset {submission.dataset!r} has no task {name!r}; it has {sorted(known)[:20]}")
+        tasks = [task for task in tasks if task.name in submission.only]
+    return tasks[: submission.limit]
+
+
+def submit(
+    submission: Submission, settings: Settings, database: Database, *, idempotency_key: str | None = None
+) -> Accepted:
+    """Read a dataset and accept its tasks as one run; all of them or none."""
+    specs = specs_of(submission, settings)
+    new = NewRun(
+        specs=specs,
+        replicas=submission.replicas,
+        name=submission.name or f"{Path(submission.dataset).stem}-{submission.agent}",
+        user_name=submission.user_name,
+        priority=submission.priority,
+        idempotency_key=idempotency_key,
+    )
+    return accept.accept(database, new)
+
+
+class Calendar:
+    """Fires what is due. Any number may tick at once: each due time is taken by one of them."""
+
+    def __init__(self, settings: Settings, database: Database) -> None:
+        self._settings = settings
+        self._database = database
+
+    def tick(self, now: datetime | None = None) -> int:
+        """How many runs were submitted."""
+        now = now or datetime.now(UTC)
+        grace_s = self._settings.schedule_tick_s * 3
+        fired = 0
+        for schedule in schedules.all_of(self._database):
+            due = due_times(schedule.cron, schedule.settled_until.astimezone(UTC), now)
+            if not due:
+                continue
+            wanted = to_fire(due, Misfire(schedule.misfire), now, grace_s)
+            for due_at in schedules.claim_due(self._database, schedule, wanted, until=due[-1]):
+                self._fire(schedule, due_at)
+                fired += 1
+        for schedule, due_at in schedules.unfinished(self._database, older_than_s=60.0):
+            if now - due_at < timedelta(days=1):
+                self._fire(schedule, due_at)
+        return fired
+
+    def _fire(self, schedule: ScheduleRow, due_at: datetime) -> None:
+        """Submit, once however often it is tried: the due time is the run's idempotency key."""
+        key = f"schedule:{schedule.id}:{due_at.isoformat()}"
+        try:
+            submission = Submission.model_validate({**schedule.submission, "dataset": schedule.dataset})
+            accepted = submit(submission, self._settings, self._database, idempotency_key=key)
+        except MegaFlowError as error:
+            log.warning("schedule.failed", schedule=schedule.name, due_at=str(due_at), error=str(error))
+            schedules.note(self._database, schedule.id, due_at, run_id=None, failure=str(error))
+            return
+        log.info("schedule.fired", schedule=schedule.name, due_at=str(due_at), run_id=str(accepted.run_id))
+        schedules.note(self._database, schedule.id, due_at, run_id=accepted.run_id)

@@ -1,0 +1,68 @@
+"""What an attempt leaves behind as proof: collected on the way, stored at its end, never silently absent."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from app.agents.base import AgentReport
+from app.artifacts.base import ArtifactStore
+from app.grading.base import Grade
+from app.models.outcome import Artifact, ArtifactKind
+
+_NAMES = {
+    ArtifactKind.PATCH: "patch.diff",
+    ArtifactKind.TRAJECTORY: "trajectory.json",
+    ArtifactKind.AGENT_LOG: "agent.log",
+    ArtifactKind.TEST_REPORT: "test_report.txt",
+    ArtifactKind.VERDICT: "verdict.json",
+}
+_REDACTED = b"[redacted]"
+
+
+@dataclass
+class Evidence:
+    """Bytes by kind; a kind without bytes has a reason why."""
+
+    _found: dict[ArtifactKind, bytes] = field(default_factory=dict)
+    _missing: dict[ArtifactKind, str] = field(
+        default_factory=lambda: dict.fromkeys(ArtifactKind, "the attempt did not get that far")
+    )
+
+    def of_agent(self, report: AgentReport) -> None:
+        """The agent's trajectory and log, read from its scratch folder."""
+        for kind, path in ((ArtifactKind.TRAJECTORY, report.trajectory), (ArtifactKind.AGENT_LOG, report.log)):
+            if path is not None and path.is_file():
+                self._found[kind] = path.read_bytes()
+            else:
+                self._missing[kind] = "this agent wrote none"
+
+    def patch(self, patch: bytes | None) -> None:
+        """An empty patch is evidence too; None means that there is no repository."""
+        if patch is None:
+            self._missing[ArtifactKind.PATCH] = "the task has no repository"
+        else:
+            self._found[ArtifactKind.PATCH] = patch
+
+    def grade(self, grade: Grade) -> None:
+        self._found[ArtifactKind.TEST_REPORT] = grade.report
+        self._found[ArtifactKind.VERDICT] = grade.verdict.model_dump_json(indent=2).encode()
+
+    def store(self, store: ArtifactStore, prefix: str, *, redact: Sequence[str]) -> list[Artifact]:
+        """Store everything below `prefix`, with the secrets in `redact` blotted out; one record per kind.
+
+        Raises: ArtifactStoreUnavailable, DiskFull.
+        """
+        return [self._store_one(store, prefix, kind, redact) for kind in ArtifactKind]
+
+    def _store_one(self, store: ArtifactStore, prefix: str, kind: ArtifactKind, redact: Sequence[str]) -> Artifact:
+        content = self._found.get(kind)
+        if content is None:
+            return Artifact(kind=kind, missing=self._missing[kind])
+        for secret in redact:
+            content = content.replace(secret.encode(), _REDACTED)
+        key = f"{prefix}/{_NAMES[kind]}"
+        url = store.put(key, content)
+        digest = hashlib.sha256(content).hexdigest()
+        return Artifact(kind=kind, key=key, url=url, size_bytes=len(content), sha256=digest)

@@ -1,0 +1,143 @@
+"""Hosting an instance: from a provider's request to a Celery worker that takes attempts, and out again.
+
+python -m app.workers.instance '{"instance_id": "…", "mode": "persistent", "slots": 4}'
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from typing import Any
+from uuid import UUID
+
+import structlog
+from celery import Celery, bootsteps, signals
+from celery.worker import state
+
+from app.errors import MegaFlowError
+from app.ledger import instances
+from app.ledger.instances import INTERRUPTED_EXIT
+from app.models.instance import InstanceRequest
+from app.models.spec import Mode
+from app.settings import Settings, load
+from app.workers import seat, stations
+from app.workers.lease import LeaseKeeper
+from app.workers.seat import Seat
+from app.workers.single_task import SingleTask
+
+log = structlog.get_logger()
+
+MARK = "MF_INSTANCE"
+"""Environment variable that every process of an instance inherits: what its launcher kills by."""
+
+
+class _Orphan(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Leaves when the ledger has closed the instance's row."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def start(self, c: Any) -> None:
+        c.timer.call_repeatedly(1.0, self._check)
+
+    @staticmethod
+    def _check() -> None:
+        if seat.current().keeper.orphaned.is_set():
+            state.should_stop = 0
+
+
+def host(celery: Celery, request: InstanceRequest, settings: Settings) -> int:
+    """Work as this instance until told to leave; the process's exit code."""
+    os.environ[MARK] = str(request.instance_id)
+    ephemeral = request.mode is Mode.EPHEMERAL
+    built = stations.build(settings, pooled=not ephemeral, max_idle=0 if ephemeral else request.slots)
+    here = Seat(request.instance_id, built, LeaseKeeper(built.database, settings, request.instance_id))
+    seat.sit(here)
+    here.keeper.start()
+    _connect_signals(here, settings)
+    worker = _worker(celery, request, settings)
+    try:
+        worker.start()
+    finally:
+        here.keeper.close()
+        built.close()
+    return INTERRUPTED_EXIT if here.closing.is_set() else int(worker.exitcode or 0)
+
+
+def _worker(celery: Celery, request: InstanceRequest, settings: Settings) -> Any:
+    ephemeral = request.mode is Mode.EPHEMERAL
+    celery.steps["consumer"].add(_Orphan)
+    if ephemeral:
+        SingleTask.idle_s = settings.ephemeral_idle_s
+        celery.steps["consumer"].add(SingleTask)
+        celery.conf.worker_enable_remote_control = False
+    return celery.Worker(
+        hostname=f"{request.mode.value}-{str(request.instance_id)[-12:]}@{socket.gethostname()}",
+        queues=[request.queue],
+        pool="threads",
+        concurrency=request.slots,
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=ephemeral,
+        loglevel=settings.log_level,
+    )
+
+
+def _connect_signals(here: Seat, settings: Settings) -> None:
+    """Ready when the consumer is; told to stop: finish within the grace, else give everything back."""
+
+    def on_ready(**_: Any) -> None:
+        if not instances.ready(here.stations.database, here.instance_id):
+            log.warning("instance.not_expected", instance_id=str(here.instance_id))
+            state.should_stop = 0
+
+    def on_shutdown(**_: Any) -> None:
+        if here.keeper.busy():
+            timer = threading.Timer(settings.drain_s, here.interrupt)
+            timer.daemon = True
+            timer.start()
+
+    signals.worker_ready.connect(on_ready, weak=False)
+    signals.worker_shutting_down.connect(on_shutdown, weak=False)
+
+
+def main(argument: str) -> int:
+    """Host the instance that the JSON in `argument` describes."""
+    from app.celery_app import app
+
+    logging.basicConfig(level=load().log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    return host(app, InstanceRequest.model_validate_json(argument), load())
+
+
+def stand(mode: Mode, slots: int) -> int:
+    """Host a standing instance that nobody provided (a compose service): it registers itself."""
+    from uuid_utils import compat as uuids
+
+    from app.celery_app import app
+    from app.ledger.database import Database
+
+    settings = load()
+    instance_id: UUID = uuids.uuid7()
+    request = InstanceRequest(instance_id=instance_id, mode=mode, slots=slots)  # type: ignore[arg-type]
+    database = Database(settings.database(), pooled=False)
+    handle = f"{socket.gethostname()}:{os.getpid()}"
+    instances.register(
+        database, instance_id, mode=mode, resource_class=request.resource_class, slots=slots, handle=handle
+    )
+    code = host(app, request, settings)
+    from app.ledger.attempts import RetryPolicy
+
+    retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
+    instances.exited(database, instance_id, code, "it left", retry)
+    return code
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        sys.exit(main(sys.argv[1]))
+    except MegaFlowError as error:
+        sys.exit(f"instance: {error}")

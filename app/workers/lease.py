@@ -1,0 +1,186 @@
+"""Keeping the right to work: leases renewed in one statement per worker, and how an attempt is told to stop.
+
+A worker that cannot renew stops its own work before the lease lapses: better an attempt run twice in turn than twice at
+the same time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from uuid import UUID
+
+import redis
+import structlog
+
+from app.errors import DatabaseUnavailable
+from app.ledger import attempts, instances
+from app.ledger.attempts import Claim
+from app.ledger.database import Database
+from app.models.endings import EndReason
+from app.settings import Settings
+
+log = structlog.get_logger()
+
+
+def stop_channel(settings: Settings) -> str:
+    """Redis channel on which attempts are told to stop: only a nudge, the next renewal says the same."""
+    return f"megaflow:{settings.installation}:stop"
+
+
+def nudge(settings: Settings, attempt_ids: list[UUID]) -> None:
+    """Tell running attempts at once that they must stop. Does nothing when Redis is away."""
+    with suppress(redis.RedisError), redis.Redis.from_url(settings.redis(), socket_connect_timeout=2) as client:
+        for attempt_id in attempt_ids:
+            client.publish(stop_channel(settings), str(attempt_id))
+
+
+class StopToken:
+    """Implements `CancelToken`; knows why."""
+
+    def __init__(self) -> None:
+        self.reason: EndReason | None = None
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[], None]] = []
+
+    def is_set(self) -> bool:
+        return self.reason is not None
+
+    def stop(self, reason: EndReason) -> None:
+        """Only the first reason counts."""
+        with self._lock:
+            if self.reason is not None:
+                return
+            self.reason = reason
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception:
+                log.exception("attempt.stop_callback_failed")
+
+    def on_cancel(self, callback: Callable[[], None]) -> Callable[[], None]:
+        with self._lock:
+            if self.reason is None:
+                self._callbacks.append(callback)
+                return lambda: self._forget(callback)
+        callback()
+        return lambda: None
+
+    def _forget(self, callback: Callable[[], None]) -> None:
+        with self._lock, suppress(ValueError):
+            self._callbacks.remove(callback)
+
+
+class LeaseKeeper:
+    """One thread per worker that renews the leases of all its attempts and hears who must stop."""
+
+    def __init__(self, database: Database, settings: Settings, instance_id: UUID) -> None:
+        self._database = database
+        self._settings = settings
+        self._instance_id = instance_id
+        self._held: dict[UUID, StopToken] = {}
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
+        self._renewed_at = time.monotonic()
+        self.orphaned = threading.Event()  # the ledger no longer knows this instance
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join(timeout=5)
+
+    @contextmanager
+    def hold(self, claimed: Claim) -> Iterator[StopToken]:
+        """Renew the claim's lease for the length of the block."""
+        token = StopToken()
+        with self._lock:
+            self._held[claimed.attempt_id] = token
+        try:
+            yield token
+        finally:
+            with self._lock:
+                self._held.pop(claimed.attempt_id, None)
+
+    def busy(self) -> int:
+        """Attempts in hand."""
+        with self._lock:
+            return len(self._held)
+
+    def stop_all(self, reason: EndReason) -> None:
+        """Tell every attempt of this worker to stop."""
+        with self._lock:
+            tokens = list(self._held.values())
+        for token in tokens:
+            token.stop(reason)
+
+    def _run(self) -> None:
+        ears = _Ears(self._settings)
+        period_s = self._settings.lease_s / 3
+        due = time.monotonic() + period_s
+        while not self._closing.is_set():
+            for attempt_id in ears.listen(max(0.05, min(1.0, due - time.monotonic()))):
+                self._stop(attempt_id, EndReason.CANCELLED)
+            if time.monotonic() >= due:
+                due = time.monotonic() + period_s
+                self._renew()
+        ears.close()
+
+    def _renew(self) -> None:
+        with self._lock:
+            held = list(self._held)
+        try:
+            if not instances.seen(self._database, self._instance_id):
+                self.orphaned.set()
+            answers = attempts.renew(self._database, held, lease_s=self._settings.lease_s) if held else {}
+        except DatabaseUnavailable as error:
+            log.warning("lease.not_renewed", error=str(error))
+            if time.monotonic() - self._renewed_at > self._settings.lease_s * 0.8:
+                self.stop_all(EndReason.LOST)
+            return
+        self._renewed_at = time.monotonic()
+        for attempt_id in held:
+            must_stop = answers.get(attempt_id)
+            if must_stop is None:
+                self._stop(attempt_id, EndReason.LOST)
+            elif must_stop:
+                self._stop(attempt_id, EndReason.CANCELLED)
+
+    def _stop(self, attempt_id: UUID, reason: EndReason) -> None:
+        with self._lock:
+            token = self._held.get(attempt_id)
+        if token is not None:
+            token.stop(reason)
+
+
+class _Ears:
+    """A Redis subscription that comes back by itself; deaf while Redis is away."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._pubsub: redis.client.PubSub | None = None
+
+    def listen(self, timeout_s: float) -> list[UUID]:
+        """Attempts named within `timeout_s`."""
+        try:
+            if self._pubsub is None:
+                client = redis.Redis.from_url(self._settings.redis(), socket_connect_timeout=2)
+                self._pubsub = client.pubsub(ignore_subscribe_messages=True)
+                self._pubsub.subscribe(stop_channel(self._settings))
+            message = self._pubsub.get_message(timeout=timeout_s)
+        except redis.RedisError:
+            self.close()
+            time.sleep(timeout_s)
+            return []
+        return [UUID(message["data"].decode())] if message and message["type"] == "message" else []
+
+    def close(self) -> None:
+        if self._pubsub is not None:
+            with suppress(redis.RedisError, OSError):
+                self._pubsub.close()
+            self._pubsub = None

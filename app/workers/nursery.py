@@ -1,0 +1,38 @@
+"""Starts the nursery with everything that a worker needs already imported.
+
+python -m app.workers.nursery
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import celery.apps.worker
+import celery.concurrency.thread
+import celery.worker.components
+import celery.worker.consumer  # noqa: F401  preloaded for the forks, like the next two
+import docker  # noqa: F401
+import kombu.transport.redis  # noqa: F401
+
+import app.tasks.attempt
+import app.tasks.schedule  # noqa: F401
+from app.celery_app import app as celery_app
+from app.errors import MegaFlowError
+from app.instances import nursery
+from app.settings import load
+from app.workers import instance
+
+
+def main() -> None:
+    settings = load()
+    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    celery_app.loader.import_default_modules()
+    nursery.main(settings, instance.MARK, lambda request: instance.host(celery_app, request, settings))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except MegaFlowError as error:
+        sys.exit(f"nursery: {error}")

@@ -1,0 +1,278 @@
+"""The spine: carries one attempt from its claim to a recorded outcome. Reads top to bottom like the way of a task.
+
+    claim -> image -> environment -> agent -> patch -> grading -> artifacts -> outcome -> teardown
+
+Every station does its own work and knows no other. A bad rollout is data; only what could not be measured is a failure,
+and `app.models.endings` says which is which.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from app.agents.base import AgentJob, AgentReport
+from app.agents.patch import take_patch
+from app.environments.base import Environment, Tags
+from app.errors import MegaFlowError, StaleWriter
+from app.grading.base import Grade, Submission
+from app.ledger import attempts
+from app.ledger.attempts import Claim
+from app.models.endings import BLAME, PERMANENT, Blame, EndReason, reason_of
+from app.models.outcome import Artifact, ArtifactKind, Failure, Phase
+from app.models.spec import Mode, Reuse, ScriptGoal, ScriptSolution, TestsGoal
+from app.workers.evidence import Evidence
+from app.workers.lease import StopToken
+from app.workers.stations import Stations
+
+log = structlog.get_logger()
+
+
+@dataclass
+class Rollout:
+    """One attempt under way."""
+
+    claimed: Claim
+    stations: Stations
+    token: StopToken
+    scratch: Path
+    last_door: Phase = Phase.CLAIMED
+    evidence: Evidence = field(default_factory=Evidence)
+    report: AgentReport | None = None
+    torn: dict[str, Any] = field(default_factory=dict)
+
+    def passed(self, phase: Phase, **environment: Any) -> None:
+        """Record a door, and stop here if the attempt must. Raises: StaleWriter, Stopped."""
+        attempts.pass_door(self.stations.database, self.claimed, phase, environment=environment)
+        self.last_door = phase
+        self.heed()
+
+    def heed(self) -> None:
+        """Raises: Stopped."""
+        if self.token.reason is not None:
+            raise Stopped(self.token.reason)
+
+
+class Stopped(MegaFlowError):
+    """Somebody told the attempt to stop."""
+
+    def __init__(self, reason: EndReason) -> None:
+        super().__init__(f"stopped: {reason.value}")
+        self.reason = reason
+
+
+def carry_out(claimed: Claim, stations: Stations, token: StopToken) -> EndReason:
+    """Do the attempt and record what came of it; raises nothing that is the attempt's own."""
+    bound = structlog.contextvars.bound_contextvars(
+        task=claimed.spec.task.name, attempt_id=str(claimed.attempt_id), number=claimed.number
+    )
+    with bound, _scratch(stations) as scratch:
+        rollout = Rollout(claimed, stations, token, scratch)
+        try:
+            reason = _walk(rollout)
+        except StaleWriter as error:
+            log.warning("attempt.stale", error=str(error))
+            reason = EndReason.LOST
+        except Exception as error:  # noqa: BLE001  the one home: every fault becomes a record
+            reason = _record_failure(rollout, error)
+        _record_teardown(rollout)
+    log.info("attempt.ended", end_reason=reason.value)
+    return reason
+
+
+def _walk(rollout: Rollout) -> EndReason:
+    grade = _act_and_grade(rollout)
+    report = rollout.report
+    assert report is not None
+    artifacts = _store(rollout)
+    rollout.passed(Phase.STORED)
+    attempts.finish(
+        rollout.stations.database,
+        rollout.claimed,
+        end_reason=report.end_reason,
+        verdict=grade.verdict,
+        artifacts=artifacts,
+    )
+    return report.end_reason
+
+
+def _act_and_grade(rollout: Rollout) -> Grade:
+    goal = rollout.claimed.spec.task.goal
+    with _environment(rollout, "agent") as environment:
+        rollout.passed(Phase.ENVIRONMENT_READY, **environment.describe())
+        report = _run_agent(rollout, environment)
+        patch = _take_patch(rollout, environment)
+        grader = rollout.stations.grader(goal)
+        if not grader.fresh_environment:
+            return _grade(rollout, environment, patch)
+    del report
+    with _environment(rollout, "grading") as clean:
+        return _grade(rollout, clean, patch)
+
+
+# --- Environment ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _environment(rollout: Rollout, purpose: str) -> Iterator[Environment]:
+    """An environment for the block; recycled or ended afterwards, and ended at once when the attempt must stop."""
+    claimed, stations = rollout.claimed, rollout.stations
+    spec, limits = claimed.spec.task.environment, claimed.spec.task.limits
+    provider = stations.environments(spec.kind)
+    image = provider.prepare_image(spec, timeout_s=limits.environment_timeout_s)
+    if purpose == "agent":
+        rollout.passed(Phase.IMAGE_READY, image=image)
+    rollout.heed()
+    reuse = claimed.mode is Mode.PERSISTENT and spec.reuse is Reuse.RECYCLED
+    environment, origin = stations.pool.acquire(
+        provider, spec, _tags(rollout), image, timeout_s=limits.environment_timeout_s, allow_reuse=reuse
+    )
+    rollout.torn[purpose] = {"id": environment.id, "origin": origin.value}
+    forget = rollout.token.on_cancel(environment.destroy)
+    try:
+        yield environment
+    finally:
+        forget()
+        reuse = reuse and not rollout.token.is_set()
+        proof = stations.pool.release(environment, reuse=reuse)
+        if proof is not None:
+            rollout.torn[purpose]["reset"] = {
+                "clean": proof.clean,
+                "removed": proof.removed,
+                "restored": proof.restored,
+                "killed": proof.killed,
+                "left": list(proof.left[:20]),
+            }
+
+
+def _tags(rollout: Rollout) -> Tags:
+    claimed = rollout.claimed
+    return Tags(
+        installation=rollout.stations.settings.installation,
+        instance_id=claimed.instance_id,
+        run_id=claimed.run_id,
+        task_id=claimed.task_id,
+        attempt_id=claimed.attempt_id,
+        deadline_unix_s=claimed.deadline_at.timestamp(),
+    )
+
+
+# --- Agent ----------------------------------------------------------------------------------------------------------
+
+
+def _run_agent(rollout: Rollout, environment: Environment) -> AgentReport:
+    """Raises: Stopped; StationError when the agent's end is not a result."""
+    spec, stations = rollout.claimed.spec, rollout.stations
+    agent = stations.agent(spec.agent)
+    solution = spec.task.solution if agent.needs_solution else None
+    job = AgentJob(
+        task_name=spec.task.name,
+        description=spec.task.description,
+        workdir=spec.task.environment.workdir,
+        limits=spec.task.limits,
+        model=stations.endpoint(spec) if agent.needs_model else None,
+        solution=solution,
+        solution_files=stations.bundle(solution.files) if isinstance(solution, ScriptSolution) else None,
+        scratch=rollout.scratch,
+    )
+    agent.check()
+    rollout.passed(Phase.AGENT_STARTED)
+    report = agent.run(job, environment, rollout.token)
+    rollout.report = report
+    rollout.evidence.of_agent(report)
+    rollout.passed(Phase.AGENT_ENDED, agent_end=report.end_reason.value, steps=report.steps, usage=report.usage)
+    if BLAME[report.end_reason] is not Blame.RESULT:
+        raise AgentNotMeasured(report)
+    return report
+
+
+class AgentNotMeasured(MegaFlowError):
+    """The agent ended for a reason that is not its own: nothing to grade."""
+
+    def __init__(self, report: AgentReport) -> None:
+        super().__init__(report.detail or f"the agent ended with {report.end_reason.value}")
+        self.reason = report.end_reason
+
+
+def _take_patch(rollout: Rollout, environment: Environment) -> bytes | None:
+    task = rollout.claimed.spec.task
+    base = task.goal.base_commit if isinstance(task.goal, TestsGoal) else None
+    patch = take_patch(environment, task.environment.workdir, base)
+    rollout.evidence.patch(patch)
+    return patch
+
+
+# --- Grading and artifacts ------------------------------------------------------------------------------------------
+
+
+def _grade(rollout: Rollout, environment: Environment, patch: bytes | None) -> Grade:
+    task = rollout.claimed.spec.task
+    tests = rollout.stations.bundle(task.goal.tests) if isinstance(task.goal, ScriptGoal) else None
+    grade = rollout.stations.grader(task.goal).grade(Submission(task, patch, tests), environment)
+    rollout.evidence.grade(grade)
+    rollout.passed(Phase.GRADED)
+    return grade
+
+
+def _store(rollout: Rollout) -> list[Artifact]:
+    claimed = rollout.claimed
+    prefix = f"runs/{claimed.run_id}/{claimed.task_id}/{claimed.number}"
+    secrets = [key.get_secret_value() for key in _keys(rollout)]
+    return rollout.evidence.store(rollout.stations.store, prefix, redact=secrets)
+
+
+def _keys(rollout: Rollout) -> Iterator[Any]:
+    if rollout.claimed.spec.model is not None:
+        key = rollout.stations.endpoint(rollout.claimed.spec).api_key
+        if key is not None:
+            yield key
+
+
+# --- Ends -----------------------------------------------------------------------------------------------------------
+
+
+def _record_failure(rollout: Rollout, error: Exception) -> EndReason:
+    reason = rollout.token.reason or getattr(error, "reason", None) or reason_of(error)
+    if not isinstance(error, MegaFlowError):
+        log.exception("attempt.unexpected_error")
+    failure = Failure(error=type(error).__name__, message=str(error)[:4000], phase=rollout.last_door)
+    try:
+        artifacts = _store(rollout)
+    except MegaFlowError as unstored:
+        artifacts = [Artifact(kind=kind, missing=f"not stored: {unstored}") for kind in ArtifactKind]
+    permanent = isinstance(error, PERMANENT)
+    try:
+        attempts.fail(
+            rollout.stations.database,
+            rollout.claimed,
+            end_reason=reason,
+            failure=failure,
+            artifacts=artifacts,
+            permanent=permanent,
+            retry=rollout.stations.retry,
+        )
+    except StaleWriter as stale:
+        log.warning("attempt.stale", error=str(stale))
+        return EndReason.LOST
+    return reason
+
+
+def _record_teardown(rollout: Rollout) -> None:
+    attempts.record_teardown(rollout.stations.database, rollout.claimed, {"teardown": rollout.torn})
+
+
+@contextmanager
+def _scratch(stations: Stations) -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="attempt-", dir=stations.scratch()))
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):
+            shutil.rmtree(folder)

@@ -1,0 +1,81 @@
+"""The stations of one worker, built from the settings: where the contracts meet their implementations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.agents import agent_named
+from app.agents.base import Agent, ModelEndpoint
+from app.artifacts import open_store
+from app.artifacts.base import ArtifactStore
+from app.artifacts.bundles import fetch_bundle
+from app.environments import provider_for
+from app.environments.base import EnvironmentProvider
+from app.environments.pool import EnvironmentPool
+from app.errors import SpecInvalid
+from app.grading import grader_for
+from app.grading.base import Grader
+from app.ledger.attempts import RetryPolicy
+from app.ledger.database import Database
+from app.models.spec import Bundle, EnvironmentKind, Goal, TaskSpec
+from app.settings import Settings
+
+
+@dataclass(slots=True)
+class Stations:
+    """Everything that the spine walks through. One per worker process; threads share it."""
+
+    settings: Settings
+    database: Database
+    store: ArtifactStore
+    pool: EnvironmentPool
+    retry: RetryPolicy
+
+    def environments(self, kind: EnvironmentKind) -> EnvironmentProvider:
+        """Raises: EngineUnavailable."""
+        return provider_for(kind, self.settings, self.bundle)
+
+    def agent(self, name: str) -> Agent:
+        """Raises: UnknownName."""
+        return agent_named(name)
+
+    def grader(self, goal: Goal) -> Grader:
+        return grader_for(goal)
+
+    def bundle(self, bundle: Bundle) -> bytes:
+        """The tar of a stored folder. Raises: ArtifactMissing, ArtifactStoreUnavailable."""
+        return fetch_bundle(self.store, bundle)
+
+    def endpoint(self, spec: TaskSpec) -> ModelEndpoint:
+        """Where the task's model is. Raises: SpecInvalid: no model was named."""
+        if spec.model is None:
+            raise SpecInvalid(f"agent {spec.agent!r} needs a model; expected --model NAME")
+        key_env = spec.model.api_key_env or self.settings.model_api_key_env
+        return ModelEndpoint(
+            base_url=spec.model.base_url or self.settings.model_endpoint(),
+            name=spec.model.name,
+            api_key=self.settings.secret(key_env),
+        )
+
+    def scratch(self) -> Path:
+        """Folder for the attempts' files on this host."""
+        folder = self.settings.home / "scratch"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def close(self) -> None:
+        """End idle environments and connections."""
+        self.pool.close()
+        self.database.close()
+
+
+def build(settings: Settings, *, pooled: bool, max_idle: int) -> Stations:
+    """Stations of a worker that keeps up to `max_idle` environments for reuse."""
+    return Stations(
+        settings=settings,
+        database=Database(settings.database(), pooled=pooled),
+        store=open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url),
+        pool=EnvironmentPool(max_idle=max_idle),
+        retry=RetryPolicy(settings.retry_base_s, settings.retry_cap_s),
+    )

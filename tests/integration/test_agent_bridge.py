@@ -1,0 +1,139 @@
+"""The bridge: one environment's shell over a Unix socket, for one framework, while it runs."""
+
+from __future__ import annotations
+
+import json
+import socket
+import stat
+import struct
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.agents.bridge import serve
+from app.errors import EnvironmentFailed
+from app.models.shell import CommandResult
+
+
+class EchoShell:
+    """Answers with what it was asked; `gone` breaks it, `hold` keeps it busy."""
+
+    def __init__(self) -> None:
+        self.gone = False
+        self.hold = threading.Event()
+        self.hold.set()
+
+    def run(
+        self,
+        command: str,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float,
+        stdin: bytes | None = None,
+    ) -> CommandResult:
+        if self.gone:
+            raise EnvironmentFailed("the container is gone")
+        self.hold.wait(10)
+        said = json.dumps([command, cwd, dict(env or {}), timeout_s]).encode()
+        return CommandResult(3, said, b"\xff!", timed_out=False, truncated=True, duration_s=0.5)
+
+    def put(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
+        raise NotImplementedError
+
+    def get(self, path: str) -> bytes:
+        raise NotImplementedError
+
+    def put_tree(self, archive: bytes, path: str) -> None:
+        raise NotImplementedError
+
+
+def ask(address: Path, **request: Any) -> dict[str, Any]:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(address))
+        content = json.dumps(request).encode()
+        connection.sendall(struct.pack(">I", len(content)) + content)
+        with connection.makefile("rb") as stream:
+            (length,) = struct.unpack(">I", stream.read(4))
+            answer: dict[str, Any] = json.loads(stream.read(length))
+            return answer
+
+
+def test_a_command_and_its_result_cross_whole() -> None:
+    with serve(EchoShell()) as bridge:
+        answer = ask(bridge.address, command="ls ä", cwd="/w", env={"A": "b"}, timeout_s=7)
+    assert answer == {
+        "exit_code": 3,
+        "output": json.dumps(["ls ä", "/w", {"A": "b"}, 7.0]) + "�!",
+        "timed_out": False,
+        "truncated": True,
+        "duration_s": 0.5,
+    }
+
+
+def test_a_request_without_a_limit_gets_the_default() -> None:
+    with serve(EchoShell(), default_timeout_s=11) as bridge:
+        assert json.loads(ask(bridge.address, command="ls")["output"][:-2])[3] == 11
+
+
+def test_only_this_user_can_reach_it_and_only_while_the_block_runs() -> None:
+    with serve(EchoShell()) as bridge:
+        folder = bridge.address.parent
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert not folder.exists()
+    with pytest.raises(OSError, match="No such file"):
+        ask(bridge.address, command="ls")
+
+
+def test_commands_run_side_by_side() -> None:
+    shell = EchoShell()
+    shell.hold.clear()
+    with serve(shell) as bridge, ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(ask, bridge.address, command=f"echo {at}") for at in range(8)]
+        shell.hold.set()
+        assert [json.loads(one.result()["output"][:-2])[0] for one in asked] == [f"echo {at}" for at in range(8)]
+
+
+def test_an_environment_that_is_gone_is_a_fault_and_kept_for_the_caller() -> None:
+    shell = EchoShell()
+    shell.gone = True
+    with serve(shell) as bridge:
+        assert "the container is gone" in ask(bridge.address, command="ls")["fault"]
+        assert isinstance(bridge.fault, EnvironmentFailed)
+
+
+@pytest.mark.parametrize("raw", [b"", b"\x00", b"\xff\xff\xff\xff", b"\x00\x00\x00\x02[]", b"\x00\x00\x00\x01{"])
+def test_nonsense_on_the_wire_harms_nobody_else(raw: bytes) -> None:
+    with serve(EchoShell()) as bridge:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(bridge.address))
+            connection.sendall(raw)
+            connection.shutdown(socket.SHUT_WR)
+            assert connection.recv(1) == b""
+        assert ask(bridge.address, command="ls")["exit_code"] == 3
+        assert bridge.fault is None
+
+
+def test_a_request_without_a_command_is_told_so() -> None:
+    with serve(EchoShell()) as bridge:
+        assert "command" in ask(bridge.address, cwd="/")["fault"]
+        assert bridge.fault is None
+
+
+def test_leaving_does_not_wait_for_a_command_without_end() -> None:
+    shell = EchoShell()
+    shell.hold.clear()
+    with socket.socket(socket.AF_UNIX) as connection:
+        with serve(shell) as bridge:
+            connection.connect(str(bridge.address))
+            content = json.dumps({"command": "sleep 1000"}).encode()
+            connection.sendall(struct.pack(">I", len(content)) + content)
+            time.sleep(0.1)
+            left = time.monotonic()
+        assert time.monotonic() - left < 4
+        shell.hold.set()

@@ -1,0 +1,121 @@
+"""Starting and stopping a Docker engine of ours: a private one, in mount and network namespaces of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from app.errors import EngineUnavailable
+from app.settings import Settings
+from app.stack import engine
+from app.stack.engine import Dockerd
+from app.stack.home import prepare
+from tests.services import short_folder
+
+can_start = pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("dockerd") or not shutil.which("unshare"),
+    reason="starting an engine takes root, dockerd and unshare",
+)
+
+
+def _private(folder: Path, *options: str) -> Dockerd:
+    # Its own network namespace: a second engine beside the machine's would take docker0 from it.
+    url = f"unix://{folder}/d.sock"
+    roots = ("--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec", "--pidfile", f"{folder}/d.pid")
+    command = ("unshare", "-m", "-n", "dockerd", "-H", url, *roots, *options)
+    return Dockerd(command=command, url=url, pidfile=folder / "d.pid")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as path:
+        yield path
+
+
+@pytest.fixture
+def settings(folder: Path) -> Iterator[Settings]:
+    chosen = Settings(home=folder / "h", docker_url=f"unix://{folder}/d.sock")
+    yield chosen
+    engine.stop_engine(chosen)
+    assert _processes_of(folder) == []
+
+
+def _processes_of(folder: Path) -> list[str]:
+    return [
+        " ".join(process.cmdline())
+        for process in psutil.process_iter()
+        if any(str(folder) in part for part in process.cmdline())
+    ]
+
+
+@can_start
+def test_an_engine_is_started_found_again_and_stopped_with_its_containerd(folder: Path, settings: Settings) -> None:
+    lines: list[str] = []
+    started = engine.ensure_engine(settings, may_install=False, dockerd=_private(folder), report=lines.append)
+    assert started.available, started.why
+    assert started.started
+    assert started.version
+    assert any("starting" in line for line in lines)
+    assert any("containerd" in line for line in _processes_of(folder))
+
+    again = engine.ensure_engine(settings, may_install=False, dockerd=_private(folder))
+    assert again.available
+    assert not again.started
+
+    assert engine.stop_engine(settings)
+    assert _processes_of(folder) == []
+    assert engine.version(settings) is None
+    assert not engine.stop_engine(settings), "a second stop finds nothing of ours"
+
+
+@can_start
+def test_a_pid_file_with_a_strangers_number_does_not_keep_the_engine_from_starting(
+    folder: Path, settings: Settings
+) -> None:
+    (folder / "d.pid").write_text(str(os.getpid()))
+    report = engine.ensure_engine(settings, may_install=False, dockerd=_private(folder))
+    assert report.available, report.why
+
+
+@can_start
+def test_an_engine_that_dies_at_its_start_is_reported_with_its_own_last_words(folder: Path, settings: Settings) -> None:
+    broken = _private(folder, "--storage-driver", "cheese")
+    report = engine.ensure_engine(settings, may_install=False, dockerd=broken)
+    assert not report.available
+    assert "cheese" in report.why
+    assert "local" in report.mend
+    assert not engine.is_ours(settings)
+
+
+def test_an_engine_named_by_the_settings_is_never_started_for_the_user(folder: Path) -> None:
+    settings = Settings(home=folder / "h", docker_url="unix:///nowhere/docker.sock")
+    report = engine.ensure_engine(settings, may_install=True)
+    assert not report.available
+    assert "/nowhere/docker.sock" in report.why
+    assert "MEGAFLOW_DOCKER_URL" in report.mend
+    with pytest.raises(EngineUnavailable), engine.connected(settings):
+        pass
+
+
+@pytest.mark.docker
+def test_the_engine_that_was_there_is_used_and_never_ours_to_stop(folder: Path, docker_engine: str) -> None:
+    settings = Settings(home=folder / "h")
+    report = engine.ensure_engine(settings, may_install=False)
+    assert report == engine.EngineReport(available=True, version=docker_engine)
+    assert not engine.is_ours(settings)
+    assert not engine.stop_engine(settings)
+    assert engine.version(settings) == docker_engine
+
+
+def test_a_process_that_got_the_recorded_number_later_is_not_taken_for_the_engine(folder: Path) -> None:
+    settings = Settings(home=folder / "h")
+    prepare(settings)
+    record = settings.home / "run" / "engine.json"
+    record.write_text(f'{{"pid": {os.getpid()}, "started_at": {psutil.Process().create_time() - 100}}}')
+    assert not engine.is_ours(settings)
+    assert not engine.stop_engine(settings)

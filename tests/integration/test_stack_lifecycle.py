@@ -1,0 +1,265 @@
+"""`up` and `down` of a real stack: supervisord, its servers, and programs that misbehave."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import docker
+import httpx
+import psutil
+import psycopg
+import pytest
+import redis as redis_client
+
+from app.errors import InstallationFailed, StackNotRunning
+from app.settings import Settings
+from app.stack import engine, flower, leftovers, lifecycle, supervisor
+from app.stack.home import MARKER, exclusively
+from app.stack.programs import Program, Stage, programs
+
+_WAIT = ("-c", "import signal; signal.pause()")
+
+
+def _nothing(line: str) -> None:
+    """Nobody listens."""
+
+
+def _servers(settings: Settings) -> tuple[Program, ...]:
+    return tuple(program for program in programs(settings) if program.stage is Stage.SERVERS)
+
+
+def _servers_and(*more: Program) -> Callable[[Settings], tuple[Program, ...]]:
+    return lambda settings: (*_servers(settings), *more)
+
+
+def _python(name: str, *arguments: str, stage: Stage = Stage.WORK) -> Program:
+    return Program(name, stage, (sys.executable, *arguments), stop_wait_s=2)
+
+
+@pytest.fixture
+def settings(home_folder: Path) -> Iterator[Settings]:
+    chosen = Settings(home=home_folder, installation=f"test-{uuid.uuid4().hex[:8]}", database_url=None, broker_url=None)
+    yield chosen
+    lifecycle.down(chosen, _nothing, purge=True, table=_servers)
+    assert leftovers.processes(chosen) == []
+
+
+def _up(settings: Settings, table: Callable[[Settings], tuple[Program, ...]] = _servers) -> lifecycle.StackReport:
+    return lifecycle.up(settings, _nothing, may_install=False, base=False, dockerd=_NO_DOCKERD, table=table)
+
+
+_NO_DOCKERD = engine.Dockerd(url="unix:///nowhere/docker.sock")
+"""These tests must not start an engine on this machine."""
+
+
+def _eventually(true: Callable[[], bool], within_s: float = 15.0) -> None:
+    give_up = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < give_up, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def _pid(settings: Settings, name: str) -> int:
+    return next(state.pid for state in supervisor.states(settings) if state.name == name)
+
+
+def test_a_second_up_finds_the_stack_running_and_starts_nothing(settings: Settings) -> None:
+    first = _up(settings)
+    assert set(first.started) == {"postgres", "redis"}
+    second = _up(settings)
+    assert second.started == ()
+    assert second.programs == first.programs
+    assert second.took_s < 2
+    assert not second.restart_needed
+
+
+def test_an_up_with_other_settings_says_that_a_restart_is_needed(settings: Settings) -> None:
+    _up(settings)
+    assert _up(settings.model_copy(update={"lease_s": 99.0})).restart_needed
+    assert not _up(settings).restart_needed
+
+
+def test_down_ends_every_process_and_keeps_the_data(settings: Settings) -> None:
+    _up(settings)
+    with psycopg.connect(settings.database()) as connection:
+        connection.execute("CREATE TABLE kept (number int)")
+    ended = lifecycle.down(settings, _nothing, table=_servers)
+    assert set(ended.programs) == {"postgres", "redis"}
+    assert ended.stragglers == ()
+    assert leftovers.processes(settings) == []
+    _up(settings)
+    with psycopg.connect(settings.database()) as connection:
+        assert connection.execute("SELECT count(*) FROM kept").fetchone() == (0,)
+
+
+def test_a_second_down_has_nothing_to_do(settings: Settings) -> None:
+    _up(settings)
+    lifecycle.down(settings, _nothing, table=_servers)
+    assert lifecycle.down(settings, _nothing, table=_servers) == lifecycle.DownReport()
+
+
+def test_purge_deletes_the_data(settings: Settings) -> None:
+    _up(settings)
+    lifecycle.down(settings, _nothing, purge=True, table=_servers)
+    assert [path.name for path in settings.home.iterdir()] == []
+
+
+def test_a_server_that_is_killed_comes_back_with_what_it_was_told(settings: Settings) -> None:
+    _up(settings)
+    with redis_client.Redis.from_url(settings.redis()) as client:
+        client.lpush("queue", "task")
+        time.sleep(1.5)  # appendfsync everysec
+        killed = _pid(settings, "redis")
+        os.kill(killed, signal.SIGKILL)
+    _eventually(lambda: _pid(settings, "redis") not in {0, killed})
+    with redis_client.Redis.from_url(settings.redis()) as client:
+        _eventually(lambda: _length(client) == 1)
+
+
+def _length(client: redis_client.Redis) -> int:
+    try:
+        return int(client.llen("queue"))
+    except redis_client.ConnectionError:
+        return -1
+
+
+def test_servers_that_a_killed_supervisord_left_are_ended_by_down(settings: Settings) -> None:
+    _up(settings)
+    _kill_supervisord(settings)
+    assert leftovers.processes(settings)
+    ended = lifecycle.down(settings, _nothing, table=_servers)
+    assert {name.split()[1] for name in ended.stragglers} >= {"postgres", "redis-server"}
+    assert leftovers.processes(settings) == []
+
+
+def test_up_after_a_killed_supervisord_starts_anew_on_the_same_data(settings: Settings) -> None:
+    _up(settings)
+    with psycopg.connect(settings.database()) as connection:
+        connection.execute("CREATE TABLE kept (number int)")
+    _kill_supervisord(settings)
+    assert set(_up(settings).started) == {"postgres", "redis"}
+    with psycopg.connect(settings.database()) as connection:
+        assert connection.execute("SELECT count(*) FROM kept").fetchone() == (0,)
+
+
+def _kill_supervisord(settings: Settings) -> None:
+    process = psutil.Process(int((settings.home / "run" / "supervisord.pid").read_text()))
+    process.kill()
+    _eventually(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_program_that_cannot_run_is_named_with_the_end_of_its_log(settings: Settings) -> None:
+    broken = _python("broken", "-c", "raise SystemExit('the disk is made of cheese')")
+    with pytest.raises(InstallationFailed, match=r"(?s)broken does not run.*made of cheese"):
+        _up(settings, _servers_and(broken))
+
+
+def test_a_program_that_ignores_sigterm_is_killed_with_its_children(settings: Settings) -> None:
+    deaf = "import signal, subprocess, sys; signal.signal(15, signal.SIG_IGN); subprocess.run([sys.executable, *sys.argv[1:]])"
+    table = _servers_and(_python("deaf", "-c", deaf, *_WAIT))
+    _up(settings, table)
+    family = [psutil.Process(_pid(settings, "deaf")), *psutil.Process(_pid(settings, "deaf")).children()]
+    lifecycle.down(settings, _nothing, table=table)
+    assert not [process for process in family if process.is_running()]
+
+
+def test_programs_get_exactly_these_settings_whatever_signs_they_hold(home_folder: Path) -> None:
+    written = "from app.settings import load; s = load(); open(s.home / 'seen', 'w').write(s.model_dump_json()); "
+    program = _python("witness", "-c", written + "import signal; signal.pause()")
+    home = home_folder.with_name("a 100%s $HOME")
+    settings = Settings(home=home, model_base_url="http://h/%(ENV_PATH)s;x#y", replay_scripts=(Path("/a"), Path("/b")))
+    try:
+        _up(settings, _servers_and(program))
+        _eventually(lambda: (home / "seen").exists() and (home / "seen").stat().st_size > 0)
+        assert (home / "seen").read_text() == settings.model_dump_json()
+    finally:
+        lifecycle.down(settings, _nothing, purge=True, table=_servers_and(program))
+
+
+def test_down_ends_what_the_stack_started_and_spares_a_user_who_exports_the_home(settings: Settings) -> None:
+    _up(settings)
+    ours, users = (
+        subprocess.Popen([sys.executable, *_WAIT], env=os.environ | {name: str(settings.home)}, start_new_session=True)
+        for name in (MARKER, "MEGAFLOW_HOME")
+    )
+    try:
+        ended = lifecycle.down(settings, _nothing, table=_servers)
+        assert [name.split()[0] for name in ended.stragglers] == [str(ours.pid)]
+        assert ours.wait(5) == -signal.SIGTERM
+        assert users.poll() is None
+    finally:
+        for process in (ours, users):
+            process.kill()
+            process.wait()
+
+
+def test_one_up_or_down_at_a_time(settings: Settings) -> None:
+    _up(settings)
+    with exclusively(settings), pytest.raises(StackNotRunning, match="another"):
+        lifecycle.down(settings, _nothing, table=_servers)
+
+
+@pytest.mark.docker
+def test_down_removes_what_carries_its_label_and_nothing_else(settings: Settings, base_image_tag: str) -> None:
+    stranger = f"test-{uuid.uuid4().hex[:8]}"
+    with engine.connected(settings) as client:
+        mine = _three_things(client, settings.installation, base_image_tag)
+        others = _three_things(client, stranger, base_image_tag)
+        try:
+            removed = lifecycle.down(settings, _nothing, table=_servers).removed
+            assert (removed.containers, removed.networks, removed.volumes) == (1, 1, 1)
+            assert [_is_there(client, kind, one) for kind, one in mine] == [False, False, False]
+            assert [_is_there(client, kind, one) for kind, one in others] == [True, True, True]
+        finally:
+            leftovers.remove_from_engine(Settings(home=settings.home, installation=stranger))
+
+
+def _three_things(client: docker.DockerClient, installation: str, image: str) -> list[tuple[str, str]]:
+    labels = {leftovers.LABEL: installation}
+    container = client.containers.run(image, "sleep 600", detach=True, labels=labels, network_mode="none")
+    network = client.networks.create(f"n-{installation}", labels=labels)
+    volume = client.volumes.create(f"v-{installation}", labels=labels)
+    return [("containers", container.id), ("networks", network.id), ("volumes", volume.id)]
+
+
+def _is_there(client: docker.DockerClient, kind: str, one: str) -> bool:
+    try:
+        getattr(client, kind).get(one)
+    except docker.errors.NotFound:
+        return False
+    return True
+
+
+def test_flower_asks_for_the_password_that_only_the_owner_can_read(settings: Settings) -> None:
+    settings = Settings(home=settings.home, installation=settings.installation, flower_port=15_987)
+    broker = ("-m", "celery", "-b", settings.broker(), "flower")
+    program = _python("flower", *broker, f"--conf={flower.configuration_file(settings)}")
+    _up(settings, _servers_and(program))
+    secret = flower.password(settings)
+    with httpx.Client(base_url=flower.url(settings)) as client:
+        _eventually(lambda: _status(client) != 0)
+        assert _status(client) == 401
+        assert _status(client, (settings.flower_user, "wrong")) == 401
+        assert _status(client, (settings.flower_user, secret)) == 200
+    listening = psutil.Process(_pid(settings, "flower")).net_connections("tcp4")
+    assert {one.laddr.ip for one in listening if one.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
+    assert not [process for process in psutil.process_iter() if secret in " ".join(process.cmdline())]
+    kept = flower.password_file(settings)
+    assert kept is not None
+    for path in (kept, flower.configuration_file(settings)):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def _status(client: httpx.Client, auth: tuple[str, str] | None = None) -> int:
+    try:
+        return client.get("/workers", auth=auth, follow_redirects=True).status_code
+    except httpx.ConnectError:
+        return 0

@@ -1,0 +1,212 @@
+"""The two agents without a model, and the patch that is taken after any of them. Real git."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+from folder_shell import FolderShell, committed, git
+
+from app.agents import agent_named, agent_names, patch
+from app.agents.base import AgentJob
+from app.agents.patch import head_commit, take_patch
+from app.errors import AgentFailed, UnknownName
+from app.models.endings import EndReason
+from app.models.spec import Bundle, Limits, PatchSolution, ScriptSolution
+
+ANSWER = "--- a/value.py\n+++ b/value.py\n@@ -1 +1 @@\n-value = 1\n+value = 2"  # without its last newline, as in rows
+
+
+class Never:
+    def is_set(self) -> bool:
+        return False
+
+    def on_cancel(self, callback):
+        return lambda: None
+
+
+class Already(Never):
+    def is_set(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> FolderShell:
+    shell = FolderShell(tmp_path / "environment")
+    committed(shell.path("/testbed"), {"value.py": "value = 1\n"})
+    return shell
+
+
+def job(tmp_path: Path, **changes) -> AgentJob:
+    fields = {
+        "task_name": "t",
+        "description": "d",
+        "workdir": "/testbed",
+        "limits": Limits(),
+        "model": None,
+        "solution": None,
+        "solution_files": None,
+        "scratch": tmp_path,
+    }
+    return AgentJob(**{**fields, **changes})
+
+
+def tar_of(name: str, content: str) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        member = tarfile.TarInfo(name)
+        member.size = len(content)
+        tar.addfile(member, io.BytesIO(content.encode()))
+    return buffer.getvalue()
+
+
+def script(command: str = 'bash "${SOLUTION_DIR:-/solution}/solve.sh"') -> ScriptSolution:
+    return ScriptSolution(files=Bundle(sha256="0" * 64, size_bytes=1), command=command)
+
+
+def test_the_oracle_applies_a_gold_patch(shell: FolderShell, tmp_path: Path) -> None:
+    report = agent_named("oracle").run(job(tmp_path, solution=PatchSolution(patch=ANSWER)), shell, Never())
+    assert report.end_reason is EndReason.SUBMITTED
+    assert shell.get("/testbed/value.py") == b"value = 2\n"
+    assert report.log and "Applied patch value.py cleanly" in report.log.read_text()
+
+
+def test_the_oracle_applies_a_gold_patch_in_a_folder_without_a_repository_of_its_own(tmp_path: Path) -> None:
+    committed(tmp_path / "outer", {"x": "x\n"})  # git would take the working folder for a part of it, and do nothing
+    shell = FolderShell(tmp_path / "outer" / "environment")
+    shell.put("/testbed/value.py", b"value = 1\n")
+    report = agent_named("oracle").run(job(tmp_path, solution=PatchSolution(patch=ANSWER)), shell, Never())
+    assert report.end_reason is EndReason.SUBMITTED
+    assert shell.get("/testbed/value.py") == b"value = 2\n"
+
+
+def test_a_gold_patch_that_does_not_apply_is_the_agents_error_with_gits_words(shell: FolderShell, tmp_path: Path) -> None:
+    shell.put("/testbed/value.py", b"something else\n")
+    report = agent_named("oracle").run(job(tmp_path, solution=PatchSolution(patch=ANSWER)), shell, Never())
+    assert report.end_reason is EndReason.AGENT_ERROR
+    assert "patch does not apply" in report.detail
+
+
+def test_the_oracle_runs_a_gold_script_in_the_working_folder(shell: FolderShell, tmp_path: Path) -> None:
+    files = tar_of("solve.sh", "echo 'value = 3' > value.py\n")
+    report = agent_named("oracle").run(job(tmp_path, solution=script(), solution_files=files), shell, Never())
+    assert report.end_reason is EndReason.SUBMITTED
+    assert shell.get("/testbed/value.py") == b"value = 3\n"
+
+
+def test_a_gold_script_that_never_ends_is_stopped_at_the_agents_time_limit(shell: FolderShell, tmp_path: Path) -> None:
+    files = tar_of("solve.sh", "echo begun; sleep 60\n")
+    limited = job(tmp_path, solution=script(), solution_files=files, limits=Limits(agent_timeout_s=0.5))
+    report = agent_named("oracle").run(limited, shell, Never())
+    assert report.end_reason is EndReason.AGENT_TIMEOUT
+    assert "begun" in report.detail
+
+
+def test_the_oracle_without_an_answer_fails_instead_of_submitting(shell: FolderShell, tmp_path: Path) -> None:
+    with pytest.raises(AgentFailed, match="expected a task with a solution"):
+        agent_named("oracle").run(job(tmp_path), shell, Never())
+
+
+def test_a_cancelled_oracle_does_nothing(shell: FolderShell, tmp_path: Path) -> None:
+    report = agent_named("oracle").run(job(tmp_path, solution=PatchSolution(patch=ANSWER)), shell, Already())
+    assert report.end_reason is EndReason.CANCELLED
+    assert shell.get("/testbed/value.py") == b"value = 1\n"
+
+
+def test_nop_submits_and_leaves_everything_as_it_was(shell: FolderShell, tmp_path: Path) -> None:
+    report = agent_named("nop").run(job(tmp_path), shell, Never())
+    assert report.end_reason is EndReason.SUBMITTED
+    assert take_patch(shell, "/testbed", None) == b""
+
+
+def test_an_unknown_agent_is_named_beside_the_known_ones() -> None:
+    with pytest.raises(UnknownName, match="unknown agent 'opendevin'; known: mini-swe-agent, nop, oracle"):
+        agent_named("opendevin")
+    assert agent_names() == ["mini-swe-agent", "nop", "oracle"]
+
+
+def test_a_patch_holds_changed_new_binary_deleted_and_committed_files(shell: FolderShell, tmp_path: Path) -> None:
+    work = shell.path("/testbed")
+    (work / "gone.txt").write_text("here\n")
+    git(work, "add", "-A")
+    git(work, "commit", "-q", "-m", "more")
+    base = head_commit(shell, "/testbed")
+    (work / "value.py").write_text("value = 2\n")
+    git(work, "commit", "-q", "-a", "-m", "the agent commits")
+    (work / "new file é.txt").write_text("new\n")
+    (work / "image.bin").write_bytes(bytes(range(256)) * 50)
+    (work / "gone.txt").unlink()
+    taken = take_patch(shell, "/testbed", base)
+
+    clean = FolderShell(tmp_path / "clean")
+    git(tmp_path, "clone", "-q", str(work), str(tmp_path / "clone"))
+    git(tmp_path / "clone", "checkout", "-q", str(base))
+    clean.workdir = "/../clone"
+    assert taken
+    assert clean.run("git apply -", timeout_s=30, stdin=taken).ok
+    clone = tmp_path / "clone"
+    assert (clone / "value.py").read_text() == "value = 2\n"
+    assert (clone / "new file é.txt").read_text() == "new\n"
+    assert (clone / "image.bin").read_bytes() == bytes(range(256)) * 50
+    assert not (clone / "gone.txt").exists()
+
+
+def test_a_patch_leaves_out_what_running_tests_leaves_behind(shell: FolderShell) -> None:
+    for name in ("__pycache__/a.pyc", "package/__pycache__/b.txt", ".pytest_cache/c", "d.pyc", "kept.py"):
+        shell.put(f"/testbed/{name}", b"x\n")
+    git(shell.path("/testbed"), "add", "-A")  # even when the agent staged it
+    taken = take_patch(shell, "/testbed", None)
+    assert taken
+    assert [line for line in taken.decode().splitlines() if line.startswith("diff")] == ["diff --git a/kept.py b/kept.py"]
+
+
+def test_taking_a_patch_changes_nothing_and_minds_neither_lock_nor_configuration(
+    shell: FolderShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = shell.path("/testbed")
+    (tmp_path / "gitconfig").write_text("[diff]\n\tnoprefix = true\n\texternal = false\n[color]\n\tui = always\n")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
+    git(work, "config", "diff.noprefix", "true")
+    shell.put("/testbed/.git/index.lock", b"")  # a killed git left it
+    shell.put("/testbed/value.py", b"value = 2\n")
+
+    def everything() -> dict[str, bytes]:
+        return {str(file): file.read_bytes() for file in work.rglob("*") if file.is_file()}
+
+    before = everything()
+    taken = take_patch(shell, "/testbed", None)
+    assert taken is not None
+    assert taken.startswith(b"diff --git a/value.py b/value.py\n")
+    assert everything() == before
+
+
+def test_a_folder_inside_somebody_elses_repository_has_no_patch(tmp_path: Path) -> None:
+    committed(tmp_path, {"x": "x\n"})
+    shell = FolderShell(tmp_path / "environment")
+    shell.put("/testbed/file", b"x")
+    assert take_patch(shell, "/testbed", None) is None
+    assert head_commit(shell, "/testbed") is None
+
+
+def test_a_repository_without_a_commit_gives_all_its_files(tmp_path: Path) -> None:
+    shell = FolderShell(tmp_path)
+    git(shell.path("/testbed"), "init", "-q")
+    shell.put("/testbed/file", b"x\n")
+    taken = take_patch(shell, "/testbed", None)
+    assert taken
+    assert b"+++ b/file" in taken
+
+
+def test_a_patch_beyond_the_bound_is_refused(shell: FolderShell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patch, "MAX_BYTES", 1 << 20)
+    shell.put("/testbed/large.txt", b"a line of text\n" * 100_000)
+    with pytest.raises(AgentFailed, match="at most 1 MiB"):
+        take_patch(shell, "/testbed", None)
+    assert not shell.path("/testbed/.megaflow-patch").exists()
+
+
+def test_an_unknown_base_commit_is_told_in_gits_words(shell: FolderShell) -> None:
+    with pytest.raises(AgentFailed, match="0123456789012345678901234567890123456789"):
+        take_patch(shell, "/testbed", "0123456789" * 4)
