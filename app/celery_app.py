@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery import Celery
-from kombu import Queue
+from kombu import Queue  # type: ignore[attr-defined]
 
 from app.settings import Settings, load
 
@@ -41,6 +41,7 @@ def options(settings: Settings) -> dict[str, Any]:
         "worker_prefetch_multiplier": 1,
         "worker_disable_prefetch": True,  # else one hint waits behind a running attempt
         "worker_hijack_root_logger": False,
+        "worker_redirect_stdouts": False,
         "worker_log_format": "%(asctime)s %(levelname)s %(message)s",
         "worker_cancel_long_running_tasks_on_connection_loss": False,  # the lease decides, not the broker
         "worker_enable_remote_control": True,  # off on ephemeral workers: two connections each instead of four

@@ -133,6 +133,11 @@ class Settings(BaseSettings):
         return self.home / "run" / "redis" / "redis.sock"
 
     @property
+    def tools(self) -> Path:
+        """Folder of the agent frameworks' own environments; several installations may share it by a link."""
+        return self.home / "tools"
+
+    @property
     def embeds_postgres(self) -> bool:
         return self.database_url is None
 

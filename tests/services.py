@@ -44,7 +44,7 @@ def missing(what: str) -> None:
 @contextmanager
 def short_folder() -> Iterator[Path]:
     """A temporary folder with a short path that every user may pass through."""
-    folder = Path(tempfile.mkdtemp(prefix="mf-", dir="/tmp"))  # noqa: S108
+    folder = Path(tempfile.mkdtemp(prefix="mf-", dir="/tmp"))
     folder.chmod(0o711)
     try:
         yield folder
@@ -71,7 +71,7 @@ def serving(command: tuple[str, ...], *, logfile: Path, user: str | None, stop: 
             group=user,
             extra_groups=None if user is None else [],
             start_new_session=True,
-            preexec_fn=die_with_parent,  # noqa: PLW1509
+            preexec_fn=die_with_parent,
         ) as server,
     ):
         try:
@@ -140,11 +140,11 @@ def _redis(_services_home: Settings) -> Iterator[Settings]:
 
 
 @pytest.fixture
-def redis_url(_redis: Settings) -> Iterator[str]:
+def redis_url(_redis: Settings) -> str:
     """redis-py's URL of a real Redis, emptied before this test; shared by all."""
     with redis_client.Redis.from_url(_redis.redis()) as client:
         client.flushall()
-    yield _redis.redis()
+    return _redis.redis()
 
 
 @pytest.fixture

@@ -32,11 +32,16 @@ class Place:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             field = ".".join(str(part) for part in first["loc"]) or "(all of it)"
-            raise self.fault(field, first["msg"], first["input"]) from error
+            raise self.fault(field, _expected(first["msg"]), first["input"]) from error
         except DatasetInvalid:
             raise
         except SpecInvalid as error:
             raise DatasetInvalid(f"{self.where}: {error}") from error
+
+
+def _expected(message: str) -> str:
+    """Pydantic's `Input should be greater than 0`, to stand after `expected`."""
+    return f"{message[:1].lower()}{message[1:].replace(' should ', ' that should ', 1)}"
 
 
 def shown(value: object) -> str:

@@ -17,7 +17,16 @@ from typing import Any, ClassVar
 from app.datasets.base import Reading
 from app.datasets.faults import Place, shown
 from app.errors import DatasetInvalid
-from app.models.spec import AgentTask, Build, Bundle, EnvironmentKind, EnvironmentSpec, PatchSolution, TestsGoal
+from app.models.spec import (
+    NAME,
+    AgentTask,
+    Build,
+    Bundle,
+    EnvironmentKind,
+    EnvironmentSpec,
+    PatchSolution,
+    TestsGoal,
+)
 
 Row = dict[str, Any]
 
@@ -94,6 +103,8 @@ class _Rows:
 
     def task(self, row: Row, place: Place) -> AgentTask:
         instance_id = _text(row, "instance_id", place)
+        if not re.fullmatch(NAME, instance_id) or ".." in instance_id.split("/"):
+            raise place.fault("instance_id", "at most 200 letters, digits, and ._/+- after the first", instance_id)
         with place.named():
             return AgentTask(
                 name=instance_id,

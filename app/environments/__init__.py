@@ -1,0 +1,35 @@
+"""Where agents act: containers of an engine, or, by name only, a folder of this host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from app.environments.base import EnvironmentProvider
+from app.models.spec import Bundle, EnvironmentKind
+from app.settings import Settings
+
+__all__ = ["KINDS", "provider_for"]
+
+KINDS: dict[EnvironmentKind, str] = {
+    EnvironmentKind.DOCKER: "a container with limits and no network, on a Docker engine",
+    EnvironmentKind.LOCAL: "a temporary folder and marked processes of this host; no isolation",
+}
+
+
+def provider_for(
+    kind: EnvironmentKind, settings: Settings, fetch_bundle: Callable[[Bundle], bytes]
+) -> EnvironmentProvider:
+    """The provider of a kind; `fetch_bundle` gives a bundle's uncompressed tar.
+
+    Nothing is connected yet: an engine that is missing shows at the first use. Imported late, so that a machine
+    without the engine's client can still use the other kind.
+    """
+    match kind:
+        case EnvironmentKind.DOCKER:
+            from app.environments.docker import DockerProvider
+
+            return DockerProvider(settings, fetch_bundle=fetch_bundle)
+        case EnvironmentKind.LOCAL:
+            from app.environments.local import LocalProvider
+
+            return LocalProvider(settings, fetch_bundle=fetch_bundle)

@@ -97,5 +97,8 @@ class EnvironmentProvider(Protocol):
         ...
 
     def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
-        """Remove everything labelled with `installation`, but what `keep` maps to True (by id). Returns the ids removed."""
+        """Remove every environment of `installation` but those that `keep` maps to True (by id).
+
+        Returns the ids removed. Other objects of the installation (instances, services) are not touched.
+        """
         ...

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import posixpath
 import shlex
 import tarfile
@@ -15,24 +14,22 @@ from typing import Any
 
 import structlog
 from docker.errors import APIError, DockerException, NotFound
+from docker.types import LogConfig
 from requests import RequestException
 
 from app.environments import archives
 from app.environments.base import CommandResult, Origin, ResetProof, Tags
-from app.environments.engine import Engine, engine_of, missing
+from app.environments.engine import ROLE, Engine, engine_of, missing
 from app.environments.execution import Execution
 from app.environments.host_slots import HostSlots, turn
 from app.environments.images import Images
 from app.environments.layer import Layer
 from app.environments.processes import COMMAND, ExecView, HostView, ProcessView, Tree, kill_tree
-from app.errors import DiskFull, EngineUnavailable, EnvironmentFailed, ImageUnavailable, StationError
+from app.errors import EnvironmentFailed, ImageUnavailable, StationError
 from app.models.spec import Bundle, EnvironmentSpec, Network
 from app.settings import Settings
 
 log = structlog.get_logger()
-
-ROLE = "megaflow.role"
-"""Label that tells environments and their networks from other objects of ours (instances, services)."""
 
 SLEEP = ["sleep", "2147483647"]  # every `sleep` understands a number, not every one `infinity`
 
@@ -57,7 +54,9 @@ _ENGINE_ONLY = ("/dev", "/proc", "/sys")
 class DockerEnvironment:
     """One container. Its first process sleeps; every command is an exec beside it."""
 
-    def __init__(self, engine: Engine, container_id: str, spec: EnvironmentSpec, image_id: str, layer: Layer | None) -> None:
+    def __init__(
+        self, engine: Engine, container_id: str, spec: EnvironmentSpec, image_id: str, layer: Layer | None
+    ) -> None:
         self._engine = engine
         self._id = container_id
         self._spec = spec
@@ -84,6 +83,11 @@ class DockerEnvironment:
             "origin": self._origin.value,
             "network": self._spec.network.value,
         }
+
+    def adopt(self, tags: Tags) -> None:
+        """From now on it belongs to this attempt: the name says so, since an engine cannot change labels."""
+        with self._living("take over"):
+            self._engine.api.rename(self._id, name_of(tags))
 
     # --- Commands -------------------------------------------------------------------------------------------------
 
@@ -163,7 +167,7 @@ class DockerEnvironment:
         if len(command.encode()) < _COMMAND_LIMIT_BYTES:
             yield ["/bin/sh", "-c", command]
             return
-        path = f"/tmp/.command-{uuid.uuid4().hex}"  # noqa: S108 - inside the container, unguessable
+        path = f"/tmp/.command-{uuid.uuid4().hex}"
         self.put(path, command.encode(), mode=0o755)
         try:
             yield ["/bin/sh", path]
@@ -174,8 +178,8 @@ class DockerEnvironment:
         """Say so when it was the memory limit that killed: the engine's state does not tell it for an exec."""
         files = "/sys/fs/cgroup/memory/memory.oom_control /sys/fs/cgroup/memory.events"
         kills = 0
-        for line in self._quiet(["/bin/sh", "-c", f"exec cat {files} 2>/dev/null"]).decode("ascii", "replace").splitlines():
-            if line.startswith("oom_kill "):
+        for line in self._quiet(["/bin/sh", "-c", f"exec cat {files} 2>/dev/null"]).splitlines():
+            if line.startswith(b"oom_kill "):
                 kills = int(line.split()[1])
         if kills <= self._oom_kills:
             return result
@@ -194,9 +198,10 @@ class DockerEnvironment:
 
     def _quiet(self, argv: list[str]) -> bytes:
         """Standard output of a command of ours, run as root and not counted as the task's."""
-        exec_id = self._engine.api.exec_create(self._id, argv, user="0", workdir="/")["Id"]
-        execution = Execution(self._engine, exec_id, None, lambda: None)
-        execution.finish(time.monotonic() + 30.0)
+        with self._living("look inside"):
+            exec_id = self._engine.api.exec_create(self._id, argv, user="0", workdir="/")["Id"]
+            execution = Execution(self._engine, exec_id, None, lambda: None)
+            execution.finish(time.monotonic() + 30.0)
         return execution.stdout.content()
 
     # --- Files ----------------------------------------------------------------------------------------------------
@@ -251,7 +256,7 @@ class DockerEnvironment:
         if self._spec.setup:
             return ResetProof(clean=False, left=("set-up commands ran: what they made is not in the image",))
         if self._layer is None:
-            return ResetProof(clean=False, left=("the engine's layers cannot be seen from here, so nothing can be proven",))
+            return ResetProof(clean=False, left=("the engine's layers are not visible here: nothing can be proven",))
         try:
             return self._reset(self._layer)
         except (DockerException, RequestException, OSError, StationError) as error:
@@ -259,7 +264,7 @@ class DockerEnvironment:
             return ResetProof(clean=False, left=(f"the reset itself failed: {error}",))
 
     def _reset(self, layer: Layer) -> ResetProof:
-        killed = sum(not p.dead for p in self._processes().scan()) - 1
+        killed = sum(not p.dead for p in self._processes().scan()) - 2  # the init and the sleeper
         api = self._engine.api
         api.kill(self._id, signal="KILL")
         api.wait(self._id, timeout=30)
@@ -280,7 +285,7 @@ class DockerEnvironment:
         for execution in running:
             execution.abort()
         with self._engine.named(f"remove environment {self._id[:12]}", EnvironmentFailed):
-            remove(self._engine, self._id)
+            self._engine.remove(self._id)
 
     @contextmanager
     def _living(self, doing: str, absent: str | None = None) -> Iterator[None]:
@@ -293,7 +298,7 @@ class DockerEnvironment:
             self._raise_if_gone()
             if absent is not None and missing(error) and "No such container" not in str(error):
                 raise FileNotFoundError(f"no file {absent} in environment {self._id[:12]}.") from error
-            raise
+            raise EnvironmentFailed(f"{error}{self._fate()}") from error.__cause__
         except OSError as error:
             self._raise_if_gone()
             raise EnvironmentFailed(f"cannot {doing} in environment {self._id[:12]}: {error}{self._fate()}") from error
@@ -307,7 +312,8 @@ class DockerEnvironment:
         with suppress(DockerException, RequestException):
             state = self._engine.api.inspect_container(self._id)["State"]
             if not state["Running"]:
-                return f" (it ended with exit code {state['ExitCode']}{', out of memory' if state['OOMKilled'] else ''})"
+                why = ", out of memory" if state["OOMKilled"] else ""
+                return f" (it ended with exit code {state['ExitCode']}{why})"
         return ""
 
 
@@ -357,10 +363,10 @@ class DockerProvider:
                     return DockerEnvironment(engine, container_id, spec, image_id, layer)
                 except BaseException as error:
                     with suppress(DockerException, RequestException):
-                        remove(engine, container_id)
+                        engine.remove(container_id)
                     if not (self._init and isinstance(error, APIError) and "docker-init" in str(error)):
                         raise
-                    log.warning("environment.no_init", reason="the engine has no docker-init: zombies stay until the end")
+                    log.warning("environment.no_init", reason="no docker-init: zombies stay until the end")
                     self._init = False
 
     def _create(self, engine: Engine, spec: EnvironmentSpec, tags: Tags, image_id: str, network: str) -> str:
@@ -369,6 +375,7 @@ class DockerProvider:
                 image_id,
                 entrypoint=SLEEP,
                 command=[],
+                name=name_of(tags),
                 environment=spec.env,
                 working_dir=spec.workdir,
                 labels={**tags.labels(), ROLE: "environment"},
@@ -392,7 +399,7 @@ class DockerProvider:
             sysctls={"net.ipv4.ip_unprivileged_port_start": "0"},
             security_opt=["no-new-privileges"],
             ipc_mode="private",
-            log_config={"Type": "none", "Config": {}},
+            log_config=LogConfig(type="none"),
             oom_score_adj=500,  # a host short of memory ends a task before a worker
         )
 
@@ -422,7 +429,7 @@ class DockerProvider:
         with engine.named("sweep environments", EnvironmentFailed):
             for container in engine.api.containers(all=True, filters=labels):
                 if not kept.get(container["Id"], False):
-                    remove(engine, container["Id"])
+                    engine.remove(container["Id"])
                     removed.append(container["Id"])
             for network in engine.api.networks(filters=labels):
                 with suppress(APIError):  # in use
@@ -431,13 +438,9 @@ class DockerProvider:
         return removed
 
 
-def remove(engine: Engine, container_id: str) -> None:
-    """Kill and remove a container with its volumes; not there, or going already, is fine."""
-    try:
-        engine.api.remove_container(container_id, v=True, force=True)
-    except APIError as error:
-        if error.status_code != 404 and "already in progress" not in str(error):
-            raise
+def name_of(tags: Tags) -> str:
+    """`megaflow-ATTEMPT-RANDOM-DEADLINE`; what `deadline_of` reads."""
+    return f"megaflow-{tags.attempt_id}-{uuid.uuid4().hex[:6]}-{tags.deadline_unix_s:.0f}"
 
 
 def _set_up(environment: DockerEnvironment, spec: EnvironmentSpec, deadline: float) -> None:

@@ -15,12 +15,17 @@ from docker import APIClient
 from docker.errors import APIError, DockerException, NotFound
 from docker.utils import kwargs_from_env
 
+from app.environments.disk import no_space
 from app.errors import DiskFull, EngineUnavailable, StationError
 from app.settings import Settings
 
-_CALL_S = 120.0
+_CALL_S = 120
 """One call: a busy engine may take long over a start."""
 _TRY = "start the engine (`megaflow up` does where it may), or point MEGAFLOW_DOCKER_URL at one"
+
+
+ROLE = "megaflow.role"
+"""Label that tells environments and their networks from other objects of ours (instances, services)."""
 
 
 class Engine:
@@ -54,7 +59,7 @@ class Engine:
         except (APIError, DockerException) as error:
             raise self._as_ours(doing, _reason(error), otherwise) from error
         except requests.Timeout as error:
-            raise EngineUnavailable(f"{doing}: no answer from {self.url} within {_CALL_S:.0f} s; {_TRY}.") from error
+            raise EngineUnavailable(f"{doing}: no answer from {self.url} within {_CALL_S} s; {_TRY}.") from error
         except requests.RequestException as error:
             raise EngineUnavailable(
                 f"{doing}: the engine at {self.url} went away ({_reason(error)}); {_TRY}."
@@ -64,6 +69,14 @@ class Engine:
         if no_space(reason):
             return DiskFull(f"{doing}: the engine's disk is full ({reason}); free some with `docker system prune`.")
         return otherwise(f"{doing}: the engine says: {reason}")
+
+    def remove(self, container_id: str) -> None:
+        """Kill and remove a container with its volumes; not there, or going already, is fine."""
+        try:
+            self.api.remove_container(container_id, v=True, force=True)
+        except APIError as error:
+            if error.status_code != 404 and "already in progress" not in str(error):
+                raise
 
     def attach(self, exec_id: str) -> tuple[socket.socket, bytes]:
         """Start a prepared exec and take its stream: the socket, and what was read of it already.
@@ -75,7 +88,8 @@ class Engine:
             body = b'{"Detach":false,"Tty":false}'
             head = (
                 f"POST /v{self.api.api_version}/exec/{exec_id}/start HTTP/1.1\r\nHost: engine\r\n"
-                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n"
+                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+                "Connection: Upgrade\r\nUpgrade: tcp\r\n\r\n"
             )
             connection.sendall(head.encode() + body)
             return connection, _accepted(connection)
@@ -109,11 +123,6 @@ def engine_of(settings: Settings) -> Engine:
 
 
 _engines: dict[tuple[int, str | None], Engine] = {}
-
-
-def no_space(text: str) -> bool:
-    """Whether a message speaks of a full disk."""
-    return "no space left on device" in text.lower() or "disk quota exceeded" in text.lower()
 
 
 def missing(error: BaseException | None) -> bool:

@@ -47,7 +47,7 @@ class Execution:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def finish(self, deadline: float) -> dict[str, Any]:
-        """Carry the streams until the command has ended or `deadline` (monotonic) has killed it; the engine's record."""
+        """Carry the streams until the command has ended, or `deadline` (monotonic) killed it; the engine's record."""
         self._socket, received = self.engine.attach(self.exec_id)
         try:
             self._take(received)

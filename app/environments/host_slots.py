@@ -1,4 +1,4 @@
-"""Turns and limits shared by all processes of this host: locks on files, given back by the kernel when a holder dies."""
+"""Turns and limits shared by all processes of this host: file locks, which the kernel frees when a holder dies."""
 
 from __future__ import annotations
 

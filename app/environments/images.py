@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -19,14 +19,14 @@ import structlog
 from docker.errors import ImageNotFound
 from docker.utils import parse_repository_tag
 from docker.utils.build import tar as tar_context
-from docker.utils.json_stream import json_stream
 from urllib3.exceptions import HTTPError
 
 from app.environments import archives
-from app.environments.engine import Engine, engine_of, no_space
+from app.environments.disk import disk_named, no_space
+from app.environments.engine import Engine, engine_of
 from app.environments.host_slots import HostSlots, turn
 from app.environments.sources import fetch_sources
-from app.errors import DiskFull, ImageBuildFailed, ImageUnavailable
+from app.errors import DiskFull, EngineUnavailable, ImageBuildFailed, ImageUnavailable
 from app.models.spec import Build, Bundle, EnvironmentSpec
 from app.settings import Settings
 
@@ -70,7 +70,8 @@ class Images:
         """The id of an image that the engine has, or None."""
         try:
             with self._engine.named(f"look for image {reference}", ImageUnavailable):
-                return str(self._engine.api.inspect_image(reference)["Id"])
+                found: dict[str, Any] = self._engine.api.inspect_image(reference)  # type: ignore[no-untyped-call]
+                return str(found["Id"])
         except ImageUnavailable as error:
             if isinstance(error.__cause__, ImageNotFound):
                 return None
@@ -78,12 +79,12 @@ class Images:
 
     # --- By reference ---------------------------------------------------------------------------------------------
 
-    def _pulled(self, reference: str, deadline: float) -> str:
+    def _pulled(self, reference: str, deadline: float, *, counted: bool = True) -> str:
         candidates = [*self._mirrored(reference), reference]
         for candidate in reversed(candidates):
             if (found := self.find(candidate)) is not None:
                 return found
-        with self._once(f"pull-{_short(reference)}", f"pull {reference}", deadline):
+        with self._once(f"pull-{_short(reference)}", f"pull {reference}", deadline, counted=counted):
             for candidate in candidates:
                 if (found := self.find(candidate)) is not None:
                     return found
@@ -149,18 +150,18 @@ class Images:
     def _build(self, build: Build, tag: str, memory_bytes: int, deadline: float) -> str:
         begun = time.monotonic()
         deadline = min(deadline, begun + build.timeout_s)
-        with _disk_named(f"build {tag}"), self._context(build.context) as folder:
+        with disk_named(f"build {tag}"), self._context(build.context) as folder:
             recipe = _recipe(folder, build.dockerfile)
             params = self._parameters(build, tag, recipe, memory_bytes, closed=(folder / "sources.txt").exists())
             for reference in _bases(recipe):
-                self._pulled(reference, deadline)
+                self._pulled(reference, deadline, counted=False)  # this build's own slot covers it
             with tempfile.TemporaryFile() as packed:
-                tar_context(str(folder), fileobj=packed)
+                tar_context(folder, fileobj=packed)
                 packed.seek(0)
                 Builder(self._engine, self._log_file(tag)).build(tag, params, packed, deadline)
         found = self.find(tag)
         if found is None:
-            raise ImageBuildFailed(f"the engine built {tag}, but it is not there afterwards; its disk may be being pruned.")
+            raise ImageUnavailable(f"{tag} was built, but is not there afterwards; was it pruned? Try again.")
         log.info("image.built", image=tag, took_s=round(time.monotonic() - begun, 3))
         return found
 
@@ -195,12 +196,14 @@ class Images:
         return file
 
     @contextmanager
-    def _once(self, name: str, doing: str, deadline: float) -> Iterator[None]:
-        """One at a time for this image, and few at a time on this host."""
+    def _once(self, name: str, doing: str, deadline: float, *, counted: bool = True) -> Iterator[None]:
+        """One at a time for this image, and, when `counted`, few at a time on this host."""
         try:
-            with turn(self._locks / name, timeout_s=deadline - time.monotonic()):
-                with self._slots.hold(timeout_s=deadline - time.monotonic()):
-                    yield
+            with (
+                turn(self._locks / name, timeout_s=deadline - time.monotonic()),
+                self._slots.hold(timeout_s=deadline - time.monotonic()) if counted else nullcontext(),
+            ):
+                yield
         except TimeoutError as error:
             raise ImageUnavailable(f"could not {doing} in time: {error}; others are being made, try again.") from error
 
@@ -217,8 +220,10 @@ class Builder:
         with self.log_file.open("w") as written:
             try:
                 failure = self._follow(params, context, written, deadline)
-            except (requests.Timeout, HTTPError, OSError) as error:
-                failure = f"the stream broke: {error}"
+            except (requests.RequestException, HTTPError) as error:
+                if time.monotonic() < deadline:
+                    raise EngineUnavailable(f"build {tag}: the connection to the engine broke ({error}).") from error
+                failure = None
         if time.monotonic() >= deadline:
             failure = "it took longer than this task allows for its image"
         if failure:
@@ -236,7 +241,8 @@ class Builder:
             timer.daemon = True
             timer.start()
             try:
-                for step in json_stream(chunk.decode("utf-8", "replace") for chunk in response.iter_content(None)):
+                for line in response.iter_lines():
+                    step = json.loads(line)
                     written.write(str(step.get("stream") or step.get("status") or step.get("error") or ""))
                     if "error" in step:
                         return str(step["error"])
@@ -281,13 +287,3 @@ def _bases(recipe: str) -> list[str]:
 def _raise_if_full(text: str, doing: str) -> None:
     if no_space(text):
         raise DiskFull(f"{doing}: the engine's disk is full ({text.strip()}); free some with `docker system prune`.")
-
-
-@contextmanager
-def _disk_named(doing: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if no_space(str(error)):
-            raise DiskFull(f"{doing}: {error}; free some space under MEGAFLOW_HOME.") from error
-        raise

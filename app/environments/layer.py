@@ -1,8 +1,8 @@
 """A container's own file layer, seen from this host: emptied, the container is its image again, provably.
 
-Why not the engine's own `diff`: it compares size and time of files, so a file overwritten in place with its time put back
-is not in it (engine 20.10). In the layer it is, as is every deletion, mode, owner and attribute. The kernel allows changes
-to an overlay's upper folder while it is not mounted, that is, while the container is stopped.
+Why not the engine's own `diff`: it compares size and time of files, so a file overwritten in place whose time was put
+back is not in it (engine 20.10). In the layer it is, as is every deletion, mode, owner and attribute. The kernel allows
+changes to an overlay's upper folder while it is not mounted, that is, while the container is stopped.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Layer:
             return None
 
     def note_outside(self, container: dict[str, Any]) -> None:
-        """Remember /etc/hosts and its like, which lie outside of the layer; the container runs, but no command has yet."""
+        """Remember /etc/hosts and its like, outside of the layer; the container runs, but no command has yet."""
         paths = (container.get(name) for name in ("HostsPath", "HostnamePath", "ResolvConfPath"))
         self.outside = {Path(path): _content(Path(path)) for path in paths if path}
 

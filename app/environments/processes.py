@@ -1,7 +1,7 @@
 """Finding and killing every process that a command started, also those that left its session.
 
-A command is known by a variable in its environment, which children inherit; who cleared it is still found as a child, by
-the session, or, where no other command ran meanwhile, as an orphan younger than the command.
+A command is known by a variable in its environment, which children inherit; who cleared it is still found as a child,
+by the session, or, where no other command ran meanwhile, as an orphan younger than the command.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+
+from app.errors import EnvironmentFailed
 
 COMMAND = "_MF_COMMAND"
 """Variable that carries a command's mark."""
@@ -173,6 +175,8 @@ class ExecView:
                     stats[int(pid)] = text  # the last match: a process may put such text into its own name
                 case ["", "proc", pid, "environ"] if pid.isdigit() and text.startswith(COMMAND + "="):
                     marks.setdefault(int(pid), text.partition("=")[2])
+        if not stats:
+            raise EnvironmentFailed("processes cannot be seen: expected `grep` and a free process in the environment.")
         found = (parse(pid, stat, marks.get(pid, "")) for pid, stat in stats.items())
         return [process for process in found if process is not None]
 

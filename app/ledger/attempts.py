@@ -72,7 +72,6 @@ WITH chosen AS (
     INSERT INTO events (kind, run_id, task_id, attempt_id, data)
     SELECT 'attempt.admitted', run_id, task_id, attempt_id, jsonb_build_object('number', number, 'mode', mode)
     FROM moved
-    FROM moved
 )
 SELECT attempt_id, number, mode, resource_class FROM moved
 """)
@@ -284,7 +283,7 @@ def finish(
             connection,
             _fact("attempt.finished", claimed, {"end_reason": end_reason.value, "reward": verdict.reward}),
         )
-        _tell(connection, [claimed.run_id])
+        events.wake_dispatcher(connection)
 
 
 def fail(
@@ -310,7 +309,7 @@ def fail(
             connection,
             _fact(f"attempt.{state}", claimed, {"end_reason": end_reason.value, **failure.model_dump(mode="json")}),
         )
-        _tell(connection, [claimed.run_id])
+        events.wake_dispatcher(connection)
 
 
 def lose(
@@ -338,7 +337,7 @@ def lose(
         data = {"end_reason": end_reason.value, "message": failure.message}
         events.append(connection, Fact(f"attempt.{state}", row.run_id, row.task_id, row.id, row.instance_id, data))
     if rows:
-        _tell(connection, [row.run_id for row in rows])
+        events.wake_dispatcher(connection)
     return [row.id for row in rows]
 
 
@@ -393,6 +392,7 @@ def _end_task(
             "id": task_id,
         },
     )
+    events.tell_outcome(connection, [task_id])
 
 
 def _after_failure(
@@ -434,8 +434,3 @@ def _store_artifacts(connection: Connection, attempt_id: UUID, artifacts: Sequen
             ),
             [{"attempt_id": attempt_id, **artifact.model_dump(mode="json")} for artifact in artifacts],
         )
-
-
-def _tell(connection: Connection, run_ids: Sequence[UUID]) -> None:
-    events.tell_outcome(connection, run_ids)
-    events.wake_dispatcher(connection)

@@ -15,7 +15,7 @@ from app.models.tables import Event
 WORK = "megaflow_work"
 """Channel: something for the dispatcher to do. No payload."""
 OUTCOME = "megaflow_outcome"
-"""Channel: a task of the run named in the payload has ended."""
+"""Channel: the task named in the payload has ended."""
 
 
 class Fact(NamedTuple):
@@ -40,10 +40,12 @@ def wake_dispatcher(connection: Connection) -> None:
     connection.execute(text(f"NOTIFY {WORK}"))
 
 
-def tell_outcome(connection: Connection, run_ids: Sequence[UUID]) -> None:
-    """Nudge the clients that wait for tasks of these runs."""
-    for run_id in sorted(set(run_ids)):
-        connection.execute(text("SELECT pg_notify(:channel, :payload)"), {"channel": OUTCOME, "payload": str(run_id)})
+def tell_outcome(connection: Connection, task_ids: Sequence[UUID]) -> None:
+    """Tell the waiting clients, when this transaction commits, that these tasks have ended."""
+    connection.execute(
+        text("SELECT pg_notify(:channel, id::text) FROM unnest(CAST(:ids AS uuid[])) AS id"),
+        {"channel": OUTCOME, "ids": list(task_ids)},
+    )
 
 
 class Recorded(NamedTuple):

@@ -34,7 +34,7 @@ def cancel(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:
             ids,
         ).all()
         events.append(connection, *(Fact("task.cancel_requested", row.run_id, row.id) for row in rows))
-        events.tell_outcome(connection, [row.run_id for row in rows])
+        events.tell_outcome(connection, [row.id for row in rows if row.state != "running"])
         events.wake_dispatcher(connection)
         running = [row.id for row in rows if row.state == "running"]
         return list(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from docker.errors import DockerException
 
 from app.errors import MegaFlowError
 from app.settings import Settings
-from app.stack import base_image, engine, supervisor
+from app.stack import base_image, engine, ports, supervisor
 
 log = structlog.get_logger(__name__)
 
@@ -157,28 +156,15 @@ def _stack(settings: Settings) -> tuple[Level, str, str]:
 
 
 def _ports(settings: Settings) -> tuple[Level, str, str]:
-    wanted = {"Flower": ("MEGAFLOW_FLOWER_PORT", settings.flower_port)}
-    if settings.model_base_url is None:
-        wanted["the replay engine"] = ("MEGAFLOW_REPLAY_PORT", settings.replay_port)
-    ours = supervisor.is_running(settings)
-    taken = {
-        variable: f"{who}'s {port}"
-        for who, (variable, port) in wanted.items()
-        if not ours and _is_taken(settings.bind, port)
-    }
-    if not taken:
-        return _ok("ours" if ours else "free")
-    return Level.FAIL, f"taken by somebody else: {', '.join(taken.values())}", f"set {', '.join(taken)} to a free port"
-
-
-def _is_taken(address: str, port: int) -> bool:
-    with socket.socket() as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            trial.bind((address, port))
-        except OSError:
-            return True
-    return False
+    if supervisor.is_running(settings):
+        return _ok("ours")
+    if found := ports.taken(settings):
+        return (
+            Level.FAIL,
+            f"taken by somebody else: {', '.join(found.values())}",
+            f"set {', '.join(found)} to a free port",
+        )
+    return _ok("free")
 
 
 def _artifacts(settings: Settings) -> tuple[Level, str, str]:

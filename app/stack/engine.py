@@ -10,10 +10,11 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from docker.errors import DockerException
 from app.errors import EngineUnavailable
 from app.settings import Settings
 from app.stack.home import MARKER, logs_folder, prepare, run_folder, tail
+from app.stack.processes import has_ended, wait_for_end
 
 log = structlog.get_logger(__name__)
 
@@ -73,6 +75,7 @@ class Dockerd:
 DOCKERD = Dockerd()
 """With everything where Docker itself puts it."""
 
+
 @contextmanager
 def connected(settings: Settings, *, timeout_s: float = 60) -> Iterator[docker.DockerClient]:
     """A client of the engine that the settings name.
@@ -80,8 +83,9 @@ def connected(settings: Settings, *, timeout_s: float = 60) -> Iterator[docker.D
     Raises: EngineUnavailable: it does not answer.
     """
     try:
+        _knock(engine_url(settings))
         client = docker.DockerClient(timeout=int(timeout_s), **_address(settings))
-    except (DockerException, requests.RequestException) as error:
+    except (OSError, DockerException, requests.RequestException) as error:
         raise EngineUnavailable(f"no container engine answers at {engine_url(settings)}: {error}") from error
     try:
         yield client
@@ -92,6 +96,14 @@ def connected(settings: Settings, *, timeout_s: float = 60) -> Iterator[docker.D
 def engine_url(settings: Settings) -> str:
     """Where the engine is expected: MEGAFLOW_DOCKER_URL, else DOCKER_HOST, else the default socket."""
     return str(_address(settings).get("base_url") or DOCKERD.url)
+
+
+def _knock(url: str) -> None:
+    # docker-py forgets to close a Unix socket on which nobody answers.
+    if url.startswith("unix://"):
+        with socket.socket(socket.AF_UNIX) as trial:
+            trial.settimeout(_ANSWER_S)
+            trial.connect(url.removeprefix("unix://"))
 
 
 def version(settings: Settings) -> str | None:
@@ -231,13 +243,14 @@ def _start(settings: Settings, dockerd: Dockerd, *, installed: bool) -> EngineRe
     process = psutil.Process(pid)
     _record(settings, process)
     give_up = time.monotonic() + _START_S
-    while time.monotonic() < give_up and not _has_died(process):
+    while time.monotonic() < give_up and not has_ended(process):
         if (found := version(settings)) is not None:
             log.info("engine.started", pid=pid, version=found)
             return EngineReport(available=True, version=found, installed=installed, started=True)
         time.sleep(_POLL_S)
-    why = "dockerd ended at once" if _has_died(process) else f"dockerd did not answer within {_START_S:g} s"
+    why = "dockerd ended at once" if has_ended(process) else f"dockerd did not answer within {_START_S:g} s"
     stop_engine(settings)
+    _reap(pid)
     found_error = _last_error(tail(logfile, lines=40, offset=offset))
     return _unavailable(f"{why}: {found_error}", f"read {logfile}; an engine needs a privileged root")
 
@@ -259,21 +272,20 @@ def _spawn(command: tuple[str, ...], logfile: Path) -> int:
     )
 
 
-def _has_died(process: psutil.Process) -> bool:
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 def _end(process: psutil.Process) -> None:
     family = [process, *_children(process)]
     process.terminate()
-    _, alive = psutil.wait_procs(family, timeout=_STOP_S)
+    alive = wait_for_end(family, _STOP_S)
     for one in alive:
         log.warning("engine.killed", pid=one.pid)
         one.kill()
-    psutil.wait_procs(alive, timeout=_STOP_S)
+    wait_for_end(alive, _STOP_S)
+    _reap(process.pid)
+
+
+def _reap(pid: int) -> None:
+    with suppress(ChildProcessError):  # started by another process than this one
+        os.waitpid(pid, os.WNOHANG)
 
 
 def _children(process: psutil.Process) -> list[psutil.Process]:
@@ -296,7 +308,7 @@ def _remove_stale_pidfile(pidfile: Path) -> None:
 def _is_dockerd(pid: int) -> bool:
     try:
         process = psutil.Process(pid)
-        return process.name() == "dockerd" and process.status() != psutil.STATUS_ZOMBIE
+        return process.name() == "dockerd" and not has_ended(process)
     except psutil.NoSuchProcess:
         return False
 
@@ -324,7 +336,9 @@ def _recorded_process(settings: Settings) -> psutil.Process | None:
     except (FileNotFoundError, ValueError, psutil.NoSuchProcess):
         return None
     # A number alone may have passed to somebody else's process.
-    return process if abs(process.create_time() - entry["started_at"]) < _SAME_START_S else None
+    return (
+        process if not has_ended(process) and abs(process.create_time() - entry["started_at"]) < _SAME_START_S else None
+    )
 
 
 def _last_error(text: str) -> str:

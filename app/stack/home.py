@@ -22,6 +22,10 @@ SOCKET_PATH_BYTES = 107
 """The longest path of a Unix socket on Linux (`sun_path` is 108 bytes with its terminating zero)."""
 
 
+_PLAIN = re.compile(r"[A-Za-z0-9/._+@~,=-]+")
+"""It stands in URLs, in supervisord's configuration and on command lines, each with signs of its own."""
+
+
 def run_folder(settings: Settings) -> Path:
     """Sockets, pid files and generated configuration: what may be deleted while nothing runs."""
     return settings.home / "run"
@@ -37,7 +41,7 @@ def prepare(settings: Settings) -> None:
     As root, `home` and `home`/run may be traversed (not listed) by others, because the embedded PostgreSQL runs as a
     user of its own.
 
-    Raises: SettingsInvalid: the home is a place that supervisord's configuration or a Unix socket cannot name.
+    Raises: SettingsInvalid: the home is a path that a URL, supervisord's configuration or a Unix socket cannot name.
     """
     _refuse_unusable(settings.home)
     passable = 0o711 if os.geteuid() == 0 else 0o700
@@ -51,8 +55,8 @@ def prepare(settings: Settings) -> None:
 def _refuse_unusable(home: Path) -> None:
     if not home.is_absolute():
         raise SettingsInvalid(f"{PREFIX}HOME must be an absolute path; found {str(home)!r}")
-    if re.search(r"\s[;#]|[\r\n]", str(home)):
-        raise SettingsInvalid(f"{PREFIX}HOME may hold no line break and no blank before ';' or '#'; found {home!r}")
+    if not _PLAIN.fullmatch(str(home)):
+        raise SettingsInvalid(f"{PREFIX}HOME may hold letters, digits and / . _ + @ ~ , = - only; found {str(home)!r}")
     check_socket_path(home / "run" / "postgres" / ".s.PGSQL.5432")
 
 

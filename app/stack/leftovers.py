@@ -16,9 +16,10 @@ from docker.errors import APIError, NotFound
 
 from app.errors import EngineUnavailable
 from app.settings import PREFIX, Settings
-from app.stack import postgres
+from app.stack import postgres, redis
 from app.stack.engine import connected
 from app.stack.home import MARKER
+from app.stack.processes import wait_for_end
 
 log = structlog.get_logger(__name__)
 
@@ -44,11 +45,11 @@ class Removed:
 def end_processes(settings: Settings, *, sparing: Collection[int] = ()) -> list[str]:
     """End every process of this installation but the caller, its ancestors and `sparing`; returns what was ended.
 
-    SIGTERM first, SIGKILL after ten seconds; PostgreSQL last and by its own fast shutdown, so that no client of ours
-    sees it go.
+    SIGTERM first, SIGKILL after ten seconds; the servers last, so that no client of ours sees them go, and by SIGINT:
+    both then save and stop without waiting for clients.
     """
     found = [process for process in processes(settings) if process.pid not in sparing]
-    servers = [process for process in found if _is_postgres(process, settings)]
+    servers = [process for process in found if _is_server(process, settings)]
     others = [process for process in found if process not in servers]
     names = [_describe(process) for process in (*others, *servers)]
     _end(others, signal.SIGTERM)
@@ -104,7 +105,7 @@ def _is_ours(process: psutil.Process, settings: Settings) -> bool:
     try:
         if process.status() == psutil.STATUS_ZOMBIE:
             return False
-        return _is_postgres(process, settings) or _lives_in(process, settings.home) or _carries(process, settings.home)
+        return _is_server(process, settings) or _lives_in(process, settings.home) or _carries(process, settings.home)
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return False  # gone, or another user's
 
@@ -127,10 +128,11 @@ def _lives_in(process: psutil.Process, home: Path) -> bool:
     return Path(program).is_relative_to(home)
 
 
-def _is_postgres(process: psutil.Process, settings: Settings) -> bool:
-    # PostgreSQL writes its titles over its environment; what cannot change is where it stands.
+def _is_server(process: psutil.Process, settings: Settings) -> bool:
+    # Both write their titles over their environment; where they stand, which is in their data, tells whose they are.
+    data = {"postgres": postgres.data_folder(settings), "redis-server": redis.data_folder(settings)}
     try:
-        return process.name() == "postgres" and Path(process.cwd()) == postgres.data_folder(settings)
+        return process.name() in data and Path(process.cwd()) == data[process.name()].resolve()
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return False
 
@@ -148,11 +150,11 @@ def _describe(process: psutil.Process) -> str:
 def _end(found: list[psutil.Process], first: signal.Signals) -> None:
     for process in found:
         _signal(process, first)
-    _, alive = psutil.wait_procs(found, timeout=_PATIENCE_S)
+    alive = wait_for_end(found, _PATIENCE_S)
     for process in alive:
         log.warning("leftovers.killed", pid=process.pid)
         _signal(process, signal.SIGKILL)
-    psutil.wait_procs(alive, timeout=_PATIENCE_S)
+    wait_for_end(alive, _PATIENCE_S)
 
 
 def _signal(process: psutil.Process, number: signal.Signals) -> None:

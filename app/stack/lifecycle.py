@@ -14,7 +14,7 @@ import structlog
 from app.errors import ImageBuildFailed, ImageUnavailable
 from app.ledger import schema
 from app.settings import Settings
-from app.stack import base_image, engine, flower, leftovers, postgres, redis, supervisor
+from app.stack import base_image, engine, flower, leftovers, ports, postgres, redis, supervisor
 from app.stack.engine import DOCKERD, Dockerd, EngineReport
 from app.stack.home import environment, exclusively, logs_folder, prepare, run_folder
 from app.stack.leftovers import Removed
@@ -142,6 +142,7 @@ def _start_supervisor(settings: Settings, report: Report, table: Table) -> None:
     # A stack whose supervisord was killed left its servers behind; they hold the data.
     if orphans := leftovers.end_processes(settings):
         report(f"ended {len(orphans)} processes of a stack that had crashed")
+    ports.refuse_taken(settings)
     if settings.embeds_postgres:
         postgres.prepare(settings)
     if settings.embeds_redis:

@@ -12,7 +12,7 @@ from app.settings import Settings
 from app.stack import flower, postgres, redis
 from app.stack.home import run_folder
 
-DEMO_SCRIPTS = Path(app.__file__).parent / "datasets" / "demo" / "scripts"
+DEMO_SCRIPTS = Path(app.__file__).parent / "datasets" / "demo" / "replay"
 """Replay scripts of the demo's dataset."""
 
 
@@ -54,7 +54,7 @@ def programs(settings: Settings) -> tuple[Program, ...]:
     if settings.model_base_url is None:
         table.append(Program("model", Stage.HOSTS, _replay(settings)))
     table += [
-        Program("nursery", Stage.HOSTS, (sys.executable, "-m", "app.instances.nursery"), stop_wait_s=30),
+        Program("nursery", Stage.HOSTS, (sys.executable, "-m", "app.workers.nursery"), stop_wait_s=30),
         Program("control", Stage.WORK, (sys.executable, "-m", "app.workers.control"), stop_wait_s=15),
         Program("beat", Stage.WORK, (*_celery("beat"), *_beat_options(settings))),
         Program("flower", Stage.WORK, (*_celery("flower"), f"--conf={flower.configuration_file(settings)}")),

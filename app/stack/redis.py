@@ -24,7 +24,7 @@ def prepare(settings: Settings) -> None:
     Raises: InstallationFailed: the wheel is missing. SettingsInvalid: the socket's path is too long.
     """
     check_socket_path(settings.redis_socket)
-    for folder in (settings.redis_socket.parent, _data_folder(settings)):
+    for folder in (settings.redis_socket.parent, data_folder(settings)):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _configuration_file(settings).write_text(_configuration(settings))
 
@@ -55,7 +55,7 @@ def wait_until_ready(settings: Settings, *, timeout_s: float = 30.0) -> None:
                 return
 
 
-def _data_folder(settings: Settings) -> Path:
+def data_folder(settings: Settings) -> Path:
     return settings.home / "redis"
 
 
@@ -68,7 +68,7 @@ def _configuration(settings: Settings) -> str:
         "port": "0",
         "unixsocket": _quoted(settings.redis_socket),
         "unixsocketperm": "700",
-        "dir": _quoted(_data_folder(settings)),
+        "dir": _quoted(data_folder(settings)),
         "appendonly": "yes",
         "appendfsync": "everysec",
         # The append-only file is the only copy: snapshots beside it would write everything twice.

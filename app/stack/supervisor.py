@@ -22,6 +22,7 @@ from supervisor.xmlrpc import SupervisorTransport
 from app.errors import InstallationFailed, StackNotRunning
 from app.settings import Settings
 from app.stack.home import check_socket_path, logs_folder, process_environment, run_folder, tail
+from app.stack.processes import wait_for_end
 from app.stack.programs import Program
 
 _LOG_BYTES = 10 << 20
@@ -68,7 +69,7 @@ def configuration(settings: Settings, programs: Iterable[Program]) -> str:
 
     No program starts by itself: `app.stack.lifecycle` keeps the order.
     """
-    return "\n".join([_sections(settings), *(_section(settings, program) for program in programs)])
+    return "\n".join([_sections(settings), *(_section(program) for program in programs)])
 
 
 def start(settings: Settings, programs: Iterable[Program]) -> None:
@@ -114,7 +115,7 @@ def start_programs(settings: Settings, names: Iterable[str]) -> None:
             _tolerating(_ALREADY_STARTED, partial(rpc.startProcess, name, False))
 
 
-def wait_until_running(settings: Settings, names: Iterable[str], *, timeout_s: float = 20.0) -> None:
+def wait_until_running(settings: Settings, names: Iterable[str], *, timeout_s: float = 10.0) -> None:
     """Return when all run and have lived for a second.
 
     Raises: InstallationFailed: one did not; the message holds the end of its log.
@@ -153,7 +154,7 @@ def shutdown(settings: Settings, *, timeout_s: float = 60.0) -> None:
         process = psutil.Process(pid) if psutil.pid_exists(pid) else None
         rpc.shutdown()
     if process is not None:
-        _until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, timeout_s)
+        wait_for_end([process], timeout_s)
 
 
 def family(settings: Settings) -> set[int]:
@@ -170,14 +171,13 @@ def family(settings: Settings) -> set[int]:
 
 
 def _sections(settings: Settings) -> str:
-    run, logs = run_folder(settings), logs_folder(settings)
-    supervisord = {
-        "logfile": logs / "supervisord.log",
+    # Relative to the home, in which supervisord starts: it expands some paths once, some twice.
+    supervisord: dict[str, object] = {
+        "logfile": "logs/supervisord.log",
         "logfile_maxbytes": _LOG_BYTES,
         "logfile_backups": _LOG_BACKUPS,
-        "pidfile": run / "supervisord.pid",
-        "childlogdir": logs,
-        "directory": settings.home,
+        "pidfile": "run/supervisord.pid",
+        "childlogdir": "logs",
         "identifier": f"megaflow-{settings.installation}",
     }
     if os.geteuid() == 0:
@@ -186,14 +186,14 @@ def _sections(settings: Settings) -> str:
     return "\n".join(
         [
             "; Written by `megaflow up`; changes are lost.",
-            _ini("unix_http_server", {"file": socket_file(settings), "chmod": "0700"}),
+            _ini("unix_http_server", {"file": "run/supervisor.sock", "chmod": "0700"}),
             _ini("supervisord", supervisord),
             _ini("rpcinterface:supervisor", factory),
         ]
     )
 
 
-def _section(settings: Settings, program: Program) -> str:
+def _section(program: Program) -> str:
     values: dict[str, object] = {
         "command": shlex.join(program.command),
         "autostart": "false",
@@ -206,7 +206,7 @@ def _section(settings: Settings, program: Program) -> str:
         "stopasgroup": "false",
         "killasgroup": "true",
         "redirect_stderr": "true",
-        "stdout_logfile": logs_folder(settings) / f"{program.name}.log",
+        "stdout_logfile": f"logs/{program.name}.log",
         "stdout_logfile_maxbytes": _LOG_BYTES,
         "stdout_logfile_backups": _LOG_BACKUPS,
     }

@@ -7,7 +7,6 @@ Any number may run: one dispatcher and one reconciler decide at a time.
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -17,9 +16,11 @@ from uuid import UUID
 import structlog
 
 from app import instances as providers
+from app import logs
 from app.celery_app import CONTROL, app
 from app.environments.sweeper import Sweeper
 from app.errors import InstanceFailed, MegaFlowError
+from app.instances.base import Provider
 from app.ledger import instances
 from app.ledger.attempts import RetryPolicy
 from app.ledger.database import Database
@@ -43,7 +44,7 @@ class Control:
         self._database = Database(settings.database())
         self._retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
         self._stop = threading.Event()
-        self._providers = {
+        self._providers: dict[str, Provider] = {
             name: providers.provider_named(name, settings)
             for name in {settings.ephemeral_provider, settings.persistent_provider}
         }
@@ -78,7 +79,7 @@ class Control:
         return self._providers[provider].launch(requests)
 
     def _alive(self) -> dict[str, dict[UUID, str]]:
-        found = {}
+        found: dict[str, dict[UUID, str]] = {}
         for name, provider in self._providers.items():
             try:
                 found[name] = provider.alive()
@@ -99,7 +100,7 @@ class Control:
 def main() -> int:
     """Work until told to stop."""
     settings = load()
-    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logs.configure(settings.log_level)
     control = Control(settings)
     worker = app.Worker(
         hostname="control@%h",

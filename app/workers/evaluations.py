@@ -8,7 +8,7 @@ from pathlib import Path
 import structlog
 from pydantic import Field
 
-from app.agents import agent_named
+from app.agents import catalogue
 from app.artifacts import open_store
 from app.artifacts.bundles import store_bundle
 from app.datasets import load
@@ -18,9 +18,10 @@ from app.ledger import accept, schedules
 from app.ledger.accept import Accepted, NewRun
 from app.ledger.database import Database
 from app.ledger.schedules import ScheduleRow
-from app.models.spec import AgentTask, EnvironmentKind, Mode, ModelChoice, TaskSpec, Wire
+from app.models.spec import AgentTask, Bundle, EnvironmentKind, Mode, ModelChoice, TaskSpec, Wire
 from app.scheduling.calendar import Misfire, due_times, to_fire
 from app.settings import Settings
+from app.submission import specs_for
 
 log = structlog.get_logger()
 
@@ -44,29 +45,21 @@ class Submission(Wire):
 
 
 def specs_of(submission: Submission, settings: Settings) -> list[TaskSpec]:
-    """Read the dataset and make a spec of every task.
+    """Read the dataset and make a spec of every task; without a model of their own, agents talk to the replay engine.
 
     Raises: DatasetInvalid, UnknownName, SpecInvalid: then nothing was submitted; ArtifactStoreUnavailable.
     """
-    agent = agent_named(submission.agent)
-    model = submission.model
-    if agent.needs_model and model is None:
-        if settings.model_base_url is not None:
-            raise SpecInvalid(f"agent {agent.name!r} needs a model; expected --model NAME")
-        model = ModelChoice(name=REPLAY_MODEL)
+    replay = ModelChoice(name=REPLAY_MODEL) if settings.model_base_url is None else None
+    model = submission.model or replay
+    catalogue.traits(submission.agent)
     tasks = _tasks(submission, settings)
-    if agent.needs_solution:
-        without = [task.name for task in tasks if task.solution is None]
-        if without:
-            raise SpecInvalid(f"agent {agent.name!r} replays gold solutions; {without[0]!r} has none")
-    chosen = model if agent.needs_model else None
-    return [TaskSpec(task=task, agent=agent.name, model=chosen, mode=submission.mode) for task in tasks]
+    return specs_for(tasks, agent=submission.agent, mode=submission.mode, model=model)
 
 
 def _tasks(submission: Submission, settings: Settings) -> list[AgentTask]:
     store = open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url)
 
-    def pack(folder: Path):  # type: ignore[no-untyped-def]
+    def pack(folder: Path) -> Bundle:
         return store_bundle(store, folder)
 
     tasks = load(submission.dataset, Reading(pack=pack, kind=submission.environment))
@@ -77,6 +70,11 @@ def _tasks(submission: Submission, settings: Settings) -> list[AgentTask]:
                 raise SpecInvalid(f"dataset {submission.dataset!r} has no task {name!r}; it has {sorted(known)[:20]}")
         tasks = [task for task in tasks if task.name in submission.only]
     return tasks[: submission.limit]
+
+
+def demo_tasks(settings: Settings, kind: EnvironmentKind) -> list[AgentTask]:
+    """The demo dataset's tasks."""
+    return _tasks(Submission(dataset="demo", agent="nop", environment=kind), settings)
 
 
 def submit(

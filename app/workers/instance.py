@@ -5,7 +5,6 @@ python -m app.workers.instance '{"instance_id": "…", "mode": "persistent", "sl
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import socket
@@ -18,6 +17,7 @@ import structlog
 from celery import Celery, bootsteps, signals
 from celery.worker import state
 
+from app import logs
 from app.errors import MegaFlowError
 from app.ledger import instances
 from app.ledger.instances import INTERRUPTED_EXIT
@@ -28,11 +28,9 @@ from app.workers import seat, stations
 from app.workers.lease import LeaseKeeper
 from app.workers.seat import Seat
 from app.workers.single_task import SingleTask
+from app.workers.stations import MARK
 
 log = structlog.get_logger()
-
-MARK = "MF_INSTANCE"
-"""Environment variable that every process of an instance inherits: what its launcher kills by."""
 
 
 class _Orphan(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -108,7 +106,7 @@ def main(argument: str) -> int:
     """Host the instance that the JSON in `argument` describes."""
     from app.celery_app import app
 
-    logging.basicConfig(level=load().log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logs.configure(load().log_level)
     return host(app, InstanceRequest.model_validate_json(argument), load())
 
 

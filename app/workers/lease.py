@@ -21,20 +21,9 @@ from app.ledger.attempts import Claim
 from app.ledger.database import Database
 from app.models.endings import EndReason
 from app.settings import Settings
+from app.stopping import stop_channel
 
 log = structlog.get_logger()
-
-
-def stop_channel(settings: Settings) -> str:
-    """Redis channel on which attempts are told to stop: only a nudge, the next renewal says the same."""
-    return f"megaflow:{settings.installation}:stop"
-
-
-def nudge(settings: Settings, attempt_ids: list[UUID]) -> None:
-    """Tell running attempts at once that they must stop. Does nothing when Redis is away."""
-    with suppress(redis.RedisError), redis.Redis.from_url(settings.redis(), socket_connect_timeout=2) as client:
-        for attempt_id in attempt_ids:
-            client.publish(stop_channel(settings), str(attempt_id))
 
 
 class StopToken:
@@ -170,7 +159,7 @@ class _Ears:
         try:
             if self._pubsub is None:
                 client = redis.Redis.from_url(self._settings.redis(), socket_connect_timeout=2)
-                self._pubsub = client.pubsub(ignore_subscribe_messages=True)
+                self._pubsub = client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
                 self._pubsub.subscribe(stop_channel(self._settings))
             message = self._pubsub.get_message(timeout=timeout_s)
         except redis.RedisError:

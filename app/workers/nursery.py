@@ -5,7 +5,6 @@ python -m app.workers.nursery
 
 from __future__ import annotations
 
-import logging
 import sys
 
 import celery.apps.worker
@@ -17,18 +16,20 @@ import kombu.transport.redis  # noqa: F401
 
 import app.tasks.attempt
 import app.tasks.schedule  # noqa: F401
+from app import logs
 from app.celery_app import app as celery_app
 from app.errors import MegaFlowError
 from app.instances import nursery
 from app.settings import load
 from app.workers import instance
+from app.workers.stations import MARK
 
 
 def main() -> None:
     settings = load()
-    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logs.configure(settings.log_level)
     celery_app.loader.import_default_modules()
-    nursery.main(settings, instance.MARK, lambda request: instance.host(celery_app, request, settings))
+    nursery.main(settings, MARK, lambda request: instance.host(celery_app, request, settings))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.agents import agent_named
+from app.agents import Workshop, agent_named
 from app.agents.base import Agent, ModelEndpoint
 from app.artifacts import open_store
 from app.artifacts.base import ArtifactStore
@@ -21,6 +22,12 @@ from app.ledger.database import Database
 from app.models.spec import Bundle, EnvironmentKind, Goal, TaskSpec
 from app.settings import Settings
 
+MARK = "MF_INSTANCE"
+"""Environment variable that every process of an instance inherits: what its launcher kills by."""
+
+_PASSED_ON = (MARK, "SSL_CERT_FILE", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY")
+"""What an agent's process needs of ours: to be found when we die, and to reach its model."""
+
 
 @dataclass(slots=True)
 class Stations:
@@ -34,11 +41,16 @@ class Stations:
 
     def environments(self, kind: EnvironmentKind) -> EnvironmentProvider:
         """Raises: EngineUnavailable."""
-        return provider_for(kind, self.settings, self.bundle)
+        return provider_for(kind, self.settings, fetch_bundle=self.bundle)
 
     def agent(self, name: str) -> Agent:
         """Raises: UnknownName."""
-        return agent_named(name)
+        settings = self.settings
+        passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        return agent_named(
+            name,
+            Workshop(tools=settings.tools, model_timeout_s=settings.model_timeout_s, process_env=passed_on),
+        )
 
     def grader(self, goal: Goal) -> Grader:
         return grader_for(goal)

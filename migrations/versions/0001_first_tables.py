@@ -36,7 +36,7 @@ _REFUSE = """
 CREATE FUNCTION refuse_illegal_move() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT EXISTS (
-        SELECT 1 FROM legal_moves WHERE kind = TG_ARGV[0] AND old = OLD.state AND new = NEW.state
+        SELECT 1 FROM legal_moves m WHERE m.kind = TG_ARGV[0] AND m.old = OLD.state AND m.new = NEW.state
     ) THEN
         RAISE EXCEPTION '% %: % may not follow %', TG_ARGV[0], NEW.id, NEW.state, OLD.state
             USING ERRCODE = 'MF001';

@@ -72,7 +72,7 @@ def test_a_second_build_needs_no_index(tmp_path: Path, index: Path, monkeypatch:
 
 def test_an_archive_with_another_hash_is_refused(tmp_path: Path, index: Path) -> None:
     folder = context(tmp_path, f"quiet-lib==1.0 --hash=sha256:{'0' * 64}\n")
-    with pytest.raises(ImageBuildFailed, match="expected a source archive of quiet-lib==1.0 with the sha256"):
+    with pytest.raises(ImageBuildFailed, match=r"expected a source archive of quiet-lib==1\.0 with the sha256"):
         fetch_sources(folder)
     assert list((folder / "sources").iterdir()) == []
 
@@ -99,7 +99,7 @@ def test_an_index_out_of_reach_is_told_with_its_address(tmp_path: Path, monkeypa
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_RETRIES", "0")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
-    with pytest.raises(ImageBuildFailed, match="127.0.0.1:9"):
+    with pytest.raises(ImageBuildFailed, match=r"127\.0\.0\.1:9"):
         fetch_sources(context(tmp_path, f"quiet-lib==1.0 --hash=sha256:{'0' * 64}\n"))
 
 

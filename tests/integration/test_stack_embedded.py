@@ -19,6 +19,7 @@ from app.errors import SettingsInvalid
 from app.settings import Settings
 from app.stack import postgres, redis
 from app.stack.home import prepare
+from app.stack.processes import has_ended
 from tests.services import serving, short_folder
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root changes users")
@@ -43,11 +44,9 @@ def _setting(settings: Settings, name: str) -> str:
 
 
 def _server_processes(settings: Settings) -> list[psutil.Process]:
-    return [
-        process
-        for process in psutil.process_iter()
-        if process.name() == "postgres" and Path(process.cwd()) == postgres.data_folder(settings)
-    ]
+    data = str(postgres.data_folder(settings))
+    found = psutil.process_iter(["name", "cwd"])
+    return [process for process in found if (process.info["name"], process.info["cwd"]) == ("postgres", data)]
 
 
 def test_the_url_of_the_settings_reaches_a_durable_postgresql(home_folder: Path) -> None:
@@ -61,7 +60,7 @@ def test_the_embedded_postgresql_listens_on_no_tcp_port(home_folder: Path) -> No
     with _postgres_in(home_folder) as settings:
         processes = _server_processes(settings)
         assert processes
-        assert not [one for process in processes for one in process.net_connections("inet")]
+        assert [one for process in processes if not has_ended(process) for one in process.net_connections("inet")] == []
 
 
 def test_what_was_committed_is_there_after_a_restart(home_folder: Path) -> None:
@@ -144,6 +143,12 @@ def test_the_embedded_redis_keeps_what_it_is_told_and_listens_on_its_socket_alon
         redis.wait_until_ready(settings)
         with redis_client.Redis.from_url(settings.redis()) as client:
             assert client.llen("queue") == 1
+
+
+@pytest.mark.parametrize("name", ["with blank", "100%", "a;b", "a#b", "umlaut-ä"])
+def test_a_home_with_signs_that_mean_something_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SettingsInvalid, match="MEGAFLOW_HOME"):
+        prepare(Settings(home=tmp_path / name))
 
 
 def test_a_home_whose_sockets_would_have_too_long_a_path_is_refused_with_the_mend(tmp_path: Path) -> None:

@@ -46,11 +46,8 @@ def settings(folder: Path) -> Iterator[Settings]:
 
 
 def _processes_of(folder: Path) -> list[str]:
-    return [
-        " ".join(process.cmdline())
-        for process in psutil.process_iter()
-        if any(str(folder) in part for part in process.cmdline())
-    ]
+    commands = (process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"]))
+    return [" ".join(command) for command in commands if any(str(folder) in part for part in command)]
 
 
 @can_start
@@ -68,7 +65,7 @@ def test_an_engine_is_started_found_again_and_stopped_with_its_containerd(folder
     assert not again.started
 
     assert engine.stop_engine(settings)
-    assert _processes_of(folder) == []
+    assert not _processes_of(folder)
     assert engine.version(settings) is None
     assert not engine.stop_engine(settings), "a second stop finds nothing of ours"
 
@@ -87,7 +84,7 @@ def test_an_engine_that_dies_at_its_start_is_reported_with_its_own_last_words(fo
     broken = _private(folder, "--storage-driver", "cheese")
     report = engine.ensure_engine(settings, may_install=False, dockerd=broken)
     assert not report.available
-    assert "cheese" in report.why
+    assert "driver not supported" in report.why
     assert "local" in report.mend
     assert not engine.is_ours(settings)
 

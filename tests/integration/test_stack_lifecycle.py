@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -21,8 +22,9 @@ import redis as redis_client
 
 from app.errors import InstallationFailed, StackNotRunning
 from app.settings import Settings
-from app.stack import engine, flower, leftovers, lifecycle, supervisor
+from app.stack import doctor, engine, flower, leftovers, lifecycle, supervisor
 from app.stack.home import MARKER, exclusively
+from app.stack.processes import has_ended
 from app.stack.programs import Program, Stage, programs
 
 _WAIT = ("-c", "import signal; signal.pause()")
@@ -46,10 +48,23 @@ def _python(name: str, *arguments: str, stage: Stage = Stage.WORK) -> Program:
 
 @pytest.fixture
 def settings(home_folder: Path) -> Iterator[Settings]:
-    chosen = Settings(home=home_folder, installation=f"test-{uuid.uuid4().hex[:8]}", database_url=None, broker_url=None)
+    chosen = Settings(
+        home=home_folder,
+        installation=f"test-{uuid.uuid4().hex[:8]}",
+        database_url=None,
+        broker_url=None,
+        flower_port=_free_port(),
+        replay_port=_free_port(),
+    )
     yield chosen
     lifecycle.down(chosen, _nothing, purge=True, table=_servers)
     assert leftovers.processes(chosen) == []
+
+
+def _free_port() -> int:
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        return int(trial.getsockname()[1])
 
 
 def _up(settings: Settings, table: Callable[[Settings], tuple[Program, ...]] = _servers) -> lifecycle.StackReport:
@@ -79,6 +94,32 @@ def test_a_second_up_finds_the_stack_running_and_starts_nothing(settings: Settin
     assert second.programs == first.programs
     assert second.took_s < 2
     assert not second.restart_needed
+
+
+def test_the_whole_stack_comes_up_and_the_doctor_finds_it_well(settings: Settings) -> None:
+    found = _up(settings, programs)
+    assert {"nursery", "control", "beat", "flower", "model"} <= set(found.started)
+    looked_at = {check.name: check for check in doctor.checks(settings)}
+    for name in ("python", "uv", "ports", "stack", "postgresql", "migrations", "redis", "artifacts"):
+        assert looked_at[name].level == "ok", looked_at[name]
+    assert set(lifecycle.down(settings, _nothing).programs) == set(found.programs)
+    assert leftovers.processes(settings) == []
+
+
+def test_the_doctor_of_a_stack_that_is_down_names_the_mend(settings: Settings) -> None:
+    looked_at = {check.name: check for check in doctor.checks(settings)}
+    for name in ("stack", "postgresql", "migrations", "redis"):
+        assert looked_at[name].level == "fail", looked_at[name]
+        assert "megaflow up" in looked_at[name].mend
+
+
+def test_a_port_that_somebody_has_stops_up_with_the_setting_to_change(settings: Settings) -> None:
+    with socket.socket() as somebody:
+        somebody.bind(("127.0.0.1", settings.flower_port))
+        somebody.listen()
+        with pytest.raises(InstallationFailed, match="MEGAFLOW_FLOWER_PORT"):
+            _up(settings)
+    assert leftovers.processes(settings) == []
 
 
 def test_an_up_with_other_settings_says_that_a_restart_is_needed(settings: Settings) -> None:
@@ -153,7 +194,7 @@ def test_up_after_a_killed_supervisord_starts_anew_on_the_same_data(settings: Se
 def _kill_supervisord(settings: Settings) -> None:
     process = psutil.Process(int((settings.home / "run" / "supervisord.pid").read_text()))
     process.kill()
-    _eventually(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+    _eventually(lambda: has_ended(process))
 
 
 def test_a_program_that_cannot_run_is_named_with_the_end_of_its_log(settings: Settings) -> None:
@@ -163,19 +204,22 @@ def test_a_program_that_cannot_run_is_named_with_the_end_of_its_log(settings: Se
 
 
 def test_a_program_that_ignores_sigterm_is_killed_with_its_children(settings: Settings) -> None:
-    deaf = "import signal, subprocess, sys; signal.signal(15, signal.SIG_IGN); subprocess.run([sys.executable, *sys.argv[1:]])"
-    table = _servers_and(_python("deaf", "-c", deaf, *_WAIT))
+    deaf = "import signal, subprocess, sys; signal.signal(15, signal.SIG_IGN); subprocess.run(sys.argv[1:])"
+    table = _servers_and(_python("deaf", "-c", deaf, sys.executable, *_WAIT))
     _up(settings, table)
     family = [psutil.Process(_pid(settings, "deaf")), *psutil.Process(_pid(settings, "deaf")).children()]
     lifecycle.down(settings, _nothing, table=table)
-    assert not [process for process in family if process.is_running()]
+    assert [process for process in family if not has_ended(process)] == []
 
 
 def test_programs_get_exactly_these_settings_whatever_signs_they_hold(home_folder: Path) -> None:
     written = "from app.settings import load; s = load(); open(s.home / 'seen', 'w').write(s.model_dump_json()); "
     program = _python("witness", "-c", written + "import signal; signal.pause()")
-    home = home_folder.with_name("a 100%s $HOME")
-    settings = Settings(home=home, model_base_url="http://h/%(ENV_PATH)s;x#y", replay_scripts=(Path("/a"), Path("/b")))
+    home = home_folder
+    strange = "http://h/%(ENV_PATH)s;x#y"
+    settings = Settings(
+        home=home, model_base_url=strange, replay_scripts=(Path("/a"), Path("/b")), flower_port=_free_port()
+    )
     try:
         _up(settings, _servers_and(program))
         _eventually(lambda: (home / "seen").exists() and (home / "seen").stat().st_size > 0)
@@ -239,7 +283,6 @@ def _is_there(client: docker.DockerClient, kind: str, one: str) -> bool:
 
 
 def test_flower_asks_for_the_password_that_only_the_owner_can_read(settings: Settings) -> None:
-    settings = Settings(home=settings.home, installation=settings.installation, flower_port=15_987)
     broker = ("-m", "celery", "-b", settings.broker(), "flower")
     program = _python("flower", *broker, f"--conf={flower.configuration_file(settings)}")
     _up(settings, _servers_and(program))
@@ -251,7 +294,7 @@ def test_flower_asks_for_the_password_that_only_the_owner_can_read(settings: Set
         assert _status(client, (settings.flower_user, secret)) == 200
     listening = psutil.Process(_pid(settings, "flower")).net_connections("tcp4")
     assert {one.laddr.ip for one in listening if one.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
-    assert not [process for process in psutil.process_iter() if secret in " ".join(process.cmdline())]
+    assert not [one for one in psutil.process_iter(["cmdline"]) if secret in " ".join(one.info["cmdline"] or [])]
     kept = flower.password_file(settings)
     assert kept is not None
     for path in (kept, flower.configuration_file(settings)):

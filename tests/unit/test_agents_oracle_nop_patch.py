@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from folder_shell import FolderShell, committed, git
 
-from app.agents import agent_named, agent_names, patch
+from app.agents import Agent, Workshop, agent_names, patch
+from app.agents import agent_named as named
 from app.agents.base import AgentJob
 from app.agents.patch import head_commit, take_patch
 from app.errors import AgentFailed, UnknownName
@@ -17,6 +18,10 @@ from app.models.endings import EndReason
 from app.models.spec import Bundle, Limits, PatchSolution, ScriptSolution
 
 ANSWER = "--- a/value.py\n+++ b/value.py\n@@ -1 +1 @@\n-value = 1\n+value = 2"  # without its last newline, as in rows
+
+
+def agent_named(name: str) -> Agent:
+    return named(name, Workshop(tools=Path("/nowhere")))  # neither of the two needs tools
 
 
 class Never:
@@ -70,7 +75,8 @@ def test_the_oracle_applies_a_gold_patch(shell: FolderShell, tmp_path: Path) -> 
     report = agent_named("oracle").run(job(tmp_path, solution=PatchSolution(patch=ANSWER)), shell, Never())
     assert report.end_reason is EndReason.SUBMITTED
     assert shell.get("/testbed/value.py") == b"value = 2\n"
-    assert report.log and "Applied patch value.py cleanly" in report.log.read_text()
+    assert report.log
+    assert "Applied patch value.py cleanly" in report.log.read_text()
 
 
 def test_the_oracle_applies_a_gold_patch_in_a_folder_without_a_repository_of_its_own(tmp_path: Path) -> None:
@@ -82,7 +88,9 @@ def test_the_oracle_applies_a_gold_patch_in_a_folder_without_a_repository_of_its
     assert shell.get("/testbed/value.py") == b"value = 2\n"
 
 
-def test_a_gold_patch_that_does_not_apply_is_the_agents_error_with_gits_words(shell: FolderShell, tmp_path: Path) -> None:
+def test_a_gold_patch_that_does_not_apply_is_the_agents_error_with_gits_words(
+    shell: FolderShell, tmp_path: Path
+) -> None:
     shell.put("/testbed/value.py", b"something else\n")
     report = agent_named("oracle").run(job(tmp_path, solution=PatchSolution(patch=ANSWER)), shell, Never())
     assert report.end_reason is EndReason.AGENT_ERROR
@@ -159,7 +167,9 @@ def test_a_patch_leaves_out_what_running_tests_leaves_behind(shell: FolderShell)
     git(shell.path("/testbed"), "add", "-A")  # even when the agent staged it
     taken = take_patch(shell, "/testbed", None)
     assert taken
-    assert [line for line in taken.decode().splitlines() if line.startswith("diff")] == ["diff --git a/kept.py b/kept.py"]
+    assert [line for line in taken.decode().splitlines() if line.startswith("diff")] == [
+        "diff --git a/kept.py b/kept.py"
+    ]
 
 
 def test_taking_a_patch_changes_nothing_and_minds_neither_lock_nor_configuration(

@@ -3,14 +3,14 @@
 #
 #     sh worker_images/base/build-from-packages.sh [TAG]        (default: megaflow/base:bookworm)
 #
-# MEGAFLOW_DEBIAN_SUITE   the release to install (default: bookworm)
-# MEGAFLOW_DEBIAN_MIRROR  a mirror's address or a sources.list line (default: mmdebstrap's own)
+# DEBIAN_SUITE   the release to install (default: bookworm)
+# DEBIAN_MIRROR  a mirror's address or a sources.list line (default: mmdebstrap's own)
 #
 # Prints the image's id on stdout. Leaves with 69 when something that it needs is missing or out of reach.
 set -eu
 
 tag=${1:-megaflow/base:bookworm}
-suite=${MEGAFLOW_DEBIAN_SUITE:-bookworm}
+suite=${DEBIAN_SUITE:-bookworm}
 here=$(cd "$(dirname "$0")" && pwd)
 
 give_up() {
@@ -47,10 +47,10 @@ set -- --quiet --variant=minbase --include="$packages" \
     --dpkgopt='path-exclude=/usr/share/locale/*' \
     --dpkgopt='path-exclude=/usr/share/doc/*' \
     --dpkgopt='path-include=/usr/share/doc/*/copyright' \
-    "$suite" "$work/base.tar" ${MEGAFLOW_DEBIAN_MIRROR:+"$MEGAFLOW_DEBIAN_MIRROR"}
+    "$suite" "$work/base.tar" ${DEBIAN_MIRROR:+"$DEBIAN_MIRROR"}
 mmdebstrap "$@" >&2 </dev/null ||
     give_up "mmdebstrap could not install $suite ($packages)" \
-        "check that the Debian mirror answers (MEGAFLOW_DEBIAN_MIRROR names another); or, $other_way"
+        "check that the Debian mirror answers (DEBIAN_MIRROR names another); or, $other_way"
 
 docker import \
     --change "LABEL megaflow=base megaflow.base=$suite" \

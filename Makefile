@@ -1,0 +1,49 @@
+# `make` alone lists what there is. Everything runs in .venv, which scripts/bootstrap makes from requirements/all.lock.
+
+VENV ?= .venv
+export VENV
+BIN := $(VENV)/bin
+PYTEST ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help bootstrap demo test check format lock bench-main down clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+
+bootstrap: ## make .venv; nothing to do when it matches the lock
+	@sh scripts/bootstrap
+
+demo: bootstrap ## set everything up and run the main job on the demo dataset
+	@$(BIN)/megaflow demo
+
+test: bootstrap ## all tests; PYTEST="tests/unit -k state" chooses
+	@sh scripts/test $(PYTEST)
+
+check: bootstrap ## format, lint, types, import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: bootstrap ## put the code in the house's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lock: bootstrap ## renew requirements/*.lock; UPGRADE=--upgrade takes newer versions
+	cd requirements && ../$(BIN)/uv pip compile $(LOCK_OPTIONS) --all-extras -o all.lock ../pyproject.toml
+	cd requirements && ../$(BIN)/uv pip compile $(LOCK_OPTIONS) -c all.lock -o bootstrap.lock bootstrap.in
+
+# One lock for every platform and Python of ours, with the hash of every file, and without any index's address.
+LOCK_OPTIONS = --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
+	--custom-compile-command "make lock" $(UPGRADE)
+
+bench-main: bootstrap ## tasks per minute in both modes, and the overhead per task; writes bench/results
+	@$(BIN)/python -m bench.main
+
+down: ## end the system; data stays
+	@if [ -x $(BIN)/megaflow ]; then $(BIN)/megaflow down; else echo "nothing is installed here"; fi
+
+clean: ## delete .venv and caches (after `make down`)
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

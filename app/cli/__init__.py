@@ -1,0 +1,38 @@
+"""The `megaflow` command. One file per group of commands; this one joins them and turns errors into exit codes."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+import typer
+
+from app.cli import runs, schedules, stack, worker
+from app.errors import MegaFlowError
+
+cli = typer.Typer(
+    name="megaflow",
+    help="Runs containerised agent tasks on Celery, and grades them.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+stack.register(cli)
+runs.register(cli)
+schedules.register(cli)
+worker.register(cli)
+
+
+def main() -> None:
+    """Run a command; a failure that has a name becomes one message and an exit code, never a traceback."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    try:
+        cli()
+    except MegaFlowError as error:
+        sys.stderr.write(f"megaflow: {error}\n")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.stderr.write("megaflow: interrupted; accepted tasks go on\n")
+        sys.exit(130)

@@ -1,0 +1,285 @@
+"""Commands about runs and tasks: submit, runs, status, show, logs, cancel, retry, artifacts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+from uuid import UUID
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from app.artifacts import open_store
+from app.cli.show import as_json, clock, console, errors, results_table, runs_table, say, states, summary
+from app.client import MegaFlow, Run, as_completed
+from app.errors import UnknownName
+from app.ledger import events, results
+from app.models.outcome import Artifact, ArtifactKind, TaskResult
+from app.models.spec import EnvironmentKind, Mode, ModelChoice
+from app.models.states import TaskState
+
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+
+
+def register(cli: typer.Typer) -> None:
+    for command in (submit, runs, status, show, logs, cancel, retry, artifacts):
+        cli.command()(command)
+
+
+def submit(
+    dataset: Annotated[
+        str, typer.Argument(help="A JSONL file of SWE-bench rows, a task folder or a folder of them, or `demo`.")
+    ],
+    agent: Annotated[str, typer.Option(help="oracle, nop, mini-swe-agent")],
+    mode: Annotated[Mode, typer.Option(help="Where to run.")] = Mode.AUTO,
+    model: Annotated[str | None, typer.Option(help="Model name at the endpoint; default: the replay engine.")] = None,
+    base_url: Annotated[str | None, typer.Option(help="OpenAI-compatible base URL; default: the settings'.")] = None,
+    api_key_env: Annotated[str | None, typer.Option(help="Name of the variable that holds the key.")] = None,
+    replicas: Annotated[int, typer.Option(min=1, help="Tasks per dataset entry.")] = 1,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N entries.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Only this entry; may be repeated.")] = None,
+    environment: Annotated[EnvironmentKind, typer.Option(help="`local` has no isolation.")] = EnvironmentKind.DOCKER,
+    name: Annotated[str, typer.Option(help="A name for the run.")] = "",
+    user: Annotated[str, typer.Option(help="On whose account.")] = "default",
+    priority: Annotated[int, typer.Option(help="Higher goes first.")] = 0,
+    idempotency_key: Annotated[str | None, typer.Option(help="The same key submits once.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Show progress until all have ended.")] = False,
+    timeout: Annotated[float | None, typer.Option(help="Seconds to wait at most.")] = None,
+    json: Json = False,
+) -> None:
+    """Submit a dataset as one run: all of its tasks, or none when one is malformed."""
+    from app.workers import evaluations
+    from app.workers.evaluations import Submission
+
+    chosen = ModelChoice(name=model, base_url=base_url, api_key_env=api_key_env) if model else None
+    with MegaFlow() as flow:
+        accepted = evaluations.submit(
+            Submission(
+                dataset=dataset,
+                agent=agent,
+                mode=mode,
+                model=chosen,
+                replicas=replicas,
+                limit=limit,
+                only=tuple(task or ()),
+                environment=environment,
+                user_name=user,
+                priority=priority,
+                name=name,
+            ),
+            flow.settings,
+            flow.database,
+            idempotency_key=idempotency_key,
+        )
+        run = flow.run(accepted.run_id, accepted.task_ids, accepted.names)
+        if not wait:
+            _submitted(run, json=json)
+            return
+        say(f"run {run.id}: {len(run.handles)} tasks accepted")
+        found = follow(flow, [run], timeout=timeout)
+        report(flow, [run], found, json=json)
+
+
+def _submitted(run: Run, *, json: bool) -> None:
+    if json:
+        as_json({"run_id": run.id, "tasks": [{"task_id": h.task_id, "name": h.name} for h in run.handles]})
+    else:
+        console.print(f"run {run.id}: {len(run.handles)} tasks accepted; `megaflow status {str(run.id)[-12:]}`")
+
+
+def follow(flow: MegaFlow, watched: list[Run], *, timeout: float | None = None) -> list[TaskResult]:
+    """Show progress until all tasks have ended; their results in the order of submission."""
+    handles = [handle for run in watched for handle in run.handles]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=False) as progress:
+        line = progress.add_task("tasks ended", total=len(handles))
+        for handle in as_completed(handles, timeout):
+            progress.advance(line)
+            now = [flow.status(run.id) for run in watched] if len(handles) <= 200 else []
+            running = sum(status.states.get("running", 0) for status in now)
+            progress.update(line, description=f"{running} running, last: {handle.name}"[:60])
+    return results.results(flow.database, [handle.task_id for handle in handles])
+
+
+def report(flow: MegaFlow, watched: list[Run], found: list[TaskResult], *, json: bool) -> None:
+    """The result table, then the score of every run with its denominator."""
+    if json:
+        as_json({"runs": [vars_of(flow.status(run.id)) for run in watched], "results": found})
+        return
+    console.print(results_table(found))
+    for run in watched:
+        console.print(summary(flow.status(run.id)), highlight=False)
+    console.print(
+        f"evidence: {flow.settings.artifacts()}/runs/RUN/TASK/ATTEMPT, or `megaflow show TASK`", soft_wrap=True
+    )
+
+
+def vars_of(status: results.RunStatus) -> dict[str, object]:
+    """A run's status as a mapping."""
+    return {name: getattr(status, name) for name in status.__dataclass_fields__}
+
+
+def runs(limit: Annotated[int, typer.Option(min=1)] = 20, json: Json = False) -> None:
+    """List runs, newest first."""
+    with MegaFlow() as flow:
+        found = results.runs(flow.database, limit)
+        if json:
+            as_json([vars_of(status) for status in found])
+        else:
+            console.print(runs_table(found))
+
+
+def status(
+    run: Annotated[str, typer.Argument(help="A run's id, its end, or its name.")],
+    watch: Annotated[bool, typer.Option("--watch", help="Live, until all have ended.")] = False,
+    json: Json = False,
+) -> None:
+    """Where a run stands: every task with its mode, instance, end and times."""
+    with MegaFlow() as flow:
+        found = flow.run(results.find(flow.database, "runs", run))
+        if watch:
+            follow(flow, [found])
+        rows = results.results(flow.database, [handle.task_id for handle in found.handles])
+        if not json:
+            console.print(f"{states(flow.status(found.id))}", highlight=False)
+        report(flow, [found], rows, json=json)
+
+
+def show(task: Annotated[str, typer.Argument(help="A task's id or its end.")], json: Json = False) -> None:
+    """Everything about one task: attempts, phases, verdict, evidence."""
+    with MegaFlow() as flow:
+        result = _result(flow, task)
+        if json:
+            as_json(result)
+            return
+        _print_result(flow, result)
+
+
+def _result(flow: MegaFlow, task: str) -> TaskResult:
+    return results.results(flow.database, [results.find(flow.database, "tasks", task)])[0]
+
+
+def _print_result(flow: MegaFlow, result: TaskResult) -> None:
+    spec = results.task_spec(flow.database, result.task_id)
+    console.print(f"[bold]{result.name}[/] {result.task_id} of run {result.run_id}", highlight=False)
+    console.print(
+        f"{result.state} · {result.agent} · {result.mode} · image {spec.task.environment.label}", highlight=False
+    )
+    if result.verdict is not None:
+        failed = [name for name, how in result.verdict.tests.items() if how not in ("passed", "skipped")]
+        console.print(
+            f"verdict: reward {result.verdict.reward}, {len(result.verdict.tests)} tests, {len(failed)} not passed"
+        )
+        console.print(f"  {result.verdict.detail}", highlight=False)
+        for name in failed[:20]:
+            console.print(f"  {result.verdict.tests[name]} {name}", highlight=False, markup=False)
+    for attempt in result.attempts:
+        end = attempt.end_reason or attempt.state
+        console.print(
+            f"\n[bold]attempt {attempt.number}[/] {end} on {attempt.instance or 'no instance'}", highlight=False
+        )
+        if attempt.failure is not None:
+            console.print(f"  {attempt.failure.error}: {attempt.failure.message}", highlight=False, markup=False)
+        if attempt.environment:
+            found = {k: v for k, v in attempt.environment.items() if k != "teardown"}
+            console.print(f"  environment: {found}", highlight=False, markup=False)
+        for phase, at in attempt.phases.items():
+            console.print(f"  {clock(at)}  {phase}", highlight=False)
+        for artifact in attempt.artifacts:
+            console.print(f"  {artifact.kind}: {_where(artifact)}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _where(artifact: Artifact) -> str:
+    if artifact.url is None:
+        return f"none ({artifact.missing})"
+    return f"{artifact.url} ({artifact.size_bytes} bytes, sha256 {str(artifact.sha256)[:12]})"
+
+
+def logs(task: Annotated[str, typer.Argument(help="A task's id or its end.")]) -> None:
+    """The events of a task, then its agent's log and its test report."""
+    with MegaFlow() as flow:
+        result = _result(flow, task)
+        for event in events.of_task(flow.database, result.task_id):
+            console.print(f"{clock(event.at)} {event.kind} {event.data or ''}", highlight=False, markup=False)
+        for kind in (ArtifactKind.AGENT_LOG, ArtifactKind.TEST_REPORT):
+            content = _content(flow, result, kind)
+            console.print(f"\n--- {kind} ---", highlight=False)
+            console.print(content, highlight=False, markup=False, soft_wrap=True)
+
+
+def _content(flow: MegaFlow, result: TaskResult, kind: ArtifactKind) -> str:
+    for artifact in result.artifacts:
+        if artifact.kind is kind:
+            if artifact.key is None:
+                return f"none: {artifact.missing}"
+            store = open_store(flow.settings.artifacts(), endpoint_url=flow.settings.s3_endpoint_url)
+            return store.get(artifact.key).decode("utf-8", "replace")
+    return "none: no attempt has ended"
+
+
+def cancel(
+    target: Annotated[str, typer.Argument(help="A run or a task: its id or the end of it.")],
+) -> None:
+    """End a run or a task; containers go with it. What has ended stays."""
+    with MegaFlow() as flow:
+        ids = _tasks_of(flow, target)
+        flow.cancel(ids)
+        console.print(f"asked {len(ids)} task(s) to end")
+
+
+def _tasks_of(flow: MegaFlow, target: str) -> list[UUID]:
+    try:
+        return results.task_ids(flow.database, results.find(flow.database, "runs", target))
+    except UnknownName:
+        return [results.find(flow.database, "tasks", target)]
+
+
+def retry(
+    run: Annotated[str, typer.Argument(help="A run's id, its end, or its name.")],
+    failed: Annotated[bool, typer.Option("--failed", help="Those that could not be measured.")] = False,
+    cancelled: Annotated[bool, typer.Option("--cancelled", help="Those that were cancelled.")] = False,
+) -> None:
+    """Run again what was not measured; earlier attempts stay. Graded tasks are results and are not run again."""
+    wanted = {TaskState.FAILED} if failed else set()
+    wanted |= {TaskState.CANCELLED} if cancelled else set()
+    if not wanted:
+        raise typer.BadParameter("expected --failed, --cancelled or both")
+    with MegaFlow() as flow:
+        found = results.results(flow.database, _tasks_of(flow, run))
+        moved = flow.retry([result.task_id for result in found if result.state in wanted])
+        console.print(f"{len(moved)} task(s) back in line")
+
+
+def artifacts(
+    task: Annotated[str, typer.Argument(help="A task's id or its end.")],
+    get: Annotated[Path | None, typer.Option("--get", help="Copy them into this folder.")] = None,
+    json: Json = False,
+) -> None:
+    """List what an attempt left as evidence, or fetch it. Missing pieces are listed with the reason."""
+    with MegaFlow() as flow:
+        result = _result(flow, task)
+        if json:
+            as_json([{"attempt": a.number, **x.model_dump(mode="json")} for a in result.attempts for x in a.artifacts])
+            return
+        if get is not None:
+            _fetch(flow, result, get)
+            return
+        table = Table("attempt", "kind", "where", header_style="bold", pad_edge=False)
+        for attempt in result.attempts:
+            for artifact in attempt.artifacts:
+                table.add_row(str(attempt.number), artifact.kind, _where(artifact))
+        console.print(table)
+
+
+def _fetch(flow: MegaFlow, result: TaskResult, folder: Path) -> None:
+    store = open_store(flow.settings.artifacts(), endpoint_url=flow.settings.s3_endpoint_url)
+    for attempt in result.attempts:
+        for artifact in attempt.artifacts:
+            if artifact.key is None:
+                say(f"attempt {attempt.number} {artifact.kind}: none ({artifact.missing})")
+                continue
+            target = folder / str(attempt.number) / Path(artifact.key).name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(store.get(artifact.key))
+            console.print(str(target), soft_wrap=True)

@@ -1,0 +1,123 @@
+"""What the command line prints: tables, progress, JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel
+from rich.console import Console
+from rich.table import Table
+
+from app.ledger.results import RunStatus
+from app.models.outcome import AttemptRecord, Phase, TaskResult
+
+console = Console()
+errors = Console(stderr=True)
+
+_SPANS: tuple[tuple[str, Phase, Phase], ...] = (
+    ("wait", Phase.ACCEPTED, Phase.ADMITTED),
+    ("start", Phase.ADMITTED, Phase.CLAIMED),
+    ("image", Phase.CLAIMED, Phase.IMAGE_READY),
+    ("env", Phase.IMAGE_READY, Phase.ENVIRONMENT_READY),
+    ("agent", Phase.AGENT_STARTED, Phase.AGENT_ENDED),
+    ("grade", Phase.AGENT_ENDED, Phase.GRADED),
+    ("store", Phase.GRADED, Phase.STORED),
+    ("down", Phase.STORED, Phase.TORN_DOWN),
+)
+
+
+def say(text: str) -> None:
+    """A line for a person, on standard error: standard output is for results."""
+    errors.print(text, highlight=False, markup=False)
+
+
+def as_json(value: Any) -> None:
+    """Print a value as JSON."""
+    console.print_json(json.dumps(value, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else str(value)
+
+
+def spans(attempt: AttemptRecord) -> dict[str, float]:
+    """Seconds by station; a station that was not passed is left out."""
+    phases = attempt.phases
+    return {
+        name: (phases[end] - phases[begin]).total_seconds()
+        for name, begin, end in _SPANS
+        if begin in phases and end in phases
+    }
+
+
+def reward(result: TaskResult) -> str:
+    """A number, or `-` when nothing was measured."""
+    return "-" if result.reward is None else f"{result.reward:g}"
+
+
+def results_table(results: Iterable[TaskResult]) -> Table:
+    """One row per task: who did it where, how it ended, how long each station took."""
+    table = Table(header_style="bold", pad_edge=False)
+    for column in ("task", "agent", "mode", "instance", "env", "end reason"):
+        table.add_column(column, overflow="fold")
+    for column in ("reward", "tries", *(f"{name} s" for name, _, _ in _SPANS)):
+        table.add_column(column, justify="right", no_wrap=True)
+    for result in results:
+        table.add_row(*_row(result))
+    return table
+
+
+def _row(result: TaskResult) -> list[str]:
+    last = result.attempt
+    taken = spans(last) if last else {}
+    good = result.reward is not None
+    return [
+        result.name,
+        result.agent,
+        result.mode.value,
+        (last.instance or "-") if last else "-",
+        str(last.environment.get("origin", "-")) if last else "-",
+        result.end_reason.value if result.end_reason else result.state.value,
+        reward(result) if good else "[yellow]not measured",
+        str(len(result.attempts)),
+        *(f"{taken[name]:.2f}" if name in taken else "-" for name, _, _ in _SPANS),
+    ]
+
+
+def runs_table(statuses: Sequence[RunStatus]) -> Table:
+    """One row per run, scores with their valid denominator."""
+    table = Table(header_style="bold", pad_edge=False)
+    for column in ("run", "name", "user", "submitted", "tasks", "states", "resolved / measured", "mean reward"):
+        table.add_column(column)
+    for status in statuses:
+        table.add_row(
+            str(status.id),
+            status.name,
+            status.user_name,
+            f"{status.created_at:%Y-%m-%d %H:%M:%S}",
+            str(status.total),
+            states(status),
+            f"{status.resolved} / {status.measured}",
+            "-" if status.mean_reward is None else f"{status.mean_reward:.3f}",
+        )
+    return table
+
+
+def states(status: RunStatus) -> str:
+    """`3 running, 8 succeeded`."""
+    return ", ".join(f"{count} {state}" for state, count in sorted(status.states.items()))
+
+
+def summary(status: RunStatus) -> str:
+    """The score with its denominator, and what the infrastructure lost."""
+    lost = status.ended - status.measured
+    mean = "-" if status.mean_reward is None else f"{status.mean_reward:.3f}"
+    loss = f"; {lost} of {status.total} not measured" if lost else ""
+    return f"{status.name}: {status.resolved} of {status.measured} measured resolved, mean reward {mean}{loss}"
+
+
+def clock(at: datetime | None) -> str:
+    return "-" if at is None else f"{at:%H:%M:%S.%f}"[:-3]

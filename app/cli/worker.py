@@ -1,0 +1,57 @@
+"""`megaflow worker …`: the processes of a cluster, started by hand or by a container."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from app import logs
+from app.models.spec import Mode
+from app.settings import load
+
+worker = typer.Typer(help="Run one of the system's processes in the foreground.", no_args_is_help=True)
+
+
+def register(cli: typer.Typer) -> None:
+    cli.add_typer(worker, name="worker")
+
+
+@worker.command()
+def control() -> None:
+    """Dispatcher, reconciler and schedules."""
+    from app.workers import control as door
+
+    raise typer.Exit(door.main())
+
+
+@worker.command()
+def persistent(
+    slots: Annotated[int | None, typer.Option(min=1, help="Attempts at once; default: settings.")] = None,
+) -> None:
+    """A standing instance that registers itself; several make a pool."""
+    from app.workers import instance
+
+    _log()
+    raise typer.Exit(instance.stand(Mode.PERSISTENT, slots or load().persistent_slots))
+
+
+@worker.command()
+def nursery() -> None:
+    """The launcher of the `process` provider."""
+    from app.workers import nursery as door
+
+    door.main()
+
+
+@worker.command()
+def migrate() -> None:
+    """Bring the database to the newest revision, then leave."""
+    from app.ledger import schema
+
+    schema.migrate(load().database())
+    typer.echo("the database is at the newest revision")
+
+
+def _log() -> None:
+    logs.configure(load().log_level)

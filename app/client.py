@@ -1,0 +1,300 @@
+"""The Python enqueue API: what a producer holds. It needs neither Docker nor a worker's dependencies."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+from uuid import UUID
+
+from app.errors import DatabaseUnavailable, SpecInvalid, WaitTimeout
+from app.ledger import accept, results, tasks
+from app.ledger.accept import NewRun
+from app.ledger.database import Database, Listener
+from app.ledger.events import OUTCOME
+from app.ledger.results import RunStatus
+from app.models.outcome import TaskResult
+from app.models.spec import AgentTask, Mode, ModelChoice
+from app.models.states import TaskState
+from app.settings import Settings, load
+from app.stopping import nudge
+from app.submission import specs_for
+
+
+class MegaFlow:
+    """A connection to one installation. Threads may share it; close it, or use it as a context manager.
+
+    >>> with MegaFlow() as flow:
+    ...     run = flow.enqueue_many(tasks, agent="mini-swe-agent", model="my-model", replicas=16)
+    ...     for handle in as_completed(run.handles):
+    ...         print(handle.name, handle.result().reward)
+    """
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        """Settings come from the environment when none are given. Connects when first used.
+
+        Raises: SettingsInvalid.
+        """
+        self.settings = settings or load()
+        self.database = Database(self.settings.database())
+        self._outcomes = _Outcomes(self.database)
+
+    def enqueue(
+        self,
+        task: AgentTask,
+        *,
+        agent: str,
+        mode: Mode | str = Mode.AUTO,
+        model: ModelChoice | str | None = None,
+        priority: int = 0,
+        user_name: str = "default",
+        idempotency_key: str | None = None,
+    ) -> Handle:
+        """Accept one task. When this returns, the task survives the loss of Redis, of every worker and the scheduler.
+
+        mode: `ephemeral`, `persistent` or `auto`. agent: a name that `megaflow doctor` lists. model: its name at the
+        settings' endpoint, or a `ModelChoice`. A key that was used before returns the earlier task's handle.
+
+        Raises: SpecInvalid, UnknownName: nothing was accepted; IdempotencyConflict: the key belongs to another task;
+            DatabaseUnavailable: nothing was accepted.
+        """
+        return self.enqueue_many(
+            [task],
+            agent=agent,
+            mode=mode,
+            model=model,
+            priority=priority,
+            user_name=user_name,
+            idempotency_key=idempotency_key,
+            name=task.name,
+        ).handles[0]
+
+    def enqueue_many(
+        self,
+        tasks: Iterable[AgentTask],
+        *,
+        agent: str,
+        mode: Mode | str = Mode.AUTO,
+        model: ModelChoice | str | None = None,
+        replicas: int = 1,
+        name: str = "",
+        priority: int = 0,
+        user_name: str = "default",
+        purpose: str = "evaluation",
+        idempotency_key: str | None = None,
+    ) -> Run:
+        """Accept tasks as one run, in one transaction: all or none. Each becomes a group of `replicas` tasks.
+
+        Raises: as `enqueue`.
+        """
+        specs = specs_for(tasks, agent=agent, mode=mode, model=model)
+        if not specs:
+            raise SpecInvalid("expected at least one task, found none; nothing was submitted")
+        if replicas < 1:
+            raise SpecInvalid(f"expected replicas >= 1, found {replicas}; nothing was submitted")
+        accepted = accept.accept(
+            self.database,
+            NewRun(
+                specs=specs,
+                replicas=replicas,
+                name=name,
+                user_name=user_name,
+                purpose=purpose,
+                priority=priority,
+                idempotency_key=idempotency_key,
+            ),
+        )
+        return self.run(accepted.run_id, accepted.task_ids, accepted.names)
+
+    def run(self, run_id: UUID, task_ids: Sequence[UUID] | None = None, names: Sequence[str] | None = None) -> Run:
+        """A run by its id. Raises: UnknownName."""
+        if task_ids is None:
+            self.status(run_id)
+            task_ids = results.task_ids(self.database, run_id)
+        labels = names or [""] * len(task_ids)
+        handles = [Handle(self, i, run_id, name) for i, name in zip(task_ids, labels, strict=True)]
+        return Run(self, run_id, handles)
+
+    def status(self, run_id: UUID) -> RunStatus:
+        """Raises: UnknownName."""
+        return results.run_status(self.database, run_id)
+
+    def cancel(self, task_ids: Sequence[UUID]) -> None:
+        """Ask tasks to end. What runs is told at once; what waits ends now; what has ended stays as it is."""
+        running = tasks.cancel(self.database, task_ids)
+        if running:
+            nudge(self.settings, running)
+
+    def retry(self, task_ids: Sequence[UUID]) -> list[UUID]:
+        """Put tasks that could not be measured, or were cancelled, back in line; returns those moved."""
+        return tasks.retry(self.database, task_ids)
+
+    def wait_any(self, task_ids: Iterable[UUID], timeout: float | None = None) -> list[UUID]:
+        """Block until one of the tasks has ended, by event; those that have, or none after `timeout` seconds."""
+        return self._outcomes.wait_any(set(task_ids), timeout)
+
+    def close(self) -> None:
+        """Release the connections. Accepted tasks go on."""
+        self._outcomes.close()
+        self.database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """One accepted task."""
+
+    flow: MegaFlow
+    task_id: UUID
+    run_id: UUID
+    name: str = ""
+
+    def status(self) -> TaskState:
+        """Where it stands now."""
+        return results.state_of(self.flow.database, self.task_id)
+
+    def result(self, timeout: float | None = None) -> TaskResult:
+        """Wait for the end: verdict, end reason, artifacts, phase times, attempts. `timeout` in seconds, or for ever.
+
+        A task that failed or was cancelled is a result too: look at `state`.
+
+        Raises: WaitTimeout: it has not ended yet and goes on.
+        """
+        if not self.flow.wait_any([self.task_id], timeout):
+            raise WaitTimeout(f"task {self.name or self.task_id} had not ended after {timeout} s; it goes on")
+        return results.results(self.flow.database, [self.task_id])[0]
+
+    def cancel(self) -> None:
+        """Ask it to end; its containers go with it."""
+        self.flow.cancel([self.task_id])
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Tasks accepted together."""
+
+    flow: MegaFlow
+    id: UUID
+    handles: list[Handle]
+
+    def status(self) -> RunStatus:
+        """Counts by state, and the scores with their denominator."""
+        return self.flow.status(self.id)
+
+    def results(self, timeout: float | None = None) -> list[TaskResult]:
+        """Wait for all; results in the order of submission. Raises: WaitTimeout."""
+        for _ in as_completed(self.handles, timeout):
+            pass
+        return results.results(self.flow.database, [handle.task_id for handle in self.handles])
+
+    def cancel(self) -> None:
+        """Ask all of them to end."""
+        self.flow.cancel([handle.task_id for handle in self.handles])
+
+
+def as_completed(handles: Iterable[Handle], timeout: float | None = None) -> Iterator[Handle]:
+    """Handles in the order in which their tasks end. All must be of one `MegaFlow`.
+
+    Raises: WaitTimeout when `timeout` seconds have passed before the last.
+    """
+    left = {handle.task_id: handle for handle in handles}
+    until = None if timeout is None else time.monotonic() + timeout
+    while left:
+        flow = next(iter(left.values())).flow
+        patience = None if until is None else max(0.0, until - time.monotonic())
+        ended = flow.wait_any(left, patience)
+        if not ended:
+            raise WaitTimeout(f"{len(left)} tasks had not ended after {timeout} s; they go on")
+        for task_id in ended:
+            yield left.pop(task_id)
+
+
+class _Outcomes:
+    """Hears which tasks have ended, on one connection however many threads wait."""
+
+    _LOOK_S = 5.0
+    """The net under the events: the tables are looked at this often."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._changed = threading.Condition()
+        self._waiting: dict[UUID, int] = {}
+        self._ended: set[UUID] = set()
+        self._thread: threading.Thread | None = None
+        self._closing = False
+
+    def wait_any(self, ids: set[UUID], timeout_s: float | None) -> list[UUID]:
+        done = results.ended(self._database, list(ids))
+        if done or not ids:
+            return done
+        self._enter(ids)
+        try:
+            # Once more, now that the ear is open: an end between the first look and here is not missed.
+            done = results.ended(self._database, list(ids))
+            return done or self._sleep(ids, timeout_s)
+        finally:
+            self._leave(ids)
+
+    def _sleep(self, ids: set[UUID], timeout_s: float | None) -> list[UUID]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing or bool(ids & self._ended), timeout_s)
+            return list(ids & self._ended)
+
+    def _enter(self, ids: set[UUID]) -> None:
+        with self._changed:
+            for task_id in ids:
+                self._waiting[task_id] = self._waiting.get(task_id, 0) + 1
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._hear, name="outcomes", daemon=True)
+                self._thread.start()
+
+    def _leave(self, ids: set[UUID]) -> None:
+        with self._changed:
+            for task_id in ids:
+                self._waiting[task_id] -= 1
+                if not self._waiting[task_id]:
+                    del self._waiting[task_id]
+                    self._ended.discard(task_id)
+
+    def _hear(self) -> None:
+        listener = Listener(self._database, OUTCOME)
+        looked_at = 0.0
+        while not self._closing:
+            try:
+                payloads = listener.wait(1.0)
+                if payloads is None or time.monotonic() - looked_at > self._LOOK_S:
+                    looked_at = time.monotonic()
+                    self._settle(self._look())
+                self._settle([UUID(payload) for payload in payloads or ()])
+            except DatabaseUnavailable:
+                time.sleep(1.0)
+        listener.close()
+
+    def _look(self) -> list[UUID]:
+        with self._changed:
+            waiting = list(self._waiting)
+        return results.ended(self._database, waiting) if waiting else []
+
+    def _settle(self, ended: Sequence[UUID]) -> None:
+        with self._changed:
+            news = [task_id for task_id in ended if task_id in self._waiting]
+            self._ended.update(news)
+            if news:
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(timeout=3)

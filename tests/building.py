@@ -1,0 +1,71 @@
+"""Small real objects for tests: tasks, specs, instances in the ledger."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from uuid_utils import compat as uuids
+
+from app.ledger import accept, attempts, instances
+from app.ledger.accept import Accepted, NewRun
+from app.ledger.attempts import Claim, Published, RetryPolicy
+from app.ledger.database import Database
+from app.ledger.instances import Wanted
+from app.models.spec import (
+    AgentTask,
+    Bundle,
+    EnvironmentSpec,
+    Limits,
+    Mode,
+    ScriptGoal,
+    TaskSpec,
+)
+
+RETRY = RetryPolicy(base_s=0.0, cap_s=0.0)
+
+
+def a_task(name: str = "example-1", *, max_attempts: int = 3) -> AgentTask:
+    """A task that needs nothing to exist: good for the ledger, not for running."""
+    return AgentTask(
+        name=name,
+        description="do it",
+        environment=EnvironmentSpec(image="example"),
+        goal=ScriptGoal(tests=Bundle(sha256="0" * 64, size_bytes=0)),
+        limits=Limits(max_attempts=max_attempts),
+    )
+
+
+def a_spec(name: str = "example-1", *, mode: Mode = Mode.PERSISTENT, max_attempts: int = 3) -> TaskSpec:
+    return TaskSpec(task=a_task(name, max_attempts=max_attempts), agent="nop", mode=mode)
+
+
+def accepted(database: Database, count: int = 1, *, mode: Mode = Mode.PERSISTENT, max_attempts: int = 3) -> Accepted:
+    specs = [a_spec(f"example-{n}", mode=mode, max_attempts=max_attempts) for n in range(count)]
+    return accept.accept(database, NewRun(specs=specs))
+
+
+def dispatched(database: Database, run: Accepted, mode: Mode = Mode.PERSISTENT) -> list[Published]:
+    """Admit every task of the run."""
+    with database.begin() as connection:
+        return attempts.admit(connection, [(task_id, mode) for task_id in run.task_ids])
+
+
+def ready_instance(database: Database, mode: Mode = Mode.PERSISTENT) -> UUID:
+    wanted = Wanted("process", mode, "standard", 1 if mode is Mode.EPHEMERAL else 4, 1, None)
+    with database.begin() as connection:
+        (instance_id,) = instances.request(connection, wanted)
+    assert instances.ready(database, instance_id)
+    return instance_id
+
+
+def claimed(database: Database, mode: Mode = Mode.PERSISTENT, *, max_attempts: int = 3) -> Claim:
+    """One task, accepted, admitted and claimed by an instance of its own."""
+    run = accepted(database, mode=mode, max_attempts=max_attempts)
+    (item,) = dispatched(database, run, mode)
+    found = attempts.claim(database, item.hint, ready_instance(database, mode), lease_s=30)
+    assert found is not None
+    return found
+
+
+def new_id() -> UUID:
+    return uuids.uuid7()

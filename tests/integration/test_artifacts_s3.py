@@ -1,0 +1,186 @@
+"""Where an artifact store fails: servers that are away, hang or refuse; disks that are full."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from app.artifacts import open_store
+from app.errors import ArtifactMissing, ArtifactStoreUnavailable, DiskFull
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    with (tmp_path_factory.mktemp("s3") / "server.log").open("wb") as output:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stdout=output, stderr=output
+        )
+    try:
+        for _ in range(600):
+            try:
+                urlopen(address, timeout=1).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        else:
+            pytest.fail("the S3 server did not start")
+        yield address
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.fixture(autouse=True)
+def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+def test_a_bucket_is_made_only_when_asked_and_asking_twice_is_fine(endpoint: str) -> None:
+    unasked = open_store("s3://not-there-yet", endpoint_url=endpoint)
+    for attempt in (
+        lambda: unasked.put("k", b"x"),
+        unasked.check,
+        lambda: unasked.exists("k"),
+        lambda: unasked.get("k"),
+    ):
+        with pytest.raises(ArtifactStoreUnavailable, match=r"(?i)s3://not-there-yet at http.*bucket"):
+            attempt()
+    for _ in range(2):
+        open_store("s3://not-there-yet", endpoint_url=endpoint, create_bucket=True).put("k", b"x")
+    assert unasked.get("k") == b"x"
+
+
+def test_a_bucket_is_made_in_the_region_that_is_set(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+    open_store("s3://far-away", endpoint_url=endpoint, create_bucket=True).check()
+
+
+def test_stores_under_two_prefixes_do_not_see_each_other(endpoint: str) -> None:
+    one = open_store("s3://shared-bucket/one", endpoint_url=endpoint, create_bucket=True)
+    one.put("k", b"x")
+    with pytest.raises(ArtifactMissing):
+        open_store("s3://shared-bucket/two", endpoint_url=endpoint).get("k")
+    assert open_store("s3://shared-bucket", endpoint_url=endpoint).get("one/k") == b"x"
+
+
+@pytest.mark.parametrize("bucket", ["UPPER_case!", "a"])
+def test_a_malformed_bucket_name_is_told(endpoint: str, bucket: str) -> None:
+    with pytest.raises(ArtifactStoreUnavailable, match="expected a bucket"):
+        open_store(f"s3://{bucket}", endpoint_url=endpoint).check()
+
+
+def test_a_server_that_is_away_is_told_in_bounded_time() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{free.getsockname()[1]}"
+    started = time.monotonic()
+    with pytest.raises(ArtifactStoreUnavailable, match=f"{address}.*MEGAFLOW_S3_ENDPOINT_URL"):
+        open_store("s3://bucket", endpoint_url=address).check()
+    assert time.monotonic() - started < 10
+
+
+def test_a_server_that_takes_calls_and_never_answers_is_told_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.artifacts.s3._READ_TIMEOUT_S", 0.5)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(16)
+        started = time.monotonic()
+        with pytest.raises(ArtifactStoreUnavailable, match=r"(?i)timeout"):
+            open_store("s3://bucket", endpoint_url=f"http://127.0.0.1:{silent.getsockname()[1]}").get("k")
+        assert time.monotonic() - started < 15
+
+
+def test_a_server_that_answers_rubbish_is_told() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(16)
+
+        def answer() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort")
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        with pytest.raises(ArtifactStoreUnavailable):
+            open_store("s3://bucket", endpoint_url=f"http://127.0.0.1:{listener.getsockname()[1]}").get("k")
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+
+
+def test_missing_credentials_are_told(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    with pytest.raises(ArtifactStoreUnavailable, match=r"credentials"):
+        open_store("s3://bucket", endpoint_url=endpoint).check()
+
+
+def test_a_malformed_endpoint_is_told() -> None:
+    with pytest.raises(ArtifactStoreUnavailable, match="not-a-url"):
+        open_store("s3://bucket", endpoint_url="not-a-url").check()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_told_and_the_old_object_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    store = open_store(tmp_path.as_uri())
+    store.put("k", b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("app.artifacts.folder.os.fsync", full)
+        with pytest.raises(DiskFull, match=r"could not write k.*MEGAFLOW_ARTIFACTS_URL"):
+            store.put("k", b"new")
+    assert store.get("k") == b"old"
+    assert [file.name for file in tmp_path.iterdir()] == ["k"]
+
+
+def test_a_disk_that_is_really_full_is_told(tmp_path: Path) -> None:
+    """A file system of one megabyte, where this user may mount one."""
+    mounted = tmp_path / "small"
+    mounted.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", mounted], capture_output=True).returncode:
+        pytest.skip("may not mount a file system here")
+    try:
+        store = open_store(mounted.as_uri())
+        store.put("k", b"old")
+        with pytest.raises(DiskFull):
+            store.put("k", b"x" * (2 << 20))
+        assert store.get("k") == b"old"
+        assert [file.name for file in mounted.iterdir()] == ["k"]
+    finally:
+        subprocess.run(["umount", mounted], check=True)
+
+
+def test_a_store_that_is_a_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ArtifactStoreUnavailable, match="expected a folder that this user may write to"):
+        open_store((tmp_path / "file").as_uri()).check()

@@ -1,0 +1,439 @@
+"""Containers on a real engine: limits that hold, isolation, residue, labels, speed, the pool."""
+
+from __future__ import annotations
+
+import io
+import socket
+import subprocess
+import tarfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from docker.errors import NotFound
+
+from app.environments.base import Origin, Tags
+from app.environments.docker import DockerEnvironment, DockerProvider
+from app.environments.engine import Engine, engine_of
+from app.environments.host_slots import HostSlots
+from app.environments.pool import EnvironmentPool
+from app.environments.processes import HostView
+from app.environments.sweeper import Sweeper
+from app.errors import EngineUnavailable, EnvironmentFailed, ImageUnavailable
+from app.models.spec import EnvironmentSpec, Network, Resources
+from app.settings import Settings
+
+pytestmark = pytest.mark.docker
+
+Create = Callable[..., DockerEnvironment]
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    return Settings(home=tmp_path_factory.mktemp("home"), installation=f"test-{uuid.uuid4().hex[:8]}")
+
+
+@pytest.fixture(scope="module")
+def engine(settings: Settings, docker_engine: str) -> Engine:
+    return engine_of(settings)
+
+
+@pytest.fixture(scope="module")
+def provider(settings: Settings, docker_engine: str) -> Iterator[DockerProvider]:
+    made = DockerProvider(settings, fetch_bundle=lambda bundle: b"")
+    yield made
+    made.sweep(installation=settings.installation)
+
+
+@pytest.fixture
+def create(provider: DockerProvider, base_image_tag: str, settings: Settings) -> Iterator[Create]:
+    made = []
+
+    def make(**fields: object) -> DockerEnvironment:
+        spec = EnvironmentSpec.model_validate({"image": base_image_tag, **fields})
+        made.append(provider.create(spec, tags_of(settings.installation), timeout_s=60))
+        return made[-1]
+
+    yield make
+    for environment in made:
+        environment.destroy()
+
+
+def tags_of(installation: str, deadline_s: float = 600) -> Tags:
+    return Tags(installation, uuid.uuid4(), uuid.uuid4(), uuid.uuid4(), uuid.uuid4(), time.time() + deadline_s)
+
+
+def out(environment: DockerEnvironment, command: str, timeout_s: float = 30) -> str:
+    return environment.run(command, timeout_s=timeout_s).stdout.decode()
+
+
+# --- Limits and isolation -------------------------------------------------------------------------------------------
+
+
+def test_a_fork_bomb_is_contained_and_killed(create: Create) -> None:
+    environment = create(resources=Resources(pids=64))
+    bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass\n"
+    environment.put("/bomb.py", bomb.encode())
+    result = environment.run("python3 /bomb.py", timeout_s=2)
+    assert result.timed_out
+    assert result.duration_s < 20
+    assert out(environment, "echo usable") == "usable\n"
+    assert int(out(environment, "ls -d /proc/[0-9]* | wc -l")) < 12
+
+
+def test_the_process_limit_holds(create: Create) -> None:
+    environment = create(resources=Resources(pids=32))
+    started = out(
+        environment, "for i in $(seq 100); do sleep 20 > /dev/null 2>&1 & done 2>/dev/null; ls -d /proc/[0-9]* | wc -l"
+    )
+    assert int(started or 0) <= 33
+
+
+def test_the_memory_limit_kills_and_is_told_apart(create: Create) -> None:
+    environment = create(resources=Resources(memory_bytes=64 << 20))
+    greedy = environment.run("python3 -c 'x = bytearray(200 << 20)'", timeout_s=60)
+    assert greedy.exit_code == 137
+    assert b"memory limit of 67108864 bytes" in greedy.stderr
+    other = environment.run("kill -9 $$", timeout_s=20)
+    assert (other.exit_code, other.stderr) == (137, b"")
+
+
+def test_the_processor_limit_holds(create: Create) -> None:
+    environment = create(resources=Resources(cpus=0.5))
+    burn = "import time; b = time.monotonic()\nwhile time.monotonic() - b < 2: pass\nprint(time.process_time())"
+    assert float(out(environment, f"python3 -c '{burn}'")) < 1.4
+
+
+def test_more_processors_than_the_engine_has_are_cut_down(create: Create) -> None:
+    assert create(resources=Resources(cpus=256)).run("true", timeout_s=20).ok
+
+
+def test_there_is_no_network_unless_asked_for(create: Create) -> None:
+    assert out(create(), "ls /sys/class/net").split() == ["lo"]
+
+
+def test_an_open_network_is_our_own_and_its_members_do_not_see_each_other(create: Create, engine: Engine) -> None:
+    one, two = (create(network=Network.OPEN) for _ in range(2))
+    assert sorted(out(one, "ls /sys/class/net").split()) == ["eth0", "lo"]
+    [address] = engine.api.inspect_container(two.id)["NetworkSettings"]["Networks"].values()
+    two.run("python3 -m http.server 8000 > /dev/null 2>&1 &", timeout_s=20)
+    gateway = address["Gateway"]
+    reach = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2)"
+    time.sleep(1)
+    assert two.run(f"python3 -c '{reach}' 127.0.0.1 8000", timeout_s=20).ok
+    assert not one.run(f"python3 -c '{reach}' {address['IPAddress']} 8000", timeout_s=20).ok
+    with socket.create_server((gateway, 0)) as outside:  # the bridge itself works
+        assert one.run(f"python3 -c '{reach}' {gateway} {outside.getsockname()[1]}", timeout_s=20).ok
+
+
+def test_privileges_are_few_and_cannot_grow(create: Create) -> None:
+    environment = create()
+    status = dict(line.split(":\t") for line in out(environment, "cat /proc/self/status").splitlines() if ":\t" in line)
+    assert status["NoNewPrivs"] == "1"
+    assert status["Seccomp"] == "2"
+    kept = {0, 1, 3, 4, 5, 6, 7}  # chown, dac_override, fowner, fsetid, kill, setgid, setuid
+    assert {bit for bit in range(64) if int(status["CapBnd"], 16) >> bit & 1} == kept
+    assert not environment.run("mknod /dev/mine b 8 0", timeout_s=20).ok
+    assert not environment.run("mount -t tmpfs none /mnt", timeout_s=20).ok
+
+
+def test_the_engines_socket_is_not_inside(create: Create) -> None:
+    environment = create()
+    assert (
+        out(environment, "find / -xdev -type s 2>/dev/null; ls -a /run/docker.sock /var/run/docker.sock 2>/dev/null")
+        == ""
+    )
+    assert "docker.sock" not in out(environment, "cat /proc/self/mountinfo")
+
+
+def test_labels_tell_whose_it_is(
+    provider: DockerProvider, base_image_tag: str, engine: Engine, settings: Settings
+) -> None:
+    tags = tags_of(settings.installation)
+    environment = provider.create(EnvironmentSpec(image=base_image_tag), tags, timeout_s=60)
+    found = engine.api.inspect_container(environment.id)["Config"]["Labels"]
+    assert found.items() >= tags.labels().items()
+    assert found["megaflow.role"] == "environment"
+    environment.destroy()
+    with pytest.raises(NotFound):
+        engine.api.inspect_container(environment.id)
+
+
+# --- Processes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seen_from", ["the host", "inside"])
+def test_who_cleared_its_environment_and_left_the_session_dies_too(
+    create: Create, seen_from: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if seen_from == "inside":
+        monkeypatch.setattr(HostView, "of_container", lambda container_id, init: None)
+    environment = create()
+    environment.run("setsid sleep 777 > /dev/null 2>&1 &", timeout_s=20)
+    hide = "env -i setsid sh -c 'env -i setsid sleep 888 & sleep 999' & env -i sleep 666 & sleep 555"
+    assert environment.run(hide, timeout_s=1).timed_out
+    lines = out(environment, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+    assert "777" in lines, "a server of an earlier command lives on"
+    assert not any(number in lines for number in ("888", "999", "666", "555"))
+
+
+def test_an_image_with_hardly_more_than_a_shell_is_enough(
+    engine: Engine, provider: DockerProvider, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HostView, "of_container", lambda container_id, init: None)
+    tag = f"megaflow/test-shell:{uuid.uuid4().hex[:8]}"
+    engine.api.import_image_from_data(shell_only(), repository=tag.partition(":")[0], tag=tag.partition(":")[2])
+    try:
+        spec = EnvironmentSpec(image=tag, workdir="/work")
+        environment = provider.create(spec, tags_of(settings.installation), timeout_s=60)
+        environment.put("/deep/er/file", b"x\n")
+        assert out(environment, "cat /deep/er/file; pwd") == "x\n/work\n"
+        assert environment.run("sleep 50 & sleep 60", timeout_s=1).timed_out
+        assert out(environment, "cat /proc/[0-9]*/cmdline").count("60") == 0
+        environment.destroy()
+    finally:
+        engine.api.remove_image(tag, force=True)
+
+
+def shell_only() -> bytes:
+    """A file system with this host's sh, sleep, cat and grep, and the libraries that they need."""
+    programs = {"sh": "/bin/sh", "sleep": "/bin/sleep", "cat": "/bin/cat", "grep": "/bin/grep"}
+    linked = subprocess.run(["ldd", *programs.values()], check=True, capture_output=True, text=True).stdout
+    libraries = {word for word in linked.split() if word.startswith("/") and not word.endswith(":")}
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", dereference=True) as tar:
+        for name, path in programs.items():
+            tar.add(Path(path).resolve(), f"bin/{name}")
+        for library in libraries:
+            tar.add(Path(library).resolve(), library.lstrip("/"))
+    return buffer.getvalue()
+
+
+def test_a_container_that_vanished_or_died_is_told(create: Create, engine: Engine) -> None:
+    vanished, died = create(), create()
+    running = ThreadPoolExecutor(1).submit(vanished.run, "sleep 60", timeout_s=90)
+    time.sleep(0.3)
+    engine.api.remove_container(vanished.id, force=True)
+    with pytest.raises(EnvironmentFailed):
+        running.result(timeout=5)
+    with pytest.raises(EnvironmentFailed, match="No such container"):
+        vanished.run("true", timeout_s=5)
+    with pytest.raises(EnvironmentFailed, match="No such container"):
+        vanished.get("/etc/passwd")
+    engine.api.kill(died.id)
+    with pytest.raises(EnvironmentFailed, match="not running"):
+        died.run("true", timeout_s=5)
+
+
+# --- Reset ----------------------------------------------------------------------------------------------------------
+
+RESIDUE = {
+    "a new file": ("echo x > /testbed/new", "test ! -e /testbed/new"),
+    "a file in /tmp": ("echo x > /tmp/new", "test ! -e /tmp/new"),
+    "a file in /root": ("mkdir -p /root/.cache/pip && echo x > /root/.cache/pip/x", "test ! -e /root/.cache/pip"),
+    "a log": ("mkdir -p /logs/agent && echo 1 > /logs/agent/reward.txt", "test ! -e /logs/agent"),
+    "shared memory": ("echo x > /dev/shm/x", "test ! -e /dev/shm/x"),
+    "a changed file": ("echo evil >> /etc/passwd", "! grep -q evil /etc/passwd"),
+    "a deleted file": ("rm /etc/debian_version", "test -s /etc/debian_version"),
+    "a deleted folder": ("rm -r /usr/share/doc /etc/apt", "test -d /etc/apt"),
+    "a changed mode": ("chmod 4777 /bin/cat", 'test "$(stat -Lc %a /bin/cat)" = 755'),
+    "a changed owner": ("chown 1000 /etc/passwd", 'test "$(stat -c %u /etc/passwd)" = 0'),
+    "the root's own mode": ("chmod 700 /", 'test "$(stat -c %a /)" = 755'),
+    "a link in a file's place": ("rm /etc/hostname2; ln -sf /tmp/mine /etc/issue", "test ! -L /etc/issue"),
+    "a folder in a file's place": ("rm /etc/issue.net; mkdir /etc/issue.net", "test -f /etc/issue.net"),
+    "a hosts entry": ("echo 6.6.6.6 evil >> /etc/hosts", "! grep -q evil /etc/hosts"),
+    "a resolver": ("echo nameserver 6.6.6.6 >> /etc/resolv.conf", "! grep -q 6.6.6.6 /etc/resolv.conf"),
+    "the working folder gone": (
+        "rmdir /testbed 2>/dev/null || mv /testbed /gone",
+        "test -d /testbed && test ! -e /gone",
+    ),
+    "a preloaded library": ("echo /tmp/evil.so > /etc/ld.so.preload", "test ! -e /etc/ld.so.preload"),
+    "a pipe and a socket": ("mkfifo /var/fifo", "test ! -e /var/fifo"),
+    "a daemon": ("env -i setsid sleep 4242 > /dev/null 2>&1 &", "! grep -q 424[2] /proc/[0-9]*/cmdline"),
+    "a file of the same size and time": (  # invisible to the engine's own diff
+        "touch -r /bin/true /t; printf EVIL | dd of=/bin/true bs=1 seek=100 conv=notrunc; touch -r /t /bin/true",
+        "! grep -q EVIL /bin/true",
+    ),
+}
+
+
+def test_nothing_is_left_after_a_reset(create: Create) -> None:
+    environment = create()
+    for name, (leave, gone) in RESIDUE.items():
+        if name == "the working folder gone":
+            continue
+        environment.run(leave, cwd="/", timeout_s=20)
+        assert not environment.run(gone, cwd="/", timeout_s=20).ok, f"{name}: was not left in the first place"
+    environment.run(RESIDUE["the working folder gone"][0], cwd="/", timeout_s=20)
+    environment.put_tree(b"\0" * 10240, "/made/by/put_tree")
+    proof = environment.reset()
+    assert (proof.clean, proof.left) == (True, ())
+    assert proof.killed >= 1
+    assert proof.removed > 20
+    remaining = [name for name, (_, gone) in RESIDUE.items() if not environment.run(gone, cwd="/", timeout_s=20).ok]
+    assert remaining == []
+    assert environment.run("test ! -e /made", timeout_s=20).ok
+    assert environment.describe()["origin"] == "recycled"
+
+
+def test_a_reset_can_be_repeated(create: Create) -> None:
+    environment = create()
+    for turn in range(3):
+        environment.put("/testbed/x", b"x")
+        assert environment.reset().clean, f"turn {turn}"
+        assert out(environment, "ls -A /testbed") == ""
+
+
+def test_an_image_with_volumes_is_never_clean(engine: Engine, create: Create, base_image_tag: str) -> None:
+    tag = f"megaflow/test-volume:{uuid.uuid4().hex[:8]}"
+    made = engine.api.create_container(base_image_tag, "true", labels={"megaflow": "test"})["Id"]
+    engine.api.commit(made, tag.partition(":")[0], tag.partition(":")[2], changes="VOLUME /data")
+    engine.api.remove_container(made, force=True)
+    try:
+        environment = create(image=tag)
+        [volume] = [mount["Name"] for mount in engine.api.inspect_container(environment.id)["Mounts"]]
+        assert not environment.reset().clean
+        environment.destroy()
+        assert volume not in [found["Name"] for found in engine.api.volumes()["Volumes"] or []]
+    finally:
+        engine.api.remove_image(tag, force=True)
+
+
+# --- Life -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_dozen_are_made_and_gone_quickly(create: Create, engine: Engine, settings: Settings) -> None:
+    with ThreadPoolExecutor(12) as threads:
+        environments = list(threads.map(lambda _: create(), range(12)))
+        assert all(threads.map(lambda e: e.run("true", timeout_s=30).ok, environments))
+        begun = time.monotonic()
+        list(threads.map(lambda e: e.destroy(), environments))
+    assert time.monotonic() - begun < 5
+    assert engine.api.containers(all=True, filters={"label": f"megaflow={settings.installation}"}) == []
+
+
+def test_a_create_that_cannot_start_leaves_no_container(
+    provider: DockerProvider, base_image_tag: str, engine: Engine
+) -> None:
+    installation = f"test-{uuid.uuid4().hex[:8]}"
+    spec = EnvironmentSpec(image=base_image_tag, workdir="relative/folder")
+    with pytest.raises(EnvironmentFailed, match="relative"):
+        provider.create(spec, tags_of(installation), timeout_s=30)
+    assert engine.api.containers(all=True, filters={"label": f"megaflow={installation}"}) == []
+
+
+def test_an_unknown_image_names_the_reference_and_the_mend(provider: DockerProvider, settings: Settings) -> None:
+    spec = EnvironmentSpec(image="127.0.0.1:1/no/such:image")
+    with pytest.raises(ImageUnavailable, match=r"127\.0\.0\.1:1/no/such:image.*MEGAFLOW_IMAGE_MIRROR"):
+        provider.create(spec, tags_of(settings.installation), timeout_s=30)
+
+
+@pytest.mark.parametrize("url", ["unix:///nonexistent/engine.sock", "tcp://127.0.0.1:1", "ssh://somewhere"])
+def test_an_engine_that_does_not_answer_is_named_with_the_mend(settings: Settings, url: str) -> None:
+    provider = DockerProvider(settings.model_copy(update={"docker_url": url}), fetch_bundle=lambda bundle: b"")
+    with pytest.raises(EngineUnavailable, match=r"megaflow up.*MEGAFLOW_DOCKER_URL"):
+        provider.prepare_image(EnvironmentSpec(image="any"), timeout_s=10)
+
+
+def test_the_sweeper_takes_orphans_and_the_overdue(
+    provider: DockerProvider, base_image_tag: str, settings: Settings
+) -> None:
+    alive, dead, late = (tags_of(settings.installation, deadline) for deadline in (600, 600, 3))
+    spec = EnvironmentSpec(image=base_image_tag)
+    kept, orphan, overdue = (provider.create(spec, tags, timeout_s=60) for tags in (alive, dead, late))
+    assert Sweeper(settings).sweep({alive.instance_id, dead.instance_id, late.instance_id}) == 0
+    time.sleep(4)
+    assert Sweeper(settings).sweep({alive.instance_id, late.instance_id}) == 2
+    assert kept.run("true", timeout_s=20).ok
+    for gone in (orphan, overdue):
+        with pytest.raises(EnvironmentFailed):
+            gone.run("true", timeout_s=20)
+    kept.destroy()
+
+
+def test_an_adopted_environment_has_its_new_owners_deadline(
+    provider: DockerProvider, base_image_tag: str, settings: Settings
+) -> None:
+    first = tags_of(settings.installation, 1)
+    environment = provider.create(EnvironmentSpec(image=base_image_tag), first, timeout_s=60)
+    environment.adopt(tags_of(settings.installation, 600))
+    time.sleep(1.5)
+    assert Sweeper(settings).sweep({first.instance_id}) == 0
+    environment.destroy()
+
+
+# --- Pool -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pool() -> Iterator[EnvironmentPool]:
+    made = EnvironmentPool(max_idle=1)
+    yield made
+    made.close()
+
+
+def test_the_pool_hands_out_again_what_is_clean_and_fits(
+    pool: EnvironmentPool, provider: DockerProvider, base_image_tag: str, settings: Settings
+) -> None:
+    spec = EnvironmentSpec(image=base_image_tag)
+    image_id = provider.prepare_image(spec, timeout_s=30)
+
+    def acquire(wanted: EnvironmentSpec, *, allow_reuse: bool = True) -> tuple[str, Origin]:
+        environment, origin = pool.acquire(
+            provider, wanted, tags_of(settings.installation), image_id, timeout_s=60, allow_reuse=allow_reuse
+        )
+        assert environment.run("test ! -e left", timeout_s=20).ok
+        environment.put("/testbed/left", b"")
+        proof = pool.release(environment, reuse=True)
+        assert proof is None or proof.clean
+        return environment.id, origin
+
+    first, origin = acquire(spec)
+    assert origin is Origin.FRESH
+    assert acquire(spec) == (first, Origin.RECYCLED)
+    assert acquire(spec, allow_reuse=False)[1] is Origin.FRESH
+    assert acquire(spec.model_copy(update={"resources": Resources(pids=99)}))[1] is Origin.FRESH
+    assert len(pool.idle_ids()) == 1, "the least recently used had to go"
+
+
+def test_the_pool_keeps_nothing_that_is_unclean_unwanted_or_dead(
+    pool: EnvironmentPool, provider: DockerProvider, base_image_tag: str, settings: Settings, engine: Engine
+) -> None:
+    spec = EnvironmentSpec(image=base_image_tag)
+    image_id = provider.prepare_image(spec, timeout_s=30)
+    for wanted, reuse in ((spec, False), (spec.model_copy(update={"setup": ("true",)}), True)):
+        tags = tags_of(settings.installation)
+        environment, _ = pool.acquire(provider, wanted, tags, image_id, timeout_s=60, allow_reuse=True)
+        assert pool.release(environment, reuse=reuse) is None
+        assert pool.idle_ids() == []
+    tags = tags_of(settings.installation)
+    environment, _ = pool.acquire(provider, spec, tags, image_id, timeout_s=60, allow_reuse=True)
+    assert pool.release(environment, reuse=True) is not None
+    engine.api.remove_container(environment.id, force=True)
+    other, origin = pool.acquire(provider, spec, tags, image_id, timeout_s=60, allow_reuse=True)
+    assert (other.id != environment.id, origin) == (True, Origin.FRESH)
+    pool.close()
+    with pytest.raises(NotFound):
+        engine.api.inspect_container(other.id)
+
+
+def test_the_pool_lets_go_of_what_is_old(provider: DockerProvider, base_image_tag: str, settings: Settings) -> None:
+    pool, spec = EnvironmentPool(max_idle=3, max_age_s=0.0), EnvironmentSpec(image=base_image_tag)
+    image_id = provider.prepare_image(spec, timeout_s=30)
+    for _ in range(2):
+        tags = tags_of(settings.installation)
+        environment, origin = pool.acquire(provider, spec, tags, image_id, timeout_s=60, allow_reuse=True)
+        assert origin is Origin.FRESH
+        pool.release(environment, reuse=True)
+    pool.close()
+
+
+def test_a_host_slot_is_held_by_no_more_than_allowed(tmp_path: Path) -> None:
+    slots = HostSlots(tmp_path, "s", 2)
+    with slots.hold(timeout_s=1), slots.hold(timeout_s=1), pytest.raises(TimeoutError), slots.hold(timeout_s=0.1):
+        pass
+    with slots.hold(timeout_s=0.1):
+        pass

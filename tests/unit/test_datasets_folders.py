@@ -1,0 +1,274 @@
+"""Task folders in the Harbor and Terminal-Bench formats, mixed folders, and what is not a dataset."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+from folder_shell import FolderShell
+
+from app.artifacts.bundles import pack
+from app.datasets import load
+from app.datasets.base import Reading
+from app.errors import DatasetInvalid
+from app.grading import grader_for
+from app.grading.base import Submission
+from app.models.spec import AgentTask, Bundle, EnvironmentKind, Network, ScriptGoal, ScriptSolution
+
+TOML = """version = "1.0"
+[metadata]
+difficulty = "easy"
+[agent]
+timeout_sec = 120
+[verifier]
+timeout_sec = 60.5
+env = { LEVEL = "it's 3" }
+[environment]
+build_timeout_sec = 300
+cpus = 1.5
+memory_mb = 512
+allow_internet = false
+env = { GREETING = "hello" }
+"""
+STORED: dict[str, bytes] = {}
+
+
+def reading(kind: EnvironmentKind = EnvironmentKind.DOCKER) -> Reading:
+    def keep(folder: Path) -> Bundle:
+        bundle, STORED[bundle.sha256] = pack(folder)
+        return bundle
+
+    return Reading(pack=keep, kind=kind)
+
+
+def names_in(bundle: Bundle) -> list[str]:
+    with tarfile.open(fileobj=io.BytesIO(STORED[bundle.sha256])) as tar:
+        return tar.getnames()
+
+
+def files(folder: Path, **texts: str) -> Path:
+    for name, text in texts.items():
+        file = folder / name.replace("__", "/").replace("_DOT_", ".")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return folder
+
+
+def harbor(folder: Path, toml: str = TOML, **more: str) -> Path:
+    usual = {
+        "task_DOT_toml": toml,
+        "instruction_DOT_md": "Do it.\n",
+        "environment__Dockerfile": "FROM scratch AS one\nWORKDIR /one\nFROM scratch\nWORKDIR /work\nworkdir sub\n",
+        "tests__test_DOT_sh": "echo 1\n",
+        "solution__solve_DOT_sh": "true\n",
+    }
+    return files(folder, **{**usual, **more})
+
+
+def test_a_harbor_folder_becomes_a_task(tmp_path: Path) -> None:
+    [task] = load(str(harbor(tmp_path / "hello")), reading(EnvironmentKind.LOCAL))
+    environment, limits = task.environment, task.limits
+    assert (task.name, task.dataset, task.description) == ("hello", "hello", "Do it.\n")
+    assert environment.kind is EnvironmentKind.LOCAL
+    assert environment.build
+    assert names_in(environment.build.context) == ["Dockerfile"]
+    assert environment.build.timeout_s == 300.0
+    assert environment.workdir == "/work/sub"
+    assert (environment.resources.cpus, environment.resources.memory_bytes) == (1.5, 512 << 20)
+    assert (environment.network, environment.env) == (Network.NONE, {"GREETING": "hello"})
+    assert (limits.agent_timeout_s, limits.grading_timeout_s, limits.environment_timeout_s) == (120.0, 60.5, 600.0)
+    assert isinstance(task.goal, ScriptGoal)
+    assert task.goal.command == "export LEVEL='it'\"'\"'s 3'; bash \"${TESTS_DIR:-/tests}/test.sh\""
+    assert isinstance(task.solution, ScriptSolution)
+    assert task.solution.command == 'bash "${SOLUTION_DIR:-/solution}/solve.sh"'
+    assert names_in(task.solution.files) == ["solve.sh"]
+
+
+def test_the_formats_own_defaults_hold(tmp_path: Path) -> None:
+    folder = harbor(tmp_path / "plain", "", environment__Dockerfile="FROM scratch\n")
+    (folder / "solution" / "solve.sh").unlink()
+    [task] = load(str(folder), reading())
+    assert (task.environment.workdir, task.environment.network) == ("/app", Network.OPEN)
+    assert (task.environment.resources.cpus, task.environment.resources.memory_bytes) == (1.0, 2 << 30)
+    assert task.limits.grading_timeout_s == 600.0
+    assert task.solution is None
+
+
+@pytest.mark.parametrize(
+    ("toml", "image", "workdir"),
+    [
+        ('[environment]\ndocker_image = "example.org/a:1"\n', "example.org/a:1", "/work/sub"),
+        ('[environment]\ndocker_image = "example.org/a:1"\nworkdir = "/srv"\n', "example.org/a:1", "/srv"),
+    ],
+)
+def test_a_prebuilt_image_is_preferred(tmp_path: Path, toml: str, image: str, workdir: str) -> None:
+    [task] = load(str(harbor(tmp_path / "a", toml)), reading())
+    assert (task.environment.image, task.environment.build, task.environment.workdir) == (image, None, workdir)
+
+
+def test_memory_may_be_given_in_the_older_way(tmp_path: Path) -> None:
+    [task] = load(str(harbor(tmp_path / "a", '[environment]\nmemory = "1.5G"\n')), reading())
+    assert task.environment.resources.memory_bytes == 3 << 29
+
+
+@pytest.mark.parametrize(
+    ("toml", "complaint"),
+    [
+        ("[environment", "task.toml: expected TOML; found"),
+        ("[environment]\ncpus = 0\n", "field environment.cpus: expected input that should be greater than 0; found 0"),
+        ('[environment]\ncpus = "many"\n', "field environment.cpus"),
+        ("[environment]\ngpus = 1\n", "field environment.gpus"),
+        ('[environment]\nmemory = "much"\n', "field environment.memory"),
+        ('[environment]\nnetwork_mode = "allowlist"\n', "field environment.network_mode"),
+        ('[environment]\nenv = { KEY = "${OPENAI_API_KEY}" }\n', "field environment.env.KEY: expected a plain value"),
+        ("[environment]\nmemory_mb = 1\n", "field memory_bytes"),
+        ('[verifier]\nenv = { "A;B" = "1" }\n', "names of environment variables"),
+        ('[agent]\nuser = "somebody"\n', "field agent.user"),
+        ('[[steps]]\nname = "one"\n', "field steps: expected a task of one step"),
+        ('[[environment.mcp_servers]]\nname = "x"\n', "field environment.mcp_servers"),
+        ('environment = "x"\n', "field environment"),
+    ],
+)
+def test_a_bad_task_toml_is_named_with_its_field(tmp_path: Path, toml: str, complaint: str) -> None:
+    harbor(tmp_path / "good")
+    with pytest.raises(DatasetInvalid, match=complaint) as caught:
+        load(str(harbor(tmp_path / "tasks" / "bad", toml).parent), reading())
+    assert str(tmp_path / "tasks" / "bad" / "task.toml") in str(caught.value)
+
+
+def test_a_variable_in_workdir_asks_for_a_plain_one(tmp_path: Path) -> None:
+    folder = harbor(tmp_path / "a", "", environment__Dockerfile="FROM scratch\nWORKDIR $HOME/x\n")
+    with pytest.raises(DatasetInvalid, match=r"field environment.workdir"):
+        load(str(folder), reading())
+
+
+@pytest.mark.parametrize("gone", ["instruction.md", "tests/test.sh", "environment/Dockerfile"])
+def test_a_missing_part_of_a_folder_is_named(tmp_path: Path, gone: str) -> None:
+    folder = harbor(tmp_path / "a", "")
+    (folder / gone).unlink()
+    with pytest.raises(DatasetInvalid, match=gone):
+        load(str(folder), reading())
+
+
+def test_several_containers_come_later(tmp_path: Path) -> None:
+    folder = harbor(tmp_path / "a", environment__docker_DASH_compose_DOT_yaml="")
+    (folder / "environment" / "docker_DASH_compose.yaml").rename(folder / "environment" / "docker-compose.yaml")
+    with pytest.raises(DatasetInvalid, match="several containers per task come later; expected a Dockerfile"):
+        load(str(folder), reading())
+
+
+def test_a_link_that_leaves_the_folder_is_the_datasets_fault(tmp_path: Path) -> None:
+    folder = harbor(tmp_path / "a")
+    (folder / "environment" / "link").symlink_to("/etc/passwd")
+    with pytest.raises(DatasetInvalid, match=r"task.toml: .*link: expected a relative link"):
+        load(str(folder), reading())
+
+
+def test_a_folder_that_lost_its_task_toml_is_not_passed_over(tmp_path: Path) -> None:
+    harbor(tmp_path / "a")
+    files(tmp_path / "b", instruction_DOT_md="Do it.")
+    with pytest.raises(DatasetInvalid, match=r"b: expected task\.toml beside instruction\.md"):
+        load(str(tmp_path), reading())
+
+
+TASK_YAML = (
+    "instruction: |-\n  Write hello.\nparser_name: pytest\nmax_agent_timeout_sec: 100\nmax_test_timeout_sec: 30\n"
+)
+COMPOSE = "services:\n  client:\n    build: .\n"
+SUMMARY = "=== short test summary info ===\n"
+
+
+def terminal_bench(folder: Path, output: str = "", **more: str) -> Path:
+    usual = {
+        "task_DOT_yaml": TASK_YAML,
+        "Dockerfile": "FROM scratch\nWORKDIR /app\n",
+        "run_tests": f"cat <<'EOF'\n{output}\nEOF\n",
+        "tests__test_outputs_DOT_py": "def test_x(): pass\n",
+        "solution_DOT_sh": "echo hello > hello\n",
+        "compose": COMPOSE,
+    }
+    files(folder, **{**usual, **more})
+    (folder / "run_tests").rename(folder / "run-tests.sh")
+    (folder / "compose").rename(folder / "docker-compose.yaml")
+    return folder
+
+
+def test_a_terminal_bench_folder_becomes_a_task_whose_image_never_holds_the_tests(tmp_path: Path) -> None:
+    [task] = load(str(terminal_bench(tmp_path / "hello")), reading())
+    assert (task.description, task.environment.workdir, task.environment.network) == (
+        "Write hello.",
+        "/app",
+        Network.OPEN,
+    )
+    assert task.environment.build
+    assert names_in(task.environment.build.context) == ["Dockerfile", "docker-compose.yaml"]
+    assert (task.limits.agent_timeout_s, task.limits.grading_timeout_s) == (100.0, 30.0)
+    assert isinstance(task.solution, ScriptSolution)
+    assert names_in(task.solution.files) == ["solution.sh"]
+
+
+def judged(task: AgentTask, tmp_path: Path) -> float | None:
+    assert isinstance(task.goal, ScriptGoal)
+    submission = Submission(task, None, STORED[task.goal.tests.sha256])
+    return grader_for(task.goal).grade(submission, FolderShell(tmp_path / "environment", "/app")).verdict.reward
+
+
+@pytest.mark.parametrize(
+    ("output", "reward"),
+    [
+        (f"{SUMMARY}PASSED a.py::test_x\nPASSED a.py::test_y", 1.0),
+        (f"\x1b[36m{SUMMARY}\x1b[0m\x1b[32mPASSED\x1b[0m a.py::test_x", 1.0),
+        (f"{SUMMARY}PASSED a.py::test_x\nFAILED a.py::test_y - no", 0.0),
+        (f"{SUMMARY}PASSED a.py::test_x\nERROR a.py::test_y", 0.0),
+        (f"FAILED in a test's own output\n{SUMMARY}PASSED a.py::test_x", 1.0),
+        ("PASSED a.py::test_x", 0.0),
+        (SUMMARY, 0.0),
+        ("", 0.0),
+    ],
+)
+def test_a_terminal_bench_task_is_solved_when_pytest_names_only_passed_tests(
+    tmp_path: Path, output: str, reward: float
+) -> None:
+    [task] = load(str(terminal_bench(tmp_path / "task", output)), reading())
+    assert judged(task, tmp_path) == reward
+
+
+@pytest.mark.parametrize(
+    ("more", "complaint"),
+    [
+        ({"task_DOT_yaml": "instruction: ''\n"}, "field instruction"),
+        ({"task_DOT_yaml": "instruction: x\nparser_name: swebench\n"}, "field parser_name"),
+        ({"task_DOT_yaml": "{"}, "expected YAML"),
+        ({"task_DOT_yaml": "[]"}, "task.yaml"),
+        ({"compose": "services: {client: {}, database: {}}\n"}, "found client, database"),
+        ({"compose": "x"}, "several containers"),
+    ],
+)
+def test_a_bad_terminal_bench_folder_is_named(tmp_path: Path, more: dict[str, str], complaint: str) -> None:
+    with pytest.raises(DatasetInvalid, match=complaint):
+        load(str(terminal_bench(tmp_path / "task", **more)), reading())
+
+
+def test_a_folder_of_datasets_in_several_formats_is_one_dataset(tmp_path: Path) -> None:
+    harbor(tmp_path / "mixed" / "tasks" / "b")
+    harbor(tmp_path / "mixed" / "tasks" / "a")
+    terminal_bench(tmp_path / "mixed" / "older" / "c")
+    tasks = load(str(tmp_path / "mixed"), reading())
+    assert [(task.name, task.dataset) for task in tasks] == [("c", "mixed"), ("a", "mixed"), ("b", "mixed")]
+
+
+def test_one_name_twice_is_refused(tmp_path: Path) -> None:
+    harbor(tmp_path / "mixed" / "one" / "same")
+    harbor(tmp_path / "mixed" / "two" / "same")
+    with pytest.raises(DatasetInvalid, match="'same' twice"):
+        load(str(tmp_path / "mixed"), reading())
+
+
+def test_what_is_not_a_dataset_is_told_what_would_be_one(tmp_path: Path) -> None:
+    files(tmp_path, data_DOT_parquet="", inner__readme="")
+    for argument in (tmp_path / "nowhere", tmp_path / "data.parquet", tmp_path / "inner", tmp_path):
+        with pytest.raises(DatasetInvalid, match=r"expected the name demo; a \.jsonl file .*Harbor format") as caught:
+            load(str(argument), reading())
+        assert str(argument) in str(caught.value)

@@ -1,0 +1,124 @@
+"""Grading by a script that writes a reward, in a temporary folder with real commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from folder_shell import FolderShell
+
+from app.artifacts.bundles import pack
+from app.errors import GradingFailed
+from app.grading import grader_for
+from app.grading.base import Grade, Submission
+from app.models.spec import AgentTask, Bundle, EnvironmentSpec, Limits, ScriptGoal
+
+GOAL = ScriptGoal(
+    tests=Bundle(sha256="0" * 64, size_bytes=1), command='bash "${TESTS_DIR:-/tests}/test.sh"', logs_path="/logs"
+)
+REWARD = '"$LOGS_DIR/verifier/reward'
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> FolderShell:
+    return FolderShell(tmp_path / "environment", "/app")
+
+
+def grade(shell: FolderShell, script: str, *, timeout_s: float = 30.0, **files: str) -> Grade:
+    folder = shell.root.parent / "tests"
+    folder.mkdir(exist_ok=True)
+    for name, text in {"test.sh": script, **files}.items():
+        (folder / name).write_text(text)
+    task = AgentTask(
+        name="t",
+        description="d",
+        environment=EnvironmentSpec(image="i", workdir="/app"),
+        goal=GOAL,
+        limits=Limits(grading_timeout_s=timeout_s),
+    )
+    return grader_for(GOAL).grade(Submission(task, None, pack(folder)[1]), shell)
+
+
+def test_a_number_in_reward_txt_is_the_reward_whatever_the_exit_code(shell: FolderShell) -> None:
+    got = grade(shell, f'echo looked; echo 0.75 > {REWARD}.txt"; exit 3\n')
+    assert got.verdict.reward == 0.75
+    assert got.verdict.counts
+    assert got.report == b"looked\n"
+
+
+def test_reward_json_wins_over_reward_txt_and_its_other_numbers_are_metrics(shell: FolderShell) -> None:
+    got = grade(shell, f'echo 0 > {REWARD}.txt"; echo \'{{"reward": 1, "speed": 2.5}}\' > {REWARD}.json"\n')
+    assert got.verdict.reward == 1.0
+    assert got.verdict.metrics == {"reward": 1.0, "speed": 2.5}
+
+
+def test_a_single_number_of_another_name_is_the_reward(shell: FolderShell) -> None:
+    assert grade(shell, f'echo \'{{"score": 0.5}}\' > {REWARD}.json"\n').verdict.reward == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("json", '{"a": 1, "b": 2}', "named `reward`, or just one; found a, b"),
+        ("json", '{"reward": NaN}', "not finite"),
+        ("json", '{"reward": 1e999}', "not finite"),
+        ("json", '{"reward": "1"}', "no number"),
+        ("json", '{"reward": true}', "no number"),
+        ("json", '{"reward": {"value": 1}}', "no number"),
+        ("json", "", "no JSON object"),
+        ("json", "[1]", "no JSON object"),
+        ("json", "[" * 100_000, "finite numbers in reward.json"),
+        ("txt", "", "finite numbers in reward.txt"),
+        ("txt", "nan", "not finite"),
+        ("txt", "passed", "finite numbers in reward.txt"),
+    ],
+)
+def test_a_reward_that_is_no_number_means_that_nothing_was_measured(
+    shell: FolderShell, name: str, content: str, complaint: str
+) -> None:
+    with pytest.raises(GradingFailed, match="its output ends with:\nwhat it printed") as caught:
+        grade(shell, f'echo what it printed; cat "$TESTS_DIR/content" > {REWARD}.{name}"\n', content=content)
+    assert complaint in str(caught.value)
+
+
+def test_no_reward_means_that_nothing_was_measured_and_the_logs_tail_says_why(shell: FolderShell) -> None:
+    with pytest.raises(GradingFailed, match=r"(?s)found neither.*exit code was 127.*no-such-program"):
+        grade(shell, "no-such-program\n")
+
+
+def test_an_old_reward_of_the_agents_does_not_count(shell: FolderShell) -> None:
+    shell.put("/logs/verifier/reward.json", b'{"reward": 1}')
+    shell.put("/logs/verifier/reward.txt", b"1")
+    with pytest.raises(GradingFailed, match="found neither"):
+        grade(shell, "true\n")
+
+
+def test_what_the_agent_put_where_the_tests_go_is_away(shell: FolderShell) -> None:
+    shell.put("/tests/conftest.py", b"cheat")
+    shell.put("/tests/.hidden", b"cheat")
+    got = grade(shell, f'ls -A "$TESTS_DIR"; echo 1 > {REWARD}.txt"\n')
+    assert got.report == b"test.sh\n"
+
+
+def test_a_link_of_the_agents_where_the_tests_go_leads_nowhere(shell: FolderShell) -> None:
+    shell.put("/elsewhere/file", b"the agent's")
+    shell.path("/tests").symlink_to(shell.path("/elsewhere"))
+    grade(shell, f'echo 1 > {REWARD}.txt"\n')
+    assert shell.get("/elsewhere/file") == b"the agent's"
+    assert not shell.path("/tests").is_symlink()
+
+
+def test_a_script_that_never_ends_means_that_nothing_was_measured(shell: FolderShell) -> None:
+    with pytest.raises(GradingFailed, match=r"(?s)to end within 1 s.*begun"):
+        grade(shell, "echo begun; sleep 60\n", timeout_s=1.0)
+
+
+def test_the_script_starts_in_the_tasks_working_folder(shell: FolderShell) -> None:
+    shell.put("/app/answer", b"42")
+    assert grade(shell, f'[ "$(cat answer)" = 42 ] && echo 1 > {REWARD}.txt"\n').verdict.reward == 1.0
+
+
+def test_a_task_without_its_tests_folder_is_not_measured(shell: FolderShell) -> None:
+    task = AgentTask(name="t", description="d", environment=EnvironmentSpec(image="i"), goal=GOAL)
+    with pytest.raises(GradingFailed, match="expected the task's tests folder"):
+        grader_for(GOAL).grade(Submission(task, None, None), shell)
