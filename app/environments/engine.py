@@ -37,8 +37,9 @@ class Engine:
         if urlsplit(self.url).scheme not in ("unix", "tcp", "http", "http+unix"):
             raise EngineUnavailable(f"expected an engine at unix://… or tcp://…, found {self.url}; {_TRY}.")
         try:
+            self._connect().close()  # first by ourselves: the client library forgets the socket of a failed attempt
             self.api = APIClient(base_url=self.url, version="auto", timeout=_CALL_S, num_pools=64, max_pool_size=64)
-        except (DockerException, requests.RequestException) as error:
+        except (DockerException, OSError) as error:
             raise EngineUnavailable(f"no container engine answers at {self.url} ({_reason(error)}); {_TRY}.") from error
 
     @property
