@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class ArtifactStore(Protocol):
-    """Keys are slash-separated relative paths; an object, once written under a key, may be overwritten by the same writer."""
+    """Keys are slash-separated relative paths. Writing a key again replaces the object."""
 
     def put(self, key: str, content: bytes) -> str:
         """Store `content`, durably, and return its URL (`file://` or `s3://`).

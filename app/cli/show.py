@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
@@ -14,7 +15,10 @@ from rich.table import Table
 from app.ledger.results import RunStatus
 from app.models.outcome import AttemptRecord, Phase, TaskResult
 
-console = Console()
+_PIPED_WIDTH = 180
+"""Columns when nobody's terminal says how many there are."""
+
+console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
 errors = Console(stderr=True)
 
 _SPANS: tuple[tuple[str, Phase, Phase], ...] = (

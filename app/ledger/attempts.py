@@ -413,7 +413,7 @@ def _after_failure(
         _end_task(connection, task_id, "cancelled", EndReason.CANCELLED, failure=failure)
         return
     faults = task.faults + (blame is Blame.INFRASTRUCTURE)
-    if permanent or faults >= task.max_attempts:
+    if permanent or blame is Blame.RESULT or faults >= task.max_attempts:
         _end_task(connection, task_id, "failed", end_reason, failure=failure)
         return
     connection.execute(

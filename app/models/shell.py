@@ -12,7 +12,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """What one command gave. `exit_code` is None when it was killed for its time; output is bytes, head and tail kept."""
+    """What one command gave. `exit_code` is None when it was killed for its time; of long output head and tail stay."""
 
     exit_code: int | None
     stdout: bytes

@@ -38,10 +38,10 @@ class Evidence:
             else:
                 self._missing[kind] = "this agent wrote none"
 
-    def patch(self, patch: bytes | None) -> None:
-        """An empty patch is evidence too; None means that there is no repository."""
+    def patch(self, patch: bytes | None, *, why: str = "the task has no repository") -> None:
+        """An empty patch is evidence too; None means that there is none, for the reason given."""
         if patch is None:
-            self._missing[ArtifactKind.PATCH] = "the task has no repository"
+            self._missing[ArtifactKind.PATCH] = why
         else:
             self._found[ArtifactKind.PATCH] = patch
 

@@ -10,23 +10,24 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import structlog
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from app.agents.base import AgentJob, AgentReport
-from app.agents.patch import take_patch
+from app.agents.patch import head_commit, take_patch
 from app.environments.base import Environment, Tags
-from app.errors import MegaFlowError, StaleWriter
+from app.errors import AgentFailed, DatabaseUnavailable, MegaFlowError, StaleWriter
 from app.grading.base import Grade, Submission
 from app.ledger import attempts
 from app.ledger.attempts import Claim
 from app.models.endings import BLAME, PERMANENT, Blame, EndReason, reason_of
-from app.models.outcome import Artifact, ArtifactKind, Failure, Phase
+from app.models.outcome import Artifact, ArtifactKind, Failure, Phase, Verdict
 from app.models.spec import Mode, Reuse, ScriptGoal, ScriptSolution, TestsGoal
 from app.workers.evidence import Evidence
 from app.workers.lease import StopToken
@@ -50,9 +51,22 @@ class Rollout:
 
     def passed(self, phase: Phase, **environment: Any) -> None:
         """Record a door, and stop here if the attempt must. Raises: StaleWriter, Stopped."""
-        attempts.pass_door(self.stations.database, self.claimed, phase, environment=environment)
+        self.write(attempts.pass_door, phase, environment=environment)
         self.last_door = phase
         self.heed()
+
+    def write(self, verb: Callable[..., None], *values: Any, **named: Any) -> None:
+        """Write to the ledger, patiently: a restart of PostgreSQL must not cost the work of an hour.
+
+        A write that was applied although we saw an error is refused as stale the second time: the record stands.
+        """
+        patient = Retrying(
+            retry=retry_if_exception_type(DatabaseUnavailable),
+            wait=wait_random_exponential(multiplier=0.2, max=3),
+            stop=stop_after_delay(self.stations.settings.lease_s),
+            reraise=True,
+        )
+        patient(verb, self.stations.database, self.claimed, *values, **named)
 
     def heed(self) -> None:
         """Raises: Stopped."""
@@ -93,13 +107,7 @@ def _walk(rollout: Rollout) -> EndReason:
     assert report is not None
     artifacts = _store(rollout)
     rollout.passed(Phase.STORED)
-    attempts.finish(
-        rollout.stations.database,
-        rollout.claimed,
-        end_reason=report.end_reason,
-        verdict=grade.verdict,
-        artifacts=artifacts,
-    )
+    rollout.write(attempts.finish, end_reason=report.end_reason, verdict=grade.verdict, artifacts=artifacts)
     return report.end_reason
 
 
@@ -107,12 +115,14 @@ def _act_and_grade(rollout: Rollout) -> Grade:
     goal = rollout.claimed.spec.task.goal
     with _environment(rollout, "agent") as environment:
         rollout.passed(Phase.ENVIRONMENT_READY, **environment.describe())
-        report = _run_agent(rollout, environment)
-        patch = _take_patch(rollout, environment)
-        grader = rollout.stations.grader(goal)
-        if not grader.fresh_environment:
+        base = head_commit(environment, rollout.claimed.spec.task.environment.workdir)
+        _run_agent(rollout, environment)
+        try:
+            patch = _take_patch(rollout, environment, base)
+        except AgentFailed as error:
+            return _judged(rollout, Verdict(reward=0.0, counts=True, detail=str(error)))
+        if not rollout.stations.grader(goal).fresh_environment:
             return _grade(rollout, environment, patch)
-    del report
     with _environment(rollout, "grading") as clean:
         return _grade(rollout, clean, patch)
 
@@ -167,8 +177,8 @@ def _tags(rollout: Rollout) -> Tags:
 # --- Agent ----------------------------------------------------------------------------------------------------------
 
 
-def _run_agent(rollout: Rollout, environment: Environment) -> AgentReport:
-    """Raises: Stopped; StationError when the agent's end is not a result."""
+def _run_agent(rollout: Rollout, environment: Environment) -> None:
+    """Raises: Stopped; AgentNotMeasured when the agent's end is not a result."""
     spec, stations = rollout.claimed.spec, rollout.stations
     agent = stations.agent(spec.agent)
     solution = spec.task.solution if agent.needs_solution else None
@@ -184,13 +194,15 @@ def _run_agent(rollout: Rollout, environment: Environment) -> AgentReport:
     )
     agent.check()
     rollout.passed(Phase.AGENT_STARTED)
-    report = agent.run(job, environment, rollout.token)
+    try:
+        report = agent.run(job, environment, rollout.token)
+    except AgentFailed as error:
+        report = AgentReport(EndReason.AGENT_ERROR, detail=str(error))
     rollout.report = report
     rollout.evidence.of_agent(report)
     rollout.passed(Phase.AGENT_ENDED, agent_end=report.end_reason.value, steps=report.steps, usage=report.usage)
     if BLAME[report.end_reason] is not Blame.RESULT:
         raise AgentNotMeasured(report)
-    return report
 
 
 class AgentNotMeasured(MegaFlowError):
@@ -201,10 +213,19 @@ class AgentNotMeasured(MegaFlowError):
         self.reason = report.end_reason
 
 
-def _take_patch(rollout: Rollout, environment: Environment) -> bytes | None:
+def _take_patch(rollout: Rollout, environment: Environment, base: str | None) -> bytes | None:
+    """What the agent changed since it began; an unusable patch is its own fault only where the patch is what counts.
+
+    Raises: AgentFailed.
+    """
     task = rollout.claimed.spec.task
-    base = task.goal.base_commit if isinstance(task.goal, TestsGoal) else None
-    patch = take_patch(environment, task.environment.workdir, base)
+    try:
+        patch = take_patch(environment, task.environment.workdir, base)
+    except AgentFailed as error:
+        if isinstance(task.goal, TestsGoal):
+            raise
+        rollout.evidence.patch(None, why=str(error))
+        return None
     rollout.evidence.patch(patch)
     return patch
 
@@ -216,6 +237,14 @@ def _grade(rollout: Rollout, environment: Environment, patch: bytes | None) -> G
     task = rollout.claimed.spec.task
     tests = rollout.stations.bundle(task.goal.tests) if isinstance(task.goal, ScriptGoal) else None
     grade = rollout.stations.grader(task.goal).grade(Submission(task, patch, tests), environment)
+    rollout.evidence.grade(grade)
+    rollout.passed(Phase.GRADED)
+    return grade
+
+
+def _judged(rollout: Rollout, verdict: Verdict) -> Grade:
+    """A verdict that needs no grader."""
+    grade = Grade(verdict, report=verdict.detail.encode())
     rollout.evidence.grade(grade)
     rollout.passed(Phase.GRADED)
     return grade
@@ -249,9 +278,8 @@ def _record_failure(rollout: Rollout, error: Exception) -> EndReason:
         artifacts = [Artifact(kind=kind, missing=f"not stored: {unstored}") for kind in ArtifactKind]
     permanent = isinstance(error, PERMANENT)
     try:
-        attempts.fail(
-            rollout.stations.database,
-            rollout.claimed,
+        rollout.write(
+            attempts.fail,
             end_reason=reason,
             failure=failure,
             artifacts=artifacts,
@@ -265,7 +293,7 @@ def _record_failure(rollout: Rollout, error: Exception) -> EndReason:
 
 
 def _record_teardown(rollout: Rollout) -> None:
-    attempts.record_teardown(rollout.stations.database, rollout.claimed, {"teardown": rollout.torn})
+    rollout.write(attempts.record_teardown, {"teardown": rollout.torn})
 
 
 @contextmanager
