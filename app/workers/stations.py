@@ -25,7 +25,7 @@ from app.settings import Settings
 MARK = "MF_INSTANCE"
 """Environment variable that every process of an instance inherits: what its launcher kills by."""
 
-_PASSED_ON = (MARK, "SSL_CERT_FILE", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY")
+_PASSED_ON = (MARK, "STACK_OF_MEGAFLOW", "SSL_CERT_FILE", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY")
 """What an agent's process needs of ours: to be found when we die, and to reach its model."""
 
 

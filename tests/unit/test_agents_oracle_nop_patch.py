@@ -7,7 +7,6 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from folder_shell import FolderShell, committed, git
 
 from app.agents import Agent, Workshop, agent_names, patch
 from app.agents import agent_named as named
@@ -16,6 +15,7 @@ from app.agents.patch import head_commit, take_patch
 from app.errors import AgentFailed, UnknownName
 from app.models.endings import EndReason
 from app.models.spec import Bundle, Limits, PatchSolution, ScriptSolution
+from tests.unit.folder_shell import FolderShell, committed, git
 
 ANSWER = "--- a/value.py\n+++ b/value.py\n@@ -1 +1 @@\n-value = 1\n+value = 2"  # without its last newline, as in rows
 

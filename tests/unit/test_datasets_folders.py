@@ -7,7 +7,6 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from folder_shell import FolderShell
 
 from app.artifacts.bundles import pack
 from app.datasets import load
@@ -16,6 +15,7 @@ from app.errors import DatasetInvalid
 from app.grading import grader_for
 from app.grading.base import Submission
 from app.models.spec import AgentTask, Bundle, EnvironmentKind, Network, ScriptGoal, ScriptSolution
+from tests.unit.folder_shell import FolderShell
 
 TOML = """version = "1.0"
 [metadata]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from folder_shell import FolderShell
 
 from app.artifacts.bundles import pack
 from app.errors import GradingFailed
 from app.grading import grader_for
 from app.grading.base import Grade, Submission
 from app.models.spec import AgentTask, Bundle, EnvironmentSpec, Limits, ScriptGoal
+from tests.unit.folder_shell import FolderShell
 
 GOAL = ScriptGoal(
     tests=Bundle(sha256="0" * 64, size_bytes=1), command='bash "${TESTS_DIR:-/tests}/test.sh"', logs_path="/logs"

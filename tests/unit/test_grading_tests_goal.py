@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from folder_shell import FolderShell, committed, git
 
 from app.errors import GradingFailed
 from app.grading import grader_for
@@ -16,6 +15,7 @@ from app.grading.base import Grade, Submission
 from app.grading.tests_goal import END, START, apply_patch, between_markers, touched_files
 from app.models.outcome import TestStatus
 from app.models.spec import AgentTask, EnvironmentSpec, Limits, TestsGoal
+from tests.unit.folder_shell import FolderShell, committed, git
 
 FILES = {
     "calc.py": "def add(a, b):\n    return a - b\n\n\ndef same(a):\n    return a\n",

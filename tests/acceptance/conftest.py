@@ -1,0 +1,139 @@
+"""A whole system of its own for the acceptance tests, driven as a user drives it: by the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from app.client import MegaFlow
+from app.settings import Settings
+from app.stack import leftovers, lifecycle
+from app.stack.home import process_environment
+from tests.services import short_folder
+
+
+@dataclass
+class System:
+    """One running installation."""
+
+    settings: Settings
+    flow: MegaFlow
+
+    def megaflow(self, *arguments: str, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
+        """Run the real command line against it."""
+        return subprocess.run(
+            [sys.executable, "-c", "from app.cli import main; main()", *arguments],
+            env=process_environment(self.settings),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def json(self, *arguments: str, timeout_s: float = 240) -> Any:
+        """The command's `--json` output; it must succeed."""
+        done = self.megaflow(*arguments, "--json", timeout_s=timeout_s)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def rows(self, statement: str, **values: Any) -> list[Any]:
+        with self.flow.database.begin() as connection:
+            return list(connection.execute(text(statement), values))
+
+
+def free_port() -> int:
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        return int(trial.getsockname()[1])
+
+
+def eventually(found: Callable[[], Any], within_s: float = 30.0) -> Any:
+    """What `found` gives as soon as it is true."""
+    give_up = time.monotonic() + within_s
+    while True:
+        value = found()
+        if value:
+            return value
+        assert time.monotonic() < give_up, "it did not happen in time"
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="package")
+def system(base_image_tag: str) -> Iterator[System]:
+    """Started once for all acceptance tests that only use it; those that break things put them right again."""
+    with pytest.MonkeyPatch.context() as patch, short_folder() as folder:
+        for name in [name for name in os.environ if name.startswith("MEGAFLOW_")]:
+            patch.delenv(name)
+        settings = Settings(
+            home=folder / "h",
+            installation=f"test-{uuid.uuid4().hex[:8]}",
+            flower_port=free_port(),
+            replay_port=free_port(),
+            base_image=base_image_tag,
+            lease_s=9.0,
+            sweep_s=2.0,
+            republish_s=5.0,
+            retry_base_s=0.2,
+            ephemeral_idle_s=15.0,
+        )
+        lifecycle.up(settings, lambda _: None)
+        flow = MegaFlow(settings)
+        try:
+            yield System(settings, flow)
+        finally:
+            flow.close()
+            lifecycle.down(settings, lambda _: None, purge=True)
+        assert leftovers.processes(settings) == []
+
+
+TASK_TOML = """\
+version = "1.0"
+[metadata]
+[agent]
+timeout_sec = {agent_s}
+[verifier]
+timeout_sec = {verifier_s}
+[environment]
+allow_internet = false
+"""
+
+
+@pytest.fixture
+def task_folder(tmp_path: Path) -> Callable[..., Path]:
+    """Write a task in the Harbor format; its solution and its test are shell."""
+
+    def write(
+        name: str = "slow-task",
+        *,
+        solve: str = "echo done > answer",
+        test: str = "grep -q done answer && echo 1 > $OUT || echo 0 > $OUT",
+        dockerfile: str = "ARG BASE_IMAGE=megaflow/base:bookworm\nFROM ${BASE_IMAGE}\nWORKDIR /app\n",
+        agent_s: float = 120,
+        verifier_s: float = 60,
+    ) -> Path:
+        folder = tmp_path / name
+        files = {
+            "task.toml": TASK_TOML.format(agent_s=agent_s, verifier_s=verifier_s),
+            "instruction.md": f"Solve {name}.",
+            "environment/Dockerfile": dockerfile,
+            "solution/solve.sh": solve,
+            "tests/test.sh": f'OUT="${{LOGS_DIR:-/logs}}/verifier/reward.txt"\n{test}\n',
+        }
+        for path, content in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(content)
+        return folder
+
+    return write

@@ -1,0 +1,152 @@
+"""The main job as a user runs it: real datasets, both modes, real agents, graded results, evidence."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.client import as_completed
+from app.models.spec import Mode
+from app.workers import evaluations
+from app.workers.evaluations import Submission
+from tests.acceptance.conftest import System, eventually
+from tests.building import a_task
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(400)]
+
+ROW, FOLDER = "pallets__itsdangerous-1", "csv-to-jsonl"
+
+
+def _submit(system: System, agent: str, mode: str, *more: str) -> list[dict[str, Any]]:
+    found = system.json("submit", "demo", "--agent", agent, "--mode", mode, "--wait", *more)
+    return list(found["results"])
+
+
+@pytest.mark.parametrize("mode", ["ephemeral", "persistent"])
+def test_oracle_gets_one_and_nop_zero_on_every_demo_task(system: System, mode: str) -> None:
+    # Half of the tasks in each mode and with each agent keeps this affordable; `make demo` runs them all.
+    names = [
+        task.name for task in evaluations.demo_tasks(system.settings, Submission(dataset="", agent="").environment)
+    ]
+    assert len(names) >= 8
+    halves = {"ephemeral": names[0::2], "persistent": names[1::2]}
+    for agent, half, expected in (("oracle", mode, 1.0), ("nop", mode, 0.0)):
+        only = [part for name in halves[half] for part in ("--task", name)]
+        results = _submit(system, agent, mode, *only)
+        assert {r["name"]: r["verdict"]["reward"] for r in results} == dict.fromkeys(halves[half], expected)
+        assert {r["mode"] for r in results} == {mode}
+
+
+@pytest.mark.agents
+@pytest.mark.parametrize("mode", ["ephemeral", "persistent"])
+def test_mini_swe_agent_solves_demo_tasks_and_leaves_its_trajectory(system: System, mode: str) -> None:
+    results = _submit(system, "mini-swe-agent", mode, "--task", ROW, "--task", FOLDER)
+    assert [(r["verdict"]["reward"], r["end_reason"]) for r in results] == [(1.0, "submitted")] * 2
+    for result in results:
+        kinds = {a["kind"]: a for a in result["attempts"][-1]["artifacts"]}
+        for kind in ("trajectory", "agent_log", "test_report", "verdict"):
+            stored = kinds[kind]
+            content = Path(stored["url"].removeprefix("file://")).read_bytes()
+            assert hashlib.sha256(content).hexdigest() == stored["sha256"]
+        assert b"mini-swe-agent" in Path(kinds["trajectory"]["url"].removeprefix("file://")).read_bytes()
+
+
+def test_fifty_ephemeral_tasks_make_fifty_instances_none_of_which_runs_two(
+    system: System, task_folder: Callable[..., Path]
+) -> None:
+    folder = task_folder("fifty")
+    found = system.json("submit", str(folder), "--agent", "oracle", "--mode", "ephemeral", "--replicas", "50", "--wait")
+    assert [r["verdict"]["reward"] for r in found["results"]] == [1.0] * 50
+    instances = [r["attempts"][-1]["instance_id"] for r in found["results"] if len(r["attempts"]) == 1]
+    assert len(set(instances)) == 50
+    ids = {"ids": instances}
+    eventually(
+        lambda: system.rows(
+            "SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM instances WHERE id = ANY(CAST(:ids AS uuid[]))"
+            " AND state <> 'terminated')",
+            **ids,
+        )
+    )
+    ends = system.rows("SELECT exit_code, attempt_id FROM instances WHERE id = ANY(CAST(:ids AS uuid[]))", **ids)
+    assert {row.exit_code for row in ends} == {0}
+    assert len({row.attempt_id for row in ends}) == 50
+
+
+def test_a_standing_instance_recycles_an_environment_and_nothing_of_the_last_task_is_left(
+    system: System, task_folder: Callable[..., Path]
+) -> None:
+    leave = "touch left /tmp/left /root/.left && echo done > answer && (setsid sleep 600 >/dev/null 2>&1 &)"
+    test = (
+        "n=$(ls /tmp/left2 /root/.left2 2>/dev/null | wc -l); s=$(cat /proc/[0-9]*/comm | grep -c '^sleep$')\n"
+        'grep -q done answer && [ "$n" = 0 ] && [ "$s" -le 2 ] && echo 1 > $OUT || echo 0 > $OUT\n'
+        "touch /tmp/left2 /root/.left2"
+    )
+    folder = task_folder("residue", solve=leave, test=test)
+    submitted = ("--agent", "oracle", "--mode", "persistent", "--replicas", "12", "--wait")
+    results = system.json("submit", str(folder), *submitted)["results"]
+    assert [r["verdict"]["reward"] for r in results] == [1.0] * 12
+    origins = [r["attempts"][-1]["environment"]["origin"] for r in results]
+    assert origins.count("recycled") >= 6
+
+
+def test_the_python_api_enqueues_waits_and_reads_results(system: System, task_folder: Callable[..., Path]) -> None:
+    kept = Submission(dataset=str(task_folder("api")), agent="oracle")
+    (spec,) = evaluations.specs_of(kept, system.settings)
+    run = system.flow.enqueue_many([spec.task], agent="oracle", mode="persistent", replicas=3)
+    ended = [handle.result(timeout=60).reward for handle in as_completed(run.handles, timeout=120)]
+    assert ended == [1.0] * 3
+    first = system.flow.enqueue(spec.task, agent="oracle", mode=Mode.EPHEMERAL, idempotency_key="api-1")
+    again = system.flow.enqueue(spec.task, agent="oracle", mode=Mode.EPHEMERAL, idempotency_key="api-1")
+    assert first.task_id == again.task_id
+    result = first.result(timeout=120)
+    assert result.verdict is not None
+    assert result.verdict.resolved
+    assert result.attempt is not None
+    assert next(iter(result.attempt.phases)) == "accepted"
+    assert list(result.attempt.phases)[-1] in ("stored", "torn_down")
+
+
+def test_cancel_ends_a_running_task_and_its_container(system: System, task_folder: Callable[..., Path]) -> None:
+    folder = task_folder("to-cancel", solve="sleep 300")
+    run_id = system.json("submit", str(folder), "--agent", "oracle", "--mode", "persistent")["run_id"]
+    running = "SELECT id FROM attempts WHERE phases ? 'agent_started' AND state = 'running'"
+    eventually(lambda: system.rows(running))
+    assert system.megaflow("cancel", run_id).returncode == 0
+    (handle,) = system.flow.run(*system.rows("SELECT id FROM runs WHERE id = :r", r=run_id)[0]).handles
+    result = handle.result(timeout=10)
+    assert (result.state, result.end_reason, result.reward) == ("cancelled", "cancelled", None)
+    eventually(lambda: not system.rows(running))
+
+
+def test_a_waiting_task_is_cancelled_before_it_starts(system: System) -> None:
+    handle = system.flow.enqueue(a_task("never"), agent="nop", mode="persistent", priority=-5)
+    handle.cancel()
+    assert handle.result(timeout=10).state == "cancelled"
+
+
+def test_flower_shows_the_workers_and_asks_for_a_password(system: System) -> None:
+    url = f"http://127.0.0.1:{system.settings.flower_port}"
+    password = (system.settings.home / "run" / "flower_password").read_text().strip()
+    assert httpx.get(f"{url}/api/workers").status_code == 401
+    auth = (system.settings.flower_user, password)
+    workers = httpx.get(f"{url}/workers?json=1", auth=auth, timeout=20).json()["data"]
+    names = [worker["hostname"] for worker in workers]
+    assert any(name.startswith("persistent-") for name in names), names
+    assert any(name.startswith("control@") for name in names), names
+
+
+def test_show_logs_and_artifacts_lead_to_the_evidence(system: System, tmp_path: Path) -> None:
+    (result,) = _submit(system, "oracle", "persistent", "--task", ROW)
+    task_id = result["task_id"]
+    shown = system.megaflow("show", task_id)
+    assert "reward 1.0" in shown.stdout
+    assert "test_report" in shown.stdout
+    assert "attempt.finished" in system.megaflow("logs", task_id[-12:]).stdout
+    fetched = system.megaflow("artifacts", task_id, "--get", str(tmp_path))
+    assert fetched.returncode == 0
+    assert (tmp_path / "1" / "patch.diff").read_bytes().startswith(b"diff --git")
