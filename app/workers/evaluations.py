@@ -116,6 +116,7 @@ class Calendar:
         for schedule, due_at in schedules.unfinished(self._database, older_than_s=60.0):
             if now - due_at < timedelta(days=1):
                 self._fire(schedule, due_at)
+                fired += 1
         return fired
 
     def _fire(self, schedule: ScheduleRow, due_at: datetime) -> None:

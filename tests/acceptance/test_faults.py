@@ -28,7 +28,8 @@ def _start_slow_task(system: System, folder: Path, mode: str, replicas: int = 1)
     submitted = system.json("submit", str(folder), "--agent", "oracle", "--mode", mode, "--replicas", str(replicas))
     run_id = submitted["run_id"]
     running = (
-        "SELECT i.handle, a.id FROM attempts a JOIN instances i ON i.id = a.instance_id JOIN tasks t ON t.id = a.task_id"
+        "SELECT i.handle, a.id FROM attempts a JOIN instances i ON i.id = a.instance_id"
+        " JOIN tasks t ON t.id = a.task_id"
         " WHERE t.run_id = :r AND a.state = 'running' AND a.phases ? 'agent_started'"
     )
     found = eventually(lambda: system.rows(running, r=run_id), 60)

@@ -1,0 +1,181 @@
+"""Bad input and bad weather: one clear message, no traceback, nothing half done."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.datasets import DEMO
+from app.settings import Settings
+from app.stack.home import process_environment
+from tests.acceptance.conftest import System, eventually, free_port
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
+
+
+def _refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr + done.stdout
+    flat = " ".join((done.stderr + done.stdout).split())
+    for word in words:
+        assert word in flat, flat
+
+
+def _runs(system: System) -> int:
+    return int(system.rows("SELECT count(*) AS n FROM runs")[0].n)
+
+
+def _row(**changes: Any) -> dict[str, Any]:
+    row = {
+        "instance_id": "owner__repo-1",
+        "repo": "owner/repo",
+        "base_commit": "a" * 40,
+        "problem_statement": "It is broken.",
+        "patch": "",
+        "test_patch": "",
+        "FAIL_TO_PASS": ["tests/test_a.py::test_a"],
+        "PASS_TO_PASS": [],
+        "version": "1",
+        "image_name": "localhost:1/nobody/nothing:latest",
+        "test_cmd": "python3 -m pytest -rA tests/test_a.py",
+    }
+    return {**row, **changes}
+
+
+def _jsonl(path: Path, *rows: dict[str, Any] | str) -> str:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return str(path)
+
+
+def test_a_batch_with_one_bad_row_names_the_row_and_submits_nothing(system: System, tmp_path: Path) -> None:
+    before = _runs(system)
+    bad = _row(instance_id="owner__repo-2")
+    del bad["base_commit"]
+    dataset = _jsonl(tmp_path / "rows.jsonl", _row(), bad)
+    _refused(system.megaflow("submit", dataset, "--agent", "nop"), "2", "owner__repo-2", "base_commit")
+    dataset = _jsonl(tmp_path / "broken.jsonl", _row(), "{not json")
+    _refused(system.megaflow("submit", dataset, "--agent", "nop"), "2", "expected")
+    assert _runs(system) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("submit", "demo", "--agent", "opendevin"), ("unknown agent 'opendevin'", "mini-swe-agent", "oracle")),
+        (("submit", "no/such/path", "--agent", "nop"), ("no/such/path", "expected")),
+        (("submit", "demo", "--agent", "nop", "--mode", "eternal"), ("eternal", "ephemeral", "persistent")),
+        (("submit", "demo", "--agent", "nop", "--task", "nobody"), ("no task 'nobody'",)),
+        (("submit", "demo", "--agent", "nop", "--environment", "vm"), ("vm", "docker", "local")),
+        (("status", "nothing"), ("unknown run 'nothing'", "megaflow runs")),
+        (("show", "nothing"), ("unknown task 'nothing'",)),
+        (("schedule", "add", "x", "61 * * * *", "demo", "--agent", "nop"), ("bad cron", "expected five fields")),
+        (("schedule", "remove", "nothing"), ("unknown schedule 'nothing'",)),
+    ],
+)
+def test_unknown_names_are_refused_with_the_known_ones(
+    system: System, arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    before = _runs(system)
+    _refused(system.megaflow(*arguments), *words)
+    assert _runs(system) == before
+
+
+def test_a_task_folder_without_its_instruction_is_named(system: System, task_folder: Callable[..., Path]) -> None:
+    folder = task_folder("incomplete")
+    (folder / "instruction.md").unlink()
+    _refused(system.megaflow("submit", str(folder), "--agent", "nop"), "incomplete", "instruction.md")
+
+
+def _one_result(system: System, dataset: str, *more: str) -> dict[str, Any]:
+    found = system.json("submit", dataset, "--mode", "persistent", "--wait", *more)["results"]
+    assert len(found) == 1
+    return dict(found[0])
+
+
+def test_an_image_that_cannot_be_pulled_ends_as_not_measured(system: System, tmp_path: Path) -> None:
+    result = _one_result(system, _jsonl(tmp_path / "rows.jsonl", _row()), "--agent", "nop")
+    assert (result["state"], result["end_reason"]) == ("failed", "environment_error")
+    assert result["verdict"] is None
+    assert len(result["attempts"]) == 3
+    assert "localhost:1/nobody/nothing" in result["failure"]["message"]
+
+
+def test_an_image_that_cannot_be_built_is_not_tried_again(system: System, task_folder: Callable[..., Path]) -> None:
+    folder = task_folder(
+        "unbuildable", dockerfile="ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\nRUN echo why-it-failed; false\n"
+    )
+    result = _one_result(system, str(folder), "--agent", "nop")
+    assert (result["state"], result["end_reason"], len(result["attempts"])) == ("failed", "environment_error", 1)
+    assert "why-it-failed" in result["failure"]["message"]
+
+
+def test_a_patch_that_does_not_apply_is_a_result_of_zero_for_the_agent(system: System, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in (DEMO / "swebench" / "rows.jsonl").read_text().splitlines()]
+    row = rows[0] | {
+        "patch": "diff --git a/no.py b/no.py\n--- a/no.py\n+++ b/no.py\n@@ -1 +1 @@\n-nothing\n+something\n"
+    }
+    row["build_context"] = str(DEMO / "swebench" / row["build_context"])
+    result = _one_result(system, _jsonl(tmp_path / "rows.jsonl", row), "--agent", "oracle")
+    assert result["state"] == "succeeded"
+    assert result["end_reason"] == "agent_error"
+    assert result["verdict"]["reward"] == 0.0
+
+
+def test_a_grading_command_that_never_ends_is_stopped_and_not_measured(
+    system: System, task_folder: Callable[..., Path]
+) -> None:
+    folder = task_folder("endless-test", test="sleep 1000", verifier_s=2)
+    result = _one_result(system, str(folder), "--agent", "nop")
+    assert (result["state"], result["end_reason"], result["verdict"]) == ("failed", "grading_error", None)
+
+
+@pytest.mark.agents
+@pytest.mark.parametrize("fault", ["down", "rubbish"])
+def test_a_bad_model_endpoint_is_infrastructure_and_never_a_score(
+    system: System, task_folder: Callable[..., Path], fault: str
+) -> None:
+    folder = task_folder("no-model")
+    port = system.settings.flower_port if fault == "rubbish" else free_port()
+    url = f"http://127.0.0.1:{port}/v1"
+    submitted = system.json(
+        "submit", str(folder), "--agent", "mini-swe-agent", "--model", "m", "--base-url", url, "--mode", "persistent"
+    )
+    (row,) = system.rows("SELECT id FROM runs WHERE id = :r", r=submitted["run_id"])
+    run = system.flow.run(row.id)
+    first = "SELECT state, end_reason FROM attempts a WHERE task_id = :t AND number = 1 AND state = 'error'"
+    (ended,) = eventually(lambda: system.rows(first, t=run.handles[0].task_id), 120)
+    assert ended.end_reason == "model_error"
+    run.cancel()
+    assert run.handles[0].result(timeout=30).reward is None
+
+
+def test_a_database_that_is_down_is_said_in_one_line(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path / "h", database_url="postgresql://nobody@127.0.0.1:1/none")
+    done = subprocess.run(
+        [sys.executable, "-c", "from app.cli import main; main()", "runs"],
+        env=process_environment(settings),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    _refused(done, "expected PostgreSQL to answer", "megaflow doctor")
+    assert done.returncode == 69
+
+
+def test_an_unknown_setting_is_said_in_one_line(system: System) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from app.cli import main; main()", "runs"],
+        env={**process_environment(system.settings), "MEGAFLOW_TYPO": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    _refused(done, "unknown settings MEGAFLOW_TYPO", "MEGAFLOW_HOME")

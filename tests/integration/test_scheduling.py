@@ -1,0 +1,324 @@
+"""The dispatcher, the reconciler and the calendar against a real PostgreSQL, with hands that note what they did."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import pytest
+from sqlalchemy import text
+
+from app.errors import InstanceFailed
+from app.ledger import attempts, instances, results, schedules
+from app.ledger.attempts import Published
+from app.ledger.database import Database, Leadership
+from app.models.instance import InstanceRequest
+from app.models.spec import Mode
+from app.models.states import TaskState
+from app.scheduling.dispatcher import Dispatcher
+from app.scheduling.reconciler import Hands, Reconciler
+from app.settings import Settings
+from app.workers.evaluations import Calendar
+from tests.building import RETRY, accepted, claimed
+from tests.services import MakeSettings
+
+
+class World:
+    """A provider and a broker that remember; either may be broken."""
+
+    def __init__(self) -> None:
+        self.launched: list[InstanceRequest] = []
+        self.sent: list[Published] = []
+        self.broken: set[str] = set()
+        self.terminated: list[UUID] = []
+        self.existing: dict[str, dict[UUID, str]] = {}
+        self.swept_with: list[set[UUID]] = []
+
+    def launch(self, provider: str, requests: Sequence[InstanceRequest]) -> dict[UUID, str]:
+        if provider in self.broken:
+            raise InstanceFailed("no capacity")
+        self.launched += requests
+        return {request.instance_id: "1" for request in requests}
+
+    def publish(self, items: Sequence[Published]) -> None:
+        if "broker" in self.broken:
+            raise ConnectionError("broker away")
+        self.sent += items
+
+    def hands(self) -> Hands:
+        def sweep(live: set[UUID]) -> int:
+            self.swept_with.append(live)
+            return 0
+
+        return Hands(lambda: self.existing, lambda _p, instance_id, _h: self.terminated.append(instance_id), sweep)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings) -> Settings:
+    return make_settings(ephemeral_capacity=5, persistent_instances=1, persistent_slots=4, retry_base_s=0.0)
+
+
+@pytest.fixture
+def database(settings: Settings) -> Iterator[Database]:
+    found = Database(settings.database(), pool_size=10)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def dispatcher(database: Database, settings: Settings, world: World) -> Dispatcher:
+    return Dispatcher(database, settings, world.launch, world.publish)
+
+
+def test_an_ephemeral_task_gets_an_instance_and_a_hint(
+    dispatcher: Dispatcher, database: Database, world: World
+) -> None:
+    run = accepted(database, 3, mode=Mode.EPHEMERAL)
+    dispatcher.pass_once()
+    assert len([request for request in world.launched if request.mode is Mode.EPHEMERAL]) == 3
+    assert len(world.sent) == 3
+    assert results.run_status(database, run.run_id).states == {"admitted": 3}
+
+
+def test_no_more_is_admitted_than_there_are_slots(dispatcher: Dispatcher, database: Database, world: World) -> None:
+    run = accepted(database, 9, mode=Mode.EPHEMERAL)
+    for _ in range(3):
+        dispatcher.pass_once()
+    assert results.run_status(database, run.run_id).states == {"admitted": 5, "pending": 4}
+    assert len([request for request in world.launched if request.mode is Mode.EPHEMERAL]) == 5
+
+
+def test_persistent_tasks_wait_for_a_standing_instance(
+    dispatcher: Dispatcher, database: Database, world: World
+) -> None:
+    run = accepted(database, 9)
+    dispatcher.pass_once()
+    assert results.run_status(database, run.run_id).states == {"pending": 9}
+    (standing,) = world.launched
+    assert instances.ready(database, standing.instance_id)
+    dispatcher.pass_once()
+    assert results.run_status(database, run.run_id).states == {"admitted": 4, "pending": 5}
+    assert len(world.launched) == 1
+
+
+def test_hints_that_the_broker_refused_are_sent_again(dispatcher: Dispatcher, database: Database, world: World) -> None:
+    accepted(database, 2, mode=Mode.EPHEMERAL)
+    world.broken.add("broker")
+    dispatcher.pass_once()
+    assert world.sent == []
+    world.broken.clear()
+    dispatcher.pass_once()
+    assert len(world.sent) == 2
+    dispatcher.pass_once()
+    assert len(world.sent) == 2
+
+
+def test_a_hint_that_nobody_claimed_is_sent_again_after_a_while(
+    database: Database, make_settings: MakeSettings, world: World
+) -> None:
+    impatient = Dispatcher(database, make_settings(republish_s=0.05), world.launch, world.publish)
+    accepted(database, 1, mode=Mode.EPHEMERAL)
+    impatient.pass_once()
+    time.sleep(0.1)
+    impatient.pass_once()
+    assert [item.hint for item in world.sent] == [world.sent[0].hint] * 2
+
+
+def test_a_provider_that_fails_is_asked_again_and_the_task_keeps_its_place(
+    dispatcher: Dispatcher, database: Database, world: World
+) -> None:
+    run = accepted(database, 1, mode=Mode.EPHEMERAL)
+    world.broken.add("process")
+    dispatcher.pass_once()
+    assert world.launched == []
+    world.broken.clear()
+    dispatcher.pass_once()
+    assert len([request for request in world.launched if request.mode is Mode.EPHEMERAL]) == 1
+    assert results.run_status(database, run.run_id).states == {"admitted": 1}
+
+
+def test_two_dispatchers_admit_nothing_twice(database: Database, settings: Settings, world: World) -> None:
+    run = accepted(database, 5, mode=Mode.EPHEMERAL)
+    twins = [Dispatcher(database, settings, world.launch, world.publish) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda twin: [twin.pass_once() for _ in range(5)], twins))
+    rows = results.results(database, run.task_ids)
+    assert [len(row.attempts) for row in rows] == [1] * 5
+
+
+def test_one_leads_at_a_time_and_another_takes_over(database: Database) -> None:
+    first, second = Leadership(database, 99), Leadership(database, 99)
+    assert first.held()
+    assert first.held()
+    assert not second.held()
+    first.release()
+    assert second.held()
+    second.release()
+
+
+def test_the_dispatcher_wakes_by_event(dispatcher: Dispatcher, database: Database, world: World) -> None:
+    stop = threading.Event()
+    thread = threading.Thread(target=dispatcher.run, args=(stop,))
+    thread.start()
+    time.sleep(0.3)
+    accepted(database, 1, mode=Mode.EPHEMERAL)
+    begun = time.monotonic()
+    while not world.sent and time.monotonic() - begun < 5:
+        time.sleep(0.005)
+    stop.set()
+    thread.join(5)
+    assert len(world.sent) == 1
+
+
+# --- Reconciler -----------------------------------------------------------------------------------------------------
+
+
+def _age(database: Database, instance_id: UUID, seconds: float) -> None:
+    with database.begin() as connection:
+        connection.execute(
+            text(
+                "UPDATE instances SET requested_at = requested_at - make_interval(secs => :s),"
+                " seen_at = seen_at - make_interval(secs => :s) WHERE id = :i"
+            ),
+            {"s": seconds, "i": instance_id},
+        )
+
+
+def test_an_instance_that_its_provider_no_longer_has_gives_its_attempts_back(
+    database: Database, settings: Settings, world: World
+) -> None:
+    claim = claimed(database)
+    _age(database, claim.instance_id, 60)
+    world.existing = {"process": {}}
+    Reconciler(database, settings, world.hands()).sweep()
+    (result,) = results.results(database, [claim.task_id])
+    assert (result.state, result.attempts[0].state) == (TaskState.PENDING, "lost")
+    assert claim.instance_id not in world.swept_with[-1]
+
+
+def test_a_provider_that_does_not_answer_takes_nothing_away(
+    database: Database, settings: Settings, world: World
+) -> None:
+    claim = claimed(database)
+    _age(database, claim.instance_id, 60)
+    Reconciler(database, settings, world.hands()).sweep()
+    assert results.state_of(database, claim.task_id) is TaskState.RUNNING
+
+
+def test_an_instance_that_nobody_knows_is_ended(database: Database, settings: Settings, world: World) -> None:
+    stranger = UUID(int=7)
+    world.existing = {"process": {stranger: "123"}}
+    Reconciler(database, settings, world.hands()).sweep()
+    assert world.terminated == [stranger]
+
+
+def test_an_instance_that_never_becomes_ready_is_replaced(
+    database: Database, make_settings: MakeSettings, world: World
+) -> None:
+    settings = make_settings(boot_timeout_s=0.01, ephemeral_capacity=5, persistent_instances=0)
+    dispatcher = Dispatcher(database, settings, world.launch, world.publish)
+    accepted(database, 1, mode=Mode.EPHEMERAL)
+    dispatcher.pass_once()
+    time.sleep(0.05)
+    Reconciler(database, settings, world.hands()).sweep()
+    dispatcher.pass_once()
+    assert len(world.launched) == 2
+    assert world.terminated == [world.launched[0].instance_id]
+
+
+def test_an_attempt_past_its_deadline_is_taken_away(database: Database, settings: Settings, world: World) -> None:
+    claim = claimed(database)
+    with database.begin() as connection:
+        connection.execute(text("UPDATE attempts SET deadline_at = clock_timestamp() - interval '1 s'"))
+    world.existing = {"process": {claim.instance_id: "1"}}
+    Reconciler(database, settings, world.hands()).sweep()
+    (result,) = results.results(database, [claim.task_id])
+    assert result.attempts[0].end_reason == "deadline"
+
+
+# --- Calendar -------------------------------------------------------------------------------------------------------
+
+
+def _due_schedule(database: Database, *, misfire: str = "skip", since_s: float = 90.0) -> None:
+    submission = {"agent": "nop", "mode": "ephemeral", "limit": 1}
+    schedules.add(database, name="nightly", cron="* * * * *", dataset="demo", submission=submission, misfire=misfire)
+    with database.begin() as connection:
+        connection.execute(
+            text("UPDATE schedules SET settled_until = clock_timestamp() - make_interval(secs => :s)"), {"s": since_s}
+        )
+
+
+def _on_the_minute() -> datetime:
+    return datetime.now(UTC).replace(second=2, microsecond=0)
+
+
+def test_each_due_time_fires_once_however_many_beats_tick(database: Database, settings: Settings) -> None:
+    _due_schedule(database)
+    now = _on_the_minute()
+    beats = [Calendar(settings, database) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        fired = sum(pool.map(lambda beat: beat.tick(now), beats))
+    assert fired == 1
+    assert len(results.runs(database)) == 1
+    assert sum(beat.tick(now) for beat in beats) == 0
+
+
+@pytest.mark.parametrize(("misfire", "runs"), [("skip", 0), ("once", 1)])
+def test_a_time_that_was_missed_follows_its_policy(
+    database: Database, settings: Settings, misfire: str, runs: int
+) -> None:
+    _due_schedule(database, misfire=misfire, since_s=7200)
+    late = _on_the_minute() + timedelta(seconds=45)
+    assert Calendar(settings, database).tick(late) == runs
+
+
+def test_a_firing_whose_process_died_is_made_up_for_once(database: Database, settings: Settings) -> None:
+    _due_schedule(database)
+    (row,) = schedules.all_of(database)
+    now = _on_the_minute()
+    due = now.replace(second=0)
+    assert schedules.claim_due(database, row, [due], until=due) == [due]
+    with database.begin() as connection:
+        connection.execute(text("UPDATE schedule_fires SET fired_at = fired_at - interval '2 min'"))
+    calendar = Calendar(settings, database)
+    assert calendar.tick(now) == 1
+    assert calendar.tick(now) == 0
+    assert len(results.runs(database)) == 1
+
+
+def test_a_schedule_whose_dataset_is_gone_notes_why(database: Database, settings: Settings) -> None:
+    submission = {"agent": "nop", "mode": "auto"}
+    schedules.add(
+        database, name="gone", cron="* * * * *", dataset="/no/such/place", submission=submission, misfire="skip"
+    )
+    with database.begin() as connection:
+        connection.execute(text("UPDATE schedules SET settled_until = clock_timestamp() - interval '90 s'"))
+    Calendar(settings, database).tick(_on_the_minute())
+    ((_, run_id, failure),) = schedules.last_fires(database).values()
+    assert run_id is None
+    assert failure is not None
+    assert "/no/such/place" in failure
+
+
+def test_an_exit_before_the_claim_leaves_the_attempt_for_another(
+    dispatcher: Dispatcher, database: Database, world: World
+) -> None:
+    run = accepted(database, 1, mode=Mode.EPHEMERAL)
+    dispatcher.pass_once()
+    ephemeral = [request for request in world.launched if request.mode is Mode.EPHEMERAL]
+    assert instances.exited(database, ephemeral[0].instance_id, 1, "exit code 1", RETRY)
+    dispatcher.pass_once()
+    ephemeral = [request for request in world.launched if request.mode is Mode.EPHEMERAL]
+    assert len(ephemeral) == 2
+    assert instances.ready(database, ephemeral[1].instance_id)
+    assert attempts.claim(database, world.sent[0].hint, ephemeral[1].instance_id, lease_s=9) is not None
+    assert results.state_of(database, run.task_ids[0]) is TaskState.RUNNING

@@ -1,0 +1,50 @@
+"""Whose fault an ending is, and what follows: the promise that infrastructure is not the model."""
+
+from __future__ import annotations
+
+import pytest
+
+from app import errors
+from app.models.endings import BLAME, PERMANENT, Blame, EndReason, backoff_s, reason_of
+
+
+def test_every_end_reason_has_somebody_to_blame() -> None:
+    assert set(BLAME) == set(EndReason)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (errors.ImageUnavailable("x"), EndReason.ENVIRONMENT_ERROR),
+        (errors.ImageBuildFailed("x"), EndReason.ENVIRONMENT_ERROR),
+        (errors.EnvironmentFailed("x"), EndReason.ENVIRONMENT_ERROR),
+        (errors.ModelEndpointUnavailable("x"), EndReason.MODEL_ERROR),
+        (errors.GradingFailed("x"), EndReason.GRADING_ERROR),
+        (errors.AgentFailed("x"), EndReason.AGENT_ERROR),
+        (errors.DiskFull("x"), EndReason.INFRASTRUCTURE),
+        (errors.ArtifactStoreUnavailable("x"), EndReason.INFRASTRUCTURE),
+        (RuntimeError("nobody expected this"), EndReason.INFRASTRUCTURE),
+    ],
+)
+def test_a_fault_is_named_by_its_class(error: Exception, reason: EndReason) -> None:
+    assert reason_of(error) is reason
+
+
+def test_only_the_agents_own_failure_is_a_result_among_station_errors() -> None:
+    results = {
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type)
+        and issubclass(kind, errors.StationError)
+        and BLAME[reason_of(kind("x"))] is Blame.RESULT
+    }
+    assert results == {errors.AgentFailed}
+
+
+def test_permanent_faults_are_refusals_not_outages() -> None:
+    assert not any(issubclass(errors.EngineUnavailable, kind) for kind in PERMANENT)
+    assert not any(issubclass(errors.ImageUnavailable, kind) for kind in PERMANENT)
+
+
+def test_the_backoff_doubles_up_to_its_cap() -> None:
+    assert [backoff_s(n, base_s=1, cap_s=10) for n in range(1, 7)] == [1, 2, 4, 8, 10, 10]

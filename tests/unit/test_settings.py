@@ -1,0 +1,69 @@
+"""The settings: every knob known, every typo refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from app.celery_app import CONTROL, build, options
+from app.errors import SettingsInvalid
+from app.settings import PREFIX, Settings
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in [name for name in os.environ if name.startswith(PREFIX)]:
+        monkeypatch.delenv(name)
+
+
+def test_a_misspelt_variable_is_refused_and_the_known_ones_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEGAFLOW_LEASE_SECONDS", "3")
+    with pytest.raises(SettingsInvalid, match=r"MEGAFLOW_LEASE_SECONDS.*MEGAFLOW_LEASE_S"):
+        Settings()
+
+
+def test_a_malformed_value_is_refused_without_being_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEGAFLOW_LEASE_S", "sk-secret")
+    with pytest.raises(SettingsInvalid, match="MEGAFLOW_LEASE_S") as found:
+        Settings()
+    assert "sk-secret" not in str(found.value)
+
+
+def test_urls_in_the_environment_replace_the_embedded_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEGAFLOW_DATABASE_URL", "postgresql://u:p@db/x")
+    monkeypatch.setenv("MEGAFLOW_BROKER_URL", "redis://r:6379/0")
+    settings = Settings()
+    assert not settings.embeds_postgres
+    assert not settings.embeds_redis
+    assert settings.database() == "postgresql://u:p@db/x"
+    assert settings.redis() == "redis://r:6379/0"
+    assert "p@db" not in repr(settings)
+
+
+def test_folders_are_read_from_one_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEGAFLOW_REPLAY_SCRIPTS", "/a:/b")
+    assert Settings().replay_scripts == (Path("/a"), Path("/b"))
+
+
+def test_the_capacity_follows_the_memory_unless_it_is_set() -> None:
+    assert Settings(ephemeral_capacity=7).capacity() == 7
+    assert 1 <= Settings().capacity() <= 64
+
+
+def test_every_option_reaches_celery(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Celery ignores names that it does not know; so compare with its own defaults."""
+    from celery.app.defaults import NAMESPACES, flatten
+
+    known = {name for name, _ in flatten(NAMESPACES)}
+    settings = Settings()
+    wanted = options(settings)
+    assert set(wanted) - known == set()
+    conf = build(settings).conf
+    for name, value in wanted.items():
+        assert conf[name] == value, name
+    assert conf.worker_disable_prefetch is True
+    assert conf.task_acks_late is False
+    assert [queue.name for queue in conf.task_queues] == [CONTROL]
