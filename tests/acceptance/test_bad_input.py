@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -120,7 +121,7 @@ def test_a_patch_that_does_not_apply_is_a_result_of_zero_for_the_agent(system: S
     row = rows[0] | {
         "patch": "diff --git a/no.py b/no.py\n--- a/no.py\n+++ b/no.py\n@@ -1 +1 @@\n-nothing\n+something\n"
     }
-    row["build_context"] = str(DEMO / "swebench" / row["build_context"])
+    shutil.copytree(DEMO / "swebench" / row["build_context"], tmp_path / row["build_context"])
     result = _one_result(system, _jsonl(tmp_path / "rows.jsonl", row), "--agent", "oracle")
     assert result["state"] == "succeeded"
     assert result["end_reason"] == "agent_error"

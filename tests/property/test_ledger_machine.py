@@ -1,0 +1,206 @@
+"""The ledger as a state machine against a real PostgreSQL: whatever order things happen in, the promises hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
+from sqlalchemy import text
+
+from app.errors import StaleWriter
+from app.ledger import accept, attempts, instances, tasks, waiting
+from app.ledger.accept import NewRun
+from app.ledger.attempts import Claim, Published
+from app.ledger.database import Database
+from app.models.endings import EndReason
+from app.models.outcome import Failure, Verdict
+from app.models.spec import Mode
+from tests.building import RETRY, a_spec, ready_instance
+
+modes = st.sampled_from([Mode.EPHEMERAL, Mode.PERSISTENT])
+ends = st.sampled_from([EndReason.ENVIRONMENT_ERROR, EndReason.MODEL_ERROR, EndReason.INTERRUPTED, EndReason.CANCELLED])
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Producers, dispatchers, workers, crashes and people, one step at a time, in any order."""
+
+    database: Database
+
+    pending = Bundle("pending")
+    hints = Bundle("hints")
+    standing = Bundle("standing")
+    claims = Bundle("claims")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.finished: set[object] = set()
+        with self.database.begin() as connection:
+            connection.execute(
+                text("TRUNCATE specs, runs, tasks, attempts, leases, instances, events, artifacts CASCADE")
+            )
+
+    # --- What may happen --------------------------------------------------------------------------------------------
+
+    @rule(target=pending, mode=modes, replicas=st.integers(1, 3))
+    def accept_tasks(self, mode: Mode, replicas: int) -> object:
+        new = NewRun(specs=[a_spec("t", mode=mode, max_attempts=2)], replicas=replicas)
+        return multiple(*((task_id, mode) for task_id in accept.accept(self.database, new).task_ids))
+
+    @rule(target=hints, task=pending)
+    def admit(self, task: tuple[object, Mode]) -> object:
+        with self.database.begin() as connection:
+            return multiple(*attempts.admit(connection, [task]))  # type: ignore[list-item]
+
+    @rule(target=standing, mode=modes)
+    def instance_ready(self, mode: Mode) -> object:
+        return ready_instance(self.database, mode)
+
+    @rule(target=claims, item=hints, instance_id=standing)
+    def deliver(self, item: Published, instance_id: object) -> object:
+        """Any hint, to any instance, any number of times."""
+        claim = attempts.claim(self.database, item.hint, instance_id, lease_s=30)  # type: ignore[arg-type]
+        return multiple(claim) if claim else multiple()
+
+    @rule(target=claims, instance_id=standing)
+    def ask_for_work(self, instance_id: object) -> object:
+        claim = attempts.claim_any(self.database, instance_id, lease_s=30)  # type: ignore[arg-type]
+        return multiple(claim) if claim else multiple()
+
+    @rule(claim=claims)
+    def finish(self, claim: Claim) -> None:
+        """A worker reports, perhaps for the second time, perhaps long after it was given up."""
+        verdict = Verdict(reward=1.0, counts=True)
+        try:
+            attempts.finish(self.database, claim, end_reason=EndReason.SUBMITTED, verdict=verdict, artifacts=[])
+        except StaleWriter:
+            return
+        assert claim.task_id not in self.finished, "a task was finished twice"
+        self.finished.add(claim.task_id)
+
+    @rule(claim=claims, reason=ends)
+    def fail(self, claim: Claim, reason: EndReason) -> None:
+        failure = Failure(error="x", message="x")
+        try:
+            attempts.fail(
+                self.database,
+                claim,
+                end_reason=reason,
+                failure=failure,
+                artifacts=[],
+                permanent=False,
+                retry=RETRY,
+            )
+        except StaleWriter:
+            return
+
+    @rule(claim=claims)
+    def renew(self, claim: Claim) -> None:
+        attempts.renew(self.database, [claim.attempt_id], lease_s=30)
+
+    @rule(instance_id=consumes(standing), code=st.sampled_from([0, -9, 75]))
+    def instance_dies(self, instance_id: object, code: int) -> None:
+        instances.exited(self.database, instance_id, code, "died", RETRY)  # type: ignore[arg-type]
+        assert not instances.exited(self.database, instance_id, code, "again", RETRY)  # type: ignore[arg-type]
+
+    @rule()
+    def leases_lapse(self) -> None:
+        with self.database.begin() as connection:
+            connection.execute(text("UPDATE leases SET expires_at = clock_timestamp() - interval '1 s'"))
+            waiting.reclaim_lapsed(connection, RETRY)
+
+    @rule(task=pending)
+    def cancel(self, task: tuple[object, Mode]) -> None:
+        tasks.cancel(self.database, [task[0]])  # type: ignore[list-item]
+
+    @rule(task=pending)
+    def retry(self, task: tuple[object, Mode]) -> None:
+        tasks.retry(self.database, [task[0]])  # type: ignore[list-item]
+
+    # --- What must hold ---------------------------------------------------------------------------------------------
+
+    def _none(self, statement: str) -> None:
+        with self.database.begin() as connection:
+            assert connection.execute(text(statement)).first() is None, statement
+
+    @invariant()
+    def one_live_attempt_per_task(self) -> None:
+        self._none(
+            "SELECT task_id FROM attempts WHERE state IN ('dispatched', 'running') GROUP BY 1 HAVING count(*) > 1"
+        )
+
+    @invariant()
+    def a_lease_for_exactly_every_running_attempt(self) -> None:
+        self._none(
+            "SELECT 1 FROM leases l FULL JOIN (SELECT id FROM attempts WHERE state = 'running') a"
+            " ON a.id = l.attempt_id WHERE l.attempt_id IS NULL OR a.id IS NULL"
+        )
+
+    @invariant()
+    def tasks_and_attempts_tell_the_same_story(self) -> None:
+        self._none(
+            "SELECT 1 FROM tasks t LEFT JOIN attempts a ON a.task_id = t.id AND a.number = t.attempts"
+            " WHERE (t.state = 'admitted' AND a.state IS DISTINCT FROM 'dispatched')"
+            " OR (t.state = 'running' AND a.state IS DISTINCT FROM 'running')"
+            " OR (t.state = 'succeeded' AND a.state IS DISTINCT FROM 'finished')"
+            " OR (t.state IN ('pending', 'failed', 'cancelled') AND a.state IN ('dispatched', 'running'))"
+        )
+
+    @invariant()
+    def attempts_are_numbered_without_gaps(self) -> None:
+        self._none(
+            "SELECT 1 FROM tasks t WHERE t.attempts <> (SELECT count(*) FROM attempts WHERE task_id = t.id)"
+            " OR t.attempts <> (SELECT coalesce(max(number), 0) FROM attempts WHERE task_id = t.id)"
+        )
+
+    @invariant()
+    def an_ephemeral_instance_has_at_most_one_attempt(self) -> None:
+        self._none(
+            "SELECT 1 FROM attempts a JOIN instances i ON i.id = a.instance_id WHERE i.mode = 'ephemeral'"
+            " GROUP BY i.id HAVING count(*) > 1"
+        )
+
+    @invariant()
+    def a_dead_instance_runs_nothing(self) -> None:
+        self._none(
+            "SELECT 1 FROM attempts a JOIN instances i ON i.id = a.instance_id"
+            " WHERE a.state = 'running' AND i.state IN ('terminated', 'failed')"
+        )
+
+    @invariant()
+    def what_is_not_measured_has_no_reward(self) -> None:
+        self._none("SELECT 1 FROM tasks WHERE state <> 'succeeded' AND verdict IS NOT NULL")
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    found = Database(database_url)
+    yield found
+    found.close()
+
+
+@pytest.mark.timeout(240)
+def test_no_order_of_events_breaks_a_promise(database: Database) -> None:
+    class Machine(LedgerMachine):
+        pass
+
+    Machine.database = database
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=60,
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
