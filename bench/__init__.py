@@ -1,1 +1,1 @@
-"""Benchmarks: each runs real tasks on a stack of its own beside its peers, and writes `results/<name>.json` and a plot."""
+"""Benchmarks: real tasks on a stack of its own, beside peers; each writes `results/<name>.json` and a plot."""

@@ -1,8 +1,8 @@
 """The peer: the same commands by plain `docker run`, with nobody in between. Two ways of counting its containers.
 
 *One container*: gold patch, hidden tests and the test command in one container, as the leanest script would do it.
-*Two containers*: one where the gold patch is applied and taken out as a diff, and a second, clean one in which that diff
-is graded, as MegaFlow does it so that nothing an agent leaves can reach its grading.
+*Two containers*: one where the gold patch is applied and taken out as a diff, and a second, clean one in which that
+diff is graded, as MegaFlow does it so that nothing an agent leaves can reach its grading.
 """
 
 from __future__ import annotations

@@ -9,13 +9,13 @@ import matplotlib
 
 matplotlib.use("agg")  # no screen here
 
-from matplotlib import pyplot as plt  # noqa: E402
-from matplotlib.axes import Axes  # noqa: E402
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 
-from bench import timing  # noqa: E402
-from bench.timing import Batch  # noqa: E402
+from bench import timing
+from bench.timing import Batch
 
-_COLOURS = plt.get_cmap("tab20").colors
+_COLOURS = [plt.get_cmap("tab20")(number) for number in range(20)]
 
 
 def main(batches: Sequence[Batch], path: Path) -> None:

@@ -1,20 +1,32 @@
-"""The `docker` provider: an instance is a container of a worker image, with its Celery worker inside."""
+"""The `docker` provider: an instance is a container of the worker image, with its Celery worker inside.
+
+It sees the engine's socket, because it makes task containers beside itself; task containers never see it. Of this
+host it sees what a worker needs and no more: the embedded servers' sockets, artifacts, caches, logs. When the launcher
+itself runs in a container, its instances see what it sees.
+"""
 
 from __future__ import annotations
 
+import io
 import os
-import socket
+import re
+import shlex
+import tarfile
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import unquote, urlsplit
 from uuid import UUID
 
 import docker
-import requests
 import structlog
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from pydantic import SecretStr
+from requests import RequestException
+from urllib3.exceptions import HTTPError
 
 from app.errors import InstanceFailed
 from app.models.instance import InstanceRequest
@@ -24,124 +36,262 @@ log = structlog.get_logger()
 
 _ROLE = "megaflow.role"
 _INSTANCE = "megaflow.instance"
-_UNREACHABLE = (DockerException, requests.RequestException)
+_UNREACHABLE = (DockerException, RequestException, HTTPError, OSError)
+_DEFAULT_ENGINE = "unix:///var/run/docker.sock"
+_ENDED = ["exited", "dead"]
+_STANDING = ["created", "running", "paused", "restarting"]
+_AT_ONCE = 8
+_AGAIN_S = 1.0
+_LOGS_KEPT = 1000
+
+_ENVIRONMENT = "/opt/megaflow/environment"
+"""Read, then deleted, by the image's entrypoint (worker_images/worker/bin)."""
+_LOG = "MF_INSTANCE_LOG"
+
+_PASSED_ON = re.compile(r"AWS_\w+|\w+_API_KEY|PIP_\w+|HTTPS?_PROXY|NO_PROXY|https?_proxy|no_proxy")
+"""Variables of ours that an instance gets beside our settings: credentials of stores and models, the way out."""
+_CERTIFICATES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT", "AWS_CA_BUNDLE")
+"""Variables that name a file, which the instance then gets too."""
 
 OnExit = Callable[[UUID, int | None, str], None]
 
 
 class DockerProvider:
-    """Each instance is one container that sees the engine's socket, because it makes task containers beside itself.
-
-    Task containers never see that socket. The handle is the container's id.
-    """
+    """The handle is the container's id. Safe to share among threads."""
 
     name: ClassVar[str] = "docker"
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    def launch(self, wanted: Sequence[InstanceRequest]) -> dict[UUID, str]:
-        with self._client() as client:
-            started: dict[UUID, str] = {}
-            for request in wanted:
-                try:
-                    started[request.instance_id] = client.containers.run(**self._container(request)).id
-                except ImageNotFound as error:
-                    raise InstanceFailed(
-                        f"expected the worker image {self._settings.worker_image!r} in the engine, found none;"
-                        " try `make worker-image`"
-                    ) from error
-                except APIError as error:
-                    log.warning("instance.not_started", instance_id=str(request.instance_id), error=str(error))
-            return started
+    def launch(self, requests: Sequence[InstanceRequest]) -> dict[UUID, str]:
+        with self._client() as client, ThreadPoolExecutor(_AT_ONCE) as threads:
+            image = self._image(client)
+            sight = self._sight(client)
+            self._prune_logs()
+            handles = threads.map(lambda request: self._start(client, request, image, sight), requests)
+            started = zip(requests, handles, strict=True)
+            return {request.instance_id: handle for request, handle in started if handle is not None}
 
     def terminate(self, instance_id: UUID, handle: str, *, grace_s: float) -> None:
         with self._client() as client, suppress(NotFound):
             container = client.containers.get(handle)
             if grace_s > 0:
                 container.stop(timeout=int(grace_s))
-            container.remove(force=True, v=True)
+            _remove(container)
 
     def alive(self) -> dict[UUID, str]:
         with self._client() as client:
-            found = client.containers.list(filters={"label": self._labels()}, ignore_removed=True)
-            return {UUID(c.labels[_INSTANCE]): str(c.id) for c in found if _INSTANCE in c.labels}
+            return {UUID(c.labels[_INSTANCE]): str(c.id) for c in self._containers(client, _STANDING)}
 
     def watch(self, on_exit: OnExit, stop: threading.Event) -> None:
-        """Report the engine's `die` events until told to stop; comes back when the engine does."""
+        """Report ends as the engine tells them, until told to stop; comes back when the engine does.
+
+        What ended while nobody listened is reported at the start. An end may be reported twice.
+        """
         while not stop.is_set():
             try:
-                with self._client() as client:
-                    stream = client.events(decode=True, filters={"event": "die", "label": self._labels()})
-                    threading.Thread(target=self._close_at, args=(stop, stream), daemon=True).start()
-                    for event in stream:
+                with self._client() as client, self._deaths(client, stop) as deaths:
+                    self._catch_up(client, on_exit)
+                    for event in deaths:
                         self._died(event, on_exit)
-            except (InstanceFailed, *_UNREACHABLE):
-                stop.wait(2.0)
+            except (InstanceFailed, *_UNREACHABLE) as error:
+                log.debug("instance.engine_silent", error=str(error))
+            stop.wait(_AGAIN_S)
+
+    # --- Ends -------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _deaths(self, client: Any, stop: threading.Event) -> Iterator[Any]:
+        stream = client.events(decode=True, filters={"event": "die", "label": self._labels()})
+        left = threading.Event()
+
+        def close_when_told() -> None:
+            while not left.wait(0.2):
+                if stop.is_set():
+                    stream.close()
+                    return
+
+        closer = threading.Thread(target=close_when_told, name="docker-events-closer", daemon=True)
+        closer.start()
+        try:
+            yield stream
+        finally:
+            left.set()
+            closer.join()
+            stream.close()
+
+    def _catch_up(self, client: Any, on_exit: OnExit) -> None:
+        for container in self._containers(client, _ENDED):
+            code = int(container.attrs["State"]["ExitCode"])
+            on_exit(UUID(container.labels[_INSTANCE]), code, _ended_with(code))
+            _remove(container)
 
     @staticmethod
-    def _close_at(stop: threading.Event, stream: Any) -> None:
-        stop.wait()
-        with closing(stream):
-            pass
-
-    @staticmethod
-    def _died(event: dict[str, Any], on_exit: OnExit) -> None:
+    def _died(event: Mapping[str, Any], on_exit: OnExit) -> None:
         attributes = event["Actor"]["Attributes"]
         if _INSTANCE in attributes:
             code = int(attributes.get("exitCode", -1))
-            on_exit(UUID(attributes[_INSTANCE]), code, f"its container ended with exit code {code}")
+            on_exit(UUID(attributes[_INSTANCE]), code, _ended_with(code))
 
     # --- What a worker container is ---------------------------------------------------------------------------------
 
-    def _labels(self) -> list[str]:
-        return [f"megaflow={self._settings.installation}", f"{_ROLE}=instance"]
+    def _start(self, client: Any, request: InstanceRequest, image: str, sight: Mapping[str, Any]) -> str | None:
+        container = None
+        try:
+            container = client.containers.create(**self._container(request, image), **sight)
+            container.put_archive("/", _file(_ENVIRONMENT, _exports(self._environment(request)), mode=0o600))
+            container.start()
+        except (APIError, RequestException) as error:
+            log.warning("instance.not_started", instance_id=str(request.instance_id), error=str(error))
+            if container is not None:
+                _remove(container)
+            return None
+        return str(container.id)
 
-    def _container(self, request: InstanceRequest) -> dict[str, Any]:
-        settings = self._settings
+    def _container(self, request: InstanceRequest, image: str) -> dict[str, Any]:
         labels = dict(label.split("=", 1) for label in self._labels())
         return {
-            "image": settings.worker_image,
-            "command": ["python3", "-m", "app.workers.instance", request.model_dump_json()],
-            "name": f"megaflow-{settings.installation}-{str(request.instance_id)[-12:]}",
-            "labels": {**labels, _INSTANCE: str(request.instance_id)},
-            "environment": _environment(),
-            "network_mode": settings.worker_network,
-            "volumes": self._mounts(),
+            "image": image,
+            "command": ["python", "-m", "app.workers.instance", request.model_dump_json()],
+            "name": f"megaflow-{self._settings.installation}-{str(request.instance_id)[-12:]}",
+            "labels": {**labels, _INSTANCE: str(request.instance_id), "megaflow.mode": request.mode.value},
+            "network_mode": self._settings.worker_network,
             "init": True,
             "auto_remove": True,
-            "detach": True,
             "pids_limit": 4096,
             "security_opt": ["no-new-privileges"],
         }
 
-    def _mounts(self) -> dict[str, dict[str, str]]:
-        """The engine's socket and our home, at the same paths, so that embedded servers and caches are found."""
-        mounts = {str(self._settings.home): {"bind": str(self._settings.home), "mode": "rw"}}
-        engine = self._engine_socket()
-        if engine is not None:
-            mounts[engine] = {"bind": engine, "mode": "rw"}
-        return mounts
+    def _labels(self) -> list[str]:
+        return [f"megaflow={self._settings.installation}", f"{_ROLE}=instance"]
 
-    def _engine_socket(self) -> str | None:
-        url = self._url() or "unix:///var/run/docker.sock"
-        return url.removeprefix("unix://") if url.startswith("unix://") else None
+    def _containers(self, client: Any, states: list[str]) -> list[Any]:
+        filters = {"label": self._labels(), "status": states}
+        found = client.containers.list(all=True, filters=filters, ignore_removed=True)
+        return [container for container in found if _INSTANCE in container.labels]
 
-    def _url(self) -> str | None:
-        return self._settings.docker_url or os.environ.get("DOCKER_HOST")
+    def _image(self, client: Any) -> str:
+        try:
+            return str(client.images.get(self._settings.worker_image).id)
+        except ImageNotFound as error:
+            raise InstanceFailed(
+                f"expected the worker image {self._settings.worker_image!r} in the engine, found none;"
+                " try `make worker-image`"
+            ) from error
+
+    # --- What it sees and knows -------------------------------------------------------------------------------------
+
+    def _sight(self, client: Any) -> dict[str, Any]:
+        """What of the outside an instance sees, as arguments for its container."""
+        ours = _own_container()
+        if ours is not None:
+            with suppress(NotFound):
+                return {"volumes_from": [client.containers.get(ours).id]}
+        return {"volumes": [f"{path.resolve()}:{path}:{mode}" for path, mode in self._shared()]}
+
+    def _shared(self) -> Iterator[tuple[Path, str]]:
+        """Paths of this host that are the same in the instance; it gets a real folder where we have a link."""
+        settings = self._settings
+        folders = [settings.home / name for name in ("cache", "logs", "run/slots")]
+        artifacts = urlsplit(settings.artifacts())
+        if artifacts.scheme == "file":
+            folders.append(Path(unquote(artifacts.path)))
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+        if settings.embeds_postgres:
+            folders.append(settings.postgres_socket_dir)
+        if settings.embeds_redis:
+            folders.append(settings.redis_socket.parent)
+        yield from ((folder, "rw") for folder in folders)
+        yield from ((file, "ro") for file in {Path(os.environ[name]) for name in _CERTIFICATES if _names_file(name)})
+        if (engine := self._engine()).startswith("unix://"):
+            yield Path(engine.removeprefix("unix://")), "rw"
+
+    def _environment(self, request: InstanceRequest) -> dict[str, str]:
+        """Our own settings, credentials and the way out; nothing else of this process's environment."""
+        found = {name: value for name, value in os.environ.items() if _PASSED_ON.fullmatch(name)}
+        found = {name: value for name, value in found.items() if name not in _CERTIFICATES}
+        found |= {name: os.environ[name] for name in _CERTIFICATES if _names_file(name)}
+        key = self._settings.model_api_key_env
+        found |= {key: os.environ[key]} if key in os.environ else {}
+        log_file = self._logs() / f"{request.instance_id}.log"
+        return found | _settings(self._settings) | {f"{PREFIX}DOCKER_URL": self._engine(), _LOG: str(log_file)}
+
+    def _logs(self) -> Path:
+        return self._settings.home / "logs" / "instances"
+
+    def _prune_logs(self) -> None:
+        """An instance's log outlives it; the oldest go."""
+        old = sorted(self._logs().glob("*.log"))[:-_LOGS_KEPT]  # ids are in the order of time
+        for file in old:
+            file.unlink(missing_ok=True)
+
+    # --- The engine -------------------------------------------------------------------------------------------------
+
+    def _engine(self) -> str:
+        return self._settings.docker_url or os.environ.get("DOCKER_HOST") or _DEFAULT_ENGINE
 
     def _client(self) -> Any:
         try:
-            client = docker.DockerClient(base_url=self._url(), timeout=60)
+            client = docker.DockerClient(base_url=self._engine(), timeout=60, max_pool_size=_AT_ONCE)
             client.ping()
         except _UNREACHABLE as error:
             raise InstanceFailed(f"expected a container engine, found: {error}; try `megaflow doctor`") from error
         return closing(client)
 
 
-def _environment() -> dict[str, str]:
-    """Our own settings and nothing else of this process's environment, with local files made absolute."""
-    found = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
-    found.setdefault(f"{PREFIX}HOME", str(Path.home() / ".megaflow"))
-    found["MF_LAUNCHED_BY"] = socket.gethostname()
-    return found
+def _own_container() -> str | None:
+    """The id of the container that this process runs in, or None on a host."""
+    with suppress(OSError):
+        found = re.search(r"/containers/([0-9a-f]{64})/hostname ", Path("/proc/self/mountinfo").read_text())
+        return found[1] if found else None
+    return None
+
+
+def _settings(settings: Settings) -> dict[str, str]:
+    """The variables from which the instance builds the same settings. Holds secrets."""
+    names = settings.model_fields_set | {"home", "installation"}
+    values = {name: getattr(settings, name) for name in names}
+    return {PREFIX + name.upper(): _text(value) for name, value in values.items() if value is not None}
+
+
+def _text(value: object) -> str:
+    match value:
+        case SecretStr():
+            return value.get_secret_value()
+        case tuple():
+            return ":".join(str(part) for part in value)
+        case _:
+            return str(value)
+
+
+def _exports(variables: Mapping[str, str]) -> bytes:
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(variables.items())).encode()
+
+
+def _names_file(variable: str) -> bool:
+    return os.path.isfile(os.environ.get(variable, ""))
+
+
+def _file(path: str, content: bytes, *, mode: int) -> bytes:
+    """A tar with one file."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        member = tarfile.TarInfo(path.lstrip("/"))
+        member.size, member.mode = len(content), mode
+        archive.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def _remove(container: Any) -> None:
+    """No error when it is gone, or going: the engine removes it by itself, too."""
+    try:
+        container.remove(force=True, v=True)
+    except APIError as error:
+        if error.status_code not in (404, 409):
+            raise
+
+
+def _ended_with(code: int) -> str:
+    return f"its container ended with exit code {code}"

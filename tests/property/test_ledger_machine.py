@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
     RuleBasedStateMachine,
-    consumes,
     invariant,
     multiple,
     rule,
@@ -57,10 +56,12 @@ class LedgerMachine(RuleBasedStateMachine):
         new = NewRun(specs=[a_spec("t", mode=mode, max_attempts=2)], replicas=replicas)
         return multiple(*((task_id, mode) for task_id in accept.accept(self.database, new).task_ids))
 
-    @rule(target=hints, task=pending)
-    def admit(self, task: tuple[object, Mode]) -> object:
+    @rule(target=hints)
+    def dispatch(self) -> object:
+        """Admit whatever waits."""
         with self.database.begin() as connection:
-            return multiple(*attempts.admit(connection, [task]))  # type: ignore[list-item]
+            lines = [line for mode in Mode for line in waiting.candidates(connection, mode, 100)]
+            return multiple(*attempts.admit(connection, [(line.task_id, line.mode) for line in lines]))
 
     @rule(target=standing, mode=modes)
     def instance_ready(self, mode: Mode) -> object:
@@ -108,7 +109,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def renew(self, claim: Claim) -> None:
         attempts.renew(self.database, [claim.attempt_id], lease_s=30)
 
-    @rule(instance_id=consumes(standing), code=st.sampled_from([0, -9, 75]))
+    @rule(instance_id=standing, code=st.sampled_from([0, -9, 75]))
     def instance_dies(self, instance_id: object, code: int) -> None:
         instances.exited(self.database, instance_id, code, "died", RETRY)  # type: ignore[arg-type]
         assert not instances.exited(self.database, instance_id, code, "again", RETRY)  # type: ignore[arg-type]
@@ -198,8 +199,8 @@ def test_no_order_of_events_breaks_a_promise(database: Database) -> None:
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=60,
-            stateful_step_count=30,
+            max_examples=40,
+            stateful_step_count=50,
             deadline=None,
             suppress_health_check=list(HealthCheck),
         ),

@@ -2,7 +2,7 @@
 
     python markers.py LOCK PYTHON_VERSION MACHINE
 
-pip evaluates markers (`; python_full_version < '3.11.3'`) for the interpreter it runs on, even when told to download for
+pip evaluates markers, such as python_full_version < '3.11.3', for the interpreter it runs on, even when it downloads for
 another one.
 """
 

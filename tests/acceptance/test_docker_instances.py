@@ -1,0 +1,207 @@
+"""Instances in containers of the worker image, on a real stack with the embedded servers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import docker
+import pytest
+from sqlalchemy import text
+
+import app
+from app.client import MegaFlow, Run
+from app.instances.docker import DockerProvider
+from app.models.endings import EndReason
+from app.models.spec import Mode, ModelChoice
+from app.models.states import AttemptState
+from app.settings import PREFIX, Settings
+from app.stack import lifecycle, ports
+from app.workers import evaluations
+from app.workers.evaluations import Submission
+from tests.services import missing, short_folder
+
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
+
+ROOT = Path(app.__file__).parent.parent
+DEMO = Path(app.__file__).parent / "datasets" / "demo" / "tasks"
+TASKS = ("access-log-report", "csv-to-jsonl", "lost-settings")
+
+
+def _say(line: str) -> None:
+    print(line)
+
+
+@dataclass(frozen=True)
+class Stack:
+    settings: Settings
+    flow: MegaFlow
+    provider: DockerProvider
+
+    def submit(self, **wanted: object) -> Run:
+        values = {"dataset": "demo", "agent": "oracle", "mode": Mode.EPHEMERAL} | wanted
+        accepted = evaluations.submit(Submission.model_validate(values), self.settings, self.flow.database)
+        return self.flow.run(accepted.run_id, accepted.task_ids, accepted.names)
+
+    def instances(self, mode: Mode) -> list[tuple[str, int | None]]:
+        """State and exit code of every instance there ever was."""
+        with self.flow.database.begin() as connection:
+            query = text("SELECT state, exit_code FROM instances WHERE mode = :mode ORDER BY requested_at")
+            return [(row.state, row.exit_code) for row in connection.execute(query, {"mode": mode.value})]
+
+    def containers(self) -> list[str]:
+        """Everything in the engine with this installation's label."""
+        with docker.DockerClient() as client:
+            filters = {"label": f"megaflow={self.settings.installation}"}
+            found = client.containers.list(all=True, filters=filters, ignore_removed=True)
+            return [container.name for container in found]
+
+
+@pytest.fixture(scope="module")
+def worker_image(base_image_tag: str) -> str:
+    """Built when the engine has none with this content."""
+    environment = os.environ | {"VENV": sys.prefix, "BASE_IMAGE": base_image_tag}
+    done = subprocess.run(["sh", str(ROOT / "scripts" / "worker-image")], env=environment, capture_output=True, text=True)
+    if done.returncode != 0:
+        missing(f"the worker image: {done.stderr.strip()[-500:]}")
+    return "megaflow/worker:latest"
+
+
+@pytest.fixture(scope="module")
+def stack(worker_image: str) -> Iterator[Stack]:
+    """Both modes by the docker provider, in a home that other users cannot reach: its servers live behind links."""
+    with short_folder() as folder, pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(PREFIX)]:
+            patch.delenv(name)
+        closed = folder / "c"
+        closed.mkdir(mode=0o700)
+        settings = Settings(
+            home=closed / "h",
+            installation=f"test-{uuid.uuid4().hex[:8]}",
+            ephemeral_provider="docker",
+            persistent_provider="docker",
+            worker_image=worker_image,
+            flower_port=_free_port(),
+            replay_port=_free_port(),
+        )
+        assert not ports.taken(settings)
+        try:
+            lifecycle.up(settings, _say, may_install=False)
+            with MegaFlow(settings) as flow:
+                yield Stack(settings, flow, DockerProvider(settings))
+        finally:
+            lifecycle.down(settings, _say, purge=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        return int(trial.getsockname()[1])
+
+
+def _eventually(true: Callable[[], bool], within_s: float) -> None:
+    give_up = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < give_up, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def test_each_ephemeral_task_has_a_container_of_its_own_that_is_gone_afterwards(stack: Stack) -> None:
+    results = stack.submit(only=TASKS).results(timeout=120)
+    assert [result.reward for result in results] == [1.0, 1.0, 1.0]
+    hosts = {attempt.instance for result in results for attempt in result.attempts}
+    assert len(hosts) == 3
+    assert all(str(host).startswith("docker") for host in hosts)
+    _eventually(lambda: set(stack.instances(Mode.EPHEMERAL)) == {("terminated", 0)}, within_s=5)
+    # The standing instance is the only one left.
+    _eventually(lambda: len(stack.provider.alive()) == 1, within_s=5)
+
+
+def test_a_standing_instance_in_a_container_takes_task_after_task(stack: Stack) -> None:
+    results = stack.submit(only=TASKS, mode=Mode.PERSISTENT).results(timeout=120)
+    assert [result.reward for result in results] == [1.0, 1.0, 1.0]
+    assert len({attempt.instance_id for result in results for attempt in result.attempts}) == 1
+    assert ("ready", None) in stack.instances(Mode.PERSISTENT)
+
+
+def test_the_worker_image_brings_mini_swe_agent_with_it(stack: Stack) -> None:
+    model = ModelChoice(name="replay")
+    (result,) = stack.submit(only=TASKS[:1], agent="mini-swe-agent", model=model).results(timeout=120)
+    assert result.reward == 1.0
+    assert result.end_reason is EndReason.SUBMITTED
+    assert result.attempt is not None
+    log = stack.settings.home / "logs" / "instances" / f"{result.attempt.instance_id}.log"
+    assert "attempt.ended" in log.read_text()
+    assert "agent.installing" not in log.read_text()
+
+
+def test_a_killed_instance_is_noticed_and_its_task_finishes_on_another_attempt(stack: Stack, tmp_path: Path) -> None:
+    run = stack.submit(dataset=str(_slow_task(tmp_path)))
+    before = set(stack.provider.alive())
+    (handle,) = run.handles
+    _eventually(lambda: handle.status() == "running", within_s=60)
+    (victim,) = [(i, h) for i, h in stack.provider.alive().items() if i not in before or len(stack.provider.alive()) == 1][-1:]
+    with docker.DockerClient() as client:
+        client.api.kill(victim[1], signal=signal.SIGKILL)
+    killed_at = time.monotonic()
+    _eventually(lambda: ("failed", 137) in stack.instances(Mode.EPHEMERAL), within_s=5)
+    assert time.monotonic() - killed_at < 3
+    result = handle.result(timeout=120)
+    assert result.reward == 1.0
+    assert [attempt.state for attempt in result.attempts] == [AttemptState.LOST, AttemptState.FINISHED]
+    assert result.attempts[0].instance_id == victim[0]
+    assert result.attempts[0].instance_id != result.attempts[1].instance_id
+
+
+def test_an_end_that_nobody_heard_is_reported_when_watching_begins(stack: Stack) -> None:
+    with docker.DockerClient() as client:
+        instance_id = uuid.uuid4()
+        labels = {"megaflow": "nobody-" + stack.settings.installation, "megaflow.role": "instance"}
+        container = client.containers.run(
+            stack.settings.worker_image,
+            ["sh", "-c", "exit 7"],
+            labels=labels | {"megaflow.instance": str(instance_id)},
+            detach=True,
+        )
+        try:
+            container.wait(timeout=20)
+            heard: list[tuple[uuid.UUID, int | None]] = []
+            provider = DockerProvider(stack.settings.model_copy(update={"installation": labels["megaflow"]}))
+            stop = threading.Event()
+            watching = threading.Thread(target=provider.watch, args=(lambda i, code, _: heard.append((i, code)), stop))
+            watching.start()
+            _eventually(lambda: heard == [(instance_id, 7)], within_s=5)
+            _eventually(lambda: client.containers.list(all=True, filters={"id": container.id}) == [], within_s=5)
+            stop.set()
+            watching.join(timeout=5)
+            assert not watching.is_alive()
+        finally:
+            for left in client.containers.list(all=True, filters={"id": container.id}):
+                left.remove(force=True)
+
+
+def test_down_leaves_no_container(stack: Stack, tmp_path: Path) -> None:
+    """Last of this file: with an instance at work and one standing."""
+    run = stack.submit(dataset=str(_slow_task(tmp_path)))
+    _eventually(lambda: run.handles[0].status() == "running", within_s=60)
+    assert len(stack.provider.alive()) == 2
+    lifecycle.down(stack.settings, _say)
+    assert stack.containers() == []
+
+
+def _slow_task(folder: Path) -> Path:
+    task = folder / "slow-report"
+    shutil.copytree(DEMO / TASKS[0], task)
+    solution = task / "solution" / "solve.sh"
+    solution.write_text(solution.read_text().replace("set -eu\n", "set -eu\nsleep 5\n"))
+    return task
