@@ -35,7 +35,7 @@ from bench.timing import Batch
 
 TASK = "pallets__itsdangerous-1"
 ROUNDS = 3
-ALONE, TOGETHER = 6, 16
+ALONE, TOGETHER = 5, 16
 """Tasks per variant and round: one at a time, and `WIDTH` at a time."""
 ENQUEUED = 20_000
 ONE, TWO = "bare, one container", "bare, two containers"

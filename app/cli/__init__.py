@@ -7,6 +7,7 @@ import sys
 
 import structlog
 import typer
+from pydantic import ValidationError
 
 from app.cli import runs, schedules, stack, worker
 from app.errors import MegaFlowError
@@ -33,6 +34,10 @@ def main() -> None:
     except MegaFlowError as error:
         sys.stderr.write(f"megaflow: {error}\n")
         sys.exit(error.exit_code)
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}, found {e['input']!r}" for e in error.errors())
+        sys.stderr.write(f"megaflow: {faults}\n")
+        sys.exit(64)
     except KeyboardInterrupt:
         sys.stderr.write("megaflow: interrupted; accepted tasks go on\n")
         sys.exit(130)

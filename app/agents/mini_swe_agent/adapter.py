@@ -165,8 +165,9 @@ class MiniSweAgent:
                 "environment_class": "megaflow_environment.MegaFlowEnvironment",
                 "cwd": job.workdir,
                 "timeout": max(1, int(limits.command_timeout_s)),
-                # Images of the SWE-bench family activate their Python there; the framework's swebench.yaml does so.
-                "env": {"BASH_ENV": "/root/.bashrc"} if job.workdir == "/testbed" else {},
+                # No BASH_ENV, as the framework's swebench.yaml has it: the dataset's own environment activates the
+                # Python of an official image for every agent alike, and a host's file would speak into the output.
+                "env": {},
             },
         }
 
