@@ -107,16 +107,13 @@ def _figures(batches: list[Batch]) -> list[Row]:
                 rows.append(row(f"{mode.value}, {at}: time per task relative to {peer}", ratio, "x"))
             spans = timing.door_medians_s(batches, mode.value, width)
             rows += [
-                row(f"{mode.value}, {at}: {name}", spans[name], "s") for name in spans if name not in _not_ours(width)
+                row(f"{mode.value}, {at}: {name}", spans[name], "s")
+                for name in spans
+                if name not in timing.not_ours(width)
             ]
             if width == 1:
                 rows.append(row(f"{mode.value}, idle system: accepted to claimed, p50", spans["claim"], "s"))
     return rows
-
-
-def _not_ours(width: int) -> set[str]:
-    """Spans that are no cost of a task's own: a sum of others, and, where tasks go together, waiting for a slot."""
-    return {"claim", "accepted → admitted"} if width > 1 else {"claim"}
 
 
 def _enqueue(ours: System, say: Callable[[str], None]) -> list[Row]:
@@ -177,7 +174,8 @@ def _progress() -> Iterator[tuple[Callable[[str], None], Callable[[], None]]]:
 
 def _keep(rows: list[Row], batches: list[Batch]) -> None:
     path = record.write("main", rows)
-    (RESULTS / "main.samples.json").write_text(json.dumps([asdict(batch) for batch in batches], indent=1) + "\n")
+    lines = ",\n".join(json.dumps(asdict(batch)) for batch in batches)
+    (RESULTS / "main.samples.json").write_text(f"[\n{lines}\n]\n")
     plot.main(batches, RESULTS / "main.png")
     table = Table("metric", "value", "unit", "goal", "holds", header_style="bold", pad_edge=False)
     for item in rows:

@@ -46,10 +46,12 @@ def _costs(axis: Axes, batches: Sequence[Batch], width: int) -> None:
 def _doors(axis: Axes, batches: Sequence[Batch], width: int) -> None:
     modes = list(dict.fromkeys(batch.variant for batch in batches if batch.doors))
     found = {mode: timing.door_medians_s(batches, mode, width) for mode in modes}
-    spans = list(dict.fromkeys(name for doors in found.values() for name in doors if name != "claim"))
+    spans = list(
+        dict.fromkeys(name for doors in found.values() for name in doors if name not in timing.not_ours(width))
+    )
     for colour, span in enumerate(spans):
         starts = [sum(found[mode].get(name, 0.0) for name in spans[:colour]) for mode in modes]
         lengths = [found[mode].get(span, 0.0) for mode in modes]
         axis.barh(modes, lengths, left=starts, color=_COLOURS[colour % 20], height=0.6, label=span)
-    axis.set_xlabel("seconds since accepted (medians, door to door)")
+    axis.set_xlabel("seconds from door to door (medians)")
     axis.legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1.0, 0.5))

@@ -62,3 +62,8 @@ def door_medians_s(batches: Sequence[Batch], variant: str, width: int) -> dict[s
             for name, seconds in doors.items():
                 spans.setdefault(name, []).append(seconds)
     return {name: median(found) for name, found in spans.items()}
+
+
+def not_ours(width: int) -> set[str]:
+    """Spans that are no cost of a task's own: a sum of others, and, where tasks go together, waiting for a slot."""
+    return {"claim", "accepted → admitted"} if width > 1 else {"claim"}

@@ -2,8 +2,8 @@
 
     python markers.py LOCK PYTHON_VERSION MACHINE
 
-pip evaluates markers, such as python_full_version < '3.11.3', for the interpreter it runs on, even when it downloads for
-another one.
+pip evaluates markers, such as python_full_version < '3.11.3', for the interpreter it runs on, even when it downloads
+for another one.
 """
 
 from __future__ import annotations
