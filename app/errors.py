@@ -48,6 +48,10 @@ class UnknownName(MegaFlowError):
         return cls(f"unknown {kind} {found!r}; known: {', '.join(sorted(known)) or 'none yet'}")
 
 
+class AmbiguousName(UnknownName):
+    """A name or the end of an id that more than one has."""
+
+
 class IdempotencyConflict(MegaFlowError):
     """The idempotency key was used before, for a different task."""
 

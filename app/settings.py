@@ -49,7 +49,8 @@ class Settings(BaseSettings):
     ephemeral_provider: Literal["process", "docker"] = "process"
     persistent_provider: Literal["process", "docker"] = "process"
     ephemeral_capacity: int = Field(default=0, ge=0)
-    """Ephemeral instances at once; 0: by this host's memory (`instance_memory_bytes` each), at most 64."""
+    """Ephemeral instances at once; 0: by this host's memory (`instance_memory_bytes` each), at most 25 for a core
+    (agents mostly wait for their model) and 64 in all."""
     instance_memory_bytes: int = Field(default=384 << 20, gt=0)
     """What one attempt takes on the host: a worker, an agent framework, a small container."""
     persistent_instances: int = Field(default=1, ge=0)
@@ -173,7 +174,8 @@ class Settings(BaseSettings):
         if self.ephemeral_capacity:
             return self.ephemeral_capacity
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return max(1, min(64, int(memory * 0.9) // self.instance_memory_bytes))
+        by_memory = int(memory * 0.9) // self.instance_memory_bytes
+        return max(1, min(64, 25 * (os.cpu_count() or 1), by_memory))
 
     def secret(self, name: str) -> SecretStr | None:
         """The value of the environment variable `name`, or None. Never logged."""

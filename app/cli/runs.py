@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 from uuid import UUID
@@ -13,9 +14,9 @@ from rich.table import Table
 from app.artifacts import open_store
 from app.cli.show import as_json, clock, console, errors, results_table, runs_table, say, states, summary
 from app.client import MegaFlow, Run, as_completed
-from app.errors import UnknownName
+from app.errors import AmbiguousName, UnknownName
 from app.ledger import events, results
-from app.models.outcome import Artifact, ArtifactKind, TaskResult
+from app.models.outcome import Artifact, ArtifactKind, Phase, TaskResult
 from app.models.spec import EnvironmentKind, Mode, ModelChoice
 from app.models.states import TaskState
 
@@ -99,7 +100,18 @@ def follow(flow: MegaFlow, watched: list[Run], *, timeout: float | None = None) 
             now = [flow.status(run.id) for run in watched] if len(handles) <= 200 else []
             running = sum(status.states.get("running", 0) for status in now)
             progress.update(line, description=f"{running} running, last: {handle.name}"[:60])
-    return results.results(flow.database, [handle.task_id for handle in handles])
+    return _torn_down(flow, [handle.task_id for handle in handles])
+
+
+def _torn_down(flow: MegaFlow, task_ids: list[UUID]) -> list[TaskResult]:
+    """The results, with the last teardown's time when it follows within moments: an outcome is on record before it."""
+    for _ in range(20):
+        found = results.results(flow.database, task_ids)
+        late = [r for r in found if r.attempt and r.attempt.verdict and Phase.TORN_DOWN not in r.attempt.phases]
+        if not late:
+            break
+        time.sleep(0.1)
+    return found
 
 
 def report(flow: MegaFlow, watched: list[Run], found: list[TaskResult], *, json: bool) -> None:
@@ -231,6 +243,8 @@ def cancel(
 def _tasks_of(flow: MegaFlow, target: str) -> list[UUID]:
     try:
         return results.task_ids(flow.database, results.find(flow.database, "runs", target))
+    except AmbiguousName:
+        raise
     except UnknownName:
         return [results.find(flow.database, "tasks", target)]
 

@@ -102,6 +102,22 @@ class Listener:
             self._connection = None
 
 
+DISPATCHER = 73051
+"""Advisory lock of the dispatcher that decides."""
+RECONCILER = 73052
+"""Advisory lock of the reconciler that sweeps."""
+
+
+def dispatcher_leads(database: Database) -> bool:
+    """True while some dispatcher holds the lead. Raises: DatabaseUnavailable."""
+    statement = text(
+        "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objid = :key"
+        " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    )
+    with database.begin() as connection:
+        return connection.execute(statement, {"key": DISPATCHER}).first() is not None
+
+
 class Leadership:
     """One decides at a time: a session-level advisory lock that goes when its holder's connection goes."""
 

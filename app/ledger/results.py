@@ -12,7 +12,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row, text
 
-from app.errors import UnknownName
+from app.errors import AmbiguousName, UnknownName
 from app.ledger.accept import spec_of
 from app.ledger.database import Database
 from app.models.outcome import Artifact, AttemptRecord, TaskResult
@@ -83,7 +83,7 @@ def _status(row: Row[Any]) -> RunStatus:
 def find(database: Database, kind: str, prefix: str) -> UUID:
     """The run or task (`kind`: runs | tasks) whose id begins or ends so, or a run whose name it is.
 
-    Raises: UnknownName: none, or more than one.
+    Raises: UnknownName; AmbiguousName.
     """
     wanted = prefix.lower().replace("-", "")
     by_name = " OR name = :name" if kind == "runs" else ""
@@ -95,9 +95,12 @@ def find(database: Database, kind: str, prefix: str) -> UUID:
         found = list(
             connection.execute(statement, {"head": f"{wanted}%", "tail": f"%{wanted}", "name": prefix}).scalars()
         )
-    if len(found) != 1:
-        problem = "unknown" if not found else "ambiguous"
-        raise UnknownName(f"{problem} {kind[:-1]} {prefix!r}; `megaflow runs` and `megaflow status RUN` list the ids")
+    kin = kind.removesuffix("s")
+    if not found:
+        raise UnknownName(f"unknown {kin} {prefix!r}; `megaflow runs` and `megaflow status RUN` list the ids")
+    if len(found) > 1:
+        known = ", ".join(str(item) for item in found)
+        raise AmbiguousName(f"more than one {kin} fits {prefix!r}, e.g. {known}; expected more of the id")
     return UUID(str(found[0]))
 
 

@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from app.errors import DatabaseUnavailable, InstanceFailed
 from app.ledger import attempts, instances, waiting
 from app.ledger.attempts import Published, RetryPolicy
-from app.ledger.database import Database, Leadership, Listener
+from app.ledger.database import DISPATCHER, Database, Leadership, Listener
 from app.ledger.events import WORK
 from app.ledger.instances import Wanted
 from app.models.instance import InstanceRequest
@@ -32,7 +32,6 @@ Launch = Callable[[str, Sequence[InstanceRequest]], dict[UUID, str]]
 Publish = Callable[[Sequence[Published]], None]
 """Puts hints into their queues. Raises what the broker raises: they are sent again later."""
 
-LEADERSHIP = 73051
 _STANDARD = "standard"
 
 
@@ -49,7 +48,7 @@ class Dispatcher:
 
     def run(self, stop: threading.Event) -> None:
         """Decide whenever something has changed, and at least every second."""
-        lead, listener = Leadership(self._database, LEADERSHIP), Listener(self._database, WORK)
+        lead, listener = Leadership(self._database, DISPATCHER), Listener(self._database, WORK)
         try:
             while not stop.is_set():
                 try:
@@ -78,9 +77,10 @@ class Dispatcher:
             due = admitted + attempts.unpublished(connection, self._settings.republish_s, 1000)
         for want, ids in requested:
             self._start(want, ids)
-        self._send({item.hint.attempt_id: item for item in due})
+        hints = {item.hint.attempt_id: item for item in due}
+        self._send(hints)
         if admitted:
-            log.info("dispatcher.admitted", attempts=len(admitted), hints=len(due))
+            log.info("dispatcher.admitted", attempts=len(admitted), hints=len(hints))
         return len(admitted) >= self._settings.dispatch_batch
 
     def _capacity(self, seen: waiting.Occupancy) -> dict[policy.Key, int]:

@@ -15,14 +15,13 @@ import structlog
 from app.errors import DatabaseUnavailable, StationError
 from app.ledger import instances, waiting
 from app.ledger.attempts import RetryPolicy
-from app.ledger.database import Database, Leadership, Listener
+from app.ledger.database import RECONCILER, Database, Leadership, Listener
 from app.ledger.events import WORK
 from app.ledger.instances import Live
 from app.settings import Settings
 
 log = structlog.get_logger()
 
-LEADERSHIP = 73052
 _YOUNG_S = 5.0
 """An instance this young may not be in its provider's list yet."""
 _SILENT_S = 60.0
@@ -51,7 +50,7 @@ class Reconciler:
         self._retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
 
     def run(self, stop: threading.Event) -> None:
-        lead, listener = Leadership(self._database, LEADERSHIP), Listener(self._database, WORK)
+        lead, listener = Leadership(self._database, RECONCILER), Listener(self._database, WORK)
         try:
             while not stop.is_set():
                 try:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import structlog
 
-from app.errors import ImageBuildFailed, ImageUnavailable
+from app.errors import ImageBuildFailed, ImageUnavailable, InstallationFailed
 from app.ledger import schema
+from app.ledger.database import Database, dispatcher_leads
 from app.settings import Settings
 from app.stack import base_image, engine, flower, leftovers, ports, postgres, redis, supervisor
 from app.stack.engine import DOCKERD, Dockerd, EngineReport
@@ -21,6 +22,8 @@ from app.stack.leftovers import Removed
 from app.stack.programs import Program, Stage, programs
 
 log = structlog.get_logger(__name__)
+
+_DISPATCHER_S = 60.0
 
 Report = Callable[[str], None]
 Table = Callable[[Settings], tuple[Program, ...]]
@@ -166,7 +169,20 @@ def _start_missing(settings: Settings, wanted: tuple[Program, ...], report: Repo
             _make_servers_ready(settings)
         started += names
     supervisor.wait_until_running(settings, started)
+    if "control" in started:
+        _wait_for_dispatcher(settings)
     return started
+
+
+def _wait_for_dispatcher(settings: Settings) -> None:
+    """Until somebody decides who runs next: a control worker takes seconds to import what it needs."""
+    give_up = time.monotonic() + _DISPATCHER_S
+    database = Database(settings.database(), pooled=False)
+    while not dispatcher_leads(database):
+        if time.monotonic() > give_up:
+            log_file = logs_folder(settings) / "control.log"
+            raise InstallationFailed(f"no dispatcher after {_DISPATCHER_S:.0f} s; look into {log_file}")
+        time.sleep(0.1)
 
 
 def _make_servers_ready(settings: Settings) -> None:

@@ -7,6 +7,7 @@ Any number may run: one dispatcher and one reconciler decide at a time.
 
 from __future__ import annotations
 
+import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -103,7 +104,7 @@ def main() -> int:
     logs.configure(settings.log_level)
     control = Control(settings)
     worker = app.Worker(
-        hostname="control@%h",
+        hostname=f"control@{socket.gethostname()}",
         queues=[CONTROL],
         pool="threads",
         concurrency=2,

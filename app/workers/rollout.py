@@ -11,8 +11,8 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 from app.agents.base import AgentJob, AgentReport
 from app.agents.patch import head_commit, take_patch
 from app.environments.base import Environment, Tags
-from app.errors import AgentFailed, DatabaseUnavailable, MegaFlowError, StaleWriter
+from app.errors import AgentFailed, DatabaseUnavailable, MegaFlowError, StaleWriter, StationError
 from app.grading.base import Grade, Submission
 from app.ledger import attempts
 from app.ledger.attempts import Claim
@@ -48,6 +48,7 @@ class Rollout:
     evidence: Evidence = field(default_factory=Evidence)
     report: AgentReport | None = None
     torn: dict[str, Any] = field(default_factory=dict)
+    open: ExitStack = field(default_factory=ExitStack)
 
     def passed(self, phase: Phase, **environment: Any) -> None:
         """Record a door, and stop here if the attempt must. Raises: StaleWriter, Stopped."""
@@ -89,13 +90,14 @@ def carry_out(claimed: Claim, stations: Stations, token: StopToken) -> EndReason
     )
     with bound, _scratch(stations) as scratch:
         rollout = Rollout(claimed, stations, token, scratch)
-        try:
-            reason = _walk(rollout)
-        except StaleWriter as error:
-            log.warning("attempt.stale", error=str(error))
-            reason = EndReason.LOST
-        except Exception as error:  # noqa: BLE001  the one home: every fault becomes a record
-            reason = _record_failure(rollout, error)
+        with rollout.open:  # the last environment is given back only when the outcome is on record
+            try:
+                reason = _walk(rollout)
+            except StaleWriter as error:
+                log.warning("attempt.stale", error=str(error))
+                reason = EndReason.LOST
+            except Exception as error:  # noqa: BLE001  the one home: every fault becomes a record
+                reason = _record_failure(rollout, error)
         _record_teardown(rollout)
     log.info("attempt.ended", end_reason=reason.value)
     return reason
@@ -112,8 +114,11 @@ def _walk(rollout: Rollout) -> EndReason:
 
 
 def _act_and_grade(rollout: Rollout) -> Grade:
-    goal = rollout.claimed.spec.task.goal
-    with _environment(rollout, "agent") as environment:
+    grader = rollout.stations.grader(rollout.claimed.spec.task.goal)
+    with ExitStack() as agents_own:
+        # Graded where the agent was, it stays open as long as the attempt; else it goes before the grading begins.
+        holder = agents_own if grader.fresh_environment else rollout.open
+        environment = holder.enter_context(_environment(rollout, "agent"))
         rollout.passed(Phase.ENVIRONMENT_READY, **environment.describe())
         base = head_commit(environment, rollout.claimed.spec.task.environment.workdir)
         _run_agent(rollout, environment)
@@ -121,10 +126,9 @@ def _act_and_grade(rollout: Rollout) -> Grade:
             patch = _take_patch(rollout, environment, base)
         except AgentFailed as error:
             return _judged(rollout, Verdict(reward=0.0, counts=True, detail=str(error)))
-        if not rollout.stations.grader(goal).fresh_environment:
+        if not grader.fresh_environment:
             return _grade(rollout, environment, patch)
-    with _environment(rollout, "grading") as clean:
-        return _grade(rollout, clean, patch)
+    return _grade(rollout, rollout.open.enter_context(_environment(rollout, "grading")), patch)
 
 
 # --- Environment ----------------------------------------------------------------------------------------------------
@@ -151,15 +155,17 @@ def _environment(rollout: Rollout, purpose: str) -> Iterator[Environment]:
     finally:
         forget()
         reuse = reuse and not rollout.token.is_set()
+        rollout.torn[purpose]["reset"] = _give_back(stations, environment, reuse=reuse)
+
+
+def _give_back(stations: Stations, environment: Environment, *, reuse: bool) -> dict[str, Any] | None:
+    """Reset and keep, or end. What cannot be ended now is the sweeper's: it must not change the outcome."""
+    try:
         proof = stations.pool.release(environment, reuse=reuse)
-        if proof is not None:
-            rollout.torn[purpose]["reset"] = {
-                "clean": proof.clean,
-                "removed": proof.removed,
-                "restored": proof.restored,
-                "killed": proof.killed,
-                "left": list(proof.left[:20]),
-            }
+    except StationError as error:
+        log.warning("environment.not_given_back", environment=environment.id, error=str(error))
+        return {"error": str(error)}
+    return None if proof is None else {**asdict(proof), "left": list(proof.left[:20])}
 
 
 def _tags(rollout: Rollout) -> Tags:
