@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap demo test check format lock bench-main down clean
+.PHONY: help bootstrap demo test check format lock worker-image services-image bench-main down clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -33,10 +33,18 @@ format: bootstrap ## put the code in the house's format
 lock: bootstrap ## renew requirements/*.lock; UPGRADE=--upgrade takes newer versions
 	cd requirements && ../$(BIN)/uv pip compile $(LOCK_OPTIONS) --all-extras -o all.lock ../pyproject.toml
 	cd requirements && ../$(BIN)/uv pip compile $(LOCK_OPTIONS) -c all.lock -o bootstrap.lock bootstrap.in
+	cd requirements && ../$(BIN)/uv pip compile $(LOCK_OPTIONS) --no-emit-find-links -c all.lock --extra worker --extra model \
+		-o ../worker_images/worker/requirements.lock ../pyproject.toml ../worker_images/worker/requirements.in
 
 # One lock for every platform and Python of ours, with the hash of every file, and without any index's address.
 LOCK_OPTIONS = --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
 	--custom-compile-command "make lock" $(UPGRADE)
+
+worker-image: bootstrap ## build the image of instances in containers (docs/cluster.md)
+	@sh scripts/worker-image
+
+services-image: bootstrap ## build PostgreSQL and Redis for docker-compose.yml without an image registry
+	@sh scripts/services-image
 
 bench-main: bootstrap ## tasks per minute in both modes, and the overhead per task; writes bench/results
 	@$(BIN)/python -m bench.main

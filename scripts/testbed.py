@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,7 +30,23 @@ def main(arguments: Sequence[str]) -> int:
                 _say("stopped the Docker engine that was started for the tests")
 
 
+PACKAGES = {"docker-registry": "docker-registry", "docker-compose": "docker-compose"}
+"""Programs that some tests drive, and their Debian packages. Without them, those tests skip, or fail in CI."""
+
+
+def _install_programs() -> None:
+    missing = sorted(package for program, package in PACKAGES.items() if shutil.which(program) is None)
+    if missing and os.geteuid() == 0 and shutil.which("apt-get") is not None:
+        _say(f"installing {' and '.join(missing)} from Debian's packages")
+        command = ["apt-get", "install", "-y", "--no-install-recommends", *missing]
+        environ = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, stdin=subprocess.DEVNULL)  # noqa: S603
+        if done.returncode != 0:
+            _say(f"apt-get could not install them: {done.stderr.strip().splitlines()[-1:]}")
+
+
 def _prepare(settings: Settings) -> bool:
+    _install_programs()
     found = engine.ensure_engine(settings, may_install=True, report=_say)
     if not found.available:
         _say(f"no Docker engine: {found.why}; try: {found.mend}")

@@ -79,7 +79,9 @@ def vars_of(check: object) -> dict[str, str]:
     return {name: str(getattr(check, name)) for name in ("name", "level", "found", "mend")}
 
 
-AGENTS = ("oracle", "nop", "mini-swe-agent")
+EXPECTED = {"oracle": 1.0, "nop": 0.0, "mini-swe-agent": 1.0}
+"""Agents of the demo, with the reward of each on every task. mini-swe-agent gets every other task: its start alone
+costs five seconds of processor time."""
 
 
 def demo(
@@ -101,12 +103,13 @@ def demo(
     if kind is EnvironmentKind.LOCAL:
         say("NO ISOLATION: tasks run in temporary folders of this host, in the environment `local`")
     with MegaFlow(settings) as flow:
-        runs = [run for agent in AGENTS for run in _submit_both_modes(flow, agent, kind)]
+        runs = [run for agent in EXPECTED for run in _submit_both_modes(flow, agent, kind)]
         say(f"{sum(len(run.handles) for run in runs)} tasks accepted in {len(runs)} runs")
         found = follow(flow, runs)
         report(flow, runs, found, json=json)
         wrong = _unexpected(found)
-    _flower(settings)
+    if not json:
+        _flower(settings)
     say(f"the demo took {time.monotonic() - begun:.0f} s; `megaflow down` stops everything")
     for line in wrong:
         say(line)
@@ -120,6 +123,8 @@ def _submit_both_modes(flow: MegaFlow, agent: str, kind: EnvironmentKind) -> lis
     from app.workers.evaluations import Submission
 
     names = [task.name for task in evaluations.demo_tasks(flow.settings, kind)]
+    if agent == "mini-swe-agent":
+        names = names[::2]
     if not names:
         raise InstallationFailed("expected the demo dataset inside the package, found none; reinstall")
     runs = []
@@ -133,10 +138,9 @@ def _submit_both_modes(flow: MegaFlow, agent: str, kind: EnvironmentKind) -> lis
 
 
 def _unexpected(found: list[TaskResult]) -> list[str]:
-    expected = {"oracle": 1.0, "nop": 0.0, "mini-swe-agent": 1.0}
     return [
-        f"UNEXPECTED: {result.name} with {result.agent}: reward {result.reward}, expected {expected[result.agent]};"
+        f"UNEXPECTED: {result.name} with {result.agent}: reward {result.reward}, expected {EXPECTED[result.agent]};"
         f" `megaflow show {str(result.task_id)[-12:]}`"
         for result in found
-        if result.reward != expected[result.agent]
+        if result.reward != EXPECTED[result.agent]
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import posixpath
 import tarfile
 import time
@@ -38,10 +39,7 @@ def check(archive: bytes) -> None:
     """
     with _opened(archive) as tar:
         for member in tar:
-            try:
-                tarfile.data_filter(member, "/destination")
-            except tarfile.FilterError as error:
-                raise SpecInvalid(f"archive member {member.name!r} is refused: {error}.") from error
+            _refuse_unsafe(member)
 
 
 def unpack(archive: bytes, folder: Path) -> None:
@@ -52,9 +50,37 @@ def unpack(archive: bytes, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with _opened(archive) as tar:
         try:
-            tar.extractall(folder, filter="data")
+            if hasattr(tarfile, "data_filter"):
+                tar.extractall(folder, filter="data")
+            else:  # Debian 12's Python 3.11.2 has no filters yet
+                _unpack_by_hand(tar, folder)
         except tarfile.TarError as error:
             raise SpecInvalid(f"the archive cannot be unpacked: {error}.") from error
+
+
+def _unpack_by_hand(tar: tarfile.TarFile, folder: Path) -> None:
+    for member in tar:
+        _refuse_unsafe(member)
+        if not (folder / member.name).parent.resolve().is_relative_to(folder.resolve()):
+            raise SpecInvalid(f"archive member {member.name!r} is refused: a link of the archive leads it outside.")
+        member.uid, member.gid, member.uname, member.gname = os.geteuid(), os.getegid(), "", ""
+        member.mode &= 0o755
+        tar.extract(member, folder)
+
+
+def _refuse_unsafe(member: tarfile.TarInfo) -> None:
+    """Raises: SpecInvalid: it is no file, folder or link, or leads outside."""
+    if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+        raise SpecInvalid(f"archive member {member.name!r} is refused: expected a file, a folder or a link.")
+    targets = [member.name.lstrip("/")]
+    if member.issym():
+        targets.append(posixpath.join(posixpath.dirname(targets[0]), member.linkname))
+    elif member.islnk():
+        targets.append(member.linkname)
+    for target in targets:
+        clean = posixpath.normpath(target)
+        if clean.startswith(("/", "../")) or clean == "..":
+            raise SpecInvalid(f"archive member {member.name!r} is refused: it leads outside of its folder.")
 
 
 def only_member(archive: bytes) -> tuple[tarfile.TarInfo, bytes]:

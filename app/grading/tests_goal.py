@@ -41,6 +41,18 @@ _WAYS = (
     'patch --batch --forward --fuzz=5 -p1 -i "$scratch/patch"',
 )
 
+_INLINE_BYTES = 512 << 10
+_NO_REPOSITORY = b"megaflow: no repository"
+# The script comes over stdin; what it prints goes into a file, as what a shell returns of much output lacks the middle.
+_RUN = (
+    f"[ -d .git ] || {{ echo '{_NO_REPOSITORY.decode()}' >&2; exit 1; }}; "
+    "mkdir -p .git/megaflow && cat >.git/megaflow/test.sh || exit 1; "
+    "shell=sh; command -v bash >/dev/null 2>&1 && shell=bash; "
+    f"{{ echo '{START}'; $shell .git/megaflow/test.sh; status=$?; echo; echo '{END}'; }} "
+    ">.git/megaflow/report 2>&1 </dev/null; "
+    f'[ "$(wc -c <.git/megaflow/report)" -gt {_INLINE_BYTES} ] || cat .git/megaflow/report; exit $status'
+)
+
 
 class TestsGrader:
     """Grades `TestsGoal`."""
@@ -66,45 +78,48 @@ class TestsGrader:
             return _refused(applied)
         self._lay_out_tests(shell)
         run = self._run_tests(submission, shell)
-        report = _fetch_report(shell, submission.task.environment.workdir)
+        short = run.stdout if run.stdout and not run.truncated else None
+        report = short or _fetch_report(shell, submission.task.environment.workdir)
         statuses = self._judge(report, run)
         limit_s = submission.task.limits.grading_timeout_s
         verdict = self._verdict(statuses, timed_out_s=limit_s if run.timed_out else None)
         return Grade(verdict, report)
 
     def _lay_out_tests(self, shell: Shell) -> None:
-        """The hidden tests, whatever the agent did to those files.
+        """The hidden tests, whatever the agent did to those files: in one command where nothing is in the way.
 
         Raises: GradingFailed.
         """
         goal = self._goal
-        commands = [_restore(goal.base_commit, path) for path in touched_files(goal.test_patch)]
-        if commands:
-            found = shell.run(_GIT + "set -e; " + "; ".join(commands), timeout_s=_STEP_TIMEOUT_S, stdin=b"")
-            if not found.ok:
-                raise GradingFailed(
-                    f"expected to check out the test files at {goal.base_commit}; found {_tail(found)}; "
-                    "is that commit in the image's repository?"
-                )
-        if goal.test_patch.strip() and not (applied := apply_patch(shell, goal.test_patch.encode())).ok:
+        restore = "set -e; " + "; ".join(_restore(goal.base_commit, path) for path in touched_files(goal.test_patch))
+        test_patch = _whole(goal.test_patch.encode())
+        if not test_patch.strip():
+            return
+        if shell.run(f"{_GIT}{restore}; {_WAYS[0]}", timeout_s=_STEP_TIMEOUT_S, stdin=test_patch).ok:
+            return
+        found = shell.run(_GIT + restore, timeout_s=_STEP_TIMEOUT_S, stdin=b"")
+        if not found.ok:
+            raise GradingFailed(
+                f"expected to check out the test files at {goal.base_commit}; found {_tail(found)}; "
+                "is that commit in the image's repository?"
+            )
+        if not (applied := apply_patch(shell, test_patch)).ok:
             raise GradingFailed(
                 f"expected the row's test_patch to apply at {goal.base_commit}; found {_tail(applied)}; "
                 "does the image belong to this row?"
             )
 
     def _run_tests(self, submission: Submission, shell: Shell) -> CommandResult:
-        """Run the row's command, its output into a file: what a shell returns may lack the middle."""
+        """Run the row's command, its output into a file and, when it is short, to us as well.
+
+        Raises: GradingFailed: there is no repository.
+        """
         workdir, timeout_s = submission.task.environment.workdir, submission.task.limits.grading_timeout_s
-        if not shell.run("test -d .git", timeout_s=_STEP_TIMEOUT_S).ok:
-            raise GradingFailed(f"expected a git repository in {workdir}; found none; see the row's image and workdir")
-        shell.put(f"{workdir}/.git/megaflow/test.sh", self._goal.test_command.encode() + b"\n")
         log.info("grading.tests_started", task=submission.task.name, timeout_s=timeout_s)
-        return shell.run(
-            "shell=sh; command -v bash >/dev/null 2>&1 && shell=bash; "
-            f"{{ echo '{START}'; $shell .git/megaflow/test.sh; status=$?; echo; echo '{END}'; exit $status; }} "
-            ">.git/megaflow/report 2>&1 </dev/null",
-            timeout_s=timeout_s,
-        )
+        run = shell.run(_RUN, timeout_s=timeout_s, stdin=self._goal.test_command.encode() + b"\n")
+        if _NO_REPOSITORY in run.stderr:
+            raise GradingFailed(f"expected a git repository in {workdir}; found none; see the row's image and workdir")
+        return run
 
     def _judge(self, report: bytes, run: CommandResult) -> dict[str, TestStatus]:
         statuses = self._parse(between_markers(report.decode("utf-8", "replace")))
@@ -146,14 +161,17 @@ def apply_patch(shell: Shell, patch: bytes) -> CommandResult:
 
     Returns the first way that worked, else the strictest one's refusal; a refused patch leaves nothing changed.
     """
-    if not patch.endswith(b"\n"):
-        patch += b"\n"  # git calls a patch without its last newline corrupt
     tries: list[CommandResult] = []
     for way in _WAYS:
-        tries.append(shell.run(_GIT + way, timeout_s=_STEP_TIMEOUT_S, stdin=patch))
+        tries.append(shell.run(_GIT + way, timeout_s=_STEP_TIMEOUT_S, stdin=_whole(patch)))
         if tries[-1].ok:
             return tries[-1]
     return tries[0]
+
+
+def _whole(patch: bytes) -> bytes:
+    """git calls a patch without its last newline corrupt."""
+    return patch if patch.endswith(b"\n") else patch + b"\n"
 
 
 def touched_files(patch: str) -> list[str]:

@@ -4,8 +4,8 @@ The moves are written out: a migration is history, and history does not change w
 holds the newest schema against that module.
 """
 
-from alembic import op
 import sqlalchemy as sa
+from alembic import op
 from sqlalchemy.dialects import postgresql
 
 revision = "0001"
