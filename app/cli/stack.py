@@ -94,13 +94,15 @@ def demo(
 
     Expected: oracle 1 on every task, nop 0, mini-swe-agent solves them through the replay engine.
     """
-    from app.stack import lifecycle
+    from app.stack import base_image, lifecycle
 
     begun = time.monotonic()
     settings = load()
     stack = lifecycle.up(settings, say)
     kind = environment or (EnvironmentKind.DOCKER if stack.engine.available else EnvironmentKind.LOCAL)
-    if kind is EnvironmentKind.LOCAL:
+    if kind is EnvironmentKind.DOCKER:
+        base_image.ensure_base_image(settings, report=say)  # without it every task of the demo would fail
+    else:
         say("NO ISOLATION: tasks run in temporary folders of this host, in the environment `local`")
     with MegaFlow(settings) as flow:
         runs = [run for agent in EXPECTED for run in _submit_both_modes(flow, agent, kind)]
