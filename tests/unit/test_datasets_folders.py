@@ -60,7 +60,7 @@ def harbor(folder: Path, toml: str = TOML, **more: str) -> Path:
     usual = {
         "task_DOT_toml": toml,
         "instruction_DOT_md": "Do it.\n",
-        "environment__Dockerfile": "FROM scratch AS one\nWORKDIR /one\nFROM scratch\nWORKDIR /work\nworkdir sub\n",
+        "environment__Dockerfile": "FROM scratch AS one\nWORKDIR /one\nFROM scratch\nWORKDIR /srv\nworkdir sub\n",
         "tests__test_DOT_sh": "echo 1\n",
         "solution__solve_DOT_sh": "true\n",
     }
@@ -75,7 +75,7 @@ def test_a_harbor_folder_becomes_a_task(tmp_path: Path) -> None:
     assert environment.build
     assert names_in(environment.build.context) == ["Dockerfile"]
     assert environment.build.timeout_s == 300.0
-    assert environment.workdir == "/work/sub"
+    assert environment.workdir == "/srv/sub"
     assert (environment.resources.cpus, environment.resources.memory_bytes) == (1.5, 512 << 20)
     assert (environment.network, environment.env) == (Network.NONE, {"GREETING": "hello"})
     assert (limits.agent_timeout_s, limits.grading_timeout_s, limits.environment_timeout_s) == (120.0, 60.5, 600.0)
@@ -99,7 +99,7 @@ def test_the_formats_own_defaults_hold(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("toml", "image", "workdir"),
     [
-        ('[environment]\ndocker_image = "example.org/a:1"\n', "example.org/a:1", "/work/sub"),
+        ('[environment]\ndocker_image = "example.org/a:1"\n', "example.org/a:1", "/srv/sub"),
         ('[environment]\ndocker_image = "example.org/a:1"\nworkdir = "/srv"\n', "example.org/a:1", "/srv"),
     ],
 )
