@@ -12,6 +12,7 @@ matplotlib.use("agg")  # no screen here
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
+from app.models.outcome import Phase
 from bench import timing
 from bench.timing import Batch
 
@@ -49,9 +50,11 @@ def _doors(axis: Axes, batches: Sequence[Batch], width: int) -> None:
     spans = list(
         dict.fromkeys(name for doors in found.values() for name in doors if name not in timing.not_ours(width))
     )
-    for colour, span in enumerate(spans):
-        starts = [sum(found[mode].get(name, 0.0) for name in spans[:colour]) for mode in modes]
+    for place, span in enumerate(spans):
+        starts = [sum(found[mode].get(name, 0.0) for name in spans[:place]) for mode in modes]
         lengths = [found[mode].get(span, 0.0) for mode in modes]
-        axis.barh(modes, lengths, left=starts, color=_COLOURS[colour % 20], height=0.6, label=span)
+        # By the door it leads to: the same colour for the same span in every picture.
+        colour = _COLOURS[2 * list(Phase).index(Phase(span.rpartition(" ")[2])) % 19]
+        axis.barh(modes, lengths, left=starts, color=colour, height=0.6, label=span)
     axis.set_xlabel("seconds from door to door (medians)")
     axis.legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1.0, 0.5))

@@ -12,9 +12,11 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 from uuid import UUID
 
 import structlog
+from celery.worker.control import Panel
 
 from app import instances as providers
 from app import logs
@@ -25,7 +27,8 @@ from app.instances.base import Provider
 from app.ledger import instances
 from app.ledger.attempts import RetryPolicy
 from app.ledger.database import Database
-from app.models.instance import InstanceRequest
+from app.models.instance import InstanceRequest, queue_of
+from app.models.spec import Mode
 from app.scheduling.dispatcher import Dispatcher
 from app.scheduling.reconciler import Hands, Reconciler
 from app.settings import Settings, load
@@ -98,8 +101,18 @@ class Control:
         instances.exited(self._database, instance_id, code, why, self._retry)
 
 
+def _queues(_: Any, **__: Any) -> list[dict[str, str]]:
+    """The control worker's answer to Celery's inspection `active_queues`: its own queue, and those that it feeds.
+
+    Flower learns its list of queues from these answers alone, and ephemeral workers, without remote control, give none.
+    """
+    fed = [queue_of(mode, "standard") for mode in (Mode.EPHEMERAL, Mode.PERSISTENT)]
+    return [{"name": name} for name in (CONTROL, *fed)]
+
+
 def main() -> int:
     """Work until told to stop."""
+    Panel.register(name="active_queues", type="inspect")(_queues)
     settings = load()
     logs.configure(settings.log_level)
     control = Control(settings)
