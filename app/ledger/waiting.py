@@ -52,6 +52,10 @@ Key = tuple[Mode, str]
 """A mode and a resource class."""
 
 
+STILLBORN_S = 30.0
+"""How far back one looks for instances that never became ready."""
+
+
 @dataclass(frozen=True, slots=True)
 class Occupancy:
     """Who holds what, by mode and class."""
@@ -61,11 +65,12 @@ class Occupancy:
     coming: Counter[Key]  # instances not yet at work: requested, booting, ready without an attempt
     instances: Counter[Key]  # instances that have not ended
     slots: Counter[Key]  # slots of instances that take work
+    stillborn: Counter[Key]  # instances that died before they were ready, lately, while none of their kind became ready
 
 
 def occupancy(connection: Connection) -> Occupancy:
     """One consistent look at attempts and instances."""
-    found = Occupancy(Counter(), Counter(), Counter(), Counter(), Counter())
+    found = Occupancy(Counter(), Counter(), Counter(), Counter(), Counter(), Counter())
     for row in connection.execute(
         text(
             "SELECT mode, resource_class, count(*) AS live, count(*) FILTER (WHERE state = 'dispatched') AS unclaimed"
@@ -84,6 +89,15 @@ def occupancy(connection: Connection) -> Occupancy:
     ):
         key = (Mode(row.mode), row.resource_class)
         found.coming[key], found.instances[key], found.slots[key] = row.coming, row.instances, int(row.slots)
+    for row in connection.execute(
+        text(
+            "SELECT mode, resource_class, count(*) AS stillborn FROM instances"
+            " WHERE requested_at > clock_timestamp() - make_interval(secs => :s) GROUP BY 1, 2"
+            " HAVING bool_and(ready_at IS NULL AND state = 'failed')"
+        ),
+        {"s": STILLBORN_S},
+    ):
+        found.stillborn[Mode(row.mode), row.resource_class] = row.stillborn
     return found
 
 

@@ -184,6 +184,13 @@ class Instance(Base):
     __table_args__ = (
         UniqueConstraint("attempt_id"),
         Index("instances_open_idx", "state", postgresql_where=text("swept_at IS NULL")),
+        Index("instances_requested_at_idx", "requested_at"),
+        Index(
+            "instances_live_idx",
+            "mode",
+            "resource_class",
+            postgresql_where=text("state NOT IN ('terminated', 'failed')"),
+        ),
     )
 
 

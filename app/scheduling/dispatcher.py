@@ -33,6 +33,8 @@ Publish = Callable[[Sequence[Published]], None]
 """Puts hints into their queues. Raises what the broker raises: they are sent again later."""
 
 _STANDARD = "standard"
+_STILLBORN = 5
+"""After so many instances in a row that died before they were ready, no more are asked for until time has passed."""
 
 
 class Dispatcher:
@@ -44,7 +46,6 @@ class Dispatcher:
         self._launch = launch
         self._publish = publish
         self._retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
-        self._launch_not_before: dict[Mode, float] = {}
 
     def run(self, stop: threading.Event) -> None:
         """Decide whenever something has changed, and at least every second."""
@@ -104,9 +105,10 @@ class Dispatcher:
         wanted = [
             Wanted(settings.ephemeral_provider, mode, resource_class, 1, gap, settings.ephemeral_lifetime_s)
             for (mode, resource_class), gap in policy.missing_ephemeral(seen.unclaimed, seen.coming).items()
+            if seen.stillborn[mode, resource_class] < _STILLBORN
         ]
         standing = settings.persistent_instances - seen.instances[Mode.PERSISTENT, _STANDARD]
-        if standing > 0:
+        if standing > 0 and seen.stillborn[Mode.PERSISTENT, _STANDARD] < _STILLBORN:
             provider, slots = settings.persistent_provider, settings.persistent_slots
             wanted.append(Wanted(provider, Mode.PERSISTENT, _STANDARD, slots, standing, None))
         return wanted

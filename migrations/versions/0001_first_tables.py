@@ -96,6 +96,14 @@ def upgrade() -> None:
     op.create_index(
         "instances_open_idx", "instances", ["state"], unique=False, postgresql_where=sa.text("swept_at IS NULL")
     )
+    op.create_index("instances_requested_at_idx", "instances", ["requested_at"], unique=False)
+    op.create_index(
+        "instances_live_idx",
+        "instances",
+        ["mode", "resource_class"],
+        unique=False,
+        postgresql_where=sa.text("state NOT IN ('terminated', 'failed')"),
+    )
     op.create_table(
         "legal_moves",
         sa.Column("kind", sa.Text(), nullable=False),

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
 from sqlalchemy import text
 
 from app.errors import IdempotencyConflict, IllegalMove, StaleWriter, UnknownName
@@ -16,6 +18,7 @@ from app.models.endings import EndReason
 from app.models.outcome import Artifact, ArtifactKind, Failure, Hint, Phase, Verdict
 from app.models.spec import Mode
 from app.models.states import ATTEMPT_MOVES, INSTANCE_MOVES, TASK_MOVES, TaskState
+from app.models.tables import Base
 from tests.building import RETRY, a_spec, accepted, claimed, dispatched, new_id, ready_instance
 
 GOOD = Verdict(reward=1.0, counts=True)
@@ -274,3 +277,8 @@ def test_an_illegal_move_is_refused_even_from_plain_sql(database: Database) -> N
     with pytest.raises(IllegalMove, match="succeeded may not follow pending"), database.begin() as connection:
         connection.execute(text("UPDATE tasks SET state = 'succeeded' WHERE run_id = :r"), {"r": run.run_id})
     assert results.state_of(database, run.task_ids[0]) is TaskState.PENDING
+
+
+def test_the_migrations_make_exactly_the_tables_of_the_code(database: Database) -> None:
+    with database.engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []

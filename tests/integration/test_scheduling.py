@@ -146,6 +146,22 @@ def test_a_provider_that_fails_is_asked_again_and_the_task_keeps_its_place(
     assert results.run_status(database, run.run_id).states == {"admitted": 1}
 
 
+def test_instances_that_all_die_at_their_start_are_not_asked_for_without_end(
+    dispatcher: Dispatcher, database: Database, world: World
+) -> None:
+    run = accepted(database, 1, mode=Mode.EPHEMERAL)
+    for _ in range(20):
+        dispatcher.pass_once()
+        for request in world.launched:
+            instances.exited(database, request.instance_id, 1, "exit code 1", RETRY)
+    assert len([request for request in world.launched if request.mode is Mode.EPHEMERAL]) == 5
+    assert results.run_status(database, run.run_id).states == {"admitted": 1}
+    with database.begin() as connection:
+        connection.execute(text("UPDATE instances SET requested_at = requested_at - interval '31 s'"))
+    dispatcher.pass_once()
+    assert len([request for request in world.launched if request.mode is Mode.EPHEMERAL]) == 6
+
+
 def test_two_dispatchers_admit_nothing_twice(database: Database, settings: Settings, world: World) -> None:
     run = accepted(database, 5, mode=Mode.EPHEMERAL)
     twins = [Dispatcher(database, settings, world.launch, world.publish) for _ in range(2)]
