@@ -92,7 +92,7 @@ def occupancy(connection: Connection) -> Occupancy:
     for row in connection.execute(
         text(
             "SELECT mode, resource_class, count(*) AS stillborn FROM instances"
-            " WHERE requested_at > clock_timestamp() - make_interval(secs => :s) GROUP BY 1, 2"
+            " WHERE handle IS NOT NULL AND requested_at > clock_timestamp() - make_interval(secs => :s) GROUP BY 1, 2"
             " HAVING bool_and(ready_at IS NULL AND state = 'failed')"
         ),
         {"s": STILLBORN_S},

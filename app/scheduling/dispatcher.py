@@ -6,6 +6,7 @@ Woken by NOTIFY, decides in batches; any number may stand by, one decides at a t
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import cast
 from uuid import UUID
@@ -33,6 +34,8 @@ Publish = Callable[[Sequence[Published]], None]
 """Puts hints into their queues. Raises what the broker raises: they are sent again later."""
 
 _STANDARD = "standard"
+_REST_S = 0.5
+"""A provider that cannot be reached is left alone for so long."""
 _STILLBORN = 5
 """After so many instances in a row that died before they were ready, no more are asked for until time has passed."""
 
@@ -46,6 +49,7 @@ class Dispatcher:
         self._launch = launch
         self._publish = publish
         self._retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
+        self._rests_until: dict[str, float] = {}  # provider: monotonic seconds
 
     def run(self, stop: threading.Event) -> None:
         """Decide whenever something has changed, and at least every second."""
@@ -111,7 +115,8 @@ class Dispatcher:
         if standing > 0 and seen.stillborn[Mode.PERSISTENT, _STANDARD] < _STILLBORN:
             provider, slots = settings.persistent_provider, settings.persistent_slots
             wanted.append(Wanted(provider, Mode.PERSISTENT, _STANDARD, slots, standing, None))
-        return wanted
+        now = time.monotonic()
+        return [want for want in wanted if self._rests_until.get(want.provider, 0.0) <= now]
 
     def _start(self, want: Wanted, ids: Sequence[UUID]) -> None:
         """Ask the provider; whatever it could not start is closed at once, and asked for again at the next look."""
@@ -131,6 +136,7 @@ class Dispatcher:
             handles = self._launch(want.provider, requests)
         except InstanceFailed as error:
             why = str(error)
+            self._rests_until[want.provider] = time.monotonic() + _REST_S
             log.warning("dispatcher.launch_failed", provider=want.provider, error=why)
         instances.launched(self._database, handles)
         for instance_id in ids:

@@ -140,7 +140,12 @@ def test_a_provider_that_fails_is_asked_again_and_the_task_keeps_its_place(
     world.broken.add("process")
     dispatcher.pass_once()
     assert world.launched == []
+    dispatcher.pass_once()
+    with database.begin() as connection:
+        asked = connection.execute(text("SELECT count(*) FROM instances")).scalar_one()
+    assert asked == 2, "a provider that cannot be reached is left alone for a moment"
     world.broken.clear()
+    time.sleep(0.6)
     dispatcher.pass_once()
     assert len([request for request in world.launched if request.mode is Mode.EPHEMERAL]) == 1
     assert results.run_status(database, run.run_id).states == {"admitted": 1}
