@@ -58,12 +58,6 @@ class IdempotencyConflict(MegaFlowError):
     exit_code = 65
 
 
-class LocalEnvironmentRefused(MegaFlowError):
-    """`local` runs commands on this host without isolation, and was not asked for by name."""
-
-    exit_code = 64
-
-
 # --- What the system is made of -----------------------------------------------------------------------------------
 
 
@@ -166,10 +160,6 @@ class ModelEndpointUnavailable(StationError):
 
 class GradingFailed(StationError):
     """The grader itself could not judge: no reward, no parsable report, no end."""
-
-
-class PatchRejected(StationError):
-    """The agent's patch does not apply to a clean checkout: a result (reward 0), not an infrastructure fault."""
 
 
 class InstanceFailed(StationError):

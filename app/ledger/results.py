@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -197,8 +196,3 @@ def _result(row: Row[Any], tries: list[AttemptRecord]) -> TaskResult:
             "attempts": tries,
         }
     )
-
-
-def to_json(value: Any) -> str:
-    """JSON for `--json`: ids, times and enums as text."""
-    return json.dumps(value, default=str, indent=2)

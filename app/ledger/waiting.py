@@ -37,17 +37,6 @@ def candidates(connection: Connection, mode: Mode, limit: int) -> list[Candidate
     return [Candidate(row.id, Mode(row.requested_mode), row.resource_class) for row in rows]
 
 
-def next_available_s(connection: Connection) -> float | None:
-    """Seconds until the next delayed task may be admitted; None when none is delayed."""
-    seconds = connection.execute(
-        text(
-            "SELECT extract(epoch FROM min(available_at) - clock_timestamp())::float8 FROM tasks"
-            " WHERE state = 'pending' AND available_at > clock_timestamp()"
-        )
-    ).scalar_one()
-    return None if seconds is None else float(seconds)
-
-
 Key = tuple[Mode, str]
 """A mode and a resource class."""
 

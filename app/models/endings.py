@@ -68,7 +68,6 @@ _BY_ERROR: tuple[tuple[type[BaseException], EndReason], ...] = (
 PERMANENT: tuple[type[BaseException], ...] = (
     errors.ImageBuildFailed,
     errors.SpecInvalid,
-    errors.LocalEnvironmentRefused,
     errors.UnknownName,
 )
 
