@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.errors import ImageBuildFailed
+from app.errors import ImageBuildFailed, ImageUnavailable
 
 SOURCES_FILE = "sources.txt"
 FETCH_TIMEOUT_S = 300.0
@@ -87,7 +87,7 @@ def fetch_sources(context: Path, *, cache: Path | None = None) -> list[Path]:
     or in `cache` (a folder shared by builds; created) with the right hash is not fetched again. Without a `sources.txt`
     there is nothing to do: the empty list.
 
-    Raises: ImageBuildFailed: a malformed line, an index out of reach, no archive with such a hash.
+    Raises: ImageBuildFailed: a malformed line, no archive with such a hash; ImageUnavailable: no answer from the index.
     """
     listing = context / SOURCES_FILE
     if not listing.is_file():
@@ -155,13 +155,13 @@ def _fetch(needs: list[_Requirement], scratch: Path) -> tuple[list[list[Path]], 
             check=True,
         )
     except subprocess.TimeoutExpired as late:
-        raise ImageBuildFailed(
+        raise ImageUnavailable(
             f"the package index did not deliver {names} in {FETCH_TIMEOUT_S:.0f} s; try again, or see `pip config list`"
         ) from late
     except subprocess.CalledProcessError as failed:
         tail = _tail(failed.stderr)
         mend = "install pip beside megaflow" if "No module named 'pip" in tail else "see `pip config list`"
-        raise ImageBuildFailed(f"could not fetch {names} from the package index: {tail}; {mend}") from failed
+        raise ImageUnavailable(f"could not fetch {names} from the package index: {tail}; {mend}") from failed
     offers = [[Path(path) for path in paths] for paths in json.loads(answer.stdout.splitlines()[-1])]
     return offers, _tail(answer.stderr)
 
@@ -176,7 +176,8 @@ def _choose(need: _Requirement, offered: list[Path], complaints: str) -> Path:
     for path in offered:
         if _sha256(path) in need.digests:
             return path
-    raise ImageBuildFailed(
+    # Offered, but another: the recipe is wrong. Nothing offered: the index may only be out of reach for the moment.
+    raise (ImageBuildFailed if offered else ImageUnavailable)(
         f"expected a source archive of {need.name}=={need.version} with the sha256 that {SOURCES_FILE} names; "
         f"the package index offers none (pip: {complaints}); `pip config list` shows the index in use"
     )
