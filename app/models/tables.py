@@ -1,7 +1,7 @@
 """The tables: what PostgreSQL holds as the truth.
 
 Invariants are indexes and triggers here, not habits of the code: one live attempt per task, one attempt per ephemeral
-instance, one firing per schedule and due time, no illegal move.
+instance, one firing per schedule and due time, one open binding per limit and line, no illegal move.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sqlalchemy import (
     func,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.dialects.postgresql import TIMESTAMP as PG_TIMESTAMP
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -43,6 +43,7 @@ class Base(DeclarativeBase):
         str: Text(),
         datetime: PG_TIMESTAMP(timezone=True),
         dict[str, Any]: JSONB(none_as_null=True),
+        list[str]: ARRAY(Text()),
     }
 
 
@@ -51,7 +52,7 @@ class Spec(Base):
 
     __tablename__ = "specs"
     digest: Mapped[str] = mapped_column(primary_key=True)  # sha256 of the canonical JSON
-    body: Mapped[dict[str, Any]]
+    body: Mapped[str]  # that JSON: never looked into by a query, so that a bulk load need not parse it
 
 
 class Run(Base):
@@ -64,6 +65,7 @@ class Run(Base):
     purpose: Mapped[str]  # evaluation | training | synthesis
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     total: Mapped[int]
+    deadline_at: Mapped[datetime | None]  # what has not ended by then ends as `expired`
     idempotency_key: Mapped[str | None]
 
     __table_args__ = (UniqueConstraint("user_name", "idempotency_key"),)
@@ -87,27 +89,40 @@ class Task(Base):
     priority: Mapped[int] = mapped_column(server_default="0")  # higher first
     state: Mapped[str] = mapped_column(server_default="pending")
     accepted_at: Mapped[datetime] = mapped_column(server_default=NOW)
-    available_at: Mapped[datetime] = mapped_column(server_default=NOW)  # not before: retries and delays
+    in_line: Mapped[bool] = mapped_column(server_default=text("true"))  # False: delayed, or its run is paused
+    available_at: Mapped[datetime] = mapped_column(server_default=NOW)  # not before: retries, delays, `PAUSED`
+    group_started: Mapped[bool] = mapped_column(server_default=text("false"))  # a sibling has been admitted
+    deadline_at: Mapped[datetime | None]  # the task's own or its run's, whichever is earlier
+    lifetime_s: Mapped[float]  # of one attempt, from its claim to its teardown
     max_attempts: Mapped[int]
     attempts: Mapped[int] = mapped_column(server_default="0")  # number of the current attempt: the fencing token
     faults: Mapped[int] = mapped_column(server_default="0")  # infrastructure faults so far; interruptions do not count
     cancel_requested_at: Mapped[datetime | None]
+    cancel_reason: Mapped[str | None]  # cancelled | expired
     finished_at: Mapped[datetime | None]
     end_reason: Mapped[str | None]
     verdict: Mapped[dict[str, Any] | None]
     failure: Mapped[dict[str, Any] | None]
-    idempotency_key: Mapped[str | None]
 
     __table_args__ = (
-        UniqueConstraint("user_name", "idempotency_key"),
-        Index("tasks_run_id_state_idx", "run_id", "state"),
-        Index("tasks_group_id_idx", "group_id"),
+        Index("tasks_run_id_group_id_idx", "run_id", "group_id"),
+        # One ordered line per user, mode and class: the dispatcher reads the head of each and nothing else.
         Index(
-            "tasks_waiting_idx",
+            "tasks_line_idx",
+            "requested_mode",
+            "resource_class",
+            "user_name",
             text("priority DESC"),
-            "accepted_at",
+            "run_id",
+            text("group_started DESC"),
             "id",
-            postgresql_where=text("state = 'pending'"),
+            postgresql_where=text("state = 'pending' AND in_line"),
+        ),
+        Index("tasks_delayed_idx", "available_at", postgresql_where=text("state = 'pending' AND NOT in_line")),
+        Index(
+            "tasks_deadline_idx",
+            "deadline_at",
+            postgresql_where=text("deadline_at IS NOT NULL AND state IN ('pending', 'admitted', 'running')"),
         ),
     )
 
@@ -120,6 +135,7 @@ class Attempt(Base):
     task_id: Mapped[UUID] = mapped_column(ForeignKey("tasks.id"))
     number: Mapped[int]
     state: Mapped[str] = mapped_column(server_default="dispatched")
+    user_name: Mapped[str]
     mode: Mapped[str]
     resource_class: Mapped[str]
     instance_id: Mapped[UUID | None] = mapped_column(ForeignKey("instances.id"))
@@ -130,6 +146,8 @@ class Attempt(Base):
     deadline_at: Mapped[datetime | None]  # from the claim to the teardown
     phases: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     environment: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
+    waits: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))  # limit: seconds waited for it
+    cost_usd: Mapped[float | None]  # of its model calls; None: unknown
     end_reason: Mapped[str | None]
     verdict: Mapped[dict[str, Any] | None]
     failure: Mapped[dict[str, Any] | None]
@@ -146,6 +164,8 @@ class Attempt(Base):
             "attempts_live_idx",
             "mode",
             "resource_class",
+            "user_name",
+            "state",
             postgresql_where=text("state IN ('dispatched', 'running')"),
         ),
         Index("attempts_instance_id_idx", "instance_id"),
@@ -180,6 +200,7 @@ class Instance(Base):
     exit_code: Mapped[int | None]
     seen_at: Mapped[datetime | None]  # a standing instance's last sign of life
     swept_at: Mapped[datetime | None]  # when what it left behind was removed
+    draining_why: Mapped[str | None]  # scaled down, drained by hand, quarantined; None: not draining
 
     __table_args__ = (
         UniqueConstraint("attempt_id"),
@@ -195,10 +216,15 @@ class Instance(Base):
 
 
 class Event(Base):
-    """A fact that happened, appended in the transaction that made it true."""
+    """A fact that happened, appended in the transaction that made it true.
+
+    `txid` is that transaction. Ids are given before the commit, so a reader that goes by ids alone can miss one that
+    commits late; the stream's position is the oldest transaction still open (`app.ledger.stream`).
+    """
 
     __tablename__ = "events"
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    txid: Mapped[int] = mapped_column(BigInteger, server_default=text("(pg_current_xact_id()::text)::bigint"))
     at: Mapped[datetime] = mapped_column(server_default=NOW)
     kind: Mapped[str]  # noun.verb
     run_id: Mapped[UUID | None]
@@ -207,7 +233,147 @@ class Event(Base):
     instance_id: Mapped[UUID | None]
     data: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
 
-    __table_args__ = (Index("events_task_id_idx", "task_id"), Index("events_run_id_idx", "run_id"))
+    __table_args__ = (
+        Index("events_task_id_idx", "task_id"),
+        Index("events_txid_idx", "txid", postgresql_using="brin"),  # it only grows: a few pages, no cost per row
+    )
+
+
+class ResourceClass(Base):
+    """A kind of instance that an administrator offers, with queues and capacity of its own."""
+
+    __tablename__ = "resource_classes"
+    name: Mapped[str] = mapped_column(primary_key=True)
+    cpus: Mapped[float | None]  # of one instance; None: not bounded
+    memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    gpus: Mapped[int] = mapped_column(server_default="0")
+    architecture: Mapped[str | None]  # amd64 | arm64; None: any
+    ephemeral_capacity: Mapped[int | None]  # instances at once; None: the setting (`standard`), else none
+    ephemeral_provider: Mapped[str | None]  # None: the setting
+    persistent_provider: Mapped[str | None]
+    pool_min: Mapped[int | None]  # standing instances; None: the setting (`standard`), else none
+    pool_max: Mapped[int | None]
+    pool_slots: Mapped[int | None]  # attempts at once on one of them
+    pool_cooldown_s: Mapped[float | None]  # idle this long before the pool shrinks
+
+
+class Quota(Base):
+    """What one user may have at once, and their weight in the fair share. `*` is everybody without a row."""
+
+    __tablename__ = "quotas"
+    user_name: Mapped[str] = mapped_column(primary_key=True)
+    weight: Mapped[float] = mapped_column(server_default="1")
+    running: Mapped[int | None]  # live attempts; None: no quota
+    pending: Mapped[int | None]  # accepted tasks that have not been admitted
+    instances: Mapped[int | None]  # ephemeral instances
+    spend_usd: Mapped[float | None]  # in all, since `Account.since`
+
+
+class Account(Base):
+    """What a user has spent on model calls, as far as it is known."""
+
+    __tablename__ = "accounts"
+    user_name: Mapped[str] = mapped_column(primary_key=True)
+    spent_usd: Mapped[float] = mapped_column(server_default="0")
+    since: Mapped[datetime] = mapped_column(server_default=NOW)
+
+
+class Limit(Base):
+    """A named limit that an administrator has set; what has no row here has the default of the settings."""
+
+    __tablename__ = "limits"
+    name: Mapped[str] = mapped_column(primary_key=True)  # e.g. environment_starts:HOST, model_requests:user:NAME
+    capacity: Mapped[float]
+    set_at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+
+class Hold(Base):
+    """A place at a distributed semaphore: waited for while `granted_at` is empty, gone when not renewed."""
+
+    __tablename__ = "holds"
+    limit_name: Mapped[str]
+    holder: Mapped[UUID]
+    attempt_id: Mapped[UUID | None]
+    instance_id: Mapped[UUID | None]
+    asked_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    granted_at: Mapped[datetime | None]
+    expires_at: Mapped[datetime]
+
+    __table_args__ = (PrimaryKeyConstraint("limit_name", "holder"), Index("holds_attempt_id_idx", "attempt_id"))
+
+
+class Pause(Base):
+    """Nothing of this run, user or class is admitted until it is resumed."""
+
+    __tablename__ = "pauses"
+    kind: Mapped[str]  # run | user | class
+    name: Mapped[str]
+    since: Mapped[datetime] = mapped_column(server_default=NOW)
+    reason: Mapped[str] = mapped_column(server_default="")
+
+    __table_args__ = (PrimaryKeyConstraint("kind", "name"),)
+
+
+class Binding(Base):
+    """From when to when a limit kept a user's tasks of a mode and class waiting."""
+
+    __tablename__ = "bindings"
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    limit_name: Mapped[str]
+    user_name: Mapped[str]
+    mode: Mapped[str]  # as asked for: ephemeral | persistent | auto
+    resource_class: Mapped[str]
+    since: Mapped[datetime] = mapped_column(server_default=NOW)
+    until: Mapped[datetime | None]
+
+    __table_args__ = (
+        Index(
+            "bindings_open_idx",
+            "limit_name",
+            "user_name",
+            "mode",
+            "resource_class",
+            unique=True,
+            postgresql_where=text("until IS NULL"),
+        ),
+        Index("bindings_user_name_since_idx", "user_name", "since"),
+    )
+
+
+class EngineObject(Base):
+    """A container, network or volume that was made for an attempt, and when it was seen gone: lines of a receipt."""
+
+    __tablename__ = "engine_objects"
+    engine_id: Mapped[str] = mapped_column(primary_key=True)  # the engine's own id, or a local environment's
+    kind: Mapped[str]  # container | network | volume | folder
+    run_id: Mapped[UUID]
+    task_id: Mapped[UUID]
+    attempt_id: Mapped[UUID]  # the one it was made for; others may have used it after
+    instance_id: Mapped[UUID | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    destroyed_at: Mapped[datetime | None]
+    destroyed_by: Mapped[str | None]  # worker | sweeper | unknown
+
+    __table_args__ = (
+        Index("engine_objects_run_id_idx", "run_id"),
+        Index("engine_objects_standing_idx", "instance_id", postgresql_where=text("destroyed_at IS NULL")),
+    )
+
+
+class Webhook(Base):
+    """Somebody's URL that is told of events, at least once, in order, from its position on."""
+
+    __tablename__ = "webhooks"
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    url: Mapped[str]
+    kinds: Mapped[list[str]]  # event kinds or prefixes ending in `.`; empty: all
+    secret_env: Mapped[str | None]  # name of the variable whose value signs the body
+    position: Mapped[str]  # of the stream
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    failures: Mapped[int] = mapped_column(server_default="0")  # in a row
+    retry_at: Mapped[datetime | None]
+    last_error: Mapped[str | None]
+    delivered_at: Mapped[datetime | None]
 
 
 class Artifact(Base):
@@ -251,6 +417,10 @@ class ScheduleFire(Base):
     failure: Mapped[str | None]
 
     __table_args__ = (PrimaryKeyConstraint("schedule_id", "due_at"),)
+
+
+PAUSED = "9999-01-01 00:00:00+00"
+"""`Task.available_at` of what is paused. Not infinity, which Python's datetime cannot hold."""
 
 
 class LegalMove(Base):
