@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from types import TracebackType
 from typing import Self
 from uuid import UUID
@@ -52,11 +53,16 @@ class MegaFlow:
         priority: int = 0,
         user_name: str = "default",
         idempotency_key: str | None = None,
+        resource_class: str = "standard",
+        available_at: datetime | None = None,
+        deadline_at: datetime | None = None,
     ) -> Handle:
         """Accept one task. When this returns, the task survives the loss of Redis, of every worker and the scheduler.
 
         mode: `ephemeral`, `persistent` or `auto`. agent: a name that `megaflow doctor` lists. model: its name at the
         settings' endpoint, or a `ModelChoice`. A key that was used before returns the earlier task's handle.
+        resource_class: what `megaflow classes` lists. available_at: not before. deadline_at: what has not ended by
+        then ends as `expired`; both with a time zone.
 
         Raises: SpecInvalid, UnknownName: nothing was accepted; IdempotencyConflict: the key belongs to another task;
             DatabaseUnavailable: nothing was accepted.
@@ -70,6 +76,9 @@ class MegaFlow:
             user_name=user_name,
             idempotency_key=idempotency_key,
             name=task.name,
+            resource_class=resource_class,
+            available_at=available_at,
+            deadline_at=deadline_at,
         ).handles[0]
 
     def enqueue_many(
@@ -85,12 +94,15 @@ class MegaFlow:
         user_name: str = "default",
         purpose: str = "evaluation",
         idempotency_key: str | None = None,
+        resource_class: str = "standard",
+        available_at: datetime | None = None,
+        deadline_at: datetime | None = None,
     ) -> Run:
         """Accept tasks as one run, in one transaction: all or none. Each becomes a group of `replicas` tasks.
 
         Raises: as `enqueue`.
         """
-        specs = specs_for(tasks, agent=agent, mode=mode, model=model)
+        specs = specs_for(tasks, agent=agent, mode=mode, model=model, resource_class=resource_class)
         if not specs:
             raise SpecInvalid("expected at least one task, found none; nothing was submitted")
         if replicas < 1:
@@ -105,7 +117,10 @@ class MegaFlow:
                 purpose=purpose,
                 priority=priority,
                 idempotency_key=idempotency_key,
+                available_at=available_at,
+                deadline_at=deadline_at,
             ),
+            self.settings,
         )
         return self.run(accepted.run_id, accepted.task_ids, accepted.names)
 

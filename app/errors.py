@@ -58,6 +58,18 @@ class IdempotencyConflict(MegaFlowError):
     exit_code = 65
 
 
+class LimitInvalid(MegaFlowError):
+    """A limit, quota, weight or resource class is unknown or has an impossible value; nothing was changed."""
+
+    exit_code = 64
+
+
+class QuotaExceeded(MegaFlowError):
+    """The user's quota leaves no room for what was asked; nothing was accepted."""
+
+    exit_code = 75
+
+
 # --- What the system is made of -----------------------------------------------------------------------------------
 
 

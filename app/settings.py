@@ -19,6 +19,8 @@ from app.errors import SettingsInvalid
 
 PREFIX = "MEGAFLOW_"
 
+ProviderName = Literal["process", "docker", "simulated"]
+
 
 class Settings(BaseSettings):
     """One installation of MegaFlow."""
@@ -46,17 +48,23 @@ class Settings(BaseSettings):
     """What task recipes build FROM when they take the argument BASE_IMAGE."""
 
     # --- What runs ------------------------------------------------------------------------------------------------
-    ephemeral_provider: Literal["process", "docker"] = "process"
-    persistent_provider: Literal["process", "docker"] = "process"
+    ephemeral_provider: ProviderName = "process"
+    persistent_provider: ProviderName = "process"
     ephemeral_capacity: int = Field(default=0, ge=0)
     """Ephemeral instances at once; 0: by this host's memory (`instance_memory_bytes` each), at most 25 for a core
     (agents mostly wait for their model) and 64 in all."""
     instance_memory_bytes: int = Field(default=384 << 20, gt=0)
     """What one attempt takes on the host: a worker, an agent framework, a small container."""
     persistent_instances: int = Field(default=1, ge=0)
-    """Standing instances of the pool."""
+    """Standing instances of the pool; `megaflow classes set standard --pool-min … --pool-max …` makes it elastic."""
     persistent_slots: int = Field(default=4, ge=1)
     """Attempts at once on one standing instance."""
+    pool_cooldown_s: float = Field(default=60.0, ge=0)
+    """A standing instance above the pool's minimum leaves when it had nothing to do for so long."""
+    quarantine_after: int = Field(default=3, ge=1)
+    """A standing instance whose last so many attempts all ended for reasons of infrastructure takes nothing new."""
+    orphan_s: float = Field(default=180.0, gt=0)
+    """An instance that could not reach the ledger for so long ends itself."""
     worker_network: str = "host"
     """Network of instances made by the `docker` provider; `host` reaches embedded servers."""
     worker_image: str = "megaflow/worker:latest"
@@ -84,8 +92,12 @@ class Settings(BaseSettings):
     retry_base_s: float = Field(default=1.0, ge=0)
     retry_cap_s: float = Field(default=60.0, ge=0)
     """Wait before the next attempt after an infrastructure fault: doubles from base to cap."""
-    dispatch_batch: int = Field(default=200, ge=1)
+    dispatch_batch: int = Field(default=500, ge=1)
     """Tasks admitted in one transaction."""
+    dispatch_order: Literal["fair", "fifo"] = "fair"
+    """After the priority: weighted fair share between users, or first come first served for all (the paper's)."""
+    audit_s: float = Field(default=60.0, gt=0)
+    """Between two audits of the ledger's invariants."""
 
     # --- Model endpoint -------------------------------------------------------------------------------------------
     model_base_url: str | None = None

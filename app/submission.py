@@ -10,7 +10,12 @@ from app.models.spec import AgentTask, Mode, ModelChoice, TaskSpec
 
 
 def specs_for(
-    tasks: Iterable[AgentTask], *, agent: str, mode: Mode | str, model: ModelChoice | str | None
+    tasks: Iterable[AgentTask],
+    *,
+    agent: str,
+    mode: Mode | str,
+    model: ModelChoice | str | None,
+    resource_class: str = "standard",
 ) -> list[TaskSpec]:
     """The tasks with who does them and how.
 
@@ -24,10 +29,23 @@ def specs_for(
         wanted = Mode(mode)
     except ValueError:
         raise SpecInvalid(f"unknown mode {mode!r}; known: {', '.join(Mode)}") from None
-    return [_spec(task, agent, wanted, chosen, traits) for task in tasks]
+    return [_spec(task, agent, wanted, chosen, traits, resource_class) for task in tasks]
 
 
-def _spec(task: AgentTask, agent: str, mode: Mode, model: ModelChoice | None, traits: catalogue.Traits) -> TaskSpec:
+def _spec(
+    task: AgentTask,
+    agent: str,
+    mode: Mode,
+    model: ModelChoice | None,
+    traits: catalogue.Traits,
+    resource_class: str,
+) -> TaskSpec:
     if traits.needs_solution and task.solution is None:
         raise SpecInvalid(f"agent {agent!r} replays gold solutions; task {task.name!r} has none")
-    return TaskSpec(task=task, agent=agent, model=model if traits.needs_model else None, mode=mode)
+    return TaskSpec(
+        task=task,
+        agent=agent,
+        model=model if traits.needs_model else None,
+        mode=mode,
+        resource_class=resource_class,
+    )

@@ -6,9 +6,11 @@ from uuid import UUID
 
 from uuid_utils import compat as uuids
 
-from app.ledger import accept, attempts, instances
+from app.ledger import accept, admission, attempts, instances
 from app.ledger.accept import Accepted, NewRun
-from app.ledger.attempts import Claim, Published, RetryPolicy
+from app.ledger.admission import Published
+from app.ledger.attempts import Claim
+from app.models.endings import RetryPolicy
 from app.ledger.database import Database
 from app.ledger.instances import Wanted
 from app.models.spec import (
@@ -47,7 +49,7 @@ def accepted(database: Database, count: int = 1, *, mode: Mode = Mode.PERSISTENT
 def dispatched(database: Database, run: Accepted, mode: Mode = Mode.PERSISTENT) -> list[Published]:
     """Admit every task of the run."""
     with database.begin() as connection:
-        return attempts.admit(connection, [(task_id, mode) for task_id in run.task_ids])
+        return admission.admit(connection, [(task_id, mode) for task_id in run.task_ids])
 
 
 def ready_instance(database: Database, mode: Mode = Mode.PERSISTENT) -> UUID:

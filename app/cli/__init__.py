@@ -9,7 +9,7 @@ import structlog
 import typer
 from pydantic import ValidationError
 
-from app.cli import runs, schedules, stack, worker
+from app.cli import audit, control, events, explain, limits, offers, runs, schedules, simulate, stack, worker
 from app.errors import MegaFlowError
 
 cli = typer.Typer(
@@ -22,6 +22,13 @@ cli = typer.Typer(
 stack.register(cli)
 runs.register(cli)
 schedules.register(cli)
+control.register(cli)
+offers.register(cli)
+limits.register(cli)
+explain.register(cli)
+events.register(cli)
+audit.register(cli)
+simulate.register(cli)
 worker.register(cli)
 
 

@@ -45,6 +45,11 @@ def submit(
     user: Annotated[str, typer.Option(help="On whose account.")] = "default",
     priority: Annotated[int, typer.Option(help="Higher goes first.")] = 0,
     idempotency_key: Annotated[str | None, typer.Option(help="The same key submits once.")] = None,
+    resource_class: Annotated[str, typer.Option("--class", help="Resource class; `megaflow classes`.")] = "standard",
+    deadline: Annotated[
+        float | None, typer.Option(min=0.001, help="Seconds from now; what has not ended then, expires.")
+    ] = None,
+    delay: Annotated[float, typer.Option(min=0, help="Seconds from now before which nothing runs.")] = 0.0,
     wait: Annotated[bool, typer.Option("--wait", help="Show progress until all have ended.")] = False,
     timeout: Annotated[float | None, typer.Option(help="Seconds to wait at most.")] = None,
     json: Json = False,
@@ -68,6 +73,9 @@ def submit(
                 user_name=user,
                 priority=priority,
                 name=name,
+                resource_class=resource_class,
+                deadline_s=deadline,
+                delay_s=delay,
             ),
             flow.settings,
             flow.database,

@@ -28,12 +28,13 @@ def control() -> None:
 @worker.command()
 def persistent(
     slots: Annotated[int | None, typer.Option(min=1, help="Attempts at once; default: settings.")] = None,
+    resource_class: Annotated[str, typer.Option("--class", help="Its resource class.")] = "standard",
 ) -> None:
     """A standing instance that registers itself; several make a pool."""
     from app.workers import instance
 
     _log()
-    raise typer.Exit(instance.stand(Mode.PERSISTENT, slots or load().persistent_slots))
+    raise typer.Exit(instance.stand(Mode.PERSISTENT, slots or load().persistent_slots, resource_class))
 
 
 @worker.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from app.environments.base import EnvironmentProvider
+from app.environments.host_slots import Gate
 from app.models.spec import Bundle, EnvironmentKind
 from app.settings import Settings
 
@@ -17,9 +18,11 @@ KINDS: dict[EnvironmentKind, str] = {
 
 
 def provider_for(
-    kind: EnvironmentKind, settings: Settings, fetch_bundle: Callable[[Bundle], bytes]
+    kind: EnvironmentKind, settings: Settings, fetch_bundle: Callable[[Bundle], bytes], gate: Gate | None = None
 ) -> EnvironmentProvider:
     """The provider of a kind; `fetch_bundle` gives a bundle's uncompressed tar.
+
+    gate: bounds starts, pulls and builds at once; None: this host alone, by file locks.
 
     Nothing is connected yet: an engine that is missing shows at the first use. Imported late, so that a machine
     without the engine's client can still use the other kind.
@@ -28,8 +31,8 @@ def provider_for(
         case EnvironmentKind.DOCKER:
             from app.environments.docker import DockerProvider
 
-            return DockerProvider(settings, fetch_bundle=fetch_bundle)
+            return DockerProvider(settings, fetch_bundle=fetch_bundle, gate=gate)
         case EnvironmentKind.LOCAL:
             from app.environments.local import LocalProvider
 
-            return LocalProvider(settings, fetch_bundle=fetch_bundle)
+            return LocalProvider(settings, fetch_bundle=fetch_bundle, gate=gate)

@@ -21,8 +21,8 @@ from app.environments import archives
 from app.environments.base import CommandResult, Origin, ResetProof, Tags
 from app.environments.engine import ROLE, Engine, engine_of, missing
 from app.environments.execution import Execution
-from app.environments.host_slots import HostSlots, turn
-from app.environments.images import Images
+from app.environments.host_slots import Gate, HostGate, turn
+from app.environments.images import Images, host_of
 from app.environments.layer import Layer
 from app.environments.processes import COMMAND, ExecView, HostView, ProcessView, Tree, kill_tree
 from app.errors import EnvironmentFailed, ImageUnavailable, StationError
@@ -318,12 +318,14 @@ class DockerEnvironment:
 
 
 class DockerProvider:
-    """Makes containers on the engine of the settings."""
+    """Makes containers on the engine of the settings; `gate` bounds how many at a time (None: on this host alone)."""
 
-    def __init__(self, settings: Settings, *, fetch_bundle: Callable[[Bundle], bytes]) -> None:
+    def __init__(
+        self, settings: Settings, *, fetch_bundle: Callable[[Bundle], bytes], gate: Gate | None = None
+    ) -> None:
         self._settings = settings
-        self._images = Images(settings, fetch_bundle=fetch_bundle)
-        self._starts = HostSlots(settings.home / "run" / "slots", "environment-start", settings.environment_starts)
+        self._gate = gate or HostGate(settings.home / "run" / "slots")
+        self._images = Images(settings, fetch_bundle=fetch_bundle, gate=self._gate)
         self._init = True
 
     @property
@@ -336,8 +338,9 @@ class DockerProvider:
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> DockerEnvironment:
         deadline = time.monotonic() + timeout_s
         image_id = self.prepare_image(spec, timeout_s=timeout_s)
+        limit, capacity = f"environment_starts:{host_of(self._engine)}", self._settings.environment_starts
         try:
-            with self._starts.hold(timeout_s=deadline - time.monotonic()):
+            with self._gate.hold(limit, capacity, timeout_s=deadline - time.monotonic()):
                 environment = self._start(spec, tags, image_id)
         except TimeoutError as error:
             raise EnvironmentFailed(f"no environment could be started within {timeout_s:.0f} s: {error}.") from error

@@ -1,16 +1,53 @@
-"""Turns and limits shared by all processes of this host: file locks, which the kernel frees when a holder dies."""
+"""Turns and limits: who may start an environment, build or pull an image now.
+
+A worker brings a gate that the ledger keeps for all hosts. Without one, file locks bound the processes of this host;
+the kernel frees them when a holder dies.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import random
+import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Protocol
 
 _RETRY_S = 0.02
+
+
+class Gate(Protocol):
+    """Lets only so many in at a time."""
+
+    def hold(self, limit: str, capacity: int | None, *, timeout_s: float) -> AbstractContextManager[None]:
+        """Wait for a place at the named limit and keep it for the block.
+
+        `limit` is `KIND:SUBJECT`, e.g. `environment_starts:HOST`. `capacity` is what holds unless somebody has set
+        another; None: no bound. Not to be nested in itself: two blocks would wait for each other's place.
+
+        Raises: TimeoutError: no place was free within `timeout_s`, or whoever waits was told to stop. Whatever else it
+        raises is a fault of the infrastructure, never of the task.
+        """
+        ...
+
+
+class HostGate:
+    """The gate of a process without a ledger: file locks under `folder`, for this host alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @contextmanager
+    def hold(self, limit: str, capacity: int | None, *, timeout_s: float) -> Iterator[None]:
+        if capacity is None:
+            yield
+            return
+        name = re.sub(r"[^A-Za-z0-9_-]+", "-", limit)
+        with HostSlots(self._folder, name, capacity).hold(timeout_s=timeout_s):
+            yield
 
 
 class HostSlots:

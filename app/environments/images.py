@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,9 +25,9 @@ from urllib3.exceptions import HTTPError
 from app.environments import archives
 from app.environments.disk import disk_named, no_space
 from app.environments.engine import Engine, engine_of
-from app.environments.host_slots import HostSlots, turn
+from app.environments.host_slots import Gate, HostGate, turn
 from app.environments.sources import fetch_sources
-from app.errors import DiskFull, EngineUnavailable, ImageBuildFailed, ImageUnavailable
+from app.errors import DiskFull, EngineUnavailable, EnvironmentFailed, ImageBuildFailed, ImageUnavailable
 from app.models.spec import Build, Bundle, EnvironmentSpec
 from app.settings import Settings
 
@@ -43,14 +44,17 @@ _HUB = ("docker.io", "index.docker.io", "registry-1.docker.io")
 class Images:
     """The images of one host.
 
-    `fetch_bundle` gives a bundle's uncompressed tar from the artifact store.
+    `fetch_bundle` gives a bundle's uncompressed tar from the artifact store. `gate` bounds how many images are made at
+    a time (None: on this host alone).
     """
 
-    def __init__(self, settings: Settings, *, fetch_bundle: Callable[[Bundle], bytes]) -> None:
+    def __init__(
+        self, settings: Settings, *, fetch_bundle: Callable[[Bundle], bytes], gate: Gate | None = None
+    ) -> None:
         self._settings = settings
         self._fetch_bundle = fetch_bundle
         self._locks = settings.home / "run" / "slots"
-        self._slots = HostSlots(self._locks, "image", settings.image_builds)
+        self._gate = gate or HostGate(self._locks)
 
     @property
     def _engine(self) -> Engine:
@@ -84,7 +88,9 @@ class Images:
         for candidate in reversed(candidates):
             if (found := self.find(candidate)) is not None:
                 return found
-        with self._once(f"pull-{_short(reference)}", f"pull {reference}", deadline, counted=counted):
+        # A build's base has a turn of its own: who has a place here must not wait for somebody who waits for a place.
+        turn_name = f"{'pull' if counted else 'base'}-{_short(reference)}"
+        with self._once(turn_name, f"pull {reference}", deadline, counted=counted):
             for candidate in candidates:
                 if (found := self.find(candidate)) is not None:
                     return found
@@ -94,7 +100,8 @@ class Images:
         refusals = []
         for candidate in candidates:
             begun = time.monotonic()
-            refusal = self._pull(candidate, deadline)
+            with self._gate.hold(f"image_pulls:{registry_of(candidate)}", None, timeout_s=deadline - begun):
+                refusal = self._pull(candidate, deadline)
             found = self.find(candidate) if refusal is None else None
             if found is not None:
                 log.info("image.pulled", image=candidate, took_s=round(time.monotonic() - begun, 3))
@@ -128,9 +135,7 @@ class Images:
         mirror = self._settings.image_mirror
         if mirror is None or reference.startswith("sha256:"):
             return []
-        host, slash, path = reference.partition("/")
-        if not (slash and ("." in host or ":" in host or host == "localhost")):
-            host, path = _HUB[0], reference
+        host, path = _located(reference)
         if host in _HUB and "/" not in path:
             path = f"library/{path}"
         return [f"{mirror.rstrip('/')}/{path}"]
@@ -198,12 +203,12 @@ class Images:
     @contextmanager
     def _once(self, name: str, doing: str, deadline: float, *, counted: bool = True) -> Iterator[None]:
         """One at a time for this image, and, when `counted`, few at a time on this host."""
+        limit, capacity = f"image_builds:{host_of(self._engine)}", self._settings.image_builds
         try:
-            with (
-                turn(self._locks / name, timeout_s=deadline - time.monotonic()),
-                self._slots.hold(timeout_s=deadline - time.monotonic()) if counted else nullcontext(),
-            ):
-                yield
+            with turn(self._locks / name, timeout_s=deadline - time.monotonic()):
+                left_s = deadline - time.monotonic()
+                with self._gate.hold(limit, capacity, timeout_s=left_s) if counted else nullcontext():
+                    yield
         except TimeoutError as error:
             raise ImageUnavailable(f"could not {doing} in time: {error}; others are being made, try again.") from error
 
@@ -263,6 +268,29 @@ class Builder:
                 stream=True,
                 timeout=(30.0, timeout_s),
             )
+
+
+@lru_cache(maxsize=8)
+def host_of(engine: Engine) -> str:
+    """What the engine calls its host: the same for all that share it, wherever they run.
+
+    Raises: EngineUnavailable, EnvironmentFailed.
+    """
+    with engine.named("ask for its name", EnvironmentFailed):
+        return str(engine.api.info()["Name"])
+
+
+def registry_of(reference: str) -> str:
+    """Where an image is pulled from: `docker.io`, `ghcr.io`, `localhost:5000`."""
+    host, _ = _located(reference)
+    return _HUB[0] if host in _HUB else host
+
+
+def _located(reference: str) -> tuple[str, str]:
+    """Registry and path; a name without a registry is Docker Hub's."""
+    host, slash, path = reference.partition("/")
+    named = slash and ("." in host or ":" in host or host == "localhost")
+    return (host, path) if named else (_HUB[0], reference)
 
 
 def _short(*parts: str) -> str:

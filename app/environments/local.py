@@ -11,6 +11,7 @@ import json
 import os
 import selectors
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,7 +30,7 @@ from app.environments import archives
 from app.environments.base import CommandResult, ResetProof, Tags
 from app.environments.capture import Capture
 from app.environments.disk import disk_named, no_space
-from app.environments.host_slots import HostSlots, turn
+from app.environments.host_slots import Gate, HostGate, turn
 from app.environments.processes import COMMAND, HostView, Tree, kill_tree
 from app.environments.sources import fetch_sources
 from app.errors import DiskFull, EnvironmentFailed, ImageBuildFailed, ImageUnavailable
@@ -269,13 +270,15 @@ class Carrier:
 
 
 class LocalProvider:
-    """Makes folders under `home`/local."""
+    """Makes folders under `home`/local; `gate` bounds how many at a time (None: on this host alone)."""
 
-    def __init__(self, settings: Settings, *, fetch_bundle: Callable[[Bundle], bytes]) -> None:
+    def __init__(
+        self, settings: Settings, *, fetch_bundle: Callable[[Bundle], bytes], gate: Gate | None = None
+    ) -> None:
         self._settings = settings
         self._fetch_bundle = fetch_bundle
         self._cache = settings.home / "cache"
-        self._starts = HostSlots(settings.home / "run" / "slots", "environment-start", settings.environment_starts)
+        self._gate = gate or HostGate(settings.home / "run" / "slots")
 
     def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
         """The prepared tree of a build context: its `setup.sh` ran once, in a folder that is copied from then on."""
@@ -299,8 +302,10 @@ class LocalProvider:
         self.prepare_image(spec, timeout_s=timeout_s)
         folder = self._settings.home / "local" / uuid.uuid4().hex[:16]
         environment = LocalEnvironment(folder, spec)
+        limit, capacity = f"environment_starts:{socket.gethostname()}", self._settings.environment_starts
         try:
-            with disk_named("make an environment"), self._starts.hold(timeout_s=deadline - time.monotonic()):
+            place = self._gate.hold(limit, capacity, timeout_s=deadline - time.monotonic())
+            with disk_named("make an environment"), place:
                 folder.mkdir(parents=True)
                 owner = {"megaflow": tags.installation, "labels": tags.labels(), "pid": os.getpid()}
                 (folder / OWNER).write_text(json.dumps(owner))

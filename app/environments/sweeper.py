@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 import structlog
 
 from app.environments.engine import ROLE, engine_of
+from app.environments.listing import label_id, listed
 from app.environments.local import OWNER, end
 from app.errors import EngineUnavailable, EnvironmentFailed
+from app.ledger import receipts
+from app.ledger.database import Database
+from app.ledger.receipts import ObjectKind, Owner, Remover, Thing
 from app.settings import Settings
 
 log = structlog.get_logger()
@@ -21,22 +28,33 @@ _YOUNG_S = 3.0
 
 
 class Sweeper:
-    """Looks at what exists on this host and its engine, not at what somebody remembers."""
+    """Looks at what exists on this host and its engine, not at what somebody remembers.
 
-    def __init__(self, settings: Settings) -> None:
+    database: where the removals are recorded; None: they are not.
+    """
+
+    def __init__(self, settings: Settings, database: Database | None = None) -> None:
         self._settings = settings
+        self._database = database
 
     def sweep(self, live_instances: set[UUID]) -> int:
         """Remove what belongs to no live instance or is overdue; how many. Instances are their provider's to end.
 
-        An engine that does not answer has nothing to sweep.
+        What is on record as standing and is not there is recorded as gone. An engine that does not answer has nothing
+        to sweep.
         """
         live = {str(instance_id) for instance_id in live_instances}
-        return self._sweep_folders(live) + self._sweep_containers(live)
+        removed = [*self._sweep_folders(live), *self._sweep_containers(live)]
+        if self._database is not None:
+            with self._database.begin() as connection:
+                receipts.destroyed(connection, [thing for thing in removed if thing], Remover.SWEEPER)
+            self._settle(self._database)
+        return len(removed)
 
-    def _sweep_containers(self, live: set[str]) -> int:
+    def _sweep_containers(self, live: set[str]) -> list[Thing | None]:
+        """A thing whose labels do not say whose it was has no line: None."""
         labels = [f"megaflow={self._settings.installation}", f"{ROLE}=environment"]
-        removed = 0
+        removed = []
         try:
             engine = engine_of(self._settings)
             with engine.named("sweep environments", EnvironmentFailed):
@@ -44,13 +62,13 @@ class Sweeper:
                     if _doomed(found["Labels"], found["Created"], _deadline(found), live):
                         log.warning("environment.swept", environment=found["Id"])
                         engine.remove(found["Id"])
-                        removed += 1
+                        removed.append(_thing(ObjectKind.CONTAINER, found["Id"], found["Labels"], found["Created"]))
         except (EngineUnavailable, EnvironmentFailed) as error:
             log.debug("sweeper.engine_failed", reason=str(error))
         return removed
 
-    def _sweep_folders(self, live: set[str]) -> int:
-        removed = 0
+    def _sweep_folders(self, live: set[str]) -> list[Thing | None]:
+        removed = []
         for file in (self._settings.home / "local").glob(f"*/{OWNER}"):
             try:
                 labels: dict[str, str] = json.loads(file.read_text())["labels"]
@@ -61,8 +79,26 @@ class Sweeper:
             if ours and _doomed(labels, made, float(labels["megaflow.deadline"]), live):
                 log.warning("environment.swept", environment=file.parent.name)
                 end(file.parent)
-                removed += 1
+                removed.append(_thing(ObjectKind.FOLDER, file.parent.name, labels, made))
         return removed
+
+    def _settle(self, database: Database) -> None:
+        """The ledger is read first: what is recorded after our look at the world is newer than it."""
+        standing = receipts.open_in_sight(database, socket.gethostname())
+        if not standing:
+            return
+        there, engine = listed(self._settings)
+        ids = {thing.id for thing in there}
+        gone = [one for one, kind in standing if one not in ids and (engine or kind is ObjectKind.FOLDER)]
+        with database.begin() as connection:
+            receipts.vanished(connection, gone)
+
+
+def _thing(kind: ObjectKind, identity: str, labels: Mapping[str, str], made: float) -> Thing | None:
+    run, task, attempt, instance = (label_id(labels, part) for part in ("run", "task", "attempt", "instance"))
+    if run is None or task is None or attempt is None or instance is None:
+        return None
+    return Thing(kind, identity, Owner(run, task, attempt, instance), datetime.fromtimestamp(made, UTC))
 
 
 def _doomed(labels: dict[str, str], made: float, deadline: float, live: set[str]) -> bool:

@@ -6,7 +6,7 @@ from app.errors import UnknownName
 from app.instances.base import Provider
 from app.settings import Settings
 
-NAMES = ("process", "docker")
+NAMES = ("process", "docker", "simulated")
 
 
 def provider_named(name: str, settings: Settings) -> Provider:
@@ -20,5 +20,9 @@ def provider_named(name: str, settings: Settings) -> Provider:
             from app.instances.docker import DockerProvider
 
             return DockerProvider(settings)
+        case "simulated":
+            from app.instances.simulated import SimulatedProvider
+
+            return SimulatedProvider(settings)
         case _:
             raise UnknownName.of("provider", name, list(NAMES))

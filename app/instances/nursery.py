@@ -31,8 +31,8 @@ import structlog
 
 from app.errors import DatabaseUnavailable
 from app.ledger import instances
-from app.ledger.attempts import RetryPolicy
 from app.ledger.database import Database
+from app.models.endings import RetryPolicy
 from app.models.instance import InstanceRequest
 from app.settings import Settings
 

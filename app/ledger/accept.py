@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 import psycopg
+from psycopg import errors as driver_errors
 from sqlalchemy import Connection, select, text
 from uuid_utils import compat as uuids
 
-from app.errors import IdempotencyConflict
-from app.ledger import events
+from app.errors import IdempotencyConflict, SpecInvalid
+from app.ledger import classes, events, quotas
 from app.ledger.database import Database
 from app.ledger.events import Fact
 from app.models.spec import TaskSpec
 from app.models.tables import Run, Task
+from app.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,8 @@ class NewRun:
     purpose: str = "evaluation"
     priority: int = 0
     idempotency_key: str | None = None  # of the whole run
+    available_at: datetime | None = None  # not before; None: at once
+    deadline_at: datetime | None = None  # what has not ended by then ends as `expired`
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +48,46 @@ class Accepted:
     existed: bool = False  # an earlier submission with the same key was found; nothing new was written
 
 
-def accept(database: Database, new: NewRun) -> Accepted:
+def accept(database: Database, new: NewRun, settings: Settings | None = None) -> Accepted:
     """Write the run, its specs and tasks, and the facts, in one transaction; wake the dispatcher.
 
-    With an idempotency key that was used before, returns that run when its tasks are the same.
+    With an idempotency key that was used before, returns that run when its tasks are the same. With `settings`, tasks
+    of a resource class that could never run are refused.
 
-    Raises: IdempotencyConflict: the key belongs to other tasks; DatabaseUnavailable: nothing was written.
+    Raises: IdempotencyConflict: the key belongs to other tasks; SpecInvalid: an unknown class or one without capacity,
+        a deadline in the past; QuotaExceeded: too many waiting already; DatabaseUnavailable. Nothing was written; only
+        after DatabaseUnavailable it may have been, and the same key finds out.
     """
+    _check_times(new)
     run_id = uuids.uuid7()
     with database.begin() as connection:
         if new.idempotency_key is not None and not _first_of_its_key(connection, run_id, new):
             return _earlier(connection, new)
+        if settings is not None:
+            classes.check(connection, settings, {(spec.mode, spec.resource_class) for spec in new.specs})
+        quotas.check_pending(connection, new.user_name, len(new.specs) * new.replicas)
         if new.idempotency_key is None:
             connection.execute(_INSERT_RUN, _run_row(run_id, new))
         return _load(connection, run_id, new)
 
 
+def _check_times(new: NewRun) -> None:
+    for name, at in (("deadline", new.deadline_at), ("available_at", new.available_at)):
+        if at is not None and at.tzinfo is None:
+            raise SpecInvalid(f"expected {name} with a time zone, found {at.isoformat()}; try datetime.now(UTC) + …")
+    if new.deadline_at is None:
+        return
+    begin = max(datetime.now(UTC), new.available_at or datetime.min.replace(tzinfo=UTC))
+    if new.deadline_at <= begin:
+        raise SpecInvalid(
+            f"expected a deadline after {begin:%Y-%m-%d %H:%M:%S %Z}, when the tasks may begin, found"
+            f" {new.deadline_at.isoformat()}; nothing was submitted"
+        )
+
+
 _INSERT_RUN = text(
-    "INSERT INTO runs (id, name, user_name, purpose, total, idempotency_key)"
-    " VALUES (:id, :name, :user_name, :purpose, :total, :idempotency_key)"
+    "INSERT INTO runs (id, name, user_name, purpose, total, deadline_at, idempotency_key)"
+    " VALUES (:id, :name, :user_name, :purpose, :total, :deadline_at, :idempotency_key)"
 )
 
 
@@ -72,6 +98,7 @@ def _run_row(run_id: UUID, new: NewRun) -> dict[str, Any]:
         "user_name": new.user_name,
         "purpose": new.purpose,
         "total": len(new.specs) * new.replicas,
+        "deadline_at": new.deadline_at,
         "idempotency_key": new.idempotency_key,
     }
 
@@ -100,16 +127,16 @@ def _earlier(connection: Connection, new: NewRun) -> Accepted:
 
 
 def _load(connection: Connection, run_id: UUID, new: NewRun) -> Accepted:
-    cursor = _driver_connection(connection).cursor()
-    digests = _copy_specs(cursor, new.specs)
-    rows = list(_task_rows(run_id, new, digests))
-    with cursor.copy(f"COPY tasks ({', '.join(_TASK_COLUMNS)}) FROM STDIN") as copy:
-        for row in rows:
-            copy.write_row(row)
+    driver = _driver_connection(connection)
+    digests = _copy_specs(driver, new.specs)
+    rows = _Rows(run_id, new)
+    with driver.cursor().copy(f"COPY tasks ({', '.join(_COLUMNS)}) FROM STDIN") as copy:
+        for block in rows.blocks(digests):
+            copy.write(block)
     # One fact for the whole run: a fact per accepted task would double what a bulk load writes.
-    events.append(connection, Fact("run.accepted", run_id=run_id, data={"tasks": len(rows), "name": new.name}))
+    events.append(connection, Fact("run.accepted", run_id=run_id, data={"tasks": len(rows.ids), "name": new.name}))
     events.wake_dispatcher(connection)
-    return Accepted(run_id, tuple(row[0] for row in rows), tuple(row[5] for row in rows))
+    return Accepted(run_id, tuple(rows.ids), tuple(rows.names))
 
 
 def _driver_connection(connection: Connection) -> psycopg.Connection[Any]:
@@ -117,25 +144,35 @@ def _driver_connection(connection: Connection) -> psycopg.Connection[Any]:
     return driver
 
 
-def _copy_specs(cursor: psycopg.Cursor[Any], specs: Sequence[TaskSpec]) -> list[str]:
+def _copy_specs(driver: psycopg.Connection[Any], specs: Sequence[TaskSpec]) -> list[str]:
     """Write the specs that are new; digests in the order given."""
     digests: list[str] = []
     bodies: dict[str, str] = {}
     for spec in specs:
-        digest = spec.digest()
+        body = spec.model_dump_json()
+        digest = spec.digest_of(body)
         digests.append(digest)
-        bodies.setdefault(digest, spec.model_dump_json())
-    cursor.execute("CREATE TEMP TABLE new_specs (digest text, body jsonb) ON COMMIT DROP")
-    with cursor.copy("COPY new_specs FROM STDIN") as copy:
-        for item in bodies.items():
-            copy.write_row(item)
-    cursor.execute(
-        "INSERT INTO specs SELECT digest, body FROM new_specs ORDER BY digest ON CONFLICT (digest) DO NOTHING"
-    )
+        bodies.setdefault(digest, body)
+    known = driver.execute("SELECT digest FROM specs WHERE digest = ANY(%s)", [list(bodies)]).fetchall()
+    for (digest,) in known:
+        del bodies[digest]
+    if bodies:
+        try:
+            with driver.transaction():
+                _copy(driver, "specs", bodies)
+        except driver_errors.UniqueViolation:  # somebody brought one of them in this moment
+            driver.execute("CREATE TEMP TABLE new_specs (digest text, body text) ON COMMIT DROP")
+            _copy(driver, "new_specs", bodies)
+            driver.execute("INSERT INTO specs SELECT * FROM new_specs ORDER BY digest ON CONFLICT DO NOTHING")
     return digests
 
 
-_TASK_COLUMNS = (
+def _copy(driver: psycopg.Connection[Any], table: str, bodies: dict[str, str]) -> None:
+    with driver.cursor().copy(f"COPY {table} (digest, body) FROM STDIN".encode()) as copy:
+        copy.write("".join(f"{digest}\t{_escaped(bodies[digest])}\n" for digest in sorted(bodies)))
+
+
+_COLUMNS = (
     "id",
     "run_id",
     "group_id",
@@ -148,27 +185,72 @@ _TASK_COLUMNS = (
     "resource_class",
     "priority",
     "max_attempts",
+    "lifetime_s",
+    "in_line",
+    "available_at",
+    "deadline_at",
 )
 
 
-def _task_rows(run_id: UUID, new: NewRun, digests: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    for spec, digest in zip(new.specs, digests, strict=True):
-        group_id = uuids.uuid7()
-        shared = (
+class _Rows:
+    """The rows of a run's tasks in COPY's text format, and the ids and names that they got."""
+
+    _GROUPS = 1000
+    """Groups in one block."""
+
+    def __init__(self, run_id: UUID, new: NewRun) -> None:
+        self._run_id = run_id
+        self._new = new
+        self.ids: list[UUID] = []
+        self.names: list[str] = []
+
+    def blocks(self, digests: Sequence[str]) -> Iterator[str]:
+        specs = self._new.specs
+        for begin in range(0, len(specs), self._GROUPS):
+            pairs = zip(specs[begin : begin + self._GROUPS], digests[begin : begin + self._GROUPS], strict=True)
+            yield "".join(line for spec, digest in pairs for line in self._group(spec, digest))
+
+    def _group(self, spec: TaskSpec, digest: str) -> list[str]:
+        """One group: its tasks differ in id and replica alone."""
+        replicas = self._new.replicas
+        ids = [uuids.uuid7() for _ in range(replicas)]
+        self.ids += ids
+        self.names += [spec.task.name] * replicas
+        before, after = f"\t{self._run_id.hex}\t{uuids.uuid7().hex}\t", self._shared(spec, digest)
+        return [f"{task_id.hex}{before}{replica}{after}" for replica, task_id in enumerate(ids)]
+
+    def _shared(self, spec: TaskSpec, digest: str) -> str:
+        new, limits = self._new, spec.task.limits
+        delayed = new.available_at is not None and new.available_at > datetime.now(UTC)
+        values = (
             digest,
-            spec.task.name,
-            spec.agent,
-            new.user_name,
+            _escaped(spec.task.name),
+            _escaped(spec.agent),
+            _escaped(new.user_name),
             spec.mode.value,
-            spec.resource_class,
-            new.priority,
-            spec.task.limits.max_attempts,
+            _escaped(spec.resource_class),
+            str(new.priority),
+            str(limits.max_attempts),
+            repr(limits.lifetime_s),
+            "f" if delayed else "t",
+            (new.available_at or datetime.now(UTC)).isoformat(),
+            new.deadline_at.isoformat() if new.deadline_at else "\\N",
         )
-        for replica in range(new.replicas):
-            yield (uuids.uuid7(), run_id, group_id, replica, *shared)
+        return "\t" + "\t".join(values) + "\n"
+
+
+_SPECIAL = re.compile(r"[\\\t\n\r]")
+_ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
+
+
+def _escaped(value: str) -> str:
+    """For COPY's text format. PostgreSQL has no NUL in text; JSON escapes it and names cannot hold it."""
+    return _SPECIAL.sub(lambda found: _ESCAPES[found[0]], value)
 
 
 def spec_of(connection: Connection, digest: str) -> TaskSpec:
     """The stored spec. Must exist."""
-    body = connection.execute(text("SELECT body FROM specs WHERE digest = :digest"), {"digest": digest}).scalar_one()
-    return TaskSpec.model_validate_json(body if isinstance(body, str) else json.dumps(body))
+    body: str = connection.execute(
+        text("SELECT body FROM specs WHERE digest = :digest"), {"digest": digest}
+    ).scalar_one()
+    return TaskSpec.model_validate_json(body)

@@ -1,28 +1,28 @@
-"""The life of an attempt in the ledger: admitted, claimed, phase by phase, ended.
+"""The life of an attempt in the ledger: claimed, renewed, phase by phase, ended.
 
 Every write carries the attempt's id and number and is conditional on its state; a writer that comes late gets
-`StaleWriter` and must stop.
+`StaleWriter` and must stop. The verbs take many at once, in one statement; those for one are the same with
+a list of one.
+
+Locks are taken in one order, so that no two writers wait for each other: instance, attempt, task.
 """
 
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection, Row, text
-from uuid_utils import compat as uuids
 
 from app.errors import StaleWriter
 from app.ledger import events
-from app.ledger.accept import spec_of
 from app.ledger.database import Database
-from app.ledger.events import Fact
-from app.models.endings import BLAME, Blame, EndReason, backoff_s
+from app.ledger.events import OUTCOME
+from app.models.endings import BLAME, Blame, EndReason, RetryPolicy
 from app.models.outcome import Artifact, Failure, Hint, Phase, Verdict
 from app.models.spec import Mode, TaskSpec
 
@@ -42,114 +42,109 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """Seconds to wait after an infrastructure fault: doubling from `base_s` to `cap_s`, with jitter."""
+class Offer:
+    """An instance that would take what the hint names."""
 
-    base_s: float
-    cap_s: float
-
-    def wait_s(self, faults: int) -> float:
-        """Somewhere between half and the whole of the backoff, so that a crowd does not come back at once."""
-        return backoff_s(faults, base_s=self.base_s, cap_s=self.cap_s) * random.uniform(0.5, 1.0)
-
-
-# --- Admission ------------------------------------------------------------------------------------------------------
-
-_ADMIT = text("""
-WITH chosen AS (
-    SELECT * FROM unnest(CAST(:tasks AS uuid[]), CAST(:attempts AS uuid[]), CAST(:modes AS text[]))
-        AS c(task_id, attempt_id, mode)
-), moved AS (
-    UPDATE tasks t SET state = 'admitted', attempts = t.attempts + 1, mode = c.mode
-    FROM chosen c WHERE t.id = c.task_id AND t.state = 'pending' AND t.cancel_requested_at IS NULL
-    RETURNING t.id AS task_id, t.run_id, t.attempts AS number, t.resource_class, t.accepted_at, c.attempt_id, c.mode
-), dispatched AS (
-    INSERT INTO attempts (id, task_id, number, mode, resource_class, phases)
-    SELECT attempt_id, task_id, number, mode, resource_class,
-           jsonb_build_object('accepted', accepted_at, 'admitted', clock_timestamp())
-    FROM moved
-), facts AS (
-    INSERT INTO events (kind, run_id, task_id, attempt_id, data)
-    SELECT 'attempt.admitted', run_id, task_id, attempt_id, jsonb_build_object('number', number, 'mode', mode)
-    FROM moved
-)
-SELECT attempt_id, number, mode, resource_class FROM moved
-""")
+    hint: Hint
+    instance_id: UUID
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    """A hint together with the queue that it goes to."""
+class Passage:
+    """A door that an attempt passes now. `waits`: seconds waited by limit; `cost_usd`: of its model calls so far."""
 
-    hint: Hint
-    mode: Mode
-    resource_class: str
-
-
-def admit(connection: Connection, choices: Iterable[tuple[UUID, Mode]]) -> list[Published]:
-    """Move chosen tasks to admitted and write their next attempts, in one statement; skips what moved meanwhile."""
-    pairs = list(choices)
-    rows = connection.execute(
-        _ADMIT,
-        {
-            "tasks": [task_id for task_id, _ in pairs],
-            "attempts": [uuids.uuid7() for _ in pairs],
-            "modes": [mode.value for _, mode in pairs],
-        },
-    )
-    return [_published(row) for row in rows]
+    claimed: Claim
+    phase: Phase
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    waits: Mapping[str, float] = field(default_factory=dict)
+    cost_usd: float | None = None
 
 
-def unpublished(connection: Connection, older_than_s: float, limit: int) -> list[Published]:
-    """Attempts that nobody has claimed and whose hint was never sent, or sent longer ago than `older_than_s`."""
-    rows = connection.execute(
-        text(
-            "SELECT id AS attempt_id, number, mode, resource_class FROM attempts WHERE state = 'dispatched'"
-            " AND (published_at IS NULL OR published_at < clock_timestamp() - make_interval(secs => :age))"
-            " ORDER BY dispatched_at LIMIT :limit"
-        ),
-        {"age": older_than_s, "limit": limit},
-    )
-    return [_published(row) for row in rows]
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A graded attempt."""
+
+    claimed: Claim
+    end_reason: EndReason
+    verdict: Verdict
+    artifacts: Sequence[Artifact] = ()
 
 
-def mark_published(connection: Connection, hints: Sequence[Published]) -> None:
-    """Note that these hints are in the broker."""
-    connection.execute(
-        text("UPDATE attempts SET published_at = clock_timestamp() WHERE id = ANY(:ids) AND state = 'dispatched'"),
-        {"ids": [item.hint.attempt_id for item in hints]},
-    )
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An attempt that was not measured. `permanent`: another one would end the same."""
 
-
-def _published(row: Row[Any]) -> Published:
-    return Published(Hint(attempt_id=row.attempt_id, number=row.number), Mode(row.mode), row.resource_class)
+    claimed: Claim
+    end_reason: EndReason
+    failure: Failure
+    artifacts: Sequence[Artifact] = ()
+    permanent: bool = False
 
 
 # --- Claim and lease ------------------------------------------------------------------------------------------------
 
+# An ephemeral instance is locked by the claim and takes one attempt in its life: the row says which.
 _CLAIM = text("""
-UPDATE attempts a SET state = 'running', instance_id = i.id, claimed_at = clock_timestamp(),
-    phases = a.phases || jsonb_build_object('instance_ready', i.ready_at, 'claimed', clock_timestamp())
-FROM instances i, tasks t
-WHERE a.id = :attempt_id AND a.number = :number AND a.state = 'dispatched'
-    AND i.id = :instance_id AND i.state = 'ready' AND i.attempt_id IS NULL AND i.mode = a.mode
-    AND t.id = a.task_id AND t.state = 'admitted' AND t.attempts = a.number AND t.cancel_requested_at IS NULL
-RETURNING a.id, a.task_id, a.mode, t.run_id, t.spec_digest
+WITH offers AS (
+    SELECT * FROM unnest(CAST(:attempts AS uuid[]), CAST(:numbers AS int[]), CAST(:instances AS uuid[]))
+        AS o(attempt_id, number, instance_id)
+), seats AS MATERIALIZED (
+    SELECT id, mode, resource_class, ready_at FROM instances
+    WHERE id = ANY(CAST(:instances AS uuid[])) AND state = 'ready' AND attempt_id IS NULL ORDER BY id FOR UPDATE
+), wanted AS MATERIALIZED (
+    SELECT id FROM attempts WHERE id = ANY(CAST(:attempts AS uuid[])) AND state = 'dispatched'
+    ORDER BY id FOR UPDATE SKIP LOCKED
+), matched AS (
+    SELECT DISTINCT ON (CASE WHEN s.mode = 'ephemeral' THEN s.id ELSE o.attempt_id END)
+        o.attempt_id, o.number, s.id AS instance_id, s.mode, s.resource_class, s.ready_at
+    FROM offers o JOIN seats s ON s.id = o.instance_id JOIN wanted w ON w.id = o.attempt_id
+), taken AS (
+    UPDATE attempts a SET state = 'running', instance_id = m.instance_id, claimed_at = clock_timestamp(),
+        deadline_at = least(clock_timestamp() + make_interval(secs => t.lifetime_s), t.deadline_at),
+        phases = a.phases || jsonb_build_object('instance_ready', m.ready_at, 'claimed', clock_timestamp())
+    FROM matched m, tasks t
+    WHERE a.id = m.attempt_id AND a.number = m.number AND a.mode = m.mode AND a.resource_class = m.resource_class
+        AND t.id = a.task_id AND t.state = 'admitted' AND t.attempts = a.number AND t.cancel_requested_at IS NULL
+    RETURNING a.id, a.number, a.task_id, a.mode, a.deadline_at, a.instance_id, t.run_id, t.spec_digest
+), moved AS (
+    UPDATE tasks t SET state = 'running' FROM taken WHERE t.id = taken.task_id
+), busy AS (
+    UPDATE instances i SET state = 'busy', attempt_id = taken.id
+    FROM taken WHERE i.id = taken.instance_id AND taken.mode = 'ephemeral'
+), leased AS (
+    INSERT INTO leases (attempt_id, instance_id, expires_at)
+    SELECT id, instance_id, clock_timestamp() + make_interval(secs => :lease) FROM taken
+), facts AS (
+    INSERT INTO events (kind, run_id, task_id, attempt_id, instance_id)
+    SELECT 'attempt.claimed', run_id, task_id, id, instance_id FROM taken
+)
+SELECT * FROM taken
 """)
+
+
+def claim_many(database: Database, offers: Sequence[Offer], *, lease_s: float) -> list[Claim]:
+    """Give attempts to the instances that offer themselves, each with a lease. What cannot be had is left out.
+
+    Raises: DatabaseUnavailable: it may have been done all the same; `held_by` tells.
+    """
+    if not offers:
+        return []
+    values = {
+        "attempts": [offer.hint.attempt_id for offer in offers],
+        "numbers": [offer.hint.number for offer in offers],
+        "instances": [offer.instance_id for offer in offers],
+        "lease": lease_s,
+    }
+    with database.begin() as connection:
+        return _claims(connection, connection.execute(_CLAIM, values).all())
 
 
 def claim(database: Database, hint: Hint, instance_id: UUID, *, lease_s: float) -> Claim | None:
     """Take an attempt for an instance, with a lease; None when there is nothing to take (a stale or doubled hint).
 
-    An ephemeral instance can take one in its life; the row says which.
+    Raises: as `claim_many`.
     """
-    with database.begin() as connection:
-        if not _reserve(connection, instance_id):
-            return None
-        row = connection.execute(
-            _CLAIM, {"attempt_id": hint.attempt_id, "number": hint.number, "instance_id": instance_id}
-        ).first()
-        return None if row is None else _settle_claim(connection, row, hint, instance_id, lease_s)
+    return next(iter(claim_many(database, [Offer(hint, instance_id)], lease_s=lease_s)), None)
 
 
 def claim_any(database: Database, instance_id: UUID, *, lease_s: float) -> Claim | None:
@@ -159,7 +154,7 @@ def claim_any(database: Database, instance_id: UUID, *, lease_s: float) -> Claim
             text(
                 "SELECT a.id, a.number FROM attempts a JOIN instances i"
                 " ON i.mode = a.mode AND i.resource_class = a.resource_class"
-                " WHERE i.id = :instance_id AND a.state = 'dispatched' ORDER BY a.dispatched_at"
+                " WHERE i.id = :instance_id AND i.state = 'ready' AND a.state = 'dispatched' ORDER BY a.dispatched_at"
                 " LIMIT 1 FOR UPDATE OF a SKIP LOCKED"
             ),
             {"instance_id": instance_id},
@@ -169,79 +164,126 @@ def claim_any(database: Database, instance_id: UUID, *, lease_s: float) -> Claim
     return claim(database, Hint(attempt_id=row.id, number=row.number), instance_id, lease_s=lease_s)
 
 
-def _reserve(connection: Connection, instance_id: UUID) -> bool:
-    """Lock the instance's row: an ephemeral one cannot take two attempts, even in two threads."""
-    statement = text("SELECT 1 FROM instances WHERE id = :id AND state = 'ready' AND attempt_id IS NULL FOR UPDATE")
-    return connection.execute(statement, {"id": instance_id}).first() is not None
+def held_by(database: Database, instance_id: UUID) -> list[Claim]:
+    """What the ledger believes this instance to be working on: the answer to a claim that ended in an error."""
+    with database.begin() as connection:
+        rows = connection.execute(
+            text(
+                "SELECT a.id, a.number, a.task_id, a.mode, a.deadline_at, a.instance_id, t.run_id, t.spec_digest"
+                " FROM attempts a JOIN tasks t ON t.id = a.task_id JOIN leases l ON l.attempt_id = a.id"
+                " WHERE a.instance_id = :id AND a.state = 'running'"
+            ),
+            {"id": instance_id},
+        ).all()
+        return _claims(connection, rows)
 
 
-def _settle_claim(connection: Connection, row: Row[Any], hint: Hint, instance_id: UUID, lease_s: float) -> Claim:
-    spec = spec_of(connection, row.spec_digest)
-    ids = {"attempt_id": row.id, "task_id": row.task_id, "instance_id": instance_id}
-    connection.execute(text("UPDATE tasks SET state = 'running' WHERE id = :task_id"), ids)
-    if row.mode == Mode.EPHEMERAL:
-        connection.execute(
-            text("UPDATE instances SET state = 'busy', attempt_id = :attempt_id WHERE id = :instance_id"), ids
-        )
-    connection.execute(
-        text(
-            "INSERT INTO leases VALUES (:attempt_id, :instance_id, clock_timestamp() + make_interval(secs => :lease))"
-        ),
-        {**ids, "lease": lease_s},
+def _claims(connection: Connection, rows: Sequence[Row[Any]]) -> list[Claim]:
+    unknown = {row.spec_digest for row in rows} - _specs.keys()
+    found = connection.execute(
+        text("SELECT digest, body FROM specs WHERE digest = ANY(:digests)"), {"digests": list(unknown)}
     )
-    deadline_at = connection.execute(
-        text(
-            "UPDATE attempts SET deadline_at = clock_timestamp() + make_interval(secs => :lifetime)"
-            " WHERE id = :attempt_id RETURNING deadline_at"
-        ),
-        {**ids, "lifetime": spec.task.limits.lifetime_s},
-    ).scalar_one()
-    events.append(connection, Fact("attempt.claimed", row.run_id, row.task_id, row.id, instance_id))
-    return Claim(row.id, hint.number, row.task_id, row.run_id, instance_id, Mode(row.mode), deadline_at, spec)
+    specs = {row.digest: TaskSpec.model_validate_json(row.body) for row in found} if unknown else {}
+    return [_claim(row, specs) for row in rows]
 
 
-def renew(database: Database, attempt_ids: Sequence[UUID], *, lease_s: float) -> dict[UUID, bool]:
-    """Renew leases in one statement: {attempt: must it stop?}. An attempt that is missing has lost its lease."""
+def _claim(row: Row[Any], read: Mapping[str, TaskSpec]) -> Claim:
+    digest = row.spec_digest
+    spec = _specs.get(digest) or read[digest]
+    _specs[digest] = spec
+    while len(_specs) > _MOST_SPECS:
+        _specs.pop(next(iter(_specs)), None)
+    mode, ids = Mode(row.mode), (row.task_id, row.run_id, row.instance_id)
+    return Claim(row.id, row.number, *ids, mode, row.deadline_at, spec)
+
+
+_specs: dict[str, TaskSpec] = {}
+"""Specs by digest, parsed once for all the replicas that this process carries out; a digest never changes meaning."""
+_MOST_SPECS = 256
+
+
+def renew(database: Database, attempt_ids: Sequence[UUID], *, lease_s: float) -> dict[UUID, EndReason | None]:
+    """Renew leases in one statement: {attempt: why it must stop, or None}. What is missing has lost its lease."""
     with database.begin() as connection:
         rows = connection.execute(
             text(
                 "UPDATE leases l SET expires_at = clock_timestamp() + make_interval(secs => :lease)"
                 " FROM attempts a JOIN tasks t ON t.id = a.task_id"
                 " WHERE l.attempt_id = ANY(:ids) AND a.id = l.attempt_id AND a.state = 'running'"
-                " RETURNING l.attempt_id, t.cancel_requested_at IS NOT NULL AS stop"
+                " RETURNING l.attempt_id, t.cancel_requested_at IS NOT NULL AS stop, t.cancel_reason"
             ),
             {"ids": list(attempt_ids), "lease": lease_s},
         )
-        return {row.attempt_id: row.stop for row in rows}
+        return {row.attempt_id: EndReason(row.cancel_reason or "cancelled") if row.stop else None for row in rows}
 
 
 # --- Phases ---------------------------------------------------------------------------------------------------------
 
+_PASS = text("""
+WITH passed AS (
+    SELECT * FROM unnest(CAST(:ids AS uuid[]), CAST(:numbers AS int[]), CAST(:phases AS text[]),
+        CAST(:environments AS jsonb[]), CAST(:waits AS jsonb[]), CAST(:costs AS float8[]))
+        WITH ORDINALITY AS p(id, number, phase, environment, waits, cost, ord)
+), each AS (
+    SELECT id, number, jsonb_object_agg(phase, clock_timestamp()) AS phases, max(cost) AS cost,
+        (array_agg(environment ORDER BY ord))[1] AS environment, (array_agg(waits ORDER BY ord))[1] AS waits
+    FROM passed GROUP BY id, number
+), mine AS MATERIALIZED (
+    SELECT a.id FROM attempts a JOIN each e ON e.id = a.id AND e.number = a.number
+    WHERE a.state = 'running' ORDER BY a.id FOR UPDATE OF a
+), moved AS (
+    UPDATE attempts a SET phases = a.phases || e.phases, environment = a.environment || e.environment,
+        waits = a.waits || e.waits, cost_usd = coalesce(e.cost, a.cost_usd)
+    FROM each e JOIN mine ON mine.id = e.id, tasks t
+    WHERE a.id = e.id AND t.id = a.task_id
+    RETURNING a.id, a.task_id, a.instance_id, t.run_id, a.user_name, e.cost
+), spent AS (
+    INSERT INTO accounts (user_name, spent_usd) SELECT user_name, sum(cost) FROM moved WHERE cost > 0
+    GROUP BY user_name ORDER BY user_name
+    ON CONFLICT (user_name) DO UPDATE SET spent_usd = accounts.spent_usd + excluded.spent_usd
+), facts AS (
+    INSERT INTO events (kind, run_id, task_id, attempt_id, instance_id, data)
+    SELECT 'attempt.' || p.phase, m.run_id, m.task_id, m.id, m.instance_id, p.environment
+    FROM moved m JOIN passed p ON p.id = m.id ORDER BY p.ord
+)
+SELECT id FROM moved
+""")
+
+
+def pass_doors(database: Database, passages: Sequence[Passage]) -> set[UUID]:
+    """Record that attempts passed stations' doors now; the attempts whose writer was still the current one.
+
+    Of several passages of one attempt in a call, the first may bring environment and waits.
+    """
+    if not passages:
+        return set()
+    values = {
+        "ids": [p.claimed.attempt_id for p in passages],
+        "numbers": [p.claimed.number for p in passages],
+        "phases": [p.phase.value for p in passages],
+        "environments": [json.dumps(dict(p.environment)) for p in passages],
+        "waits": [json.dumps(dict(p.waits)) for p in passages],
+        "costs": [p.cost_usd for p in passages],
+    }
+    with database.begin() as connection:
+        return set(connection.execute(_PASS, values).scalars())
+
 
 def pass_door(
-    database: Database, claimed: Claim, phase: Phase, *, environment: Mapping[str, Any] | None = None
+    database: Database,
+    claimed: Claim,
+    phase: Phase,
+    *,
+    environment: Mapping[str, Any] | None = None,
+    waits: Mapping[str, float] | None = None,
+    cost_usd: float | None = None,
 ) -> None:
     """Record that the attempt passed a station's door now.
 
     Raises: StaleWriter.
     """
-    with database.begin() as connection:
-        moved = connection.execute(
-            text(
-                "UPDATE attempts SET phases = phases || jsonb_build_object(CAST(:phase AS text), clock_timestamp()),"
-                " environment = environment || CAST(:environment AS jsonb)"
-                " WHERE id = :id AND number = :number AND state = 'running' RETURNING id"
-            ),
-            {
-                "phase": phase.value,
-                "environment": json.dumps(dict(environment or {})),
-                "id": claimed.attempt_id,
-                "number": claimed.number,
-            },
-        ).first()
-        if moved is None:
-            raise _stale(claimed)
-        events.append(connection, _fact(f"attempt.{phase.value}", claimed, dict(environment or {})))
+    if not pass_doors(database, [Passage(claimed, phase, environment or {}, waits or {}, cost_usd)]):
+        raise _stale(claimed)
 
 
 def record_teardown(database: Database, claimed: Claim, found: Mapping[str, Any]) -> None:
@@ -254,11 +296,17 @@ def record_teardown(database: Database, claimed: Claim, found: Mapping[str, Any]
             ),
             {"id": claimed.attempt_id, "found": json.dumps(dict(found))},
         )
-        events.append(connection, _fact("attempt.torn_down", claimed, dict(found)))
-
-
-def _fact(kind: str, claimed: Claim, data: dict[str, Any] | None = None) -> Fact:
-    return Fact(kind, claimed.run_id, claimed.task_id, claimed.attempt_id, claimed.instance_id, data or {})
+        events.append(
+            connection,
+            events.Fact(
+                "attempt.torn_down",
+                claimed.run_id,
+                claimed.task_id,
+                claimed.attempt_id,
+                claimed.instance_id,
+                dict(found),
+            ),
+        )
 
 
 def _stale(claimed: Claim) -> StaleWriter:
@@ -266,6 +314,54 @@ def _stale(claimed: Claim) -> StaleWriter:
 
 
 # --- Ends -----------------------------------------------------------------------------------------------------------
+
+_FINISH = text("""
+WITH ending AS (
+    SELECT * FROM unnest(CAST(:ids AS uuid[]), CAST(:numbers AS int[]), CAST(:reasons AS text[]),
+        CAST(:verdicts AS jsonb[])) AS e(id, number, reason, verdict)
+), mine AS MATERIALIZED (
+    SELECT a.id FROM attempts a JOIN ending e ON e.id = a.id AND e.number = a.number
+    WHERE a.state = 'running' ORDER BY a.id FOR UPDATE OF a
+), done AS (
+    UPDATE attempts a SET state = 'finished', finished_at = clock_timestamp(), end_reason = e.reason,
+        verdict = e.verdict
+    FROM ending e JOIN mine ON mine.id = e.id WHERE a.id = e.id
+    RETURNING a.id, a.task_id, a.instance_id, e.reason, e.verdict
+), freed AS (
+    DELETE FROM leases l USING done WHERE l.attempt_id = done.id
+), left_line AS (
+    DELETE FROM holds h USING done WHERE h.attempt_id = done.id
+), ended AS (
+    UPDATE tasks t SET state = 'succeeded', finished_at = clock_timestamp(), end_reason = done.reason,
+        verdict = done.verdict, failure = NULL
+    FROM done WHERE t.id = done.task_id RETURNING t.id, t.run_id
+), facts AS (
+    INSERT INTO events (kind, run_id, task_id, attempt_id, instance_id, data)
+    SELECT 'attempt.finished', ended.run_id, ended.id, done.id, done.instance_id,
+        jsonb_build_object('end_reason', done.reason, 'reward', done.verdict->'reward')
+    FROM done JOIN ended ON ended.id = done.task_id
+)
+SELECT done.id, pg_notify(:channel, ended.id::text) FROM done JOIN ended ON ended.id = done.task_id
+""")
+
+
+def finish_many(database: Database, endings: Sequence[Finished]) -> set[UUID]:
+    """Record graded attempts: their tasks have succeeded, whatever the reward. The attempts that were recorded."""
+    if not endings:
+        return set()
+    values = {
+        "ids": [e.claimed.attempt_id for e in endings],
+        "numbers": [e.claimed.number for e in endings],
+        "reasons": [e.end_reason.value for e in endings],
+        "verdicts": [e.verdict.model_dump_json() for e in endings],
+        "channel": OUTCOME,
+    }
+    with database.begin() as connection:
+        done = {row.id for row in connection.execute(_FINISH, values)}
+        _store_artifacts(connection, [(e.claimed.attempt_id, a) for e in endings for a in e.artifacts], done)
+        if done:
+            events.wake_dispatcher(connection)
+    return done
 
 
 def finish(
@@ -275,15 +371,81 @@ def finish(
 
     Raises: StaleWriter: nothing was written.
     """
+    if not finish_many(database, [Finished(claimed, end_reason, verdict, artifacts)]):
+        raise _stale(claimed)
+
+
+# What follows is decided on the locked row of the task, so that a cancel that comes at the same time is not missed.
+_END_UNMEASURED = text("""
+WITH ending AS (
+    SELECT * FROM unnest(CAST(:ids AS uuid[]), CAST(:numbers AS int[]), CAST(:states AS text[]),
+        CAST(:reasons AS text[]), CAST(:blames AS text[]), CAST(:failures AS jsonb[]), CAST(:permanents AS bool[]))
+        AS e(id, number, state, reason, blame, failure, permanent)
+), mine AS MATERIALIZED (
+    SELECT a.id FROM attempts a JOIN ending e ON e.id = a.id AND (e.number IS NULL OR e.number = a.number)
+    WHERE a.state = 'running' ORDER BY a.id FOR UPDATE OF a
+), done AS (
+    UPDATE attempts a SET state = e.state, finished_at = clock_timestamp(), end_reason = e.reason,
+        failure = e.failure
+    FROM ending e JOIN mine ON mine.id = e.id WHERE a.id = e.id
+    RETURNING a.id, a.number, a.task_id, a.instance_id, e.state, e.reason, e.blame, e.failure, e.permanent
+), freed AS (
+    DELETE FROM leases l USING done WHERE l.attempt_id = done.id
+), left_line AS (
+    DELETE FROM holds h USING done WHERE h.attempt_id = done.id
+), locked AS MATERIALIZED (
+    SELECT t.id, t.run_id, t.faults, t.max_attempts, t.cancel_requested_at, t.cancel_reason
+    FROM tasks t WHERE t.id IN (SELECT task_id FROM done) ORDER BY t.id FOR UPDATE
+), decided AS (
+    SELECT l.id, l.run_id, d.id AS attempt_id, d.number, d.instance_id, d.state, d.reason, d.failure, d.blame,
+        l.faults + (d.blame = 'infrastructure')::int AS faults,
+        CASE WHEN l.cancel_requested_at IS NOT NULL THEN coalesce(l.cancel_reason, 'cancelled')
+             WHEN d.blame = 'person' THEN d.reason END AS stopped,
+        d.permanent OR d.blame = 'result' OR l.faults + (d.blame = 'infrastructure')::int >= l.max_attempts AS over,
+        CASE WHEN l.faults + (d.blame = 'infrastructure')::int = 0 THEN 0 ELSE
+            least(:cap, :base * 2 ^ least(30, l.faults + (d.blame = 'infrastructure')::int - 1))
+            * (0.5 + random() / 2) END AS wait_s
+    FROM locked l JOIN done d ON d.task_id = l.id
+), moved AS (
+    UPDATE tasks t SET faults = d.faults,
+        state = CASE WHEN d.stopped IS NOT NULL THEN 'cancelled' WHEN d.over THEN 'failed' ELSE 'pending' END,
+        end_reason = CASE WHEN d.stopped IS NOT NULL THEN d.stopped WHEN d.over THEN d.reason END,
+        failure = CASE WHEN d.stopped IS NOT NULL OR d.over THEN d.failure END,
+        finished_at = CASE WHEN d.stopped IS NOT NULL OR d.over THEN clock_timestamp() END,
+        in_line = false, available_at = clock_timestamp() + make_interval(secs => d.wait_s)
+    FROM decided d WHERE t.id = d.id RETURNING t.id, t.state
+), facts AS (
+    INSERT INTO events (kind, run_id, task_id, attempt_id, instance_id, data)
+    SELECT 'attempt.' || d.state, d.run_id, d.id, d.attempt_id, d.instance_id,
+        d.failure || jsonb_build_object('end_reason', d.reason) || CASE WHEN m.state = 'pending'
+            THEN jsonb_build_object('retry_in_s', d.wait_s) ELSE jsonb_build_object('task', m.state) END
+    FROM decided d JOIN moved m ON m.id = d.id
+)
+SELECT d.attempt_id, CASE WHEN m.state <> 'pending' THEN pg_notify(:channel, d.id::text) END
+FROM decided d JOIN moved m ON m.id = d.id
+""")
+
+
+def fail_many(database: Database, endings: Sequence[Failed], retry: RetryPolicy) -> set[UUID]:
+    """Record attempts that were not measured; each task waits for its next, or ends when there is none."""
+    if not endings:
+        return set()
     with database.begin() as connection:
-        _end_attempt(connection, claimed, "finished", end_reason, verdict=verdict)
-        _store_artifacts(connection, claimed.attempt_id, artifacts)
-        _end_task(connection, claimed.task_id, "succeeded", end_reason, verdict=verdict)
-        events.append(
+        done = _end_unmeasured(
             connection,
-            _fact("attempt.finished", claimed, {"end_reason": end_reason.value, "reward": verdict.reward}),
+            retry,
+            ids=[e.claimed.attempt_id for e in endings],
+            numbers=[e.claimed.number for e in endings],
+            states=[_STATE_OF.get(BLAME[e.end_reason], "error") for e in endings],
+            reasons=[e.end_reason for e in endings],
+            failures=[e.failure for e in endings],
+            permanents=[e.permanent for e in endings],
         )
-        events.wake_dispatcher(connection)
+        _store_artifacts(connection, [(e.claimed.attempt_id, a) for e in endings for a in e.artifacts], done)
+    return done
+
+
+_STATE_OF = {Blame.PERSON: "cancelled", Blame.INTERRUPTION: "interrupted"}
 
 
 def fail(
@@ -300,137 +462,70 @@ def fail(
 
     Raises: StaleWriter: nothing was written.
     """
-    state = {Blame.PERSON: "cancelled", Blame.INTERRUPTION: "interrupted"}.get(BLAME[end_reason], "error")
-    with database.begin() as connection:
-        _end_attempt(connection, claimed, state, end_reason, failure=failure)
-        _store_artifacts(connection, claimed.attempt_id, artifacts)
-        _after_failure(connection, claimed.task_id, end_reason, failure, permanent=permanent, retry=retry)
-        events.append(
-            connection,
-            _fact(f"attempt.{state}", claimed, {"end_reason": end_reason.value, **failure.model_dump(mode="json")}),
-        )
-        events.wake_dispatcher(connection)
+    if not fail_many(database, [Failed(claimed, end_reason, failure, artifacts, permanent)], retry):
+        raise _stale(claimed)
 
 
 def lose(
     connection: Connection, attempt_ids: Sequence[UUID], failure: Failure, end_reason: EndReason, retry: RetryPolicy
 ) -> list[UUID]:
     """Take running attempts away from whoever had them, within the caller's transaction; returns those taken."""
-    state = "interrupted" if BLAME[end_reason] is Blame.INTERRUPTION else "lost"
-    rows = connection.execute(
-        text(
-            "UPDATE attempts a SET state = :state, finished_at = clock_timestamp(), end_reason = :reason,"
-            " failure = CAST(:failure AS jsonb)"
-            " FROM tasks t WHERE a.id = ANY(:ids) AND a.state = 'running' AND t.id = a.task_id"
-            " RETURNING a.id, a.task_id, a.instance_id, t.run_id"
-        ),
-        {
-            "state": state,
-            "reason": end_reason.value,
-            "failure": failure.model_dump_json(),
-            "ids": list(attempt_ids),
-        },
-    ).all()
-    for row in rows:
-        connection.execute(text("DELETE FROM leases WHERE attempt_id = :id"), {"id": row.id})
-        _after_failure(connection, row.task_id, end_reason, failure, permanent=False, retry=retry)
-        data = {"end_reason": end_reason.value, "message": failure.message}
-        events.append(connection, Fact(f"attempt.{state}", row.run_id, row.task_id, row.id, row.instance_id, data))
-    if rows:
-        events.wake_dispatcher(connection)
-    return [row.id for row in rows]
-
-
-def _end_attempt(
-    connection: Connection,
-    claimed: Claim,
-    state: str,
-    end_reason: EndReason,
-    *,
-    verdict: Verdict | None = None,
-    failure: Failure | None = None,
-) -> None:
-    ended = connection.execute(
-        text(
-            "UPDATE attempts SET state = :state, finished_at = clock_timestamp(), end_reason = :reason,"
-            " verdict = CAST(:verdict AS jsonb), failure = CAST(:failure AS jsonb)"
-            " WHERE id = :id AND number = :number AND state = 'running' RETURNING id"
-        ),
-        {
-            "state": state,
-            "reason": end_reason.value,
-            "verdict": verdict.model_dump_json() if verdict else None,
-            "failure": failure.model_dump_json() if failure else None,
-            "id": claimed.attempt_id,
-            "number": claimed.number,
-        },
-    ).first()
-    if ended is None:
-        raise _stale(claimed)
-    connection.execute(text("DELETE FROM leases WHERE attempt_id = :id"), {"id": claimed.attempt_id})
-
-
-def _end_task(
-    connection: Connection,
-    task_id: UUID,
-    state: str,
-    end_reason: EndReason,
-    *,
-    verdict: Verdict | None = None,
-    failure: Failure | None = None,
-) -> None:
-    connection.execute(
-        text(
-            "UPDATE tasks SET state = :state, finished_at = clock_timestamp(), end_reason = :reason,"
-            " verdict = CAST(:verdict AS jsonb), failure = CAST(:failure AS jsonb) WHERE id = :id"
-        ),
-        {
-            "state": state,
-            "reason": end_reason.value,
-            "verdict": verdict.model_dump_json() if verdict else None,
-            "failure": failure.model_dump_json() if failure else None,
-            "id": task_id,
-        },
+    count = len(attempt_ids)
+    if not count:
+        return []
+    state = _STATE_OF.get(BLAME[end_reason], "lost")
+    taken = _end_unmeasured(
+        connection,
+        retry,
+        ids=list(attempt_ids),
+        numbers=[None] * count,
+        states=[state] * count,
+        reasons=[end_reason] * count,
+        failures=[failure] * count,
+        permanents=[False] * count,
     )
-    events.tell_outcome(connection, [task_id])
+    return [attempt_id for attempt_id in attempt_ids if attempt_id in taken]
 
 
-def _after_failure(
+def _end_unmeasured(
     connection: Connection,
-    task_id: UUID,
-    end_reason: EndReason,
-    failure: Failure,
-    *,
-    permanent: bool,
     retry: RetryPolicy,
-) -> None:
-    """Decide by class what follows: cancelled, one more attempt, or not measured."""
-    task = connection.execute(
-        text("SELECT faults, max_attempts, cancel_requested_at FROM tasks WHERE id = :id FOR UPDATE"), {"id": task_id}
-    ).one()
-    blame = BLAME[end_reason]
-    if blame is Blame.PERSON or task.cancel_requested_at is not None:
-        _end_task(connection, task_id, "cancelled", EndReason.CANCELLED, failure=failure)
-        return
-    faults = task.faults + (blame is Blame.INFRASTRUCTURE)
-    if permanent or blame is Blame.RESULT or faults >= task.max_attempts:
-        _end_task(connection, task_id, "failed", end_reason, failure=failure)
-        return
-    connection.execute(
-        text(
-            "UPDATE tasks SET state = 'pending', faults = :faults,"
-            " available_at = clock_timestamp() + make_interval(secs => :wait) WHERE id = :id"
-        ),
-        {"id": task_id, "faults": faults, "wait": retry.wait_s(faults) if faults else 0.0},
+    *,
+    ids: Sequence[UUID],
+    numbers: Sequence[int | None],
+    states: Sequence[str],
+    reasons: Sequence[EndReason],
+    failures: Sequence[Failure],
+    permanents: Sequence[bool],
+) -> set[UUID]:
+    rows = connection.execute(
+        _END_UNMEASURED,
+        {
+            "ids": list(ids),
+            "numbers": list(numbers),
+            "states": list(states),
+            "reasons": [reason.value for reason in reasons],
+            "blames": [BLAME[reason].value for reason in reasons],
+            "failures": [failure.model_dump_json() for failure in failures],
+            "permanents": list(permanents),
+            "base": retry.base_s,
+            "cap": retry.cap_s,
+            "channel": OUTCOME,
+        },
     )
+    done = {row.attempt_id for row in rows}
+    if done:
+        events.wake_dispatcher(connection)
+    return done
 
 
-def _store_artifacts(connection: Connection, attempt_id: UUID, artifacts: Sequence[Artifact]) -> None:
-    if artifacts:
+def _store_artifacts(connection: Connection, artifacts: Sequence[tuple[UUID, Artifact]], of: set[UUID]) -> None:
+    rows = [{"attempt_id": i, **artifact.model_dump(mode="json")} for i, artifact in artifacts if i in of]
+    if rows:
         connection.execute(
             text(
                 "INSERT INTO artifacts (attempt_id, kind, key, url, size_bytes, sha256, missing)"
                 " VALUES (:attempt_id, :kind, :key, :url, :size_bytes, :sha256, :missing)"
             ),
-            [{"attempt_id": attempt_id, **artifact.model_dump(mode="json")} for artifact in artifacts],
+            rows,
         )

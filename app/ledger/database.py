@@ -14,6 +14,8 @@ from app.errors import DatabaseUnavailable, IllegalMove
 
 ILLEGAL_MOVE = "MF001"
 """SQLSTATE that the triggers raise."""
+DEADLOCK = "40P01"
+"""SQLSTATE of the writer that PostgreSQL undid so that another could go on."""
 
 
 class Database:
@@ -43,6 +45,10 @@ class Database:
             with self.engine.begin() as connection:
                 yield connection
         except OperationalError as error:
+            if getattr(error.orig, "sqlstate", None) == DEADLOCK:
+                raise DatabaseUnavailable(
+                    "two writers waited for each other; this one was undone, try again"
+                ) from error
             raise DatabaseUnavailable(
                 f"expected PostgreSQL to answer, found: {_first_line(error)}; try `megaflow doctor`"
             ) from error
@@ -76,9 +82,10 @@ class Listener:
         self._connection: psycopg.Connection | None = None
 
     def wait(self, timeout_s: float) -> list[str] | None:
-        """Payloads that arrived within `timeout_s` (returns at the first), or None when the connection was new.
+        """Payloads that arrived within `timeout_s`, or None when the connection was new.
 
-        None means: something may have been missed, look for yourself.
+        Returns at the first, with all the others that are there: one look answers them all. None means: something may
+        have been missed, look for yourself.
 
         Raises: DatabaseUnavailable.
         """
@@ -86,7 +93,8 @@ class Listener:
             self._connect()
             return None
         try:
-            return [n.payload for n in self._connection.notifies(timeout=timeout_s, stop_after=1)]
+            found = [n.payload for n in self._connection.notifies(timeout=timeout_s, stop_after=1)]
+            return found + [n.payload for n in self._connection.notifies(timeout=0)] if found else found
         except psycopg.OperationalError as error:
             self.close()
             raise DatabaseUnavailable(f"lost the connection to PostgreSQL: {str(error).strip()}") from error

@@ -142,12 +142,18 @@ def results(database: Database, ids: Sequence[UUID]) -> list[TaskResult]:
     """Tasks with all their attempts and artifacts, in the order of `ids`; three queries however many."""
     wanted = {"ids": list(ids)}
     with database.begin() as connection:
-        tasks = {row.id: row for row in connection.execute(text("SELECT * FROM tasks WHERE id = ANY(:ids)"), wanted)}
+        tasks = {row.id: row for row in connection.execute(_TASKS, wanted)}
         tries = _attempts(connection, wanted)
     missing = [task_id for task_id in ids if task_id not in tasks]
     if missing:
         raise UnknownName(f"unknown task {missing[0]}")
     return [_result(tasks[task_id], tries[task_id]) for task_id in ids]
+
+
+_TASKS = text(
+    "SELECT id, run_id, name, replica, agent, mode, requested_mode, state, end_reason, verdict, failure"
+    " FROM tasks WHERE id = ANY(:ids)"
+)
 
 
 def _attempts(connection: Connection, wanted: dict[str, Any]) -> dict[UUID, list[AttemptRecord]]:
@@ -164,7 +170,8 @@ def _attempts(connection: Connection, wanted: dict[str, Any]) -> dict[UUID, list
     tries: dict[UUID, list[AttemptRecord]] = defaultdict(list)
     for row in connection.execute(
         text(
-            "SELECT a.*, i.provider || ' ' || coalesce(i.handle, '?') AS instance FROM attempts a"
+            "SELECT a.id, a.task_id, a.number, a.state, a.mode, a.instance_id, a.environment, a.end_reason, a.failure,"
+            " a.verdict, a.phases, i.provider || ' ' || coalesce(i.handle, '?') AS instance FROM attempts a"
             " LEFT JOIN instances i ON i.id = a.instance_id WHERE a.task_id = ANY(:ids) ORDER BY a.number"
         ),
         wanted,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from uuid import UUID
 
@@ -11,37 +12,78 @@ from app.ledger import events
 from app.ledger.database import Database
 from app.ledger.events import Fact
 
+_ROUNDS = 5
+_ROUND_S = 0.02
+
 
 def cancel(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:
     """Ask for an end. What is not running ends at once; returns the attempts that run and must be told."""
+    told: list[UUID] = []
+    left = list(task_ids)
+    for _ in range(_ROUNDS):
+        running, left = _cancel(database, left)
+        told += running
+        if not left:
+            break
+        time.sleep(_ROUND_S)  # those are being claimed in this moment
+    return told
+
+
+def _cancel(database: Database, task_ids: Sequence[UUID]) -> tuple[list[UUID], list[UUID]]:
+    """One round: the running attempts to be told, and the tasks that somebody is claiming right now.
+
+    The tasks are locked first, so that none of them is admitted meanwhile. A claim takes its attempt and then its
+    task: an attempt that is locked is being claimed, and is not waited for, so that nobody waits in a circle.
+    """
     ids = {"ids": list(task_ids)}
     with database.begin() as connection:
-        connection.execute(
-            text(
-                "UPDATE attempts SET state = 'cancelled', finished_at = clock_timestamp(), end_reason = 'cancelled'"
-                " WHERE task_id = ANY(:ids) AND state = 'dispatched'"
-            ),
-            ids,
-        )
-        rows = connection.execute(
-            text(
-                "UPDATE tasks SET cancel_requested_at = coalesce(cancel_requested_at, clock_timestamp()),"
-                " state = CASE WHEN state = 'running' THEN state ELSE 'cancelled' END,"
-                " end_reason = CASE WHEN state = 'running' THEN end_reason ELSE 'cancelled' END,"
-                " finished_at = CASE WHEN state = 'running' THEN NULL ELSE clock_timestamp() END"
-                " WHERE id = ANY(:ids) AND state IN ('pending', 'admitted', 'running') RETURNING id, run_id, state"
-            ),
-            ids,
-        ).all()
-        events.append(connection, *(Fact("task.cancel_requested", row.run_id, row.id) for row in rows))
-        events.tell_outcome(connection, [row.id for row in rows if row.state != "running"])
+        connection.execute(_LOCK, ids)
+        connection.execute(_CANCEL_ATTEMPTS, ids)
+        rows = connection.execute(_CANCEL_TASKS, ids).all()
+        asked = [Fact("task.cancel_requested", row.run_id, row.id) for row in rows]
+        events.append(connection, *asked)
+        events.tell_outcome(connection, [row.id for row in rows if row.state == "cancelled"])
         events.wake_dispatcher(connection)
         running = [row.id for row in rows if row.state == "running"]
-        return list(
-            connection.execute(
-                text("SELECT id FROM attempts WHERE task_id = ANY(:ids) AND state = 'running'"), {"ids": running}
-            ).scalars()
+        found = connection.execute(
+            text("SELECT id FROM attempts WHERE task_id = ANY(:ids) AND state = 'running'"), {"ids": running}
         )
+        return list(found.scalars()), [row.id for row in rows if row.state == "admitted"]
+
+
+_LOCK = text("SELECT 1 FROM tasks WHERE id = ANY(:ids) ORDER BY id FOR UPDATE")
+_CANCEL_ATTEMPTS = text(
+    "WITH free AS MATERIALIZED (SELECT id FROM attempts WHERE task_id = ANY(:ids)"
+    " AND state = 'dispatched' ORDER BY id FOR UPDATE SKIP LOCKED)"
+    " UPDATE attempts a SET state = 'cancelled', finished_at = clock_timestamp(), end_reason = 'cancelled'"
+    " FROM free WHERE a.id = free.id"
+)
+_CANCEL_TASKS = text("""
+WITH asked AS (
+    SELECT t.id, t.state = 'running' OR EXISTS (
+        SELECT 1 FROM attempts a WHERE a.task_id = t.id AND a.state IN ('dispatched', 'running')) AS live
+    FROM tasks t WHERE t.id = ANY(:ids) AND t.state IN ('pending', 'admitted', 'running')
+)
+UPDATE tasks t SET cancel_requested_at = coalesce(cancel_requested_at, clock_timestamp()),
+    cancel_reason = coalesce(cancel_reason, 'cancelled'),
+    state = CASE WHEN asked.live THEN t.state ELSE 'cancelled' END,
+    end_reason = CASE WHEN asked.live THEN t.end_reason ELSE 'cancelled' END,
+    finished_at = CASE WHEN asked.live THEN NULL ELSE clock_timestamp() END
+FROM asked WHERE t.id = asked.id RETURNING t.id, t.run_id, t.state
+""")
+
+
+def settle_cancelled(database: Database) -> list[UUID]:
+    """The net under `cancel`: tasks that were asked to end, and that nobody has claimed after all; which they were."""
+    with database.begin() as connection:
+        found = connection.execute(
+            text(
+                "SELECT t.id FROM attempts a JOIN tasks t ON t.id = a.task_id WHERE a.state = 'dispatched'"
+                " AND t.cancel_requested_at IS NOT NULL AND t.state = 'admitted'"
+            )
+        )
+        task_ids = list(found.scalars())
+    return cancel(database, task_ids) if task_ids else []
 
 
 def retry(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:
@@ -49,8 +91,10 @@ def retry(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:
     with database.begin() as connection:
         rows = connection.execute(
             text(
-                "UPDATE tasks SET state = 'pending', faults = 0, cancel_requested_at = NULL, finished_at = NULL,"
-                " end_reason = NULL, failure = NULL, available_at = clock_timestamp()"
+                "UPDATE tasks SET state = 'pending', faults = 0, cancel_requested_at = NULL, cancel_reason = NULL,"
+                " finished_at = NULL, end_reason = NULL, failure = NULL, in_line = false,"
+                " available_at = clock_timestamp(),"
+                " deadline_at = CASE WHEN deadline_at > clock_timestamp() THEN deadline_at END"
                 " WHERE id = ANY(:ids) AND state IN ('failed', 'cancelled') RETURNING id, run_id"
             ),
             {"ids": list(task_ids)},

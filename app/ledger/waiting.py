@@ -3,42 +3,99 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, text
 
 from app.ledger import attempts
-from app.ledger.attempts import RetryPolicy
-from app.models.endings import EndReason
+from app.models.endings import EndReason, RetryPolicy
 from app.models.outcome import Failure
 from app.models.spec import Mode
+
+Key = tuple[Mode, str]
+"""A mode and a resource class."""
+
+
+class LineKey(NamedTuple):
+    """One line: the tasks of a user that asked for this mode and class."""
+
+    mode: Mode  # as asked for; may be AUTO
+    resource_class: str
+    user_name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A task that may be admitted now, in the order of priority, then arrival."""
+    """A task that may be admitted now."""
 
     task_id: UUID
-    mode: Mode  # as asked for; may be AUTO
-    resource_class: str
+    priority: int
+    run_id: UUID  # later runs have higher ids
 
 
-def candidates(connection: Connection, mode: Mode, limit: int) -> list[Candidate]:
-    """The first `limit` tasks in line of those that asked for `mode`: a full mode must not hide another's tasks."""
-    rows = connection.execute(
-        text(
-            "SELECT id, requested_mode, resource_class FROM tasks WHERE state = 'pending'"
-            " AND requested_mode = :mode AND available_at <= clock_timestamp() AND cancel_requested_at IS NULL"
-            " ORDER BY priority DESC, accepted_at, id LIMIT :limit"
-        ),
-        {"mode": mode.value, "limit": limit},
+# A loose index scan: one probe per line, however many tasks stand in it.
+_LINES = text("""
+WITH RECURSIVE lines AS (
+    (SELECT requested_mode, resource_class, user_name FROM tasks WHERE state = 'pending' AND in_line
+     ORDER BY requested_mode, resource_class, user_name LIMIT 1)
+    UNION ALL
+    SELECT n.* FROM lines l CROSS JOIN LATERAL (
+        SELECT requested_mode, resource_class, user_name FROM tasks WHERE state = 'pending' AND in_line
+            AND (requested_mode, resource_class, user_name) > (l.requested_mode, l.resource_class, l.user_name)
+        ORDER BY requested_mode, resource_class, user_name LIMIT 1) n
+)
+SELECT * FROM lines
+""")
+
+
+def lines(connection: Connection) -> list[LineKey]:
+    """The lines in which anybody stands."""
+    return [LineKey(Mode(row[0]), row[1], row[2]) for row in connection.execute(_LINES)]
+
+
+_HEADS = text("""
+SELECT l.ord, c.id, c.priority, c.run_id
+FROM unnest(CAST(:modes AS text[]), CAST(:classes AS text[]), CAST(:users AS text[]), CAST(:takes AS int[]))
+    WITH ORDINALITY AS l(mode, resource_class, user_name, take, ord)
+CROSS JOIN LATERAL (
+    SELECT id, priority, run_id, group_started FROM tasks
+    WHERE state = 'pending' AND in_line AND requested_mode = l.mode AND resource_class = l.resource_class
+        AND user_name = l.user_name
+    ORDER BY priority DESC, run_id, group_started DESC, id LIMIT l.take) c
+ORDER BY l.ord, c.priority DESC, c.run_id, c.group_started DESC, c.id
+""")
+
+
+def heads(connection: Connection, wanted: Sequence[tuple[LineKey, int]]) -> dict[LineKey, list[Candidate]]:
+    """The first so many of each line: by priority, then run, started groups first, then arrival."""
+    if not wanted:
+        return {}
+    values = {
+        "modes": [line.mode.value for line, _ in wanted],
+        "classes": [line.resource_class for line, _ in wanted],
+        "users": [line.user_name for line, _ in wanted],
+        "takes": [take for _, take in wanted],
+    }
+    found: dict[LineKey, list[Candidate]] = {line: [] for line, _ in wanted}
+    for row in connection.execute(_HEADS, values):
+        found[wanted[row.ord - 1][0]].append(Candidate(row.id, row.priority, row.run_id))
+    return found
+
+
+def backlog(connection: Connection, mode: Mode, resource_class: str, most: int) -> int:
+    """Tasks in line that asked for `mode` in this class, counted up to `most`."""
+    return int(
+        connection.execute(
+            text(
+                "SELECT count(*) FROM (SELECT 1 FROM tasks WHERE state = 'pending' AND in_line"
+                " AND requested_mode = :mode AND resource_class = :class LIMIT :most) waiting"
+            ),
+            {"mode": mode.value, "class": resource_class, "most": most},
+        ).scalar_one()
     )
-    return [Candidate(row.id, Mode(row.requested_mode), row.resource_class) for row in rows]
-
-
-Key = tuple[Mode, str]
-"""A mode and a resource class."""
 
 
 STILLBORN_S = 30.0
@@ -49,56 +106,140 @@ STILLBORN_S = 30.0
 class Occupancy:
     """Who holds what, by mode and class."""
 
-    live: Counter[Key]  # attempts dispatched or running
-    unclaimed: Counter[Key]  # attempts dispatched
-    coming: Counter[Key]  # instances not yet at work: requested, booting, ready without an attempt
-    instances: Counter[Key]  # instances that have not ended
-    slots: Counter[Key]  # slots of instances that take work
-    stillborn: Counter[Key]  # instances that died before they were ready, lately, while none of their kind became ready
+    live: Counter[Key] = field(default_factory=Counter)  # attempts dispatched or running
+    unclaimed: Counter[Key] = field(default_factory=Counter)  # attempts dispatched
+    by_user: Counter[tuple[str, Key]] = field(default_factory=Counter)  # live attempts of each user
+    coming: Counter[Key] = field(default_factory=Counter)  # instances requested, booting, ready without an attempt
+    instances: Counter[Key] = field(default_factory=Counter)  # that have not ended and are not draining
+    slots: Counter[Key] = field(default_factory=Counter)  # of instances that take work
+    draining: Counter[Key] = field(default_factory=Counter)  # live attempts on instances that take nothing new
+    stillborn: Counter[Key] = field(default_factory=Counter)  # died before they were ready, lately, and none became so
 
 
 def occupancy(connection: Connection) -> Occupancy:
-    """One consistent look at attempts and instances."""
-    found = Occupancy(Counter(), Counter(), Counter(), Counter(), Counter(), Counter())
+    """One look at attempts and instances."""
+    found = Occupancy()
     for row in connection.execute(
         text(
-            "SELECT mode, resource_class, count(*) AS live, count(*) FILTER (WHERE state = 'dispatched') AS unclaimed"
-            " FROM attempts WHERE state IN ('dispatched', 'running') GROUP BY 1, 2"
+            "SELECT mode, resource_class, user_name, state, count(*) AS live"
+            " FROM attempts WHERE state IN ('dispatched', 'running') GROUP BY 1, 2, 3, 4"
         )
     ):
         key = (Mode(row.mode), row.resource_class)
-        found.live[key], found.unclaimed[key] = row.live, row.unclaimed
+        found.live[key] += row.live
+        found.by_user[row.user_name, key] += row.live
+        if row.state == "dispatched":
+            found.unclaimed[key] += row.live
     for row in connection.execute(
         text(
-            "SELECT mode, resource_class, count(*) AS instances,"
+            "SELECT mode, resource_class, count(*) FILTER (WHERE state <> 'draining') AS instances,"
             " count(*) FILTER (WHERE state IN ('requested', 'booting', 'ready')) AS coming,"
-            " coalesce(sum(slots) FILTER (WHERE state = 'ready'), 0) AS slots"
+            " coalesce(sum(slots) FILTER (WHERE state = 'ready'), 0) AS slots,"
+            " count(*) FILTER (WHERE state = 'draining') AS draining"
             " FROM instances WHERE state NOT IN ('terminated', 'failed') GROUP BY 1, 2"
         )
     ):
         key = (Mode(row.mode), row.resource_class)
         found.coming[key], found.instances[key], found.slots[key] = row.coming, row.instances, int(row.slots)
+        if row.draining and key[0] is Mode.PERSISTENT:
+            found.draining[key] = _on_draining(connection, key)
+    _note_stillborn(connection, found)
+    return found
+
+
+def _on_draining(connection: Connection, key: Key) -> int:
+    """Attempts that run on draining instances: they hold no slot of those that still take work."""
+    return int(
+        connection.execute(
+            text(
+                "SELECT count(*) FROM attempts a JOIN instances i ON i.id = a.instance_id"
+                " WHERE a.state = 'running' AND a.mode = :mode AND a.resource_class = :class AND i.state = 'draining'"
+            ),
+            {"mode": key[0].value, "class": key[1]},
+        ).scalar_one()
+    )
+
+
+def _note_stillborn(connection: Connection, found: Occupancy) -> None:
     for row in connection.execute(
         text(
-            "SELECT mode, resource_class, count(*) AS stillborn FROM instances"
-            " WHERE handle IS NOT NULL AND requested_at > clock_timestamp() - make_interval(secs => :s) GROUP BY 1, 2"
-            " HAVING bool_and(ready_at IS NULL AND state = 'failed')"
+            "SELECT f.mode, f.resource_class, f.stillborn FROM (SELECT mode, resource_class, count(*) AS stillborn"
+            " FROM instances WHERE state = 'failed' AND ready_at IS NULL AND handle IS NOT NULL"
+            " AND requested_at > clock_timestamp() - make_interval(secs => :s) GROUP BY 1, 2) f"
+            " WHERE NOT EXISTS (SELECT 1 FROM instances i WHERE i.mode = f.mode"
+            " AND i.resource_class = f.resource_class AND i.ready_at IS NOT NULL"
+            " AND i.state NOT IN ('terminated', 'failed'))"
         ),
         {"s": STILLBORN_S},
     ):
         found.stillborn[Mode(row.mode), row.resource_class] = row.stillborn
-    return found
+
+
+class Bound(NamedTuple):
+    """A limit that keeps the tasks of a line waiting."""
+
+    limit_name: str
+    line: LineKey
+
+
+def open_bindings(connection: Connection) -> set[Bound]:
+    """What is on record as binding now; the pauses' own rows are left out."""
+    rows = connection.execute(
+        text(
+            "SELECT limit_name, mode, resource_class, user_name FROM bindings WHERE until IS NULL AND user_name <> '*'"
+        )
+    )
+    return {Bound(row[0], LineKey(Mode(row[1]), row[2], row[3])) for row in rows}
+
+
+def record_bindings(connection: Connection, began: Iterable[Bound], ended: Iterable[Bound]) -> None:
+    """Note from when to when limits bind, with their facts; safe to repeat."""
+    for statement, bounds in ((_BIND, list(began)), (_UNBIND, list(ended))):
+        if bounds:
+            values = {
+                "limits": [b.limit_name for b in bounds],
+                "users": [b.line.user_name for b in bounds],
+                "modes": [b.line.mode.value for b in bounds],
+                "classes": [b.line.resource_class for b in bounds],
+            }
+            connection.execute(statement, values)
+
+
+_BIND = text("""
+WITH begun AS (
+    INSERT INTO bindings (limit_name, user_name, mode, resource_class)
+    SELECT * FROM unnest(CAST(:limits AS text[]), CAST(:users AS text[]), CAST(:modes AS text[]),
+        CAST(:classes AS text[]))
+    ON CONFLICT DO NOTHING RETURNING *
+)
+INSERT INTO events (kind, data) SELECT 'limit.bound',
+    jsonb_build_object('limit', limit_name, 'user', user_name, 'mode', mode, 'class', resource_class) FROM begun
+""")
+_UNBIND = text("""
+WITH freed AS (
+    UPDATE bindings u SET until = clock_timestamp()
+    FROM unnest(CAST(:limits AS text[]), CAST(:users AS text[]), CAST(:modes AS text[]), CAST(:classes AS text[]))
+        AS b(limit_name, user_name, mode, resource_class)
+    WHERE u.until IS NULL AND u.limit_name = b.limit_name AND u.user_name = b.user_name AND u.mode = b.mode
+        AND u.resource_class = b.resource_class RETURNING u.*
+)
+INSERT INTO events (kind, data) SELECT 'limit.freed',
+    jsonb_build_object('limit', limit_name, 'user', user_name, 'mode', mode, 'class', resource_class) FROM freed
+""")
 
 
 def reclaim_lapsed(connection: Connection, retry: RetryPolicy) -> list[UUID]:
     """Take attempts away whose lease has lapsed or whose deadline has passed; returns those taken."""
+    # Locked, so that a renewal which comes now waits and then finds nothing; one under way is passed over.
     lapsed = connection.execute(
         text("SELECT attempt_id FROM leases WHERE expires_at < clock_timestamp() FOR UPDATE SKIP LOCKED")
     ).scalars()
-    failure = Failure(error="StaleWriter", message="its worker stopped renewing the lease")
-    taken = attempts.lose(connection, list(lapsed), failure, EndReason.LOST, retry)
+    taken = attempts.lose(connection, list(lapsed), _LAPSED, EndReason.LOST, retry)
     overdue = connection.execute(
-        text("SELECT id FROM attempts WHERE state = 'running' AND deadline_at < clock_timestamp()")
+        text("SELECT id FROM attempts WHERE state = 'running' AND deadline_at < clock_timestamp() ORDER BY id")
     ).scalars()
-    failure = Failure(error="EnvironmentFailed", message="the attempt outlived its deadline and was stopped")
-    return taken + attempts.lose(connection, list(overdue), failure, EndReason.DEADLINE, retry)
+    return taken + attempts.lose(connection, list(overdue), _OVERDUE, EndReason.DEADLINE, retry)
+
+
+_LAPSED = Failure(error="StaleWriter", message="its worker stopped renewing the lease")
+_OVERDUE = Failure(error="EnvironmentFailed", message="the attempt outlived its deadline and was stopped")

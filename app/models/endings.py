@@ -5,6 +5,7 @@ Promise 7 lives here: an infrastructure fault is retried or reported as not meas
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 from app import errors
@@ -19,6 +20,7 @@ class EndReason(StrEnum):
     AGENT_TIMEOUT = "agent_timeout"  # the agent used up its time
     AGENT_ERROR = "agent_error"  # the framework broke, or got no usable reply out of the model
     CANCELLED = "cancelled"  # somebody asked for it
+    EXPIRED = "expired"  # the deadline that its producer gave the task or the run has passed
     INTERRUPTED = "interrupted"  # deploy, drain or spot: not the task's fault, no retry used up
     MODEL_ERROR = "model_error"  # the endpoint refused, failed or did not answer
     GRADING_ERROR = "grading_error"  # the grader could not judge
@@ -44,6 +46,7 @@ BLAME: dict[EndReason, Blame] = {
     EndReason.AGENT_TIMEOUT: Blame.RESULT,
     EndReason.AGENT_ERROR: Blame.RESULT,
     EndReason.CANCELLED: Blame.PERSON,
+    EndReason.EXPIRED: Blame.PERSON,
     EndReason.INTERRUPTED: Blame.INTERRUPTION,
     EndReason.MODEL_ERROR: Blame.INFRASTRUCTURE,
     EndReason.GRADING_ERROR: Blame.INFRASTRUCTURE,
@@ -80,6 +83,16 @@ def reason_of(error: BaseException) -> EndReason:
     return EndReason.INFRASTRUCTURE
 
 
-def backoff_s(failures: int, *, base_s: float, cap_s: float) -> float:
-    """Seconds to wait before the next attempt after `failures` (>= 1) infrastructure faults; doubles, bounded."""
-    return min(cap_s, base_s * 2.0 ** (failures - 1))
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """The wait before the next attempt after an infrastructure fault: doubles from `base_s` to `cap_s` seconds.
+
+    What is waited is somewhere between half and the whole of it, so that a crowd does not come back at once.
+    """
+
+    base_s: float
+    cap_s: float
+
+    def longest_s(self, faults: int) -> float:
+        """The whole of it after `faults` (>= 1) faults. The ledger computes the same where it ends attempts."""
+        return min(self.cap_s, self.base_s * 2.0 ** (faults - 1))

@@ -194,4 +194,9 @@ class TaskSpec(Wire):
 
     def digest(self) -> str:
         """sha256 of the canonical JSON: equal specs share one row."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+        return self.digest_of(self.model_dump_json())
+
+    @staticmethod
+    def digest_of(body: str) -> str:
+        """The digest of a spec whose JSON is at hand."""
+        return hashlib.sha256(body.encode()).hexdigest()

@@ -204,8 +204,14 @@ class Instance(Base):
 
     __table_args__ = (
         UniqueConstraint("attempt_id"),
-        Index("instances_open_idx", "state", postgresql_where=text("swept_at IS NULL")),
-        Index("instances_requested_at_idx", "requested_at"),
+        Index(
+            "instances_unswept_idx",
+            "ended_at",
+            postgresql_where=text("swept_at IS NULL AND state IN ('terminated', 'failed')"),
+        ),
+        Index(
+            "instances_stillborn_idx", "requested_at", postgresql_where=text("state = 'failed' AND ready_at IS NULL")
+        ),
         Index(
             "instances_live_idx",
             "mode",

@@ -8,22 +8,24 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import cast
 from uuid import UUID
 
 import structlog
 from sqlalchemy import Connection
 
 from app.errors import DatabaseUnavailable, InstanceFailed
-from app.ledger import attempts, instances, waiting
-from app.ledger.attempts import Published, RetryPolicy
+from app.ledger import admission, classes, instances, pauses, quotas, waiting
+from app.ledger.admission import Published
+from app.ledger.classes import Offer
 from app.ledger.database import DISPATCHER, Database, Leadership, Listener
 from app.ledger.events import WORK
 from app.ledger.instances import Wanted
+from app.ledger.waiting import Bound, LineKey, Occupancy
+from app.models.endings import RetryPolicy
 from app.models.instance import InstanceRequest
 from app.models.spec import Mode
 from app.scheduling import policy
-from app.scheduling.policy import Line
+from app.scheduling.policy import Decision, Key, Line, Order, Standing
 from app.settings import Settings
 
 log = structlog.get_logger()
@@ -33,11 +35,14 @@ Launch = Callable[[str, Sequence[InstanceRequest]], dict[UUID, str]]
 Publish = Callable[[Sequence[Published]], None]
 """Puts hints into their queues. Raises what the broker raises: they are sent again later."""
 
-_STANDARD = "standard"
 _REST_S = 0.5
 """A provider that cannot be reached is left alone for so long."""
 _STILLBORN = 5
 """After so many instances in a row that died before they were ready, no more are asked for until time has passed."""
+_HOUSEKEEPING_S = 2.0
+"""Between two looks at what events do not tell: instances never asked for, hints that nobody claimed, idle pools."""
+_MOST_REST_S = 0.1
+"""After a look that took long, the next one waits as long again, but never longer than this."""
 
 
 class Dispatcher:
@@ -50,6 +55,8 @@ class Dispatcher:
         self._publish = publish
         self._retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
         self._rests_until: dict[str, float] = {}  # provider: monotonic seconds
+        self._bound: set[Bound] | None = None  # what is on record as binding; None: not read yet
+        self._kept_house_at = 0.0
 
     def run(self, stop: threading.Event) -> None:
         """Decide whenever something has changed, and at least every second."""
@@ -57,66 +64,146 @@ class Dispatcher:
         try:
             while not stop.is_set():
                 try:
+                    due_s = 1.0
                     if lead.held():
-                        while self.pass_once() and not stop.is_set():
-                            pass
-                    listener.wait(1.0)
+                        due_s = self._decide(stop)
+                    else:
+                        self._bound = None
+                    listener.wait(due_s)
                 except DatabaseUnavailable as error:
                     log.warning("dispatcher.database_unavailable", error=str(error))
+                    self._bound = None
                     stop.wait(1.0)
         finally:
             listener.close()
             lead.release()
 
+    def _decide(self, stop: threading.Event) -> float:
+        """Look until nothing is left to do; how long to sleep at most. A storm of wake-ups costs half the time."""
+        began = time.monotonic()
+        while self.pass_once() and not stop.is_set():
+            pass
+        stop.wait(min(_MOST_REST_S, time.monotonic() - began))
+        with self._database.begin() as connection:
+            due_s = admission.next_due_s(connection)
+        return 1.0 if due_s is None else max(0.005, min(1.0, due_s))
+
     def pass_once(self) -> bool:
         """One look, one batch. True when there may be more to do at once."""
+        settings = self._settings
+        keep_house = time.monotonic() - self._kept_house_at > _HOUSEKEEPING_S
         with self._database.begin() as connection:
+            promoted = admission.promote(connection, 10 * settings.dispatch_batch)
             seen = waiting.occupancy(connection)
-            free = policy.free_slots(self._capacity(seen), seen.live)
-            lines = self._lines(connection, free)
-            chosen = cast("list[tuple[UUID, Mode]]", policy.admit(lines, free))
-            admitted = attempts.admit(connection, chosen) if chosen else []
+            offers = classes.load(connection, settings)
+            decision, more = self._choose(connection, offers, seen)
+            admitted = admission.admit(connection, decision.chosen) if decision.chosen else []
             seen.unclaimed.update((item.mode, item.resource_class) for item in admitted)
-            wanted = self._wanted(seen)
+            wanted = self._wanted(connection, offers, seen)
             requested = [(want, instances.request(connection, want)) for want in wanted]
-            due = admitted + attempts.unpublished(connection, self._settings.republish_s, 1000)
+            due = admitted
+            if keep_house:
+                due = due + admission.unpublished(connection, settings.republish_s, 1000)
+            self._note_bindings(connection, decision)
         for want, ids in requested:
             self._start(want, ids)
-        hints = {item.hint.attempt_id: item for item in due}
-        self._send(hints)
+        self._send({item.hint.attempt_id: item for item in due})
+        if keep_house:
+            self._keep_house(offers)
         if admitted:
-            log.info("dispatcher.admitted", attempts=len(admitted), hints=len(hints))
-        return len(admitted) >= self._settings.dispatch_batch
+            log.info("dispatcher.admitted", attempts=len(admitted))
+        return bool(admitted) and (more or promoted >= 10 * settings.dispatch_batch)
 
-    def _capacity(self, seen: waiting.Occupancy) -> dict[policy.Key, int]:
-        """Slots by mode: what the host can carry for ephemeral, what the standing instances offer for persistent."""
-        capacity = {key: slots for key, slots in seen.slots.items() if key[0] is Mode.PERSISTENT}
-        capacity[Mode.EPHEMERAL, _STANDARD] = self._settings.capacity()
-        return capacity
+    # --- Choosing ---------------------------------------------------------------------------------------------------
 
-    def _lines(self, connection: Connection, free: dict[policy.Key, int]) -> list[Line]:
-        room = {mode: sum(n for key, n in free.items() if key[0] is mode) for mode in Mode}
-        room[Mode.AUTO] = sum(room.values())
+    def _choose(self, connection: Connection, offers: dict[str, Offer], seen: Occupancy) -> tuple[Decision, bool]:
+        """Who goes now; True when the batch, and not a limit, kept somebody waiting."""
+        capacity = _capacity(offers, seen)
+        free = policy.free_slots(capacity, seen.live - seen.draining)
+        paused, book = pauses.paused(connection), quotas.load(connection)
+        keys = waiting.lines(connection)
+        standings = {user: _standing(user, book, seen) for user in {key.user_name for key in keys}}
+        held_up: dict[tuple[Mode, str, str], tuple[str, ...]] = {}
+        open_lines: list[LineKey] = []
+        for key in keys:
+            bare = Line(key.user_name, key.mode, key.resource_class)
+            why = _paused(key, paused) or policy.obstacles(bare, capacity, free, standings[key.user_name])
+            if why:
+                held_up[key] = why
+            else:
+                open_lines.append(key)
+        lines = self._lines(connection, open_lines, free)
+        batch = self._settings.dispatch_batch
+        decision = policy.admit(
+            lines, capacity, free, standings, order=Order(self._settings.dispatch_order), most=batch
+        )
+        behind = any(line.more and line.identity not in decision.binding for line in lines)
+        more = len(decision.chosen) >= batch or behind
+        return Decision(decision.chosen, {**held_up, **decision.binding}), more
+
+    def _lines(self, connection: Connection, keys: Sequence[LineKey], free: dict[Key, int]) -> list[Line]:
+        """The heads of the lines that have room: as many as may go, shared out when there are many lines."""
+        batch = self._settings.dispatch_batch
+        wanted = []
+        for key in keys:
+            modes = (Mode.PERSISTENT, Mode.EPHEMERAL) if key.mode is Mode.AUTO else (key.mode,)
+            room = min(batch, sum(free.get((mode, key.resource_class), 0) for mode in modes))
+            wanted.append((key, min(room, max(16, 4 * batch // len(keys))) + 1))
+        found = waiting.heads(connection, wanted)
         return [
-            Line(candidate.task_id, candidate.mode, candidate.resource_class)
-            for mode, places in room.items()
-            if places
-            for candidate in waiting.candidates(connection, mode, min(places, self._settings.dispatch_batch))
+            Line(
+                key.user_name,
+                key.mode,
+                key.resource_class,
+                [policy.Waiting(c.task_id, c.priority, c.run_id) for c in found[key][: take - 1]],
+                more=len(found[key]) >= take,
+            )
+            for key, take in wanted
         ]
 
-    def _wanted(self, seen: waiting.Occupancy) -> list[Wanted]:
-        settings = self._settings
-        wanted = [
-            Wanted(settings.ephemeral_provider, mode, resource_class, 1, gap, settings.ephemeral_lifetime_s)
-            for (mode, resource_class), gap in policy.missing_ephemeral(seen.unclaimed, seen.coming).items()
-            if seen.stillborn[mode, resource_class] < _STILLBORN
-        ]
-        standing = settings.persistent_instances - seen.instances[Mode.PERSISTENT, _STANDARD]
-        if standing > 0 and seen.stillborn[Mode.PERSISTENT, _STANDARD] < _STILLBORN:
-            provider, slots = settings.persistent_provider, settings.persistent_slots
-            wanted.append(Wanted(provider, Mode.PERSISTENT, _STANDARD, slots, standing, None))
+    def _note_bindings(self, connection: Connection, decision: Decision) -> None:
+        """Keep on record which limit holds up whom, from when to when."""
+        if self._bound is None:
+            self._bound = waiting.open_bindings(connection)
+        binding = decision.binding.items()
+        now = {Bound(name, LineKey(*line)) for line, names in binding for name in names}
+        if now != self._bound:
+            waiting.record_bindings(connection, now - self._bound, self._bound - now)
+            self._bound = now
+
+    # --- Instances --------------------------------------------------------------------------------------------------
+
+    def _wanted(self, connection: Connection, offers: dict[str, Offer], seen: Occupancy) -> list[Wanted]:
+        wanted = []
+        for (mode, name), gap in policy.missing_ephemeral(seen.unclaimed, seen.coming).items():
+            if name in offers:
+                provider, lifetime_s = offers[name].ephemeral_provider, self._settings.ephemeral_lifetime_s
+                wanted.append(Wanted(provider, mode, name, 1, gap, lifetime_s))
+        for offer in offers.values():
+            growth = self._pool_target(connection, offer, seen) - seen.instances[Mode.PERSISTENT, offer.name]
+            if growth > 0:
+                pool = (offer.persistent_provider, Mode.PERSISTENT, offer.name, offer.pool_slots)
+                wanted.append(Wanted(*pool, growth, None))
         now = time.monotonic()
-        return [want for want in wanted if self._rests_until.get(want.provider, 0.0) <= now]
+        return [
+            want
+            for want in wanted
+            if self._rests_until.get(want.provider, 0.0) <= now
+            and seen.stillborn[want.mode, want.resource_class] < _STILLBORN
+        ]
+
+    def _pool_target(self, connection: Connection, offer: Offer, seen: Occupancy) -> int:
+        if offer.pool_min == offer.pool_max:
+            return offer.pool_max
+        key = (Mode.PERSISTENT, offer.name)
+        most = offer.pool_max * offer.pool_slots
+        return policy.pool_target(
+            held=seen.live[key] - seen.draining[key],
+            waiting=waiting.backlog(connection, Mode.PERSISTENT, offer.name, most),
+            slots=offer.pool_slots,
+            at_least=offer.pool_min,
+            at_most=offer.pool_max,
+        )
 
     def _start(self, want: Wanted, ids: Sequence[UUID]) -> None:
         """Ask the provider; whatever it could not start is closed at once, and asked for again at the next look."""
@@ -139,9 +226,32 @@ class Dispatcher:
             self._rests_until[want.provider] = time.monotonic() + _REST_S
             log.warning("dispatcher.launch_failed", provider=want.provider, error=why)
         instances.launched(self._database, handles)
-        for instance_id in ids:
-            if instance_id not in handles:
-                instances.exited(self._database, instance_id, None, why, self._retry)
+        lost = [instances.Exit(instance_id, None, why) for instance_id in ids if instance_id not in handles]
+        instances.exited_many(self._database, lost, self._retry)
+
+    def _keep_house(self, offers: dict[str, Offer]) -> None:
+        """What no event tells: rows whose provider was never asked, and standing instances that nobody needs."""
+        self._kept_house_at = time.monotonic()
+        with self._database.begin() as connection:
+            forgotten = instances.unasked(connection, _HOUSEKEEPING_S, 1000)
+            seen = waiting.occupancy(connection)
+            surplus = {
+                offer.name: seen.instances[Mode.PERSISTENT, offer.name] - self._pool_target(connection, offer, seen)
+                for offer in offers.values()
+            }
+            idle = [
+                instance_id
+                for name, count in surplus.items()
+                if count > 0
+                for instance_id in instances.idle_standing(connection, name, offers[name].pool_cooldown_s)[:count]
+            ]
+        for row in forgotten:
+            self._start(Wanted(row.provider, row.mode, row.resource_class, row.slots, 1, row.lifetime_s), [row.id])
+        if idle:
+            log.info("dispatcher.pool_shrinks", instances=[str(i) for i in idle])
+            instances.drain(self._database, idle, "the pool needs fewer")
+
+    # --- Hints ------------------------------------------------------------------------------------------------------
 
     def _send(self, due: dict[UUID, Published]) -> None:
         if not due:
@@ -153,4 +263,32 @@ class Dispatcher:
             log.warning("dispatcher.publish_failed", hints=len(items), error=str(error))
             return
         with self._database.begin() as connection:
-            attempts.mark_published(connection, items)
+            admission.mark_published(connection, items)
+
+
+def _capacity(offers: dict[str, Offer], seen: Occupancy) -> dict[Key, int]:
+    """Slots by mode and class: what is allowed for ephemeral, what the standing instances offer for persistent."""
+    capacity = {key: slots for key, slots in seen.slots.items() if key[0] is Mode.PERSISTENT}
+    return capacity | {(Mode.EPHEMERAL, offer.name): offer.ephemeral_capacity for offer in offers.values()}
+
+
+def _standing(user_name: str, book: quotas.QuotaBook, seen: Occupancy) -> Standing:
+    quota = book.of(user_name)
+    standing = Standing(
+        weight=quota.weight,
+        running_quota=quota.running,
+        instances_quota=quota.instances,
+        spent_up=quota.spend_usd is not None and book.spent(user_name) >= quota.spend_usd,
+    )
+    for (user, key), count in seen.by_user.items():
+        if user == user_name:
+            standing.live[key] = count
+    return standing
+
+
+def _paused(key: LineKey, paused: pauses.Paused) -> tuple[str, ...]:
+    if key.user_name in paused.users:
+        return (pauses.limit_name("user", key.user_name),)
+    if key.resource_class in paused.classes:
+        return (pauses.limit_name("class", key.resource_class),)
+    return ()

@@ -1,23 +1,87 @@
-"""The scheduler's decisions as pure functions: no I/O, so that a simulator can run the same code."""
+"""The scheduler's decisions as pure functions: no I/O, so that a simulator can run the same code.
+
+The order: priority; then weighted fair share between users; then first come first served; within a run, groups that
+have started. `Order.FIFO` leaves the fair share out, as in the paper. Source: MegaFlow, section 2.3 (Task Scheduler).
+"""
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
 
 from app.models.spec import Mode
 
 Key = tuple[Mode, str]
-T = TypeVar("T")
+"""A mode and a resource class."""
 
 
-class Line(NamedTuple):
-    """One task in line: an identity of the caller's, the mode it asked for, its resource class."""
+class Order(StrEnum):
+    """Who goes first among tasks of one priority."""
 
-    identity: object
+    FAIR = "fair"  # the user who holds least for their weight
+    FIFO = "fifo"  # whoever came first
+
+
+class Waiting(NamedTuple):
+    """One task at the head of a line. `arrival` sorts runs as they came."""
+
+    identity: Any
+    priority: int
+    arrival: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The first tasks of one user that asked for this mode and class, in the order in which they may go.
+
+    `more`: others stand behind them.
+    """
+
+    user_name: str
     mode: Mode
     resource_class: str
+    waiting: Sequence[Waiting] = ()
+    more: bool = False
+
+    @property
+    def identity(self) -> tuple[Mode, str, str]:
+        return self.mode, self.resource_class, self.user_name
+
+
+@dataclass(slots=True)
+class Standing:
+    """What one user holds, and how much more they may. None: not bounded."""
+
+    weight: float = 1.0
+    live: Counter[Key] = field(default_factory=Counter)
+    running_quota: int | None = None
+    instances_quota: int | None = None
+    spent_up: bool = False
+
+    def share(self, resource_class: str) -> float:
+        """Slots held in this class for each unit of weight."""
+        held = sum(count for (_, name), count in self.live.items() if name == resource_class)
+        return held / self.weight
+
+    def running_left(self) -> float:
+        return math.inf if self.running_quota is None else self.running_quota - sum(self.live.values())
+
+    def instances_left(self) -> float:
+        held = sum(count for (mode, _), count in self.live.items() if mode is Mode.EPHEMERAL)
+        return math.inf if self.instances_quota is None else self.instances_quota - held
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Who goes now, in which mode; and, by line, the limits that keep the rest waiting."""
+
+    chosen: list[tuple[Any, Mode]]
+    binding: dict[tuple[Mode, str, str], tuple[str, ...]]
 
 
 def free_slots(capacity: Mapping[Key, int], live: Mapping[Key, int]) -> Counter[Key]:
@@ -25,25 +89,97 @@ def free_slots(capacity: Mapping[Key, int], live: Mapping[Key, int]) -> Counter[
     return Counter({key: max(0, total - live.get(key, 0)) for key, total in capacity.items()})
 
 
-def choose_mode(asked: Mode, resource_class: str, free: Mapping[Key, int]) -> Mode | None:
+def choose_mode(line: Line, free: Mapping[Key, int], standing: Standing) -> Mode | None:
     """The mode to run in now, or None to wait.
 
     `auto` takes a free slot of the standing pool, which costs nothing to start, and else an instance of its own.
     """
-    options = (Mode.PERSISTENT, Mode.EPHEMERAL) if asked is Mode.AUTO else (asked,)
-    return next((mode for mode in options if free.get((mode, resource_class), 0) > 0), None)
+    for mode in _options(line.mode):
+        if free.get((mode, line.resource_class), 0) > 0 and (
+            mode is not Mode.EPHEMERAL or standing.instances_left() > 0
+        ):
+            return mode
+    return None
 
 
-def admit(lines: Iterable[Line], free: Counter[Key]) -> list[tuple[object, Mode]]:
-    """First come first served within what is free; a task that must wait does not hold up one that need not."""
+def _options(asked: Mode) -> tuple[Mode, ...]:
+    return (Mode.PERSISTENT, Mode.EPHEMERAL) if asked is Mode.AUTO else (asked,)
+
+
+def obstacles(line: Line, capacity: Mapping[Key, int], free: Mapping[Key, int], standing: Standing) -> tuple[str, ...]:
+    """The limits that keep the whole line waiting, by name; empty when its first task may go."""
+    user = line.user_name
+    if standing.spent_up:
+        return (f"quota:spend:{user}",)
+    if standing.running_left() <= 0:
+        return (f"quota:running:{user}",)
+    if choose_mode(line, free, standing) is not None:
+        return ()
+    return tuple(_obstacle(mode, line, capacity, standing) for mode in _options(line.mode))
+
+
+def _obstacle(mode: Mode, line: Line, capacity: Mapping[Key, int], standing: Standing) -> str:
+    name = line.resource_class
+    if mode is Mode.EPHEMERAL:
+        return f"quota:instances:{line.user_name}" if standing.instances_left() <= 0 else f"slots:ephemeral.{name}"
+    return f"slots:persistent.{name}" if capacity.get((mode, name), 0) > 0 else f"pool:persistent.{name}"
+
+
+def admit(
+    lines: Iterable[Line],
+    capacity: Mapping[Key, int],
+    free: Mapping[Key, int],
+    standings: Mapping[str, Standing],
+    *,
+    order: Order = Order.FAIR,
+    most: int = 1_000_000,
+) -> Decision:
+    """Who goes now: up to `most`. A task that must wait does not hold up one of another line that need not.
+
+    Changes the standings and nothing else: what is chosen is held.
+    """
     left = Counter(free)
-    chosen = []
-    for line in lines:
-        mode = choose_mode(line.mode, line.resource_class, left)
-        if mode is not None:
-            left[mode, line.resource_class] -= 1
-            chosen.append((line.identity, mode))
-    return chosen
+    chosen: list[tuple[Any, Mode]] = []
+    binding: dict[tuple[Mode, str, str], tuple[str, ...]] = {}
+    heap = [entry for line in lines if (entry := _entry(line, 0, standings[line.user_name], order))]
+    heapq.heapify(heap)
+    while heap and len(chosen) < most:
+        rank, _, position, line = heapq.heappop(heap)
+        standing = standings[line.user_name]
+        hindered = obstacles(line, capacity, left, standing)
+        if hindered:
+            binding[line.identity] = hindered
+            continue
+        now = _rank(line, position, standing, order)
+        if now > rank:  # another line of this user went meanwhile
+            heapq.heappush(heap, (now, line.identity, position, line))
+            continue
+        mode = choose_mode(line, left, standing)
+        assert mode is not None
+        left[mode, line.resource_class] -= 1
+        standing.live[mode, line.resource_class] += 1
+        chosen.append((line.waiting[position].identity, mode))
+        if entry := _entry(line, position + 1, standing, order):
+            heapq.heappush(heap, entry)
+        elif line.more and (behind := obstacles(line, capacity, left, standing)):
+            binding[line.identity] = behind
+    return Decision(chosen, binding)
+
+
+_Rank = tuple[int, float, Any]
+_Entry = tuple[_Rank, tuple[Mode, str, str], int, Line]
+
+
+def _entry(line: Line, position: int, standing: Standing, order: Order) -> _Entry | None:
+    if position >= len(line.waiting):
+        return None
+    return _rank(line, position, standing, order), line.identity, position, line
+
+
+def _rank(line: Line, position: int, standing: Standing, order: Order) -> _Rank:
+    task = line.waiting[position]
+    share = standing.share(line.resource_class) if order is Order.FAIR else 0.0
+    return -task.priority, share, task.arrival
 
 
 def missing_ephemeral(unclaimed: Mapping[Key, int], coming: Mapping[Key, int]) -> Counter[Key]:
@@ -53,3 +189,11 @@ def missing_ephemeral(unclaimed: Mapping[Key, int], coming: Mapping[Key, int]) -
     """
     gaps = {key: count - coming.get(key, 0) for key, count in unclaimed.items() if key[0] is Mode.EPHEMERAL}
     return Counter({key: gap for key, gap in gaps.items() if gap > 0})
+
+
+def pool_target(*, held: int, waiting: int, slots: int, at_least: int, at_most: int) -> int:
+    """Standing instances that would serve what runs (`held`) and what waits, within the pool's bounds.
+
+    Growing is for now; shrinking is the caller's to delay by the cooldown.
+    """
+    return min(at_most, max(at_least, -(-(held + waiting) // max(1, slots))))

@@ -6,18 +6,19 @@ Everything here is safe to run twice at once, and to stop anywhere.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
 import structlog
 
 from app.errors import DatabaseUnavailable, StationError
-from app.ledger import instances, waiting
-from app.ledger.attempts import RetryPolicy
+from app.ledger import deadlines, instances, semaphores, tasks, waiting
 from app.ledger.database import RECONCILER, Database, Leadership, Listener
 from app.ledger.events import WORK
 from app.ledger.instances import Live
+from app.models.endings import RetryPolicy
 from app.settings import Settings
 
 log = structlog.get_logger()
@@ -26,6 +27,10 @@ _YOUNG_S = 5.0
 """An instance this young may not be in its provider's list yet."""
 _SILENT_S = 60.0
 """A standing instance that nobody watches and that says nothing for so long is gone."""
+_CLOCKS_S = 1.0
+"""Between two looks at what runs out: leases, deadlines, places at semaphores."""
+_GONE_GRACE_S = 20.0
+"""An ephemeral instance whose attempt has ended may tear down and leave for so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +43,15 @@ class Hands:
     """Provider, instance, handle."""
     sweep: Callable[[set[UUID]], int]
     """Remove every environment that belongs to none of these instances, or is past its deadline; how many."""
+    nudge: Callable[[Sequence[UUID]], None]
+    """Tell running attempts at once that they must stop."""
 
 
 class Reconciler:
-    """`run` blocks until told to stop; sweeps every `sweep_s`, and at once when an instance has ended."""
+    """`run` blocks until told to stop; sweeps every `sweep_s`, and at once when an instance has ended.
+
+    What only runs out (leases, deadlines) is looked at every second, which costs a few probes of an index.
+    """
 
     def __init__(self, database: Database, settings: Settings, hands: Hands) -> None:
         self._database = database
@@ -54,9 +64,10 @@ class Reconciler:
         try:
             while not stop.is_set():
                 try:
-                    if lead.held():
+                    leads = lead.held()
+                    if leads:
                         self.sweep()
-                    self._wait(listener, stop)
+                    self._wait(listener, stop, leads=leads)
                 except (DatabaseUnavailable, StationError) as error:
                     log.warning("reconciler.interrupted", error=str(error))
                     stop.wait(1.0)
@@ -64,31 +75,58 @@ class Reconciler:
             listener.close()
             lead.release()
 
-    def _wait(self, listener: Listener, stop: threading.Event) -> None:
+    def _wait(self, listener: Listener, stop: threading.Event, *, leads: bool) -> None:
         """Until the next sweep is due; sooner when an instance has ended and may have left something behind."""
-        for _ in range(int(self._settings.sweep_s / 0.5)):
-            listener.wait(0.5)
-            if stop.is_set() or instances.unswept(self._database):
+        until = time.monotonic() + self._settings.sweep_s
+        while time.monotonic() < until and not stop.is_set():
+            listener.wait(_CLOCKS_S)
+            if leads:
+                self.watch_clocks()
+            if instances.unswept(self._database):
+                stop.wait(0.2)  # those that end together are swept together
                 return
 
-    def sweep(self) -> None:
-        """One pass over leases, instances and environments."""
+    def watch_clocks(self) -> None:
+        """Take back what has run out, and tell those that run what they have to know."""
         with self._database.begin() as connection:
             taken = waiting.reclaim_lapsed(connection, self._retry)
+            expired = deadlines.expire(connection, self._retry)
         if taken:
-            log.warning("reconciler.reclaimed", attempts=[str(attempt_id) for attempt_id in taken])
+            log.warning("reconciler.reclaimed", attempts=[str(attempt_id) for attempt_id in taken[:20]])
+        told = expired + tasks.settle_cancelled(self._database)
+        if told:
+            self._hands.nudge(told)
+
+    def sweep(self) -> None:
+        """One pass over clocks, instances and environments."""
+        self.watch_clocks()
+        semaphores.sweep(self._database)
         self._check_instances()
+        self._quarantine()
         gone = instances.unswept(self._database)
         removed = self._hands.sweep(instances.live_ids(self._database))
         if removed:
             log.warning("reconciler.swept", environments=removed)
         instances.swept(self._database, gone)
 
+    def _quarantine(self) -> None:
+        """A standing instance on which one task after the other fails takes nothing new, and is replaced."""
+        with self._database.begin() as connection:
+            failing = instances.failing(connection, self._settings.quarantine_after)
+        if failing:
+            why = f"quarantine: its last {self._settings.quarantine_after} attempts failed for infrastructure reasons"
+            log.error("reconciler.quarantined", instances=[str(i) for i in failing], why=why)
+            instances.drain(self._database, failing, why)
+
     def _check_instances(self) -> None:
         existing = self._hands.alive()
         live = instances.live(self._database)
+        with self._database.begin() as connection:
+            lingering = {found[0] for found in instances.outlived(connection, _GONE_GRACE_S)}
         for instance in live:
-            why = self._fault(instance, existing)
+            why = (
+                "its attempt has ended, and it stayed" if instance.id in lingering else self._fault(instance, existing)
+            )
             if why is not None:
                 self._end(instance, why)
         known = {instance.id for instance in instances.live(self._database)}

@@ -8,7 +8,7 @@ from typing import Any
 from celery import Celery, shared_task
 from kombu.pools import producers
 
-from app.ledger.attempts import Published
+from app.ledger.admission import Published
 from app.models.instance import queue_of
 from app.models.outcome import Hint
 from app.workers import seat
@@ -21,11 +21,15 @@ def run(**hint: Any) -> str:
 
 
 def publish(celery: Celery, items: Sequence[Published]) -> None:
-    """Put hints into the queues of their mode and class, over one connection.
+    """Put hints into the queues of their mode and class, over one connection, many in one round trip.
 
     Raises: whatever the transport raises when the broker is away; some of the hints may have been sent.
     """
-    with celery.connection_for_write() as connection, producers[connection].acquire(block=True) as producer:
+    with (
+        celery.connection_for_write() as connection,
+        producers[connection].acquire(block=True) as producer,
+        producer.batch(),
+    ):
         for item in items:
             run.apply_async(
                 kwargs=item.hint.model_dump(mode="json"),

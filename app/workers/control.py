@@ -22,18 +22,22 @@ from app import instances as providers
 from app import logs
 from app.celery_app import CONTROL, app
 from app.environments.sweeper import Sweeper
-from app.errors import InstanceFailed, MegaFlowError
+from app.errors import DatabaseUnavailable, InstanceFailed, MegaFlowError, UnknownName
 from app.instances.base import Provider
-from app.ledger import instances
-from app.ledger.attempts import RetryPolicy
+from app.ledger import classes, instances
+from app.ledger.classes import Offer
 from app.ledger.database import Database
+from app.models.endings import RetryPolicy
 from app.models.instance import InstanceRequest, queue_of
 from app.models.spec import Mode
+from app.scheduling.auditor import Auditor
 from app.scheduling.dispatcher import Dispatcher
 from app.scheduling.reconciler import Hands, Reconciler
 from app.settings import Settings, load
+from app.stopping import nudge
 from app.workers import seat
 from app.workers.evaluations import Calendar
+from app.workers.webhooks import Webhooks
 
 log = structlog.get_logger()
 
@@ -49,18 +53,51 @@ class Control:
         self._retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
         self._stop = threading.Event()
         self._providers: dict[str, Provider] = {
-            name: providers.provider_named(name, settings)
-            for name in {settings.ephemeral_provider, settings.persistent_provider}
+            name: providers.provider_named(name, settings) for name in self._names()
         }
         self._dispatcher = Dispatcher(self._database, settings, self._launch, partial(publish, app))
-        hands = Hands(self._alive, self._terminate, Sweeper(settings).sweep)
+        sweep = Sweeper(settings, self._database).sweep
+        hands = Hands(self._alive, self._terminate, sweep, partial(nudge, settings))
         self._reconciler = Reconciler(self._database, settings, hands)
+        self._auditor = Auditor(self._database, settings)
+        self._webhooks = Webhooks(self._database, settings)
+
+    def _offers(self) -> list[Offer]:
+        """The resource classes; none while the database is away."""
+        try:
+            with self._database.begin() as connection:
+                return list(classes.load(connection, self._settings).values())
+        except DatabaseUnavailable:
+            return []
+
+    def _names(self) -> set[str]:
+        """The providers of the settings, and those that a resource class names."""
+        chosen: set[str] = {self._settings.ephemeral_provider, self._settings.persistent_provider}
+        return chosen.union(*({o.ephemeral_provider, o.persistent_provider} for o in self._offers()))
+
+    def queues(self, *_: Any, **__: Any) -> list[dict[str, str]]:
+        """The answer to Celery's inspection `active_queues`: the control queue, and those that are fed from here.
+
+        Flower learns its list of queues from these answers alone, and ephemeral workers, without remote control, give
+        none.
+        """
+        names = [offer.name for offer in self._offers()] or ["standard"]
+        fed = [queue_of(mode, name) for name in names for mode in (Mode.EPHEMERAL, Mode.PERSISTENT)]
+        return [{"name": name} for name in (CONTROL, *fed)]
+
+    def _provider(self, name: str) -> Provider:
+        """One that a class names since we began is opened when it is first needed."""
+        if name not in self._providers:
+            self._providers = {**self._providers, name: providers.provider_named(name, self._settings)}
+        return self._providers[name]
 
     def start(self) -> None:
         """Start the threads; ticks are served from here on."""
         seat.serve_ticks(Calendar(self._settings, self._database))
         self._thread("dispatcher", lambda: self._dispatcher.run(self._stop))
         self._thread("reconciler", lambda: self._reconciler.run(self._stop))
+        self._thread("auditor", lambda: self._auditor.run(self._stop))
+        self._thread("webhooks", lambda: self._webhooks.run(self._stop))
         watched = self._providers.get("docker")
         if watched is not None and hasattr(watched, "watch"):
             self._thread("docker-events", lambda: watched.watch(self._exited, self._stop))
@@ -80,7 +117,7 @@ class Control:
         threading.Thread(target=keep_working, name=name, daemon=True).start()
 
     def _launch(self, provider: str, requests: Sequence[InstanceRequest]) -> dict[UUID, str]:
-        return self._providers[provider].launch(requests)
+        return self._provider(provider).launch(requests)
 
     def _alive(self) -> dict[str, dict[UUID, str]]:
         found: dict[str, dict[UUID, str]] = {}
@@ -93,29 +130,20 @@ class Control:
 
     def _terminate(self, provider: str, instance_id: UUID, handle: str) -> None:
         try:
-            self._providers[provider].terminate(instance_id, handle, grace_s=0)
-        except (InstanceFailed, KeyError) as error:
+            self._provider(provider).terminate(instance_id, handle, grace_s=0)
+        except (InstanceFailed, UnknownName) as error:
             log.warning("control.not_terminated", instance_id=str(instance_id), error=str(error))
 
     def _exited(self, instance_id: UUID, code: int | None, why: str) -> None:
         instances.exited(self._database, instance_id, code, why, self._retry)
 
 
-def _queues(_: Any, **__: Any) -> list[dict[str, str]]:
-    """The control worker's answer to Celery's inspection `active_queues`: its own queue, and those that it feeds.
-
-    Flower learns its list of queues from these answers alone, and ephemeral workers, without remote control, give none.
-    """
-    fed = [queue_of(mode, "standard") for mode in (Mode.EPHEMERAL, Mode.PERSISTENT)]
-    return [{"name": name} for name in (CONTROL, *fed)]
-
-
 def main() -> int:
     """Work until told to stop."""
-    Panel.register(name="active_queues", type="inspect")(_queues)
     settings = load()
     logs.configure(settings.log_level)
     control = Control(settings)
+    Panel.register(name="active_queues", type="inspect")(control.queues)
     worker = app.Worker(
         hostname=f"control@{socket.gethostname()}",
         queues=[CONTROL],

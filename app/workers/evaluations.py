@@ -42,6 +42,9 @@ class Submission(Wire):
     priority: int = 0
     name: str = ""
     only: tuple[str, ...] = ()  # names of tasks; empty: all
+    resource_class: str = "standard"
+    deadline_s: float | None = Field(default=None, gt=0)  # from the submission on, for the whole run
+    delay_s: float = Field(default=0.0, ge=0)  # nothing runs before
 
 
 def specs_of(submission: Submission, settings: Settings) -> list[TaskSpec]:
@@ -53,7 +56,13 @@ def specs_of(submission: Submission, settings: Settings) -> list[TaskSpec]:
     model = submission.model or replay
     catalogue.traits(submission.agent)
     tasks = _tasks(submission, settings)
-    return specs_for(tasks, agent=submission.agent, mode=submission.mode, model=model)
+    return specs_for(
+        tasks,
+        agent=submission.agent,
+        mode=submission.mode,
+        model=model,
+        resource_class=submission.resource_class,
+    )
 
 
 def _tasks(submission: Submission, settings: Settings) -> list[AgentTask]:
@@ -89,8 +98,14 @@ def submit(
         user_name=submission.user_name,
         priority=submission.priority,
         idempotency_key=idempotency_key,
+        available_at=_after(submission.delay_s) if submission.delay_s else None,
+        deadline_at=_after(submission.deadline_s) if submission.deadline_s else None,
     )
-    return accept.accept(database, new)
+    return accept.accept(database, new, settings)
+
+
+def _after(seconds: float) -> datetime:
+    return datetime.now(UTC) + timedelta(seconds=seconds)
 
 
 class Calendar:

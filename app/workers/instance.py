@@ -33,18 +33,24 @@ from app.workers.stations import MARK
 log = structlog.get_logger()
 
 
-class _Orphan(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Leaves when the ledger has closed the instance's row."""
+class _Heed(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Leaves when the ledger has closed the instance's row; when it drains, takes nothing new and leaves when done."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def start(self, c: Any) -> None:
-        c.timer.call_repeatedly(1.0, self._check)
+        c.timer.call_repeatedly(0.5, lambda: self._check(c))
 
     @staticmethod
-    def _check() -> None:
-        if seat.current().keeper.orphaned.is_set():
+    def _check(c: Any) -> None:
+        keeper = seat.current().keeper
+        if keeper.orphaned.is_set():
             state.should_stop = 0
+        elif keeper.draining.is_set():
+            for queue in list(c.task_consumer.queues):
+                c.task_consumer.cancel_by_queue(queue.name)
+            if not state.requests and not keeper.busy():
+                state.should_stop = 0
 
 
 def host(celery: Celery, request: InstanceRequest, settings: Settings) -> int:
@@ -67,7 +73,7 @@ def host(celery: Celery, request: InstanceRequest, settings: Settings) -> int:
 
 def _worker(celery: Celery, request: InstanceRequest, settings: Settings) -> Any:
     ephemeral = request.mode is Mode.EPHEMERAL
-    celery.steps["consumer"].add(_Orphan)
+    celery.steps["consumer"].add(_Heed)
     if ephemeral:
         SingleTask.idle_s = settings.ephemeral_idle_s
         celery.steps["consumer"].add(SingleTask)
@@ -110,7 +116,7 @@ def main(argument: str) -> int:
     return host(app, InstanceRequest.model_validate_json(argument), load())
 
 
-def stand(mode: Mode, slots: int) -> int:
+def stand(mode: Mode, slots: int, resource_class: str = "standard") -> int:
     """Host a standing instance that nobody provided (a compose service): it registers itself."""
     from uuid_utils import compat as uuids
 
@@ -119,14 +125,19 @@ def stand(mode: Mode, slots: int) -> int:
 
     settings = load()
     instance_id: UUID = uuids.uuid7()
-    request = InstanceRequest(instance_id=instance_id, mode=mode, slots=slots)  # type: ignore[arg-type]
+    request = InstanceRequest(
+        instance_id=instance_id,
+        mode=mode,  # type: ignore[arg-type]
+        resource_class=resource_class,
+        slots=slots,
+    )
     database = Database(settings.database(), pooled=False)
     handle = f"{socket.gethostname()}:{os.getpid()}"
     instances.register(
         database, instance_id, mode=mode, resource_class=request.resource_class, slots=slots, handle=handle
     )
     code = host(app, request, settings)
-    from app.ledger.attempts import RetryPolicy
+    from app.models.endings import RetryPolicy
 
     retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
     instances.exited(database, instance_id, code, "it left", retry)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from uuid import UUID
 
 import redis
@@ -20,6 +20,7 @@ from app.ledger import attempts, instances
 from app.ledger.attempts import Claim
 from app.ledger.database import Database
 from app.models.endings import EndReason
+from app.models.states import InstanceState
 from app.settings import Settings
 from app.stopping import stop_channel
 
@@ -75,7 +76,8 @@ class LeaseKeeper:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
         self._renewed_at = time.monotonic()
-        self.orphaned = threading.Event()  # the ledger no longer knows this instance
+        self.orphaned = threading.Event()  # the ledger no longer knows this instance, or cannot be reached any more
+        self.draining = threading.Event()  # finish what is in hand, take nothing new, leave
 
     def start(self) -> None:
         self._thread.start()
@@ -84,17 +86,22 @@ class LeaseKeeper:
         self._closing.set()
         self._thread.join(timeout=5)
 
-    @contextmanager
-    def hold(self, claimed: Claim) -> Iterator[StopToken]:
-        """Renew the claim's lease for the length of the block."""
+    def take(self, claimed: Claim) -> StopToken:
+        """Renew the claim's lease from here on, until it is dropped."""
         token = StopToken()
         with self._lock:
             self._held[claimed.attempt_id] = token
-        try:
-            yield token
-        finally:
-            with self._lock:
-                self._held.pop(claimed.attempt_id, None)
+        return token
+
+    def drop(self, claimed: Claim) -> None:
+        """The attempt is over, or somebody else's."""
+        with self._lock:
+            self._held.pop(claimed.attempt_id, None)
+
+    def holds(self, attempt_id: UUID) -> bool:
+        """True while the attempt is in hand."""
+        with self._lock:
+            return attempt_id in self._held
 
     def busy(self) -> int:
         """Attempts in hand."""
@@ -113,9 +120,9 @@ class LeaseKeeper:
         period_s = self._settings.lease_s / 3
         due = time.monotonic() + period_s
         while not self._closing.is_set():
-            for attempt_id in ears.listen(max(0.05, min(1.0, due - time.monotonic()))):
-                self._stop(attempt_id, EndReason.CANCELLED)
-            if time.monotonic() >= due:
+            named = ears.listen(max(0.05, min(1.0, due - time.monotonic())))
+            # Whoever is named learns why from the ledger; an instance that is named is to look at its own row.
+            if time.monotonic() >= due or self._instance_id in named or any(map(self.holds, named)):
                 due = time.monotonic() + period_s
                 self._renew()
         ears.close()
@@ -124,21 +131,26 @@ class LeaseKeeper:
         with self._lock:
             held = list(self._held)
         try:
-            if not instances.seen(self._database, self._instance_id):
+            state = instances.seen(self._database, self._instance_id)
+            if state is None:
                 self.orphaned.set()
+            elif state is InstanceState.DRAINING:
+                self.draining.set()
             answers = attempts.renew(self._database, held, lease_s=self._settings.lease_s) if held else {}
         except DatabaseUnavailable as error:
             log.warning("lease.not_renewed", error=str(error))
-            if time.monotonic() - self._renewed_at > self._settings.lease_s * 0.8:
+            silent_s = time.monotonic() - self._renewed_at
+            if silent_s > self._settings.lease_s * 0.8:
                 self.stop_all(EndReason.LOST)
+            if silent_s > self._settings.orphan_s:
+                log.error("instance.control_plane_gone", silent_s=round(silent_s))
+                self.orphaned.set()
             return
         self._renewed_at = time.monotonic()
         for attempt_id in held:
-            must_stop = answers.get(attempt_id)
-            if must_stop is None:
-                self._stop(attempt_id, EndReason.LOST)
-            elif must_stop:
-                self._stop(attempt_id, EndReason.CANCELLED)
+            reason = answers.get(attempt_id, EndReason.LOST)
+            if reason is not None:
+                self._stop(attempt_id, reason)
 
     def _stop(self, attempt_id: UUID, reason: EndReason) -> None:
         with self._lock:

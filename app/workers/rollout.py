@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 from app.agents.base import AgentJob, AgentReport
 from app.agents.patch import head_commit, take_patch
 from app.environments.base import Environment, Tags
+from app.environments.recorded import Recording
 from app.errors import AgentFailed, DatabaseUnavailable, MegaFlowError, StaleWriter, StationError
 from app.grading.base import Grade, Submission
 from app.ledger import attempts
@@ -30,6 +31,7 @@ from app.models.endings import BLAME, PERMANENT, Blame, EndReason, reason_of
 from app.models.outcome import Artifact, ArtifactKind, Failure, Phase, Verdict
 from app.models.spec import Mode, Reuse, ScriptGoal, ScriptSolution, TestsGoal
 from app.workers.evidence import Evidence
+from app.workers.gates import LedgerGate
 from app.workers.lease import StopToken
 from app.workers.stations import Stations
 
@@ -49,10 +51,22 @@ class Rollout:
     report: AgentReport | None = None
     torn: dict[str, Any] = field(default_factory=dict)
     open: ExitStack = field(default_factory=ExitStack)
+    gate: LedgerGate = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.gate = LedgerGate(
+            self.stations.database,
+            attempt_id=self.claimed.attempt_id,
+            instance_id=self.claimed.instance_id,
+            lease_s=self.stations.settings.lease_s,
+            stopped=self.token.is_set,
+        )
 
     def passed(self, phase: Phase, **environment: Any) -> None:
         """Record a door, and stop here if the attempt must. Raises: StaleWriter, Stopped."""
-        self.write(attempts.pass_door, phase, environment=environment)
+        self.write(
+            attempts.pass_door, phase, environment=environment, waits=self.gate.waited, cost_usd=_cost(environment)
+        )
         self.last_door = phase
         self.heed()
 
@@ -139,7 +153,8 @@ def _environment(rollout: Rollout, purpose: str) -> Iterator[Environment]:
     """An environment for the block; recycled or ended afterwards, and ended at once when the attempt must stop."""
     claimed, stations = rollout.claimed, rollout.stations
     spec, limits = claimed.spec.task.environment, claimed.spec.task.limits
-    provider = stations.environments(spec.kind)
+    # What is made from here on, and its end whenever that comes, stands on the run's receipt.
+    provider = Recording(stations.environments(spec.kind, rollout.gate), stations.settings, stations.database)
     image = provider.prepare_image(spec, timeout_s=limits.environment_timeout_s)
     if purpose == "agent":
         rollout.passed(Phase.IMAGE_READY, image=image)
@@ -217,6 +232,12 @@ class AgentNotMeasured(MegaFlowError):
     def __init__(self, report: AgentReport) -> None:
         super().__init__(report.detail or f"the agent ended with {report.end_reason.value}")
         self.reason = report.end_reason
+
+
+def _cost(environment: Mapping[str, Any]) -> float | None:
+    """US dollars that the agent's model calls took, when it says so."""
+    cost = environment.get("usage", {}).get("cost_usd")
+    return None if cost is None else float(cost)
 
 
 def _take_patch(rollout: Rollout, environment: Environment, base: str | None) -> bytes | None:

@@ -7,14 +7,19 @@ from datetime import UTC, datetime
 from typing import Protocol
 from uuid import UUID
 
-from app.errors import StackNotRunning
-from app.ledger import attempts
+import structlog
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+
+from app.errors import DatabaseUnavailable, StackNotRunning
+from app.ledger import admission, attempts
 from app.ledger.attempts import Claim
 from app.models.endings import EndReason
 from app.models.outcome import Hint
 from app.workers.lease import LeaseKeeper
 from app.workers.rollout import carry_out
 from app.workers.stations import Stations
+
+log = structlog.get_logger()
 
 
 class Seat:
@@ -25,22 +30,50 @@ class Seat:
         self.stations = stations
         self.keeper = keeper
         self.closing = threading.Event()
+        self._claiming = threading.Lock()
 
     def take(self, hint: Hint) -> str:
         """Claim what the hint names, or failing that whatever waits for this kind of instance, and carry it out."""
-        if self.closing.is_set():
-            return "closing"
-        lease_s = self.stations.settings.lease_s
-        database = self.stations.database
-        claimed = attempts.claim(database, hint, self.instance_id, lease_s=lease_s)
-        claimed = claimed or attempts.claim_any(database, self.instance_id, lease_s=lease_s)
-        return self._carry_out(claimed).value if claimed is not None else "stale"
-
-    def _carry_out(self, claimed: Claim) -> EndReason:
-        with self.keeper.hold(claimed) as token:
+        if self.closing.is_set() or self.keeper.draining.is_set():
+            admission.give_back(self.stations.database, hint)
+            return "given back"
+        # One claim at a time: after one that ended in an error, "what is mine and not in hand" must be unambiguous.
+        with self._claiming:
+            claimed = self._claim(hint)
+            if claimed is None:
+                return "stale"
+            token = self.keeper.take(claimed)
+        try:
             if self.closing.is_set():
                 token.stop(EndReason.INTERRUPTED)
-            return carry_out(claimed, self.stations, token)
+            return carry_out(claimed, self.stations, token).value
+        finally:
+            self.keeper.drop(claimed)
+
+    def _claim(self, hint: Hint) -> Claim | None:
+        """A claim that was applied although we saw an error is found again, and not left to its lease."""
+        lease_s, database = self.stations.settings.lease_s, self.stations.database
+        try:
+            return attempts.claim(database, hint, self.instance_id, lease_s=lease_s) or attempts.claim_any(
+                database, self.instance_id, lease_s=lease_s
+            )
+        except DatabaseUnavailable as error:
+            log.warning("seat.claim_unclear", error=str(error))
+        patient = Retrying(
+            retry=retry_if_exception_type(DatabaseUnavailable),
+            wait=wait_random_exponential(multiplier=0.2, max=3),
+            stop=stop_after_delay(lease_s),
+            reraise=True,
+        )
+        return patient(self._claim_again, hint)
+
+    def _claim_again(self, hint: Hint) -> Claim | None:
+        lease_s, database = self.stations.settings.lease_s, self.stations.database
+        mine = attempts.held_by(database, self.instance_id)
+        for claimed in mine:
+            if not self.keeper.holds(claimed.attempt_id):
+                return claimed
+        return attempts.claim(database, hint, self.instance_id, lease_s=lease_s)
 
     def interrupt(self) -> None:
         """Give everything back: attempts end as interrupted and do not use up a retry."""

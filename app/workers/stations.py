@@ -13,12 +13,13 @@ from app.artifacts.base import ArtifactStore
 from app.artifacts.bundles import fetch_bundle
 from app.environments import provider_for
 from app.environments.base import EnvironmentProvider
+from app.environments.host_slots import Gate
 from app.environments.pool import EnvironmentPool
 from app.errors import SpecInvalid
 from app.grading import grader_for
 from app.grading.base import Grader
-from app.ledger.attempts import RetryPolicy
 from app.ledger.database import Database
+from app.models.endings import RetryPolicy
 from app.models.spec import Bundle, EnvironmentKind, Goal, TaskSpec
 from app.settings import Settings
 
@@ -39,9 +40,9 @@ class Stations:
     pool: EnvironmentPool
     retry: RetryPolicy
 
-    def environments(self, kind: EnvironmentKind) -> EnvironmentProvider:
+    def environments(self, kind: EnvironmentKind, gate: Gate | None = None) -> EnvironmentProvider:
         """Raises: EngineUnavailable."""
-        return provider_for(kind, self.settings, fetch_bundle=self.bundle)
+        return provider_for(kind, self.settings, fetch_bundle=self.bundle, gate=gate)
 
     def agent(self, name: str) -> Agent:
         """Raises: UnknownName."""

@@ -47,6 +47,11 @@ CREATE INDEX attempts_live_idx ON attempts (mode, resource_class, user_name, sta
     WHERE state IN ('dispatched', 'running');
 
 ALTER TABLE instances ADD COLUMN draining_why text;
+DROP INDEX instances_open_idx;
+DROP INDEX instances_requested_at_idx;
+CREATE INDEX instances_unswept_idx ON instances (ended_at)
+    WHERE swept_at IS NULL AND state IN ('terminated', 'failed');
+CREATE INDEX instances_stillborn_idx ON instances (requested_at) WHERE state = 'failed' AND ready_at IS NULL;
 
 -- A stream that a reader can follow without missing what commits late.
 ALTER TABLE events ADD COLUMN txid bigint NOT NULL DEFAULT 0;

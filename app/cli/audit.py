@@ -1,0 +1,206 @@
+"""Commands that check: the receipt of a run against what exists, and the ledger's invariants."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, replace
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+import typer
+from rich.table import Table
+
+from app.cli.show import as_json, clock, console
+from app.client import MegaFlow
+from app.errors import InstanceFailed
+from app.ledger import audit as audit_
+from app.ledger import receipts, results
+from app.ledger.audit import Finding, Look
+from app.ledger.receipt_check import Difference, World, compare
+from app.ledger.receipts import InstanceLine, ObjectKind, ObjectLine, Receipt
+from app.models.endings import RetryPolicy
+from app.settings import Settings
+
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+
+_SHOWN = 20
+"""Lines of a kind in a table; `--json` has all."""
+_LOOKS, _AGAIN_S = 3, 0.5
+_YEARS_S = 10 * 365 * 86400.0
+
+LEFT_BEHIND = 1
+UNSEEN = 69
+"""Exit code when somebody who was to be asked did not answer."""
+
+
+def register(cli: typer.Typer) -> None:
+    for command in (receipt, audit):
+        cli.command()(command)
+
+
+# --- Receipt --------------------------------------------------------------------------------------------------------
+
+
+def receipt(run: Annotated[str, typer.Argument(help="A run's id, its end, or its name.")], json: Json = False) -> None:
+    """What was made for a run and what was removed, compared with what exists.
+
+    Exit code 1 when something is left behind that nobody accounts for; 69 when the engine or a provider was silent.
+    """
+    with MegaFlow() as flow:
+        said, found, differences = _compared(flow, results.find(flow.database, "runs", run))
+    left = any(difference.left_behind for difference in differences)
+    agrees = not differences and not found.silent
+    if json:
+        plain = asdict(said) | {"standing": [_plain(line) for line in said.standing]}
+        compared = {"agrees": agrees, "differences": [asdict(one) for one in differences], "silent": found.silent}
+        as_json({"receipt": plain, **compared})
+    else:
+        _print(said, differences, found, agrees=agrees)
+    if left or found.silent:
+        raise typer.Exit(LEFT_BEHIND if left else UNSEEN)
+
+
+def _compared(flow: MegaFlow, run_id: UUID) -> tuple[Receipt, World, list[Difference]]:
+    """What is made or removed between the two looks differs for a moment; what differs every time is a difference."""
+    differences: list[Difference] | None = None
+    for _ in range(_LOOKS):
+        said = receipts.of_run(flow.database, run_id)
+        found = _of_concern(world(flow.settings), said)
+        seen = compare(said, found)
+        differences = seen if differences is None else [one for one in seen if one in differences]
+        if not differences:
+            break
+        time.sleep(_AGAIN_S)
+    return said, found, differences or []
+
+
+def _of_concern(found: World, said: Receipt) -> World:
+    """Whose silence leaves something of this run unseen: an engine that it never used may be missing."""
+    used = {line.provider for line in said.instances}
+    if any(line.kind is not ObjectKind.FOLDER for line in said.objects):
+        used.add("engine")
+    return replace(found, silent=tuple(name for name in found.silent if name in used))
+
+
+def world(settings: Settings) -> World:
+    """What exists now: engine and host by label, instances by their providers."""
+    from app.environments.listing import listed
+    from app.instances import NAMES, provider_named
+
+    things, engine = listed(settings)
+    silent = [] if engine else ["engine"]
+    alive = {}
+    for name in NAMES:
+        try:
+            alive[name] = frozenset(provider_named(name, settings).alive())
+        except InstanceFailed:
+            silent.append(name)
+    return World(tuple(things), alive, tuple(silent))
+
+
+def _plain(line: ObjectLine | InstanceLine) -> dict[str, Any]:
+    identity = line.engine_id if isinstance(line, ObjectLine) else str(line.id)
+    return {"id": identity, "why": line.why, "accounted": line.accounted}
+
+
+def _print(said: Receipt, differences: list[Difference], found: World, *, agrees: bool) -> None:
+    ended = f"ended {_stamp(said.ended_at)}" if said.ended_at else "not ended"
+    attempts = ", ".join(f"{count} {state}" for state, count in sorted(said.attempts.items())) or "none"
+    _say(f"run {said.run_id} {said.name} of {said.user_name}: {said.tasks} task(s), {ended}; attempts: {attempts}")
+    for kind, count in said.counts.items():
+        _say(f"  {kind:<10} {count['made']} made, {count['gone']} gone, {count['standing']} standing")
+    console.print(_instances(said))
+    if said.objects:
+        console.print(_objects(said))
+    for line in said.standing[:_SHOWN]:
+        identity = line.engine_id[:12] if isinstance(line, ObjectLine) else str(line.id)[-12:]
+        _say(f"stands: {identity}: {line.why}")
+    for difference in differences:
+        how = "LEFT BEHIND" if difference.left_behind else "differs"
+        _say(f"{how}: {difference.kind} {difference.id}: {difference.what}")
+    for name in found.silent:
+        _say(f"not compared: {name} does not answer")
+    if agrees:
+        _say("agrees with what exists")
+
+
+def _instances(said: Receipt) -> Table:
+    table = Table(header_style="bold", pad_edge=False)
+    for column in ("instance", "provider", "mode", "attempts", "requested", "ready", "ended", "exit code", "state"):
+        table.add_column(column)
+    for line in said.instances[:_SHOWN]:
+        table.add_row(
+            str(line.id)[-12:],
+            f"{line.provider} {(line.handle or '-')[:12]}",
+            line.mode,
+            str(line.attempts),
+            *(clock(at) for at in (line.requested_at, line.ready_at, line.ended_at)),
+            "-" if line.exit_code is None else str(line.exit_code),
+            line.state,
+        )
+    return _with_rest(table, len(said.instances))
+
+
+def _objects(said: Receipt) -> Table:
+    table = Table(header_style="bold", pad_edge=False)
+    for column in ("object", "kind", "attempt", "created", "destroyed", "by"):
+        table.add_column(column)
+    for line in said.objects[:_SHOWN]:
+        times = (clock(line.created_at), clock(line.destroyed_at))
+        table.add_row(line.engine_id[:12], line.kind, str(line.attempt_id)[-12:], *times, line.destroyed_by or "-")
+    return _with_rest(table, len(said.objects))
+
+
+def _with_rest(table: Table, count: int) -> Table:
+    if count > _SHOWN:
+        table.add_row(f"… {count - _SHOWN} more")
+    return table
+
+
+def _stamp(at: datetime) -> str:
+    return f"{at:%Y-%m-%d %H:%M:%S}"
+
+
+# --- Audit ----------------------------------------------------------------------------------------------------------
+
+
+def audit(
+    repair: Annotated[bool, typer.Option("--repair", help="Mend what is safe to mend.")] = False, json: Json = False
+) -> None:
+    """Check every invariant of the ledger now. Exit code 1 when one does not hold and was not mended."""
+    with MegaFlow() as flow:
+        settings, capacity = flow.settings, audit_.capacity_of(flow.settings)
+        seen = audit_.look(flow.database, settings, capacity, recent_s=_YEARS_S)
+        findings = seen.findings
+        if repair:
+            retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
+            findings = audit_.mend(flow.database, settings, seen, retry)
+            seen = audit_.look(flow.database, settings, capacity, seen.memory, recent_s=_YEARS_S)
+    left = seen.findings
+    if json:
+        shown = [asdict(finding) for finding in findings]
+        as_json({"findings": shown, "left": [f.name for f in left], "ages": seen.ages, "waiting": seen.lines})
+    else:
+        _print_audit(findings, seen, repaired=repair)
+    if left:
+        raise typer.Exit(1)
+
+
+def _print_audit(findings: tuple[Finding, ...], seen: Look, *, repaired: bool) -> None:
+    for finding in findings:
+        _say(f"{finding.severity} {finding.name}: {finding.count}: {finding.means}")
+        _say(f"  {', '.join(finding.ids)}{' …' if finding.count > len(finding.ids) else ''}")
+        if finding.mend is not None:
+            done = f"mended {finding.mended}: {finding.mend}" if repaired else f"`--repair`: {finding.mend}"
+            _say(f"  {done}")
+    for name, age in seen.ages.items():
+        _say(f"{name.removesuffix('_s').replace('_', ' ')}: {'none' if age is None else f'{max(0.0, age):.1f} s'}")
+    for queue, (waiting, oldest_s) in seen.lines.items():
+        _say(f"{queue}: {waiting} wait, the oldest for {oldest_s:.1f} s")
+    if not seen.findings:
+        _say("every invariant holds" if not findings else "every invariant holds again")
+
+
+def _say(text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,219 @@
+"""Commands that steer what is accepted: pause, resume, drain, deadlines, and the instances that there are."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+from uuid import UUID
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from app.cli.show import as_json, console, errors
+from app.client import MegaFlow
+from app.errors import SpecInvalid, UnknownName, WaitTimeout
+from app.ledger import classes as classes_
+from app.ledger import deadlines, fleet, pauses
+from app.ledger import instances as instances_
+from app.ledger.database import Database
+from app.ledger.fleet import Seen
+from app.ledger.pauses import Change, PauseKind
+
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+Name = Annotated[str, typer.Argument(help="A run's id, its end or its name; a user's or a class's name.")]
+
+_LOOK_S = 0.5
+"""Between two looks at what drains."""
+
+
+def register(cli: typer.Typer) -> None:
+    for command in (pause, resume, drain, instances, deadline):
+        cli.command()(command)
+    cli.command(name="pauses")(list_pauses)
+
+
+def pause(
+    kind: Annotated[PauseKind, typer.Argument(help="What to pause.")],
+    name: Name,
+    reason: Annotated[str, typer.Option(help="Shown to whoever asks why nothing moves.")] = "",
+    json: Json = False,
+) -> None:
+    """Admit nothing more of a run, a user or a class, until it is resumed. What runs goes on."""
+    with MegaFlow() as flow:
+        done = pauses.pause(flow.database, kind, name, reason)
+    if json:
+        as_json(asdict(done))
+    elif done.changed:
+        _say(f"{kind} {done.name} paused; {done.waiting} task(s) wait; `megaflow resume {kind} {name}`")
+    else:
+        _say(f"{kind} {done.name} was paused already; {done.waiting} task(s) wait; `megaflow pauses` says since when")
+
+
+def resume(kind: Annotated[PauseKind, typer.Argument(help="What to resume.")], name: Name, json: Json = False) -> None:
+    """Admit the tasks of a paused run, user or class again."""
+    with MegaFlow() as flow:
+        done: Change = pauses.resume(flow.database, kind, name)
+    if json:
+        as_json(asdict(done))
+    elif done.changed:
+        _say(f"{kind} {done.name} resumed; {done.waiting} task(s) wait for their turn")
+    else:
+        _say(f"{kind} {done.name} was not paused; nothing changed")
+
+
+def list_pauses(json: Json = False) -> None:
+    """What is paused, since when, why, and how many tasks wait for it."""
+    with MegaFlow() as flow:
+        found = pauses.all_of(flow.database)
+    if json:
+        as_json([asdict(row) for row in found])
+        return
+    table = Table("kind", "name", "since", "waiting", "reason", header_style="bold", pad_edge=False)
+    for row in found:
+        table.add_row(row.kind, row.name, f"{row.since:%Y-%m-%d %H:%M:%S}", str(row.waiting), row.reason)
+    console.print(table if found else "nothing is paused")
+
+
+# --- Deadlines ------------------------------------------------------------------------------------------------------
+
+
+def deadline(
+    target: Annotated[str, typer.Argument(metavar="RUN|TASK", help="A run's or a task's id, its end, a run's name.")],
+    when: Annotated[str, typer.Argument(help="From now (2h, 90m, 1d12h), a time (2031-05-01T08:00Z), or `never`.")],
+    json: Json = False,
+) -> None:
+    """What of a run or task has not ended by then ends as `expired`: what waits at once, what runs is stopped."""
+    at = moment(when, datetime.now(UTC))
+    with MegaFlow() as flow:
+        done = deadlines.set_deadline(flow.database, target, at)
+    if json:
+        as_json(asdict(done))
+    else:
+        until = "has no deadline of its own any more" if at is None else f"ends by {at:%Y-%m-%d %H:%M:%S} UTC"
+        _say(f"{done.kind} {done.id} {until}; {done.tasks} task(s) concerned")
+
+
+_DURATION = re.compile(r"(?:(?P<days>\d+)d)?(?:(?P<hours>\d+)h)?(?:(?P<minutes>\d+)m)?(?:(?P<seconds>\d+)s)?")
+
+
+def moment(said: str, now: datetime) -> datetime | None:
+    """`2h` after `now`, or the ISO time that was said; None for `never`.
+
+    Raises: SpecInvalid.
+    """
+    said = said.strip()
+    if said == "never":
+        return None
+    parts = _DURATION.fullmatch(said)
+    try:
+        if said and parts:
+            return now + timedelta(**{unit: int(count) for unit, count in parts.groupdict(default="0").items()})
+        at = datetime.fromisoformat(said)
+        return at.astimezone(UTC) if at.tzinfo else at
+    except (ValueError, OverflowError):
+        raise SpecInvalid(
+            f"expected a duration such as 2h, 90m or 1d12h, or a time such as 2031-05-01T08:00Z, found {said!r}"
+        ) from None
+
+
+# --- Instances ------------------------------------------------------------------------------------------------------
+
+
+def instances(json: Json = False) -> None:
+    """Instances that have not ended."""
+    with MegaFlow() as flow:
+        found = fleet.live(flow.database)
+    if json:
+        as_json([asdict(row) for row in found])
+        return
+    table = Table(header_style="bold", pad_edge=False)
+    for column in ("instance", "mode", "class", "provider", "state"):
+        table.add_column(column)
+    for column in ("slots used", "age", "last seen"):
+        table.add_column(column, justify="right")
+    table.add_column("draining because")
+    for row in found:
+        table.add_row(*_cells(row))
+    console.print(table if found else "no live instances")
+
+
+def _cells(row: Seen) -> Sequence[str]:
+    return (
+        str(row.id)[-12:],
+        row.mode,
+        row.resource_class,
+        f"{row.provider} {(row.handle or '-')[:12]}",
+        row.state,
+        f"{row.used} of {row.slots}",
+        _age(row.age_s),
+        "-" if row.silent_s is None else f"{_age(row.silent_s)} ago",
+        row.draining_why or "",
+    )
+
+
+def _age(seconds: float) -> str:
+    """`42s`, `3m05s`, `2h14m`, `3d02h`: two units at most."""
+    whole = max(0, int(seconds))
+    for size, unit, next_size, next_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if whole >= size:
+            return f"{whole // size}{unit}{whole % size // next_size:02d}{next_unit}"
+    return f"{whole}s"
+
+
+def drain(
+    instance: Annotated[list[str] | None, typer.Argument(help="An instance's id, its end, or its handle.")] = None,
+    resource_class: Annotated[str | None, typer.Option("--class", help="All live instances of this class.")] = None,
+    why: Annotated[str, typer.Option(help="Kept with the instance.")] = "drained by hand",
+    wait: Annotated[bool, typer.Option("--wait", help="Until they are gone.")] = False,
+    timeout: Annotated[float | None, typer.Option(help="Seconds to wait at most.")] = None,
+    json: Json = False,
+) -> None:
+    """Let instances finish what they have, take nothing new, and leave. The pool's minimum is filled up again."""
+    if bool(instance) == bool(resource_class):
+        raise typer.BadParameter("expected instances, or --class and a class's name")
+    with MegaFlow() as flow:
+        ids = (
+            _of_class(flow, resource_class)
+            if resource_class
+            else [fleet.find(flow.database, i) for i in instance or ()]
+        )
+        instances_.drain(flow.database, ids, why)
+        if wait:
+            _until_gone(flow.database, ids, timeout)
+        left = fleet.live(flow.database, ids)
+    if json:
+        as_json({"asked": ids, "gone": len(ids) - len(left), "live": [asdict(row) for row in left]})
+    else:
+        busy = sum(row.used for row in left)
+        _say(f"{len(ids)} instance(s) told to drain: {len(ids) - len(left)} gone, {busy} attempt(s) run on the rest")
+
+
+def _of_class(flow: MegaFlow, name: str) -> list[UUID]:
+    with flow.database.begin() as connection:
+        known = classes_.load(connection, flow.settings)
+    if name not in known:
+        raise UnknownName.of("resource class", name, list(known))
+    return [row.id for row in fleet.live(flow.database) if row.resource_class == name]
+
+
+def _until_gone(database: Database, ids: Sequence[UUID], timeout: float | None) -> None:
+    """Raises: WaitTimeout."""
+    until = None if timeout is None else time.monotonic() + timeout
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True) as progress:
+        line = progress.add_task("instances gone", total=len(ids))
+        while left := fleet.live(database, ids):
+            busy = sum(row.used for row in left)
+            progress.update(line, completed=len(ids) - len(left), description=f"instances gone ({busy} attempts left)")
+            if until is not None and time.monotonic() >= until:
+                raise WaitTimeout(f"{len(left)} instance(s) had not left after {timeout} s; they go on draining")
+            time.sleep(_LOOK_S)
+
+
+def _say(text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,223 @@
+"""`megaflow explain`: what a task or a run waits for, where its time went, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+import typer
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from app.cli.show import as_json, clock, console
+from app.client import MegaFlow
+from app.errors import AmbiguousName, UnknownName
+from app.ledger import explain as ledger
+from app.ledger import explain_run, results
+from app.ledger.binding import Bound, Line
+from app.ledger.stories import Now, Place, RunStory, Share, TaskStory, Try
+
+_BAR = 30
+"""Columns of the longest bar."""
+_BESIDE = 5
+"""Other users that are named."""
+
+
+def register(cli: typer.Typer) -> None:
+    cli.command()(explain)
+
+
+def explain(
+    target: Annotated[str, typer.Argument(metavar="TASK|RUN", help="A task's or a run's id or its end; a run's name.")],
+    json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+) -> None:
+    """Which limit binds, since when, and what would help; for what is over: where the time went."""
+    with MegaFlow() as flow:
+        kind, found = _find(flow, target)
+        story: TaskStory | RunStory
+        if kind == "run":
+            story = explain_run.run(flow.database, flow.settings, found)
+        else:
+            story = ledger.task(flow.database, flow.settings, found)
+    if json:
+        as_json(_plain(asdict(story)))
+    else:
+        console.print(task_page(story) if isinstance(story, TaskStory) else run_page(story))
+
+
+def _find(flow: MegaFlow, target: str) -> tuple[str, UUID]:
+    try:
+        return "run", results.find(flow.database, "runs", target)
+    except AmbiguousName:
+        raise
+    except UnknownName:
+        return "task", results.find(flow.database, "tasks", target)
+
+
+def _plain(value: Any) -> Any:
+    """Times as ISO 8601, whatever holds them."""
+    match value:
+        case datetime():
+            return value.isoformat()
+        case dict():
+            return {key: _plain(item) for key, item in value.items()}
+        case Line():
+            return _plain(value._asdict())
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case _:
+            return value
+
+
+# --- A task ---------------------------------------------------------------------------------------------------------
+
+
+def task_page(story: TaskStory) -> RenderableType:
+    """What stands there for a person to read, top to bottom."""
+    how = f"{story.state}, {story.end_reason}" if story.end_reason else story.state
+    parts: list[RenderableType] = [
+        f"[bold]{escape(story.name)}[/] {story.task_id} of run {story.run_id}",
+        f"{how} · user {escape(story.user_name)} · {story.mode}.{story.resource_class}"
+        f" · {seconds(story.seconds)} since {clock(story.accepted_at)} UTC",
+    ]
+    if story.now is not None:
+        parts += ["", *_now(story.now)]
+    for attempt in story.tries:
+        parts += ["", *_attempt(attempt)]
+    parts += ["", shares_table("where the time went", story.phases, story.seconds)]
+    if story.waits:
+        parts += ["", shares_table("waited for", story.waits, story.seconds)]
+    return Group(*parts)
+
+
+def _now(now: Now) -> Iterable[str]:
+    yield f"[bold]now[/] {escape(now.doing)} (since {clock(now.since)} UTC)"
+    for bound in now.bounds:
+        yield from _bound(bound)
+    if now.place is not None:
+        yield f"  {_place(now.place)}"
+
+
+def _bound(bound: Bound) -> Iterable[str]:
+    count = ""
+    if bound.used is not None:
+        count = f" {bound.used:g} of {'?' if bound.capacity is None else f'{bound.capacity:g}'}"
+    since = f", binding since {clock(bound.since)} UTC" if bound.since else ""
+    why = f" ({escape(bound.why)})" if bound.why else ""
+    yield f"  [yellow]{escape(bound.limit)}[/]{count}{since}{why}"
+    helps = escape(bound.help)
+    yield f"    what would help: {f'`{helps}`' if bound.help.startswith('megaflow ') else helps}"
+
+
+def _place(place: Place) -> str:
+    beside = ", ".join(
+        f"{escape(other.user_name)} ({other.waiting} waiting, {other.running} running)"
+        for other in place.beside[:_BESIDE]
+    )
+    more = f" and {len(place.beside) - _BESIDE} more users" if len(place.beside) > _BESIDE else ""
+    others = f"; in lines beside it: {beside}{more}" if beside else "; nobody else waits for this mode and class"
+    return f"place {place.position} of {place.length} in its user's line{others}"
+
+
+def _attempt(attempt: Try) -> Iterable[str]:
+    where = f" on {escape(attempt.instance)}" if attempt.instance else ""
+    yield f"[bold]attempt {attempt.number}[/] {attempt.end_reason or attempt.state}{where}"
+    if attempt.failure:
+        yield f"  {escape(attempt.failure)}"
+    for step in attempt.steps:
+        waited = ", ".join(f"{escape(share.name)} {seconds(share.seconds)}" for share in step.waits)
+        lasts = "" if step.end else ", and goes on"
+        yield (
+            f"  {clock(step.begin)}  {step.phase:<12}{seconds(step.seconds):>9}{lasts}"
+            f"{f'   of it waited for {waited}' if waited else ''}"
+        )
+
+
+def shares_table(title: str, shares: Sequence[Share], whole_s: float | None) -> Table:
+    """One line per share, with its part of the whole where there is one, and a bar."""
+    table = Table(title=title, title_justify="left", header_style="bold", pad_edge=False, show_header=False, box=None)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(justify="right")
+    table.add_column()
+    longest = max((share.seconds for share in shares), default=0.0)
+    for share in shares:
+        part = f"{100 * share.seconds / whole_s:.0f} %" if whole_s else ""
+        table.add_row(escape(share.name), seconds(share.seconds), part, Text(bar(share.seconds, longest), style="cyan"))
+    return table
+
+
+def bar(value: float, longest: float) -> str:
+    """Proportional; anything above nothing is seen."""
+    if value <= 0 or longest <= 0:
+        return ""
+    return "█" * max(1, round(_BAR * value / longest))
+
+
+def seconds(value: float) -> str:
+    """`0.25 s`, `12.3 s`, `4m 05s`, `2h 14m`."""
+    if value < 1:
+        return f"{value:.2f} s"
+    if value < 100:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes_left = divmod(minutes, 60)
+    return f"{hours}h {minutes_left:02d}m" if hours else f"{minutes}m {rest:02d}s"
+
+
+# --- A run ----------------------------------------------------------------------------------------------------------
+
+
+def run_page(story: RunStory) -> RenderableType:
+    """The summary of a run for a person."""
+    states = ", ".join(f"{count} {state}" for state, count in sorted(story.states.items()))
+    parts: list[RenderableType] = [
+        f"[bold]{escape(story.name)}[/] {story.run_id} · user {escape(story.user_name)} · {story.total} tasks: {states}"
+    ]
+    for line in story.now:
+        what = f"{line.line.mode}.{line.line.resource_class}"
+        waits = "wait for" if line.bounds else f"wait for their turn{f': {story.hint}' if story.hint else ''}"
+        parts.append(f"[bold]now[/] {line.waiting} task(s) of {what} {waits}")
+        parts += [text for bound in line.bounds for text in _bound(bound)]
+    if story.delayed:
+        parts.append(f"[bold]now[/] {story.delayed} task(s) wait for the time of their retry")
+    if story.phases:
+        parts += ["", _spreads(story)]
+    if story.waits:
+        parts += ["", shares_table("waited for, all tasks together", story.waits, None)]
+    if story.slowest:
+        parts += ["", _slowest(story)]
+    if story.retries:
+        reasons = ", ".join(f"{count} × {reason}" for reason, count in story.retries)
+        parts += ["", f"[bold]attempts that measured nothing[/] {reasons}"]
+    return Group(*parts)
+
+
+def _spreads(story: RunStory) -> Table:
+    table = Table(title="phases of all attempts", title_justify="left", header_style="bold", pad_edge=False, box=None)
+    table.add_column("phase")
+    for column in ("count", "p50", "p90", "max", "in all"):
+        table.add_column(column, justify="right")
+    table.add_column("")
+    longest = max(spread.total_s for spread in story.phases)
+    for spread in story.phases:
+        values = (spread.p50_s, spread.p90_s, spread.max_s, spread.total_s)
+        length = Text(bar(spread.total_s, longest), style="cyan")
+        table.add_row(spread.phase, str(spread.count), *(seconds(value) for value in values), length)
+    return table
+
+
+def _slowest(story: RunStory) -> Table:
+    table = Table(title="slowest tasks", title_justify="left", header_style="bold", pad_edge=False, box=None)
+    for column in ("task", "name", "state"):
+        table.add_column(column)
+    table.add_column("took", justify="right")
+    table.add_column("most of it in")
+    for slow in story.slowest:
+        table.add_row(str(slow.task_id)[-12:], escape(slow.name), slow.state, seconds(slow.seconds), slow.longest_phase)
+    return table

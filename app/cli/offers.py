@@ -1,0 +1,163 @@
+"""Commands about resource classes: `megaflow classes [set | remove]`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from app.cli.show import as_json, console
+from app.client import MegaFlow
+from app.errors import LimitInvalid
+from app.ledger import classes as ledger
+from app.ledger.classes import Offer
+
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+
+classes = typer.Typer(help="Resource classes: kinds of instances, each with lines and capacity of its own.")
+
+
+def register(cli: typer.Typer) -> None:
+    cli.add_typer(classes, name="classes")
+
+
+@classes.callback(invoke_without_command=True)
+def list_(context: typer.Context, json: Json = False) -> None:
+    """Resource classes: kinds of instances, each with lines and capacity of its own."""
+    if context.invoked_subcommand is not None:
+        return
+    with MegaFlow() as flow:
+        found = list(_load(flow).values())
+    if json:
+        as_json([asdict(offer) for offer in found])
+        return
+    columns = ("class", "cpus", "memory", "gpus", "arch", "ephemeral", "pool", "slots", "cooldown", "providers")
+    table = Table(*columns, header_style="bold", pad_edge=False)
+    for offer in found:
+        table.add_row(*_cells(offer))
+    console.print(table)
+
+
+def _load(flow: MegaFlow) -> dict[str, Offer]:
+    with flow.database.begin() as connection:
+        return ledger.load(connection, flow.settings)
+
+
+def _cells(offer: Offer) -> list[str]:
+    same = offer.ephemeral_provider == offer.persistent_provider
+    return [
+        offer.name,
+        "-" if offer.cpus is None else f"{offer.cpus:g}",
+        "-" if offer.memory_bytes is None else size(offer.memory_bytes),
+        str(offer.gpus),
+        offer.architecture or "any",
+        str(offer.ephemeral_capacity),
+        f"{offer.pool_min} to {offer.pool_max}" if offer.pool_min != offer.pool_max else str(offer.pool_max),
+        str(offer.pool_slots),
+        f"{offer.pool_cooldown_s:g} s",
+        offer.ephemeral_provider if same else f"{offer.ephemeral_provider}, pool {offer.persistent_provider}",
+    ]
+
+
+@classes.command(name="set")
+def set_(
+    name: Annotated[str, typer.Argument(help="A new class, or one that there is.")],
+    cpus: Annotated[str | None, typer.Option(help="Of one instance.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Of one instance, e.g. 4GiB.")] = None,
+    gpus: Annotated[str | None, typer.Option(help="Of one instance.")] = None,
+    arch: Annotated[str | None, typer.Option(help="amd64 or arm64.")] = None,
+    ephemeral: Annotated[str | None, typer.Option(help="Ephemeral instances at once.")] = None,
+    ephemeral_provider: Annotated[str | None, typer.Option(help="Who makes them.")] = None,
+    persistent_provider: Annotated[str | None, typer.Option(help="Who makes standing instances.")] = None,
+    pool_min: Annotated[str | None, typer.Option(help="Standing instances at least.")] = None,
+    pool_max: Annotated[str | None, typer.Option(help="Standing instances at most.")] = None,
+    slots: Annotated[str | None, typer.Option(help="Attempts at once on a standing instance.")] = None,
+    cooldown: Annotated[str | None, typer.Option(help="Seconds without work before the pool shrinks.")] = None,
+    json: Json = False,
+) -> None:
+    """Define a class or change one. `default` gives a value back to the settings. In force at once."""
+    numbers = {
+        "cpus": cpus,
+        "gpus": gpus,
+        "ephemeral_capacity": ephemeral,
+        "pool_min": pool_min,
+        "pool_max": pool_max,
+        "pool_slots": slots,
+        "pool_cooldown_s": cooldown,
+    }
+    words = {
+        "architecture": arch,
+        "ephemeral_provider": ephemeral_provider,
+        "persistent_provider": persistent_provider,
+    }
+    changes: dict[str, Any] = {column: _number(column, said) for column, said in numbers.items() if said is not None}
+    changes |= {column: _word(said) for column, said in words.items() if said is not None}
+    if memory is not None:
+        changes["memory_bytes"] = _word(memory) and size_bytes(memory)
+    with MegaFlow() as flow:
+        ledger.set_class(flow.database, name, **changes)
+        offer = _load(flow)[name]
+    if json:
+        as_json(asdict(offer))
+    else:
+        console.print(
+            f"class {name}: {offer.ephemeral_capacity} ephemeral instance(s), pool of {offer.pool_min} to"
+            f" {offer.pool_max} with {offer.pool_slots} slot(s) each",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+@classes.command()
+def remove(name: Annotated[str, typer.Argument()]) -> None:
+    """Remove a class of which no task waits or runs and no instance lives."""
+    with MegaFlow() as flow:
+        ledger.remove_class(flow.database, name)
+    console.print(f"class {name} removed", highlight=False)
+
+
+# --- Values as people write them ------------------------------------------------------------------------------------
+
+_DEFAULT = "default"
+_SIZE = re.compile(r"(?P<count>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt]i?)?b?", re.IGNORECASE)
+_STEPS = "kmgt"
+
+
+def _word(said: str) -> str | None:
+    return None if said == _DEFAULT else said
+
+
+def _number(column: str, said: str) -> float | int | None:
+    """Raises: LimitInvalid."""
+    if said == _DEFAULT:
+        return None
+    try:
+        return float(said) if not said.lstrip("+-").isdecimal() else int(said)
+    except ValueError:
+        raise LimitInvalid(f"expected {column} to be a number or `{_DEFAULT}`, found {said!r}") from None
+
+
+def size_bytes(said: str) -> int:
+    """`4GiB` and `4Gi` are 4 << 30 bytes, `4GB` and `4G` 4 * 1000**3, `4096` bytes.
+
+    Raises: LimitInvalid.
+    """
+    found = _SIZE.fullmatch(said.strip())
+    if found is None:
+        raise LimitInvalid(f"expected a size such as 4GiB, 512MiB or 2GB, found {said!r}")
+    unit = (found["unit"] or "").lower()
+    step = _STEPS.index(unit[0]) + 1 if unit else 0
+    return int(float(found["count"]) * (1024 if unit.endswith("i") else 1000) ** step)
+
+
+def size(count: int) -> str:
+    """The other way round, in binary units: `1.5GiB`."""
+    value, unit = float(count), "B"
+    for following in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, following
+    return f"{value:.4g}{unit}"

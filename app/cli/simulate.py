@@ -1,0 +1,236 @@
+"""`megaflow simulate`: how long would it take, how full would it be, who would wait? The real control plane answers."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from app.cli.show import as_json, console, errors
+from app.client import MegaFlow
+from app.errors import LimitInvalid, WaitTimeout
+from app.models.simulation import Simulation
+from app.models.spec import AgentTask, Bundle, EnvironmentSpec, Limits, Mode, ScriptGoal
+from app.models.states import ENDED_TASK
+
+_LOOK_S = 0.5
+_PLANNING = "Planning"
+_FAULTS = "Faults (chances between 0 and 1)"
+
+Odds = Annotated[float, typer.Option(rich_help_panel=_FAULTS)]
+
+
+def register(cli: typer.Typer) -> None:
+    cli.command()(simulate)
+
+
+def simulate(
+    tasks: Annotated[int, typer.Option(min=1, help="How many tasks.")] = 1000,
+    users: Annotated[str, typer.Option(help="Whose tasks, instead: `alice:100,bob:900`.")] = "",
+    mode: Annotated[Mode, typer.Option(help="ephemeral or persistent.")] = Mode.EPHEMERAL,
+    capacity: Annotated[int, typer.Option(min=1, help="Attempts at once.")] = 200,
+    slots: Annotated[int, typer.Option(min=1, help="Persistent: attempts at once on one instance.")] = 4,
+    run_s: Annotated[str, typer.Option(help="Seconds that an attempt takes, e.g. `lognormal:60,0.5`.")] = "constant:1",
+    boot_s: Annotated[str, typer.Option(help="Seconds that an instance boots, e.g. `uniform:1,10`.")] = "constant:0",
+    doors: Annotated[str, typer.Option(help="Doors that are recorded: all or few.")] = "all",
+    seed: Annotated[int, typer.Option(help="Of every die.")] = 0,
+    control_workers: Annotated[int, typer.Option(min=1, help="Control workers; one decides, others stand by.")] = 1,
+    timeout: Annotated[float | None, typer.Option(help="Seconds to wait at most.")] = None,
+    crash: Odds = 0.0,
+    vanish: Odds = 0.0,
+    freeze: Odds = 0.0,
+    infrastructure: Odds = 0.0,
+    interrupted: Odds = 0.0,
+    hang: Odds = 0.0,
+    boot_failure: Odds = 0.0,
+    never_registers: Odds = 0.0,
+    launch_throttled: Odds = 0.0,
+    no_capacity: Odds = 0.0,
+    reply_lost: Odds = 0.0,
+    terminate_fails: Odds = 0.0,
+    json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+) -> None:
+    """Plan capacity: run synthetic tasks through a real control plane of their own, on simulated instances.
+
+    A private PostgreSQL, Redis and control worker are started for it and are gone afterwards. Time is real time:
+    divide durations by a factor of your own to see a day in an hour.
+    """
+    behaviour = Simulation.of(
+        run_s=run_s,
+        boot_s=boot_s,
+        doors=doors,
+        seed=seed,
+        crash=crash,
+        vanish=vanish,
+        freeze=freeze,
+        infrastructure=infrastructure,
+        interrupted=interrupted,
+        hang=hang,
+        boot_failure=boot_failure,
+        never_registers=never_registers,
+        launch_throttled=launch_throttled,
+        no_capacity=no_capacity,
+        reply_lost=reply_lost,
+        terminate_fails=terminate_fails,
+    )
+    plan = Plan(_tasks_of(users) or {"default": tasks}, mode, capacity, slots, behaviour, control_workers, timeout)
+    found = carry_out(plan)
+    if json:
+        as_json(found)
+    else:
+        _show(plan, found)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be simulated."""
+
+    tasks: dict[str, int]  # by user
+    mode: Mode
+    capacity: int  # attempts at once
+    slots: int  # persistent: of one instance
+    behaviour: Simulation
+    control_workers: int = 1
+    timeout_s: float | None = None
+
+    @property
+    def total(self) -> int:
+        return sum(self.tasks.values())
+
+    def settings(self) -> dict[str, object]:
+        """Settings of the private stack. Raises: LimitInvalid: the capacity cannot be had in this way."""
+        if self.mode is Mode.EPHEMERAL:
+            return {"ephemeral_capacity": self.capacity, "persistent_instances": 0}
+        if self.mode is not Mode.PERSISTENT:
+            raise LimitInvalid(f"expected --mode ephemeral or persistent, found {self.mode}")
+        if self.capacity % self.slots:
+            whole = math.ceil(self.capacity / self.slots) * self.slots
+            raise LimitInvalid(
+                f"expected a capacity that is a multiple of the {self.slots} slots of an instance,"
+                f" found {self.capacity}; try --capacity {whole} or other --slots"
+            )
+        return {"persistent_instances": self.capacity // self.slots, "persistent_slots": self.slots}
+
+
+def carry_out(plan: Plan) -> dict[str, Any]:
+    """Start the private stack, run the plan, and take everything down again; the report.
+
+    Raises: LimitInvalid; WaitTimeout; InstallationFailed and others: the stack did not start.
+    """
+    from app.stack.private import private_stack
+    from app.workers import simulation_report
+
+    overrides = plan.settings()
+    with (
+        _ending_in_order(),
+        private_stack(overrides, control_workers=plan.control_workers, simulation=plan.behaviour) as stack,
+        MegaFlow(stack.settings) as flow,
+    ):
+        before = stack.usage()
+        for user, count in plan.tasks.items():
+            flow.enqueue_many(_synthetic(count, plan), agent="nop", mode=plan.mode, user_name=user, name="simulation")
+        _follow(flow, plan)
+        found = simulation_report.report(flow.database, plan.capacity)
+        used = {
+            name: {"cpu_s": round(now.cpu_s - before[name].cpu_s, 2), "memory_bytes": now.memory_bytes}
+            for name, now in stack.usage().items()
+        }
+        return {**asdict(found), "capacity": plan.capacity, "simulation": stack.provider().counts(), "usage": used}
+
+
+def _synthetic(count: int, plan: Plan) -> list[AgentTask]:
+    """Tasks that a worker could not carry out, because nothing of them exists; for a simulated one they will do."""
+    longest_s = max(1800.0, 50 * plan.behaviour.run_s.mean_s)
+    shared: dict[str, Any] = {
+        "dataset": "synthetic",
+        "description": "nothing: a simulated instance takes it",
+        "environment": EnvironmentSpec(image="simulated"),
+        "goal": ScriptGoal(tests=Bundle(sha256="0" * 64, size_bytes=0)),
+        "limits": Limits(agent_timeout_s=longest_s),
+    }
+    return [AgentTask(name=f"simulated-{number:06}", **shared) for number in range(count)]
+
+
+def _follow(flow: MegaFlow, plan: Plan) -> None:
+    """Show progress until all have ended. Raises: WaitTimeout."""
+    from app.workers import simulation_report
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    give_up = None if plan.timeout_s is None else time.monotonic() + plan.timeout_s
+    with Progress(*columns, console=errors) as progress:
+        line = progress.add_task("tasks ended", total=plan.total)
+        while True:
+            states = simulation_report.states(flow.database)
+            ended = sum(states.get(state.value, 0) for state in ENDED_TASK)
+            running = states.get("running", 0)
+            progress.update(line, completed=ended, description=f"{running} running, tasks ended")
+            if ended >= plan.total:
+                return
+            if give_up is not None and time.monotonic() > give_up:
+                raise WaitTimeout(
+                    f"{plan.total - ended} of {plan.total} tasks had not ended after {plan.timeout_s:g} s"
+                )
+            time.sleep(_LOOK_S)
+
+
+@contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """SIGTERM ends the block like Ctrl-C, so that nothing is left behind."""
+
+    def leave(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _tasks_of(users: str) -> dict[str, int]:
+    """`alice:100,bob:900` as numbers. Raises: LimitInvalid."""
+    found: dict[str, int] = {}
+    for part in filter(None, (part.strip() for part in users.split(","))):
+        name, _, count = part.partition(":")
+        if not name or not count.isdecimal() or int(count) < 1 or name in found:
+            raise LimitInvalid(
+                f"expected every user once with a number of tasks >= 1, found {part!r}; try alice:100,bob:900"
+            )
+        found[name] = int(count)
+    return found
+
+
+# --- What is printed ------------------------------------------------------------------------------------------------
+
+
+def _show(plan: Plan, found: dict[str, Any]) -> None:
+    total = found["total"]
+    table = Table("", "tasks", "graded", "not measured", "retries", "makespan s", "wait p50 s", "wait p99 s")
+    for name, figures in (("all", total), *(found["users"].items() if len(found["users"]) > 1 else ())):
+        numbers = (figures[key] for key in ("tasks", "graded", "not_measured", "retries"))
+        spans = (figures[key] for key in ("makespan_s", "wait_p50_s", "wait_p99_s"))
+        table.add_row(name, *map(str, numbers), *("-" if span is None else f"{span:.2f}" for span in spans))
+    console.print(table)
+    console.print(
+        f"{found['throughput']:.1f} tasks/s; {found['utilisation']:.0%} of {plan.capacity} slots used,"
+        f" at most {found['peak']} at once",
+        highlight=False,
+    )
+    console.print(
+        f"attempts: {_listed(found['attempt_ends'])}; instances: {_listed(found['instances'])}", highlight=False
+    )
+    cpu = ", ".join(f"{name} {used['cpu_s']:.1f}" for name, used in found["usage"].items())
+    console.print(f"CPU seconds: {cpu}", highlight=False)
+
+
+def _listed(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"

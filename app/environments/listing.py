@@ -1,0 +1,114 @@
+"""What exists of this installation: by the engine's own listing, and on this host's disk. Nothing is remembered."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from app.environments.engine import ROLE, Engine, engine_of
+from app.environments.local import OWNER
+from app.errors import EngineUnavailable, EnvironmentFailed
+from app.ledger.receipt_check import Listed
+from app.ledger.receipts import ObjectKind
+from app.settings import Settings
+
+
+def listed(settings: Settings) -> tuple[list[Listed], bool]:
+    """Containers, networks, volumes and folders with our label, and whether an engine answered."""
+    folders = list(_folders(settings))
+    try:
+        engine = engine_of(settings)
+        with engine.named("list what is ours", EnvironmentFailed):
+            return [*folders, *_containers(engine, settings), *_networks(engine, settings), *_volumes(engine)], True
+    except (EngineUnavailable, EnvironmentFailed):
+        return folders, False
+
+
+def volumes_of(settings: Settings, container_id: str) -> list[str]:
+    """The volumes that the engine made for a container because its image wants them.
+
+    Raises: EngineUnavailable, EnvironmentFailed.
+    """
+    engine = engine_of(settings)
+    with engine.named(f"look at {container_id[:12]}", EnvironmentFailed):
+        mounts = engine.api.inspect_container(container_id)["Mounts"]
+    return [mount["Name"] for mount in mounts if mount["Type"] == "volume"]
+
+
+def networks_since(settings: Settings, since: float) -> list[str]:
+    """Our networks that were made after `since` (Unix time). Raises: EngineUnavailable, EnvironmentFailed."""
+    engine = engine_of(settings)
+    with engine.named("list networks", EnvironmentFailed):
+        return [found.id for found in _networks(engine, settings) if time.time() - found.age_s >= since]
+
+
+def _containers(engine: Engine, settings: Settings) -> Iterator[Listed]:
+    for found in engine.api.containers(all=True, filters=_ours(settings)):
+        name = found["Names"][0].lstrip("/") if found["Names"] else found["Id"][:12]
+        yield _listed(ObjectKind.CONTAINER, found["Id"], name, found["Labels"], float(found["Created"]))
+
+
+def _networks(engine: Engine, settings: Settings) -> Iterator[Listed]:
+    for found in engine.api.networks(filters=_ours(settings)):
+        yield _listed(ObjectKind.NETWORK, found["Id"], found["Name"], found["Labels"], _unix(found["Created"]))
+
+
+def _volumes(engine: Engine) -> Iterator[Listed]:
+    """All of the engine's: those that a container's image asks for carry no label of ours, only their names tell."""
+    for found in engine.api.volumes()["Volumes"] or ():
+        yield _listed(ObjectKind.VOLUME, found["Name"], found["Name"], found["Labels"] or {}, _unix(found["CreatedAt"]))
+
+
+def _folders(settings: Settings) -> Iterator[Listed]:
+    for file in (settings.home / "local").glob(f"*/{OWNER}"):
+        labels = labels_of(file)
+        if labels.get("megaflow") == settings.installation:
+            yield _listed(ObjectKind.FOLDER, file.parent.name, str(file.parent), labels, _made(file))
+
+
+def labels_of(owner: Path) -> dict[str, str]:
+    """The labels of a local environment; nothing when it is going or half written."""
+    try:
+        found: dict[str, str] = json.loads(owner.read_text())["labels"]
+    except (OSError, ValueError, KeyError):
+        return {}
+    return found
+
+
+def _made(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return time.time()
+
+
+def _ours(settings: Settings) -> dict[str, str]:
+    return {"label": f"megaflow={settings.installation}"}
+
+
+def _listed(kind: ObjectKind, identity: str, name: str, labels: Mapping[str, str], made: float) -> Listed:
+    run, attempt, instance = (label_id(labels, part) for part in ("run", "attempt", "instance"))
+    role = labels.get(ROLE, "environment" if kind is ObjectKind.FOLDER else "")
+    return Listed(kind, identity, name, role, run, attempt, instance, max(0.0, time.time() - made))
+
+
+def label_id(labels: Mapping[str, Any], part: str) -> UUID | None:
+    """What `megaflow.<part>` names, when it is an id."""
+    try:
+        return UUID(labels[f"megaflow.{part}"])
+    except (KeyError, ValueError):
+        return None
+
+
+def _unix(stamp: str) -> float:
+    """Seconds from the engine's time; it writes nine digits behind the point, of which Python knows six."""
+    head, point, rest = stamp.partition(".")
+    digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
+    zone = rest[len(digits) :].replace("Z", "+00:00") if point else ""
+    text = f"{head}.{digits[:6]:0<6}{zone}" if point else head.replace("Z", "+00:00")
+    return datetime.fromisoformat(text).timestamp()

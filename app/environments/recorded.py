@@ -1,0 +1,143 @@
+"""Environments whose making and end are on record: lines of their run's receipt.
+
+Whoever ends one (its worker, the pool when it makes room, the worker's leaving, a cancel from another thread) goes
+through `destroy`, and so does the record. A record that cannot be written is not worth the attempt: whoever removes
+the thing, or finds it gone, makes up for the line.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+
+from app.environments.base import CommandResult, Environment, EnvironmentProvider, ResetProof, Tags
+from app.environments.pool import Adoptable
+from app.errors import DatabaseUnavailable, StationError
+from app.ledger import receipts
+from app.ledger.database import Database
+from app.ledger.receipts import ObjectKind, Owner, Remover, Thing
+from app.models.spec import EnvironmentKind, EnvironmentSpec, Network
+from app.settings import Settings
+
+log = structlog.get_logger()
+
+
+class RecordedEnvironment:
+    """An environment that tells the ledger when it has been removed."""
+
+    def __init__(self, environment: Environment, things: list[Thing], database: Database) -> None:
+        self._environment = environment
+        self._things = things  # itself, and the volumes that go with it
+        self._database = database
+        self._lock = threading.Lock()
+        self._told = False
+
+    @property
+    def id(self) -> str:
+        return self._environment.id
+
+    def describe(self) -> dict[str, Any]:
+        return self._environment.describe()
+
+    def adopt(self, tags: Tags) -> None:
+        """Show outside whose it is now, where it can."""
+        if isinstance(self._environment, Adoptable):
+            self._environment.adopt(tags)
+
+    def run(
+        self,
+        command: str,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float,
+        stdin: bytes | None = None,
+    ) -> CommandResult:
+        return self._environment.run(command, cwd=cwd, env=env, timeout_s=timeout_s, stdin=stdin)
+
+    def put(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
+        self._environment.put(path, content, mode=mode)
+
+    def get(self, path: str) -> bytes:
+        return self._environment.get(path)
+
+    def put_tree(self, archive: bytes, path: str) -> None:
+        self._environment.put_tree(archive, path)
+
+    def reset(self) -> ResetProof:
+        return self._environment.reset()
+
+    def destroy(self) -> None:
+        self._environment.destroy()
+        with self._lock:
+            first, self._told = not self._told, True
+        if not first:
+            return
+        try:
+            with self._database.begin() as connection:
+                receipts.destroyed(connection, self._things, Remover.WORKER)
+        except DatabaseUnavailable as error:
+            self._told = False
+            log.warning("environment.end_not_recorded", environment=self.id, error=str(error))
+
+
+class Recording:
+    """A provider whose environments are recorded as soon as they exist."""
+
+    def __init__(self, provider: EnvironmentProvider, settings: Settings, database: Database) -> None:
+        self._provider = provider
+        self._settings = settings
+        self._database = database
+
+    def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
+        return self._provider.prepare_image(spec, timeout_s=timeout_s)
+
+    def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> RecordedEnvironment:
+        begun = time.time()
+        environment = self._provider.create(spec, tags, timeout_s=timeout_s)
+        try:
+            own, shared = self._made(environment.id, spec, tags, begun)
+            self._note([*own, *shared])
+        except BaseException:
+            environment.destroy()
+            raise
+        return RecordedEnvironment(environment, own, self._database)
+
+    def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
+        return self._provider.sweep(installation=installation, keep=keep)
+
+    def _note(self, things: list[Thing]) -> None:
+        try:
+            with self._database.begin() as connection:
+                receipts.created(connection, things)
+        except DatabaseUnavailable as error:
+            log.warning("environment.not_recorded", environment=things[0].id, error=str(error))
+
+    def _made(self, identity: str, spec: EnvironmentSpec, tags: Tags, begun: float) -> tuple[list[Thing], list[Thing]]:
+        """What goes with the environment, and what stays for others (the first network of an installation)."""
+        owner, now = owner_of(tags), datetime.now(UTC)
+        if spec.kind is EnvironmentKind.LOCAL:
+            return [Thing(ObjectKind.FOLDER, identity, owner, now)], []
+        from app.environments import listing  # the engine's client is not everywhere
+
+        own = [Thing(ObjectKind.CONTAINER, identity, owner, now)]
+        shared: list[Thing] = []
+        try:
+            volumes = listing.volumes_of(self._settings, identity)
+            own += [Thing(ObjectKind.VOLUME, name, owner, now) for name in volumes]
+            if spec.network is Network.OPEN:
+                networks = listing.networks_since(self._settings, begun - 1.0)
+                shared = [Thing(ObjectKind.NETWORK, name, owner, now) for name in networks]
+        except StationError as error:  # its first command will tell whether it is well
+            log.warning("environment.not_looked_at", environment=identity, error=str(error))
+        return own, shared
+
+
+def owner_of(tags: Tags) -> Owner:
+    """Whom the receipt names."""
+    return Owner(tags.run_id, tags.task_id, tags.attempt_id, tags.instance_id)

@@ -1,0 +1,50 @@
+"""The `simulated` provider: instances that only pretend to work, thousands in one process, with the real control plane.
+
+Its host is `python -m app.workers.simulation`; what its instances do is a `Simulation`. Meant for benchmarks, chaos and
+capacity planning (`megaflow simulate`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+from app.errors import InstanceFailed
+from app.instances.process import ProcessProvider
+from app.models.simulation import Simulation
+from app.settings import Settings
+
+
+def socket_path(settings: Settings) -> Path:
+    """Where the simulation's host listens."""
+    return settings.home / "run" / "simulator.sock"
+
+
+class SimulatedProvider(ProcessProvider):
+    """Speaks to the simulation's host as `process` speaks to the nursery. The handle is a number of the host's."""
+
+    name: ClassVar[str] = "simulated"
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._path = socket_path(settings)
+
+    def counts(self) -> dict[str, float]:
+        """What the host has done so far: `claimed`, `finished`, `stale` …, and what its writes took.
+
+        Raises: InstanceFailed: it cannot be reached.
+        """
+        return self._ask({"verb": "counts"})
+
+    def behave(self, simulation: Simulation) -> None:
+        """From here on, instances and attempts follow `simulation`; what has begun keeps its fate.
+
+        Raises: InstanceFailed: the host cannot be reached.
+        """
+        self._ask({"verb": "behave", "simulation": simulation.model_dump(mode="json")})
+
+    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        reply = super()._ask(message)
+        if "refusal" in reply:
+            raise InstanceFailed(f"the simulated provider refused to {message['verb']}: {reply['refusal']}")
+        return reply

@@ -1,0 +1,146 @@
+"""From waiting to dispatched: tasks are moved, their attempts written, their hints noted, in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, Row, text
+from uuid_utils import compat as uuids
+
+from app.ledger import events
+from app.ledger.database import Database
+from app.models.outcome import Hint
+from app.models.spec import Mode
+from app.models.tables import PAUSED
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A hint together with the queue that it goes to."""
+
+    hint: Hint
+    mode: Mode
+    resource_class: str
+
+
+# What is being cancelled at this moment is locked, and skipped.
+_ADMIT = text("""
+WITH chosen AS (
+    SELECT * FROM unnest(CAST(:tasks AS uuid[]), CAST(:attempts AS uuid[]), CAST(:modes AS text[]))
+        AS c(task_id, attempt_id, mode)
+), free AS MATERIALIZED (
+    SELECT id FROM tasks WHERE id = ANY(CAST(:tasks AS uuid[])) AND state = 'pending' AND in_line
+        AND cancel_requested_at IS NULL ORDER BY id FOR UPDATE SKIP LOCKED
+), moved AS (
+    UPDATE tasks t SET state = 'admitted', attempts = t.attempts + 1, mode = c.mode, group_started = true
+    FROM chosen c JOIN free ON free.id = c.task_id WHERE t.id = c.task_id
+    RETURNING t.id AS task_id, t.run_id, t.group_id, t.attempts AS number, t.resource_class, t.user_name,
+        t.accepted_at, c.attempt_id, c.mode
+), dispatched AS (
+    INSERT INTO attempts (id, task_id, number, user_name, mode, resource_class, phases)
+    SELECT attempt_id, task_id, number, user_name, mode, resource_class,
+           jsonb_build_object('accepted', accepted_at, 'admitted', clock_timestamp())
+    FROM moved
+), facts AS (
+    INSERT INTO events (kind, run_id, task_id, attempt_id, data)
+    SELECT 'attempt.admitted', run_id, task_id, attempt_id, jsonb_build_object('number', number, 'mode', mode)
+    FROM moved
+)
+SELECT attempt_id, number, mode, resource_class, run_id, group_id FROM moved
+""")
+
+_START_GROUPS = text("""
+UPDATE tasks SET group_started = true
+WHERE id IN (
+    SELECT t.id FROM tasks t JOIN unnest(CAST(:runs AS uuid[]), CAST(:groups AS uuid[])) AS g(run_id, group_id)
+        ON t.run_id = g.run_id AND t.group_id = g.group_id
+    WHERE t.state = 'pending' AND NOT t.group_started ORDER BY t.id FOR UPDATE OF t SKIP LOCKED)
+""")
+
+
+def admit(connection: Connection, choices: Iterable[tuple[UUID, Mode]]) -> list[Published]:
+    """Move chosen tasks to admitted and write their next attempts, in one statement; skips what moved meanwhile.
+
+    The siblings that are left behind are marked: a started group goes first within its run.
+    """
+    pairs = list(choices)
+    rows = connection.execute(
+        _ADMIT,
+        {
+            "tasks": [task_id for task_id, _ in pairs],
+            "attempts": [uuids.uuid7() for _ in pairs],
+            "modes": [mode.value for _, mode in pairs],
+        },
+    ).all()
+    groups = list({(row.run_id, row.group_id) for row in rows})
+    if groups:
+        connection.execute(_START_GROUPS, {"runs": [g[0] for g in groups], "groups": [g[1] for g in groups]})
+    return [_published(row) for row in rows]
+
+
+_PROMOTE = text("""
+WITH due AS (
+    SELECT id FROM tasks WHERE state = 'pending' AND NOT in_line AND available_at <= clock_timestamp()
+    ORDER BY available_at LIMIT :limit FOR UPDATE SKIP LOCKED
+)
+UPDATE tasks t SET in_line = p.name IS NULL,
+    available_at = CASE WHEN p.name IS NULL THEN t.available_at ELSE CAST(:paused AS timestamptz) END
+FROM due JOIN tasks d ON d.id = due.id LEFT JOIN pauses p ON p.kind = 'run' AND p.name = d.run_id::text
+WHERE t.id = due.id RETURNING t.id
+""")
+
+
+def promote(connection: Connection, limit: int) -> int:
+    """Put delayed tasks whose time has come in line; those of a paused run wait for its resumption. How many moved."""
+    return len(connection.execute(_PROMOTE, {"limit": limit, "paused": PAUSED}).all())
+
+
+def next_due_s(connection: Connection) -> float | None:
+    """Seconds until the next delayed task may enter the line; None: nobody is delayed."""
+    wait = connection.execute(
+        text(
+            "SELECT extract(epoch FROM min(available_at) - clock_timestamp())::float8 FROM tasks"
+            " WHERE state = 'pending' AND NOT in_line"
+        )
+    ).scalar()
+    return None if wait is None else float(wait)
+
+
+def unpublished(connection: Connection, older_than_s: float, limit: int) -> list[Published]:
+    """Attempts that nobody has claimed and whose hint was never sent, or sent longer ago than `older_than_s`."""
+    rows = connection.execute(
+        text(
+            "SELECT id AS attempt_id, number, mode, resource_class FROM attempts WHERE state = 'dispatched'"
+            " AND (published_at IS NULL OR published_at < clock_timestamp() - make_interval(secs => :age))"
+            " ORDER BY dispatched_at LIMIT :limit"
+        ),
+        {"age": older_than_s, "limit": limit},
+    )
+    return [_published(row) for row in rows]
+
+
+def mark_published(connection: Connection, hints: Sequence[Published]) -> None:
+    """Note that these hints are in the broker."""
+    connection.execute(
+        text("UPDATE attempts SET published_at = clock_timestamp() WHERE id = ANY(:ids) AND state = 'dispatched'"),
+        {"ids": [item.hint.attempt_id for item in hints]},
+    )
+
+
+def give_back(database: Database, hint: Hint) -> None:
+    """A worker that takes nothing new returns a hint unclaimed: the dispatcher sends it again at once."""
+    with database.begin() as connection:
+        connection.execute(
+            text(
+                "UPDATE attempts SET published_at = NULL WHERE id = :id AND number = :number AND state = 'dispatched'"
+            ),
+            {"id": hint.attempt_id, "number": hint.number},
+        )
+        events.wake_dispatcher(connection)
+
+
+def _published(row: Row[Any]) -> Published:
+    return Published(Hint(attempt_id=row.attempt_id, number=row.number), Mode(row.mode), row.resource_class)

@@ -1,0 +1,336 @@
+"""The auditor's eyes and hands: looks at the ledger's invariants in one snapshot, and mends what is safe to mend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from app.ledger import attempts, classes, events, instances, limits, quotas, tasks
+from app.ledger.audit_checks import AGES, CHECKS, LINES, USED, Check, Mend, Severity
+from app.ledger.classes import STANDARD, Offer
+from app.ledger.database import Database
+from app.ledger.events import Fact
+from app.models.endings import EndReason, RetryPolicy
+from app.models.outcome import Failure
+from app.models.spec import Mode
+from app.models.tables import PAUSED
+from app.settings import Settings
+
+SHOWN = 20
+"""Ids that a finding names."""
+_AT_ONCE = 1000
+"""Rows of one kind mended in one pass."""
+_RECENT_S = 3600.0
+"""How long an ended task or instance is still looked at by the periodic audit; older ones have been."""
+
+Limits = Callable[[str], float | None]
+"""The capacity of a limit that is held by leases, by its name; None: it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What there is to be used. `slots`: ephemeral instances by class."""
+
+    slots: Mapping[str, int]
+    limits: Limits
+
+
+CapacityOf = Callable[[Connection], Capacity]
+
+
+def capacity_of(settings: Settings) -> CapacityOf:
+    """From the classes, the limits that were set, and the settings for those that were not."""
+    defaults = {"environment_starts": settings.environment_starts, "image_builds": settings.image_builds}
+
+    def look(connection: Connection) -> Capacity:
+        own = limits.capacities(connection, "")
+        offers = classes.load(connection, settings)
+        return Capacity(
+            {name: offer.ephemeral_capacity for name, offer in offers.items()},
+            lambda name: own.get(name, own.get(limits.everybody(name), defaults.get(name.partition(":")[0]))),
+        )
+
+    return look
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One invariant that does not hold. `ids`: the first of `count`."""
+
+    name: str
+    severity: Severity
+    means: str
+    count: int
+    ids: tuple[str, ...]
+    mend: Mend | None = None
+    mended: int | None = None  # rows; None: nothing was tried
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The most of each limit that may be in use now because it was allowed before (a limit may have been lowered)."""
+
+    allowed: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one audit saw. Ages in seconds; None: there is none."""
+
+    findings: tuple[Finding, ...]
+    ages: Mapping[str, float | None]
+    lines: Mapping[str, tuple[int, float]]  # queue as asked for: tasks that wait, age of the oldest
+    memory: Memory
+    every: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # finding: the ids that may be mended
+
+
+def parameters(settings: Settings, *, recent_s: float = _RECENT_S) -> dict[str, Any]:
+    """Ages from which on a state in motion is one that is stuck; seconds."""
+    patience = max(60.0, 3 * settings.sweep_s)
+    return {
+        "recent": recent_s,
+        "patience": patience,
+        "lapsed": settings.lease_s + patience,
+        "booting": settings.boot_timeout_s + patience,
+        "idle": settings.ephemeral_idle_s + patience,
+        "overstay": patience + 60.0,
+        "unclaimed": settings.boot_timeout_s + 2 * settings.republish_s + patience,
+        "transaction": patience,
+        "paused": PAUSED,
+    }
+
+
+# --- Looking --------------------------------------------------------------------------------------------------------
+
+
+def look(
+    database: Database,
+    settings: Settings,
+    capacity: CapacityOf,
+    memory: Memory | None = None,
+    *,
+    recent_s: float = _RECENT_S,
+) -> Look:
+    """Every check, in one snapshot; nothing is changed.
+
+    memory: of the last look, so that a limit lowered since then does not count as broken. recent_s: how far back ended
+    tasks and instances are looked at.
+    """
+    values = parameters(settings, recent_s=recent_s)
+    with database.begin() as connection:
+        connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"))
+        found = [_checked(connection, check, values) for check in CHECKS]
+        over, remembered = _over_use(connection, capacity(connection), memory or Memory())
+        offers = classes.load(connection, settings)
+        lines = {
+            f"{row.mode}.{row.resource_class}": (Mode(row.mode), row.resource_class, row.waiting, row.oldest_s)
+            for row in connection.execute(text(LINES))
+        }
+        closed = _no_capacity(connection, offers, [(mode, name) for mode, name, _, _ in lines.values()])
+        ages = dict(connection.execute(text(AGES)).one()._mapping)
+    findings = [finding for finding, _ in found if finding.count]
+    return Look(
+        findings=(*findings, *over, *closed),
+        ages=ages,
+        lines={queue: (waiting, oldest_s) for queue, (_, _, waiting, oldest_s) in lines.items()},
+        memory=remembered,
+        every={finding.name: ids for finding, ids in found if finding.count},
+    )
+
+
+def _checked(connection: Connection, check: Check, values: Mapping[str, Any]) -> tuple[Finding, tuple[str, ...]]:
+    statement = f"SELECT id::text AS id, count(*) OVER () AS n FROM ({check.query}) found LIMIT {_AT_ONCE}"  # noqa: S608
+    rows = connection.execute(text(statement), values).all()
+    ids = tuple(row.id for row in rows)
+    count = rows[0].n if rows else 0
+    return Finding(check.name, check.severity, check.means, count, ids[:SHOWN], check.mend), ids
+
+
+_TIERS = {
+    "slots": "more ephemeral attempts are live than the class has capacity for",
+    "hold": "more places of a limit are held than it has",
+    "running": "a user has more live attempts than their quota",
+    "instances": "a user has more ephemeral instances in use than their quota",
+}
+
+
+def _over_use(connection: Connection, capacity: Capacity, memory: Memory) -> tuple[list[Finding], Memory]:
+    """What is used beyond what may be. What was allowed when it was taken may go on: only growth above it counts."""
+    book = quotas.load(connection)
+    over: dict[str, list[str]] = {}
+    allowed: dict[str, float] = {}
+    for row in connection.execute(text(USED)):
+        match row.tier:
+            case "slots":
+                most: float | None = capacity.slots.get(row.key, 0)
+            case "hold":
+                most = capacity.limits(row.key)
+            case "running":
+                most = book.of(row.key).running
+            case _:
+                most = book.of(row.key).instances
+        key = f"{row.tier}:{row.key}"
+        bound = float("inf") if most is None else max(float(most), memory.allowed.get(key, 0.0))
+        if row.used > bound:
+            over.setdefault(row.tier, []).append(f"{row.key}: {row.used:g} of {most:g}")
+        allowed[key] = bound if row.used > bound else max(row.used, float("inf") if most is None else float(most))
+    found = [
+        Finding(f"{tier}.over_capacity", Severity.CRITICAL, _TIERS[tier], len(keys), tuple(sorted(keys)[:SHOWN]))
+        for tier, keys in over.items()
+    ]
+    return found, Memory(allowed)
+
+
+def _no_capacity(
+    connection: Connection, offers: Mapping[str, Offer], lines: Iterable[tuple[Mode, str]]
+) -> list[Finding]:
+    """Lines that no instance will ever take from."""
+    pools = set(
+        connection.execute(
+            text(
+                "SELECT DISTINCT resource_class FROM instances"
+                " WHERE mode = 'persistent' AND state NOT IN ('terminated', 'failed')"
+            )
+        ).scalars()
+    )
+    closed = sorted(
+        f"{mode.value}.{name}"
+        for mode, name in lines
+        if not (name in offers and offers[name].could_run(mode)) and not (mode is not Mode.EPHEMERAL and name in pools)
+    )
+    if not closed:
+        return []
+    means = f"tasks wait for a class without capacity for them; e.g. `megaflow classes set {STANDARD} --ephemeral 4`"
+    return [Finding("line.without_capacity", Severity.WARNING, means, len(closed), tuple(closed[:SHOWN]))]
+
+
+# --- Mending --------------------------------------------------------------------------------------------------------
+
+
+def mend(database: Database, settings: Settings, seen: Look, retry: RetryPolicy) -> tuple[Finding, ...]:
+    """Mend what is safe; the findings, with how many rows of each were mended.
+
+    Every row is locked and looked at again first: what has moved since is left alone. Safe to run twice at once.
+
+    Raises: DatabaseUnavailable: the rest is as it was.
+    """
+    checks = {check.name: check for check in CHECKS}
+    values = parameters(settings, recent_s=10 * 365 * 86400.0)
+    return tuple(
+        finding
+        if finding.mend is None
+        else _with_count(finding, _mend(database, checks[finding.name], seen.every[finding.name], values, retry))
+        for finding in seen.findings
+    )
+
+
+def _with_count(finding: Finding, mended: int) -> Finding:
+    return Finding(
+        finding.name, finding.severity, finding.means, finding.count, finding.ids, finding.mend, mended=mended
+    )
+
+
+def _mend(database: Database, check: Check, ids: Sequence[str], values: Mapping[str, Any], retry: RetryPolicy) -> int:
+    with database.begin() as connection:
+        still = _confirmed(connection, check, ids, values)
+        if check.mend is not Mend.EXIT and check.mend is not Mend.CANCEL:
+            return _mend_rows(connection, check, still, retry) if still else 0
+    if check.mend is Mend.CANCEL:
+        tasks.cancel(database, [UUID(one) for one in still])
+        return len(still)
+    return sum(instances.exited(database, UUID(one), None, f"audit: {check.means}", retry) for one in still)
+
+
+_KEYS = {
+    "leases": ("attempt_id", "uuid[]"),
+    "holds": ("limit_name || ' ' || holder", "text[]"),
+    "bindings": ("id", "bigint[]"),
+}
+"""What the ids of a table's rows are, and as which array they are looked for; else `id`, a UUID."""
+
+
+def _among(table: str) -> str:
+    """A condition: the row is one of `:ids`."""
+    key, array = _KEYS.get(table, ("id", "uuid[]"))
+    return f"{key} = ANY(CAST(:ids AS {array}))"
+
+
+def _confirmed(connection: Connection, check: Check, ids: Sequence[str], values: Mapping[str, Any]) -> list[str]:
+    """Those that are still so, locked; what somebody else has in hand is left to them."""
+    key = _KEYS.get(check.table, ("id", ""))[0]
+    lock = f"SELECT ({key})::text FROM {check.table} WHERE {_among(check.table)} FOR UPDATE SKIP LOCKED"  # noqa: S608
+    locked = list(connection.execute(text(lock), {"ids": list(ids)}).scalars())
+    again = f"SELECT id::text FROM ({check.query}) found WHERE id::text = ANY(:ids)"  # noqa: S608
+    return list(connection.execute(text(again), {**values, "ids": locked}).scalars())
+
+
+def _mend_rows(connection: Connection, check: Check, ids: list[str], retry: RetryPolicy) -> int:
+    match check.mend:
+        case Mend.LOSE:
+            failure = Failure(error="StaleWriter", message=f"taken back by the auditor: {check.means}")
+            return len(attempts.lose(connection, [UUID(one) for one in ids], failure, EndReason.LOST, retry))
+        case Mend.FREE:
+            statement = f"DELETE FROM {check.table} WHERE {_among(check.table)}"  # noqa: S608
+        case Mend.UNBIND:
+            statement = f"UPDATE bindings SET until = clock_timestamp() WHERE {_among(check.table)}"  # noqa: S608
+        case Mend.CLOSE:
+            return _tell(connection, _CLOSE, ids, check, "attempt.lost")
+        case Mend.NUMBER:
+            return _tell(connection, _NUMBER, ids, check, "task.repaired")
+        case Mend.REQUEUE:
+            return _tell(connection, _REQUEUE, ids, check, "task.repaired")
+        case Mend.IN_LINE:
+            return _tell(connection, _IN_LINE, ids, check, "task.repaired")
+        case _:
+            return 0
+    if check.table == "holds":
+        limits.wake_waiters(connection, sorted({one.rpartition(" ")[0] for one in ids}))
+    return connection.execute(text(statement), {"ids": ids}).rowcount
+
+
+_CLOSE = """
+WITH closed AS (
+    UPDATE attempts a SET state = 'lost', finished_at = clock_timestamp(), end_reason = 'lost',
+        failure = jsonb_build_object('error', 'StaleWriter', 'message', CAST(:why AS text))
+    FROM tasks t WHERE a.id = ANY(CAST(:ids AS uuid[])) AND a.state IN ('dispatched', 'running') AND t.id = a.task_id
+    RETURNING a.id AS attempt_id, a.task_id, t.run_id
+), freed AS (DELETE FROM leases l USING closed c WHERE l.attempt_id = c.attempt_id)
+SELECT run_id, task_id, attempt_id FROM closed"""
+
+_NUMBER = """
+UPDATE tasks t SET attempts = (SELECT max(a.number) FROM attempts a WHERE a.task_id = t.id)
+WHERE t.id = ANY(CAST(:ids AS uuid[])) AND t.state IN ('pending', 'succeeded', 'failed', 'cancelled')
+RETURNING t.run_id, t.id AS task_id, NULL::uuid AS attempt_id"""
+
+# Cancelled meanwhile: it ends. Its run is paused: it goes where the run's other tasks wait.
+_REQUEUE = """
+UPDATE tasks t SET
+    state = CASE WHEN t.cancel_requested_at IS NULL THEN 'pending' ELSE 'cancelled' END,
+    end_reason = CASE WHEN t.cancel_requested_at IS NOT NULL THEN coalesce(t.cancel_reason, 'cancelled') END,
+    finished_at = CASE WHEN t.cancel_requested_at IS NOT NULL THEN clock_timestamp() END,
+    in_line = p.name IS NULL,
+    available_at = CASE WHEN p.name IS NULL THEN clock_timestamp() ELSE CAST(:paused AS timestamptz) END
+FROM tasks same LEFT JOIN pauses p ON p.kind = 'run' AND p.name = same.run_id::text
+WHERE same.id = t.id AND t.id = ANY(CAST(:ids AS uuid[]))
+RETURNING t.run_id, t.id AS task_id, NULL::uuid AS attempt_id"""
+
+_IN_LINE = """
+UPDATE tasks t SET in_line = true, available_at = least(t.available_at, clock_timestamp())
+WHERE t.id = ANY(CAST(:ids AS uuid[])) RETURNING t.run_id, t.id AS task_id, NULL::uuid AS attempt_id"""
+
+
+def _tell(connection: Connection, statement: str, ids: list[str], check: Check, kind: str) -> int:
+    rows = connection.execute(text(statement), {"ids": ids, "why": f"audit: {check.means}", "paused": PAUSED}).all()
+    data = {"by": "auditor", "finding": check.name}
+    events.append(connection, *(Fact(kind, row.run_id, row.task_id, row.attempt_id, data=data) for row in rows))
+    if rows:
+        ended = "SELECT id FROM tasks WHERE id = ANY(:ids) AND state = 'cancelled'"
+        events.tell_outcome(
+            connection, list(connection.execute(text(ended), {"ids": [row.task_id for row in rows]}).scalars())
+        )
+        events.wake_dispatcher(connection)
+    return len(rows)

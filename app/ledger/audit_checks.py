@@ -1,0 +1,358 @@
+"""The invariants as queries: each gives the ids of what breaks one, and nothing in a healthy ledger.
+
+Ages are judged against the transaction's start, which is never later than what it sees; what moves in one transaction
+needs none. Parameters: see `app.ledger.audit.parameters`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Severity(StrEnum):
+    CRITICAL = "critical"  # a promise is broken: work may be lost or done twice
+    ERROR = "error"  # something is stuck or leaks until it is mended
+    WARNING = "warning"  # slow, late or odd: somebody should look
+
+
+class Mend(StrEnum):
+    """What may be done about it without asking."""
+
+    CLOSE = "the attempt is closed; its task goes on without it"
+    LOSE = "the attempt is taken back as lost, and its task runs again"
+    REQUEUE = "the task goes back in line"
+    IN_LINE = "the task is put in line"
+    NUMBER = "the task's number is set to that of its last attempt"
+    CANCEL = "the cancellation is carried out"
+    FREE = "the row is deleted"
+    EXIT = "the instance's row is closed; the reconciler ends what is left of it"
+    UNBIND = "the binding is closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One invariant. `table` is where its ids point to, and what a mend locks."""
+
+    name: str
+    severity: Severity
+    means: str
+    query: str
+    table: str = ""
+    mend: Mend | None = None
+
+
+_ATTEMPTS = (
+    Check(
+        "task.two_live_attempts",
+        Severity.CRITICAL,
+        "more than one live attempt of a task: its work may be done twice",
+        "SELECT a.task_id AS id FROM attempts a WHERE a.state IN ('dispatched', 'running')"
+        " GROUP BY 1 HAVING count(*) > 1",
+    ),
+    Check(
+        "attempt.not_current",
+        Severity.CRITICAL,
+        "a live attempt that is not its task's current one, or whose task waits or has ended",
+        "SELECT a.id FROM attempts a JOIN tasks t ON t.id = a.task_id WHERE a.state IN ('dispatched', 'running')"
+        " AND (a.number < t.attempts OR t.state NOT IN ('admitted', 'running'))",
+        "attempts",
+        Mend.CLOSE,
+    ),
+    Check(
+        "attempt.out_of_step",
+        Severity.CRITICAL,
+        "an attempt runs while its task is only admitted",
+        "SELECT a.id FROM attempts a JOIN tasks t ON t.id = a.task_id WHERE a.state = 'running'"
+        " AND a.number = t.attempts AND t.state = 'admitted'",
+        "attempts",
+        Mend.LOSE,
+    ),
+    Check(
+        "task.without_attempt",
+        Severity.CRITICAL,
+        "admitted or running, but its attempt is not: nobody works on it and nobody will",
+        "SELECT t.id FROM tasks t WHERE t.state IN ('admitted', 'running') AND NOT EXISTS (SELECT FROM attempts a"
+        " WHERE a.task_id = t.id AND a.number = t.attempts AND (a.state = 'running' OR a.state = 'dispatched'"
+        " AND t.state = 'admitted' OR a.state = 'finished'))",
+        "tasks",
+        Mend.REQUEUE,
+    ),
+    Check(
+        "task.finished_not_ended",
+        Severity.CRITICAL,
+        "its attempt was graded and the task does not know; it must not run again: `megaflow show TASK`",
+        "SELECT t.id FROM tasks t JOIN attempts a ON a.task_id = t.id AND a.number = t.attempts"
+        " WHERE t.state IN ('pending', 'admitted', 'running') AND a.state = 'finished'",
+    ),
+    Check(
+        "task.number_behind",
+        Severity.CRITICAL,
+        "there is an attempt with a higher number than the task knows: the next one could not be written",
+        "SELECT t.id FROM tasks t"
+        " WHERE (t.finished_at IS NULL OR t.finished_at > now() - make_interval(secs => :recent))"
+        " AND EXISTS (SELECT FROM attempts a WHERE a.task_id = t.id AND a.number > t.attempts)",
+        "tasks",
+        Mend.NUMBER,
+    ),
+    Check(
+        "task.number_ahead",
+        Severity.ERROR,
+        "the task's number is higher than that of its last attempt: evidence is missing",
+        "SELECT t.id FROM tasks t WHERE t.attempts > 0"
+        " AND (t.finished_at IS NULL OR t.finished_at > now() - make_interval(secs => :recent))"
+        " AND NOT EXISTS (SELECT FROM attempts a WHERE a.task_id = t.id AND a.number >= t.attempts)",
+    ),
+)
+
+_LEASES = (
+    Check(
+        "attempt.without_lease",
+        Severity.CRITICAL,
+        "an attempt runs without a lease: nobody would notice its loss",
+        "SELECT a.id FROM attempts a WHERE a.state = 'running'"
+        " AND NOT EXISTS (SELECT FROM leases l WHERE l.attempt_id = a.id)",
+        "attempts",
+        Mend.LOSE,
+    ),
+    Check(
+        "lease.orphan",
+        Severity.ERROR,
+        "a lease of an attempt that does not run",
+        "SELECT l.attempt_id AS id FROM leases l LEFT JOIN attempts a ON a.id = l.attempt_id"
+        " WHERE a.state IS DISTINCT FROM 'running'",
+        "leases",
+        Mend.FREE,
+    ),
+    Check(
+        "lease.of_another_instance",
+        Severity.ERROR,
+        "a lease names another instance than its attempt",
+        "SELECT l.attempt_id AS id FROM leases l JOIN attempts a ON a.id = l.attempt_id"
+        " WHERE a.state = 'running' AND l.instance_id IS DISTINCT FROM a.instance_id",
+    ),
+    Check(
+        "attempt.on_dead_instance",
+        Severity.CRITICAL,
+        "an attempt runs on an instance that has ended",
+        "SELECT a.id FROM attempts a LEFT JOIN instances i ON i.id = a.instance_id WHERE a.state = 'running'"
+        " AND (i.id IS NULL OR i.state IN ('terminated', 'failed'))",
+        "attempts",
+        Mend.LOSE,
+    ),
+    Check(
+        "lease.lapsed",
+        Severity.WARNING,
+        "a lease lapsed long ago and the attempt was not taken back: is a reconciler at work?",
+        "SELECT l.attempt_id AS id FROM leases l JOIN attempts a ON a.id = l.attempt_id WHERE a.state = 'running'"
+        " AND l.expires_at < now() - make_interval(secs => :lapsed)",
+        "attempts",
+        Mend.LOSE,
+    ),
+)
+
+_INSTANCES = (
+    Check(
+        "slots.pool_over",
+        Severity.CRITICAL,
+        "admitted to a pool although all slots that it had then were taken",
+        """
+        SELECT a.id FROM (SELECT a.id, a.resource_class, a.dispatched_at,
+                row_number() OVER (PARTITION BY a.resource_class ORDER BY a.dispatched_at, a.id) AS place
+            FROM attempts a WHERE a.state IN ('dispatched', 'running') AND a.mode = 'persistent') a
+        LEFT JOIN (SELECT i.resource_class, sum(i.slots) AS slots FROM instances i
+            WHERE i.mode = 'persistent' AND i.state NOT IN ('terminated', 'failed') AND i.ready_at IS NOT NULL
+            GROUP BY 1) now USING (resource_class)
+        WHERE CASE WHEN a.place <= coalesce(now.slots, 0) THEN false ELSE a.place > (
+            SELECT coalesce(sum(i.slots), 0) FROM instances i WHERE i.mode = 'persistent'
+                AND i.resource_class = a.resource_class AND i.ready_at <= a.dispatched_at
+                AND (i.ended_at IS NULL OR i.ended_at > a.dispatched_at - interval '5 s')) END""",
+    ),
+    Check(
+        "instance.over_slots",
+        Severity.ERROR,
+        "more attempts run on an instance than it has slots",
+        "SELECT i.id FROM attempts a JOIN instances i ON i.id = a.instance_id WHERE a.state = 'running'"
+        " GROUP BY i.id HAVING count(*) > i.slots",
+    ),
+    Check(
+        "instance.used_twice",
+        Severity.CRITICAL,
+        "an ephemeral instance took more than one attempt",
+        "SELECT i.id FROM instances i JOIN attempts a ON a.instance_id = i.id WHERE i.mode = 'ephemeral'"
+        " AND (i.state NOT IN ('terminated', 'failed') OR i.ended_at > now() - make_interval(secs => :recent))"
+        " GROUP BY i.id HAVING count(*) > 1",
+    ),
+    Check(
+        "instance.never_ready",
+        Severity.WARNING,
+        "asked for long ago, never ready, and not given up: is a reconciler at work?",
+        "SELECT i.id FROM instances i WHERE i.state IN ('requested', 'booting')"
+        " AND i.requested_at < now() - make_interval(secs => :booting)",
+        "instances",
+        Mend.EXIT,
+    ),
+    Check(
+        "instance.overstays",
+        Severity.ERROR,
+        "an ephemeral instance whose attempt ended long ago",
+        "SELECT i.id FROM instances i JOIN attempts a ON a.id = i.attempt_id"
+        " WHERE i.state NOT IN ('terminated', 'failed')"
+        " AND i.mode = 'ephemeral' AND a.state NOT IN ('dispatched', 'running')"
+        " AND a.finished_at < now() - make_interval(secs => :overstay)",
+        "instances",
+        Mend.EXIT,
+    ),
+    Check(
+        "instance.stray",
+        Severity.ERROR,
+        "an ephemeral instance that has been ready for long and took no attempt",
+        "SELECT i.id FROM instances i WHERE i.mode = 'ephemeral' AND i.state IN ('ready', 'draining')"
+        " AND i.attempt_id IS NULL AND coalesce(i.ready_at, i.requested_at) < now() - make_interval(secs => :idle)",
+        "instances",
+        Mend.EXIT,
+    ),
+    Check(
+        "instance.overdue",
+        Severity.ERROR,
+        "an instance past its deadline that was not ended: is a reconciler at work?",
+        "SELECT i.id FROM instances i WHERE i.state NOT IN ('terminated', 'failed')"
+        " AND i.deadline_at < now() - make_interval(secs => :overstay)",
+        "instances",
+        Mend.EXIT,
+    ),
+    Check(
+        "instance.without_pool",
+        Severity.WARNING,
+        "a standing instance of a resource class that is not defined",
+        "SELECT i.id FROM instances i WHERE i.mode = 'persistent' AND i.state NOT IN ('terminated', 'failed')"
+        " AND NOT EXISTS (SELECT FROM resource_classes c WHERE c.name = i.resource_class)",
+    ),
+    Check(
+        "engine_object.left_behind",
+        Severity.ERROR,
+        "a container, volume or folder stands although its instance was swept long ago: `megaflow receipt RUN`",
+        "SELECT o.engine_id AS id FROM engine_objects o JOIN instances i ON i.id = o.instance_id"
+        " WHERE o.destroyed_at IS NULL AND o.kind <> 'network'"
+        " AND i.state IN ('terminated', 'failed') AND i.swept_at < now() - make_interval(secs => :overstay)",
+    ),
+)
+
+_WAITING = (
+    Check(
+        "task.delay_over",
+        Severity.ERROR,
+        "its delay is over, or its pause was lifted, and nobody put it back in line",
+        "SELECT t.id FROM tasks t WHERE t.state = 'pending' AND NOT t.in_line"
+        " AND NOT EXISTS (SELECT FROM pauses p WHERE p.kind = 'run' AND p.name = t.run_id::text)"
+        " AND (t.available_at < now() - make_interval(secs => :patience)"
+        " OR t.available_at >= CAST(:paused AS timestamptz))",
+        "tasks",
+        Mend.IN_LINE,
+    ),
+    Check(
+        "task.cancelled_yet_waiting",
+        Severity.ERROR,
+        "it was cancelled and still waits: nothing admits it and nothing ends it",
+        "SELECT t.id FROM tasks t WHERE t.state IN ('pending', 'admitted')"
+        " AND t.cancel_requested_at < now() - make_interval(secs => :patience)",
+        "tasks",
+        Mend.CANCEL,
+    ),
+    Check(
+        "task.ignores_cancel",
+        Severity.WARNING,
+        "told to stop long ago, and running still",
+        "SELECT t.id FROM tasks t WHERE t.state = 'running'"
+        " AND t.cancel_requested_at < now() - make_interval(secs => :overstay)",
+    ),
+    Check(
+        "task.expired_yet_waiting",
+        Severity.WARNING,
+        "its deadline passed long ago and it was not ended: is a control worker there?",
+        "SELECT t.id FROM tasks t WHERE t.state IN ('pending', 'admitted')"
+        " AND t.deadline_at < now() - make_interval(secs => :patience)",
+    ),
+    Check(
+        "task.tries_used_up",
+        Severity.WARNING,
+        "it waits for another attempt although its faults have used up all",
+        "SELECT t.id FROM tasks t WHERE t.state = 'pending' AND t.faults >= t.max_attempts AND t.faults > 0",
+    ),
+    Check(
+        "attempt.unclaimed",
+        Severity.WARNING,
+        "dispatched long ago and claimed by nobody: do instances become ready?",
+        "SELECT a.id FROM attempts a WHERE a.state = 'dispatched'"
+        " AND a.dispatched_at < now() - make_interval(secs => :unclaimed)",
+    ),
+    Check(
+        "hold.orphan",
+        Severity.WARNING,
+        "a place at a limit whose holder has long stopped renewing it",
+        "SELECT h.limit_name || ' ' || h.holder AS id FROM holds h"
+        " LEFT JOIN attempts a ON a.id = h.attempt_id LEFT JOIN instances i ON i.id = h.instance_id"
+        " WHERE h.expires_at < now() - make_interval(secs => :patience)"
+        " AND NOT (coalesce(a.state = 'running', a.id IS NULL AND i.id IS NOT NULL)"
+        " AND coalesce(i.state NOT IN ('terminated', 'failed'), true))",
+        "holds",
+        Mend.FREE,
+    ),
+    Check(
+        "binding.nobody_waits",
+        Severity.WARNING,
+        "a limit is noted as binding although none of that line waits, or a pause that is no more",
+        "SELECT b.id FROM bindings b WHERE b.until IS NULL AND b.since < now() - make_interval(secs => :patience)"
+        " AND CASE WHEN b.user_name = '*' THEN b.limit_name LIKE 'pause:%'"
+        " AND NOT EXISTS (SELECT FROM pauses p WHERE b.limit_name = 'pause:' || p.kind || ':' || p.name)"
+        " ELSE NOT EXISTS (SELECT FROM tasks t WHERE t.state = 'pending' AND t.requested_mode = b.mode"
+        " AND t.resource_class = b.resource_class AND t.user_name = b.user_name) END",
+        "bindings",
+        Mend.UNBIND,
+    ),
+    Check(
+        "run.total",
+        Severity.ERROR,
+        "a run's number of tasks is not what was accepted",
+        "SELECT r.id FROM runs r LEFT JOIN (SELECT t.run_id, count(*) AS n FROM tasks t GROUP BY 1) n"
+        " ON n.run_id = r.id WHERE r.total <> coalesce(n.n, 0)",
+    ),
+    Check(
+        "transaction.old",
+        Severity.WARNING,
+        "a writing transaction has been open for long: consumers of the event stream wait for its end",
+        "SELECT 'pid ' || pid || ' ' || coalesce(application_name, '') AS id FROM pg_stat_activity"
+        " WHERE backend_xid IS NOT NULL AND xact_start < now() - make_interval(secs => :transaction)"
+        " UNION ALL SELECT 'prepared ' || gid FROM pg_prepared_xacts"
+        " WHERE prepared < now() - make_interval(secs => :transaction)",
+    ),
+)
+
+CHECKS = (*_ATTEMPTS, *_LEASES, *_INSTANCES, *_WAITING)
+
+LINES = """
+SELECT t.requested_mode AS mode, t.resource_class, count(*) AS waiting,
+    extract(epoch FROM now() - min(t.accepted_at))::float8 AS oldest_s
+FROM tasks t WHERE t.state = 'pending' AND t.in_line GROUP BY 1, 2
+"""
+"""What waits, by mode as asked for and class."""
+
+AGES = """
+SELECT
+    (SELECT extract(epoch FROM now() - min(dispatched_at))::float8 FROM attempts WHERE state = 'dispatched')
+        AS oldest_unclaimed_s,
+    (SELECT extract(epoch FROM now() - min(claimed_at))::float8 FROM attempts a WHERE state = 'running'
+        AND NOT EXISTS (SELECT FROM leases l WHERE l.attempt_id = a.id)) AS oldest_unleased_s,
+    (SELECT extract(epoch FROM now() - min(xact_start))::float8 FROM pg_stat_activity WHERE backend_xid IS NOT NULL)
+        AS oldest_transaction_s
+"""
+
+USED = """
+WITH live AS (SELECT a.mode, a.resource_class, a.user_name FROM attempts a WHERE a.state IN ('dispatched', 'running'))
+SELECT 'slots' AS tier, resource_class AS key, count(*)::float8 AS used FROM live WHERE mode = 'ephemeral' GROUP BY 2
+UNION ALL SELECT 'running', user_name, count(*) FROM live GROUP BY 2
+UNION ALL SELECT 'instances', user_name, count(*) FROM live WHERE mode = 'ephemeral' GROUP BY 2
+UNION ALL SELECT 'hold', h.limit_name, count(*) FROM holds h
+    WHERE h.granted_at IS NOT NULL GROUP BY 2
+"""
+"""What is used of every limit that has holders."""

@@ -1,0 +1,240 @@
+"""Resource classes: the kinds of instances that an administrator offers, each with lines and capacity of its own."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from sqlalchemy import Connection, Row, text
+
+from app.errors import LimitInvalid, SpecInvalid
+from app.ledger import events
+from app.ledger.database import Database
+from app.ledger.events import Fact
+from app.models.spec import Mode
+from app.settings import ProviderName, Settings
+
+STANDARD = "standard"
+"""The class that always exists; what it leaves open comes from the settings."""
+
+Architecture = Literal["amd64", "arm64"]
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,40}")  # it becomes part of a queue's name
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What one class offers, with nothing left open. One instance has `cpus`, `memory_bytes` and `gpus`."""
+
+    name: str
+    cpus: float | None  # None: not bounded
+    memory_bytes: int | None
+    gpus: int
+    architecture: Architecture | None  # None: any
+    ephemeral_capacity: int  # instances at once
+    ephemeral_provider: ProviderName
+    persistent_provider: ProviderName
+    pool_min: int  # standing instances
+    pool_max: int
+    pool_slots: int  # attempts at once on one of them
+    pool_cooldown_s: float  # idle this long before the pool shrinks
+
+    def could_run(self, mode: Mode) -> bool:
+        """True when tasks of this mode can find an instance that we make."""
+        options = {Mode.EPHEMERAL: self.ephemeral_capacity > 0, Mode.PERSISTENT: self.pool_max > 0}
+        return any(options.values()) if mode is Mode.AUTO else options[mode]
+
+
+def load(connection: Connection, settings: Settings) -> dict[str, Offer]:
+    """Every class by its name; `standard` is always among them."""
+    rows = connection.execute(text("SELECT * FROM resource_classes ORDER BY name"))
+    return {row.name: _resolved(row, settings) for row in rows}
+
+
+def _resolved(row: Row[Any], settings: Settings) -> Offer:
+    standard = row.name == STANDARD
+    pool = settings.persistent_instances if standard else 0
+    # One end of the pool that was set moves the other, so that the minimum never exceeds the maximum.
+    pool_min = _or(row.pool_min, pool if row.pool_max is None else min(pool, row.pool_max))
+    return Offer(
+        name=row.name,
+        cpus=row.cpus,
+        memory_bytes=row.memory_bytes,
+        gpus=row.gpus,
+        architecture=row.architecture,
+        ephemeral_capacity=_or(row.ephemeral_capacity, settings.capacity() if standard else 0),
+        ephemeral_provider=row.ephemeral_provider or settings.ephemeral_provider,
+        persistent_provider=row.persistent_provider or settings.persistent_provider,
+        pool_min=pool_min,
+        pool_max=_or(row.pool_max, max(pool, pool_min)),
+        pool_slots=_or(row.pool_slots, settings.persistent_slots),
+        pool_cooldown_s=settings.pool_cooldown_s if row.pool_cooldown_s is None else row.pool_cooldown_s,
+    )
+
+
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
+# --- Checking what is asked for -------------------------------------------------------------------------------------
+
+
+def check(connection: Connection, settings: Settings, pairs: Iterable[tuple[Mode, str]]) -> None:
+    """Refuse what could never run; a class that passed cannot be removed before the caller's transaction ends.
+
+    Raises: SpecInvalid: an unknown class, or one without capacity for the mode that was asked for.
+    """
+    wanted = set(pairs)
+    custom = sorted({name for _, name in wanted if name != STANDARD})
+    if custom:  # `standard` cannot be removed: no lock there, where everybody would meet
+        connection.execute(
+            text("SELECT 1 FROM resource_classes WHERE name = ANY(:names) ORDER BY name FOR KEY SHARE"),
+            {"names": custom},
+        )
+    offers = load(connection, settings)
+    for mode, name in sorted(wanted):
+        if name not in offers:
+            raise SpecInvalid(
+                f"expected a resource class among {', '.join(offers)}, found {name!r};"
+                f" try `megaflow classes set {name} …` to define it; nothing was accepted"
+            )
+        if not offers[name].could_run(mode) and not (mode is not Mode.EPHEMERAL and _has_own_pool(connection, name)):
+            raise SpecInvalid(
+                f"expected resource class {name!r} to have capacity for mode {mode.value}, found none;"
+                f" try `megaflow classes set {name} {_OPTION[mode]}`; nothing was accepted"
+            )
+
+
+_OPTION = {
+    Mode.EPHEMERAL: "--ephemeral N",
+    Mode.PERSISTENT: "--pool-max N",
+    Mode.AUTO: "--ephemeral N` or `--pool-max N",
+}
+
+
+def _has_own_pool(connection: Connection, name: str) -> bool:
+    """Standing instances that somebody else starts (`megaflow worker persistent`) are capacity that no class shows."""
+    statement = text(
+        "SELECT 1 FROM instances WHERE mode = 'persistent' AND resource_class = :name"
+        " AND (provider = 'static' OR state NOT IN ('terminated', 'failed')) LIMIT 1"
+    )
+    return connection.execute(statement, {"name": name}).first() is not None
+
+
+# --- Changing classes -----------------------------------------------------------------------------------------------
+
+_LEAST: Mapping[str, tuple[type[int] | type[float], float]] = {
+    "cpus": (float, 0.01),
+    "memory_bytes": (int, 1 << 20),
+    "gpus": (int, 0),
+    "ephemeral_capacity": (int, 0),
+    "pool_min": (int, 0),
+    "pool_max": (int, 0),
+    "pool_slots": (int, 1),
+    "pool_cooldown_s": (float, 0),
+}
+"""The numbers of a class: kind and least value."""
+
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "architecture": get_args(Architecture),
+    "ephemeral_provider": get_args(ProviderName),
+    "persistent_provider": get_args(ProviderName),
+}
+_MOST = {"memory_bytes": 2**63 - 1}
+_MOST_ELSE = 1_000_000
+
+
+def set_class(database: Database, name: str, **changes: Any) -> None:
+    """Define a class, or change one; what is not named stays, None gives the default back.
+
+    Raises: LimitInvalid: nothing was changed.
+    """
+    if not _NAME.fullmatch(name):
+        raise LimitInvalid(
+            f"expected a class name of lower-case letters, digits, '-' and '_', at most 41, found {name!r}"
+        )
+    values = {column: _checked(name, column, value) for column, value in changes.items()}
+    with database.begin() as connection:
+        connection.execute(
+            text("INSERT INTO resource_classes (name) VALUES (:name) ON CONFLICT DO NOTHING"), {"name": name}
+        )
+        if values:
+            columns = ", ".join(f"{column} = :{column}" for column in values)  # names of our own table above
+            statement = f"UPDATE resource_classes SET {columns} WHERE name = :name"  # noqa: S608
+            connection.execute(text(statement), {**values, "name": name})
+        row = connection.execute(text("SELECT * FROM resource_classes WHERE name = :name"), {"name": name}).one()
+        if row.pool_min is not None and row.pool_max is not None and row.pool_min > row.pool_max:
+            raise LimitInvalid(
+                f"class {name!r}: expected pool_min <= pool_max, found {row.pool_min} > {row.pool_max};"
+                f" set both at once; nothing was changed"
+            )
+        events.append(connection, Fact("class.set", data={"class": name, **values}))
+        events.wake_dispatcher(connection)
+
+
+def _checked(name: str, column: str, value: Any) -> Any:
+    """The value as the table takes it. Raises: LimitInvalid."""
+    if column in _CHOICES:
+        if value is not None and value not in _CHOICES[column]:
+            known = ", ".join(_CHOICES[column])
+            raise LimitInvalid(f"class {name!r}: expected {column} among {known}, found {value!r}; nothing was changed")
+        return value
+    if column not in _LEAST:
+        known = ", ".join(sorted({*_LEAST, *_CHOICES}))
+        raise LimitInvalid(f"class {name!r}: unknown property {column!r}; known: {known}; nothing was changed")
+    if value is None:
+        return 0 if column == "gpus" else None
+    return _number(name, column, value)
+
+
+def _number(name: str, column: str, value: Any) -> int | float:
+    kind, least = _LEAST[column]
+    most = _MOST.get(column, _MOST_ELSE)
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not fits or not least <= value <= most or (kind is int and value != int(value)):
+        whole = "a whole number" if kind is int else "a number"
+        raise LimitInvalid(
+            f"class {name!r}: expected {column} to be {whole} from {least:g} to {most:g}, found {value!r};"
+            f" nothing was changed"
+        )
+    return kind(value)
+
+
+def remove_class(database: Database, name: str) -> None:
+    """Remove a class that nothing needs any more; a pause of it goes with it.
+
+    Raises: LimitInvalid: there is no such class, it is `standard`, or tasks or instances of it are left.
+    """
+    if name == STANDARD:
+        raise LimitInvalid(
+            "class 'standard' is what tasks get that ask for none and cannot be removed;"
+            " try `megaflow classes set standard --ephemeral 0 --pool-max 0` to offer nothing"
+        )
+    with database.begin() as connection:
+        row = connection.execute(_DELETE, {"name": name}).first()
+        if row is None:
+            known = ", ".join(connection.execute(text("SELECT name FROM resource_classes ORDER BY name")).scalars())
+            raise LimitInvalid(f"unknown resource class {name!r}; known: {known}")
+        left = connection.execute(_LEFT, {"name": name}).one()
+        if left.tasks or left.instances:
+            raise LimitInvalid(
+                f"expected nothing of class {name!r} to be left, found {left.tasks} task(s) that have not ended and"
+                f" {left.instances} live instance(s); try `megaflow cancel` and `megaflow drain --class {name}`,"
+                f" then again; nothing was changed"
+            )
+        connection.execute(text("DELETE FROM pauses WHERE kind = 'class' AND name = :name"), {"name": name})
+        events.append(connection, Fact("class.removed", data={"class": name}))
+        events.wake_dispatcher(connection)
+
+
+# The deletion comes first, undone when something is left: it waits for producers that have just checked the class.
+_DELETE = text("DELETE FROM resource_classes WHERE name = :name RETURNING name")
+_LEFT = text(
+    "SELECT (SELECT count(*) FROM tasks WHERE resource_class = :name"
+    " AND state IN ('pending', 'admitted', 'running')) AS tasks,"
+    " (SELECT count(*) FROM instances WHERE resource_class = :name"
+    " AND state NOT IN ('terminated', 'failed')) AS instances"
+)

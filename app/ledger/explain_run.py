@@ -1,0 +1,178 @@
+"""Where a run's time went, what binds the rest of it now, and what would help."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, Row, text
+
+from app.errors import UnknownName
+from app.ledger import binding, explain, explain_now
+from app.ledger.binding import Line
+from app.ledger.database import Database
+from app.ledger.pauses import PauseKind
+from app.ledger.stories import LineNow, RunStory, Share, Slow, Spread
+from app.ledger.timeline import LINE, NAMES, Tried, Window, spans, windows
+from app.models.outcome import Phase
+from app.models.states import LIVE_ATTEMPT
+from app.settings import Settings
+
+_SLOWEST = 5
+
+
+def run(database: Database, settings: Settings, run_id: UUID) -> RunStory:
+    """The phases' spread, seconds by limit, the slowest tasks, the retries, and what binds. Raises: UnknownName."""
+    with database.begin() as connection:
+        row = connection.execute(_RUN, {"id": run_id}).first()
+        if row is None:
+            raise UnknownName(f"unknown run {run_id}; `megaflow runs` lists them")
+        times = _Times(connection, row)
+        states = connection.execute(
+            text("SELECT state, count(*) AS tasks FROM tasks WHERE run_id = :id GROUP BY state ORDER BY state"),
+            {"id": run_id},
+        )
+        lines, delayed, hint = _lines(connection, settings, row)
+        return RunStory(
+            run_id=run_id,
+            name=row.name,
+            user_name=row.user_name,
+            total=row.total,
+            states={one.state: one.tasks for one in states},
+            delayed=delayed,
+            phases=times.spreads(),
+            waits=times.waits(connection),
+            slowest=times.slowest(),
+            retries=_retries(connection, run_id),
+            now=lines,
+            hint=hint,
+        )
+
+
+_RUN = text("SELECT id, name, user_name, total, clock_timestamp() AS now FROM runs WHERE id = :id")
+
+
+class _Times:
+    """All windows and spans of a run, from three queries."""
+
+    def __init__(self, connection: Connection, run_row: Row[Any]) -> None:
+        self._run, self._now = run_row, run_row.now
+        self._seconds: dict[str, list[float]] = defaultdict(list)  # by phase
+        self._windows: dict[Line, list[tuple[Window, datetime | None]]] = defaultdict(list)
+        self._tasks: list[tuple[float, Row[Any], dict[str, float]]] = []
+        ids = {"id": run_row.id}
+        tries: dict[UUID, list[Row[Any]]] = defaultdict(list)
+        for attempt in connection.execute(_ATTEMPTS, ids):
+            tries[attempt.task_id].append(attempt)
+        reopened: dict[UUID, list[datetime]] = defaultdict(list)
+        for event in connection.execute(_REOPENED, ids):
+            reopened[event.task_id].append(event.at)
+        for row in connection.execute(_TASKS, ids):
+            self._add(row, tries[row.id], reopened[row.id])
+
+    def _add(self, row: Row[Any], attempts: Sequence[Row[Any]], reopened: Iterable[datetime]) -> None:
+        own: dict[str, float] = defaultdict(float)
+        tried = [Tried(attempt.dispatched_at, attempt.finished_at) for attempt in attempts]
+        found = windows(row.accepted_at, row.finished_at, tried, reopened)
+        for window in found:
+            due = explain.due_at(row, window) if window is found[-1] else None
+            self._windows[explain.line_of(row)].append((window, due))
+            self._note(own, LINE, window.seconds(self._now), over=window.end is not None)
+        for attempt in attempts:
+            doors = {Phase(door): datetime.fromisoformat(at) for door, at in attempt.phases.items() if at}
+            for span in spans(doors, attempt.dispatched_at, attempt.finished_at, self._now):
+                self._note(own, span.phase, span.seconds, over=span.end is not None)
+        seconds = ((row.finished_at or self._now) - row.accepted_at).total_seconds()
+        self._tasks.append((seconds, row, own))
+
+    def _note(self, own: dict[str, float], phase: str, seconds: float, *, over: bool) -> None:
+        own[phase] += seconds
+        if over:  # what still lasts would pull the spread down
+            self._seconds[phase].append(seconds)
+
+    def spreads(self) -> tuple[Spread, ...]:
+        return tuple(spread(phase, self._seconds[phase]) for phase in NAMES if self._seconds[phase])
+
+    def slowest(self) -> tuple[Slow, ...]:
+        ranked = sorted(self._tasks, key=lambda item: -item[0])[:_SLOWEST]
+        return tuple(
+            Slow(row.id, row.name, row.state, seconds, max(own, key=lambda phase: own[phase], default=""))
+            for seconds, row, own in ranked
+        )
+
+    def waits(self, connection: Connection) -> tuple[Share, ...]:
+        """Seconds of all tasks by limit: in line, and what their attempts waited for."""
+        found: dict[str, float] = defaultdict(float)
+        for line, waited in self._windows.items():
+            since = min(window.begin for window, _ in waited)
+            limits = explain.history(connection, line, self._run.id, since, self._now)
+            for window, due in waited:
+                for share in explain.waited(window, limits, self._now, due):
+                    found[share.name] += share.seconds
+        for row in connection.execute(_WAITS, {"id": self._run.id}):
+            found[row.limit_name] += row.seconds
+        return tuple(Share(*item) for item in sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+
+_TASKS = text(
+    "SELECT id, name, user_name, requested_mode, resource_class, state, accepted_at, finished_at, available_at"
+    " FROM tasks WHERE run_id = :id"
+)
+_ATTEMPTS = text(
+    "SELECT a.task_id, a.dispatched_at, a.finished_at, a.phases FROM tasks t JOIN attempts a ON a.task_id = t.id"
+    " WHERE t.run_id = :id ORDER BY a.task_id, a.number"
+)
+_REOPENED = text(
+    "SELECT e.task_id, e.at FROM tasks t JOIN events e ON e.task_id = t.id AND e.kind = 'task.reopened'"
+    " WHERE t.run_id = :id AND t.attempts > 0"
+)
+_WAITS = text(
+    "SELECT w.key AS limit_name, sum(w.value::float8) AS seconds FROM tasks t JOIN attempts a ON a.task_id = t.id"
+    " CROSS JOIN LATERAL jsonb_each_text(a.waits) w WHERE t.run_id = :id GROUP BY 1"
+)
+
+
+def spread(phase: str, seconds: Sequence[float]) -> Spread:
+    """Nearest-rank percentiles of at least one value."""
+    ordered = sorted(seconds)
+    p50, p90 = (ordered[math.ceil(len(ordered) * share) - 1] for share in (0.5, 0.9))
+    return Spread(phase, len(ordered), p50, p90, ordered[-1], sum(ordered))
+
+
+def _retries(connection: Connection, run_id: UUID) -> tuple[tuple[str, int], ...]:
+    """Attempts that measured nothing, by what ended them; a person's decision is none of them."""
+    rows = connection.execute(
+        text(
+            "SELECT coalesce(a.end_reason, a.state) AS reason, count(*) AS attempts FROM tasks t"
+            " JOIN attempts a ON a.task_id = t.id WHERE t.run_id = :id AND a.state <> ALL(:fine)"
+            " GROUP BY 1 ORDER BY 2 DESC, 1"
+        ),
+        {"id": run_id, "fine": [*LIVE_ATTEMPT, "finished", "cancelled"]},
+    )
+    return tuple((row.reason, row.attempts) for row in rows)
+
+
+def _lines(connection: Connection, settings: Settings, run_row: Row[Any]) -> tuple[tuple[LineNow, ...], int, str]:
+    """What binds each line of the run's waiting tasks; how many are delayed; and a hint."""
+    look = binding.look(connection, settings)
+    rows = connection.execute(
+        text(
+            "SELECT user_name, requested_mode, resource_class,"
+            " count(*) FILTER (WHERE in_line OR available_at <= :now OR :paused) AS waiting,"
+            " count(*) FILTER (WHERE NOT in_line AND available_at > :now AND NOT :paused) AS delayed"
+            " FROM tasks WHERE run_id = :id AND state = 'pending' GROUP BY 1, 2, 3 ORDER BY 4 DESC"
+        ),
+        {"id": run_row.id, "now": run_row.now, "paused": (PauseKind.RUN, str(run_row.id)) in look.paused},
+    ).all()
+    found = []
+    for row in rows:
+        line = explain.line_of(row)
+        if row.waiting:
+            found.append(LineNow(line, row.waiting, tuple(look.binding(line, run_row.id, row.waiting))))
+    free = any(not line.bounds for line in found)
+    hint = explain_now.NO_DISPATCHER if free and not explain_now.dispatcher_leads(connection) else ""
+    return tuple(found), sum(row.delayed for row in rows), hint

@@ -1,0 +1,223 @@
+"""Named limits: what an administrator has set, what holds by default, and who uses them at this moment.
+
+A name is `KIND:SUBJECT`; the subject `*` stands for all subjects without a row of their own. Slots of classes and
+quotas of users are limits, too, but live in tables of their own (`classes`, `quotas`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from app.errors import LimitInvalid
+from app.ledger import classes, events
+from app.ledger.database import Database
+from app.ledger.events import Fact
+from app.models.instance import queue_of
+from app.models.spec import Mode
+from app.settings import Settings
+
+HOLDS = "megaflow_holds"
+"""Channel: places became free or were granted, or the capacity changed, at the limit named in the payload."""
+
+EVERY = "*"
+"""Subject of the limit for all subjects without one of their own."""
+
+KINDS: Mapping[str, str] = {
+    "environment_starts": "environments being created at once on a host",
+    "image_builds": "image builds and pulls at once on a host",
+    "image_pulls": "pulls at once from a registry, by all hosts",
+    "model_requests:user": "model calls per minute of a user",
+    "model_requests:run": "model calls per minute of a run",
+    "model_requests:model": "model calls per minute to a model",
+    "model_tokens:user": "tokens per minute of a user",
+    "model_tokens:run": "tokens per minute of a run",
+    "model_tokens:model": "tokens per minute of a model",
+    "model_concurrency:user": "model calls at once of a user",
+    "model_concurrency:run": "model calls at once of a run",
+    "model_concurrency:model": "model calls at once to a model",
+}
+"""Kinds of limits that can be set, and what their number means."""
+
+_ELSEWHERE = {
+    "slots": "megaflow classes set CLASS --ephemeral N | --slots N",
+    "pool": "megaflow classes set CLASS --pool-max N",
+    "class": "megaflow classes set CLASS …",
+    "quota": "megaflow quota set USER …",
+    "pause": "megaflow resume …",
+}
+_MOST = 1_000_000_000_000
+
+
+def kind_of(name: str) -> tuple[str, str]:
+    """Kind and subject of a limit that can be set.
+
+    Raises: LimitInvalid: there is no such kind, or the subject is missing.
+    """
+    for kind in KINDS:
+        if name.startswith(f"{kind}:") and len(name) > len(kind) + 1:
+            return kind, name[len(kind) + 1 :]
+    known = ", ".join(f"{kind}:NAME" for kind in KINDS)
+    better = _ELSEWHERE.get(name.partition(":")[0])
+    advice = f"; this one is set by `{better}`" if better else f"; known: {known} (NAME may be `*`)"
+    raise LimitInvalid(f"unknown limit {name!r}{advice}; nothing was changed")
+
+
+def everybody(name: str) -> str:
+    """The limit that holds when `name` has no row: `image_pulls:*` for `image_pulls:ghcr.io`."""
+    for kind in KINDS:
+        if name.startswith(f"{kind}:"):
+            return f"{kind}:{EVERY}"
+    return name.partition(":")[0] + f":{EVERY}"
+
+
+# --- Changing limits ------------------------------------------------------------------------------------------------
+
+
+def set_limit(database: Database, name: str, capacity: float) -> None:
+    """In force at once: who holds a place keeps it, nobody enters before use is below. 0 lets nobody in.
+
+    Raises: LimitInvalid: nothing was changed.
+    """
+    kind, _ = kind_of(name)
+    number = isinstance(capacity, int | float) and not isinstance(capacity, bool) and math.isfinite(capacity)
+    if not number or not 0 <= capacity <= _MOST or capacity != int(capacity):
+        raise LimitInvalid(
+            f"limit {name!r} ({KINDS[kind]}): expected a whole number of 0 or more, found {capacity!r};"
+            " nothing was changed"
+        )
+    with database.begin() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO limits (name, capacity) VALUES (:name, :capacity)"
+                " ON CONFLICT (name) DO UPDATE SET capacity = excluded.capacity, set_at = clock_timestamp()"
+            ),
+            {"name": name, "capacity": capacity},
+        )
+        _changed(connection, name, Fact("limit.set", data={"limit": name, "capacity": int(capacity)}))
+
+
+def clear_limit(database: Database, name: str) -> None:
+    """Give the default back.
+
+    Raises: LimitInvalid: nobody has set it.
+    """
+    kind_of(name)
+    with database.begin() as connection:
+        deleted = connection.execute(
+            text("DELETE FROM limits WHERE name = :name RETURNING name"), {"name": name}
+        ).first()
+        if deleted is None:
+            known = ", ".join(connection.execute(text("SELECT name FROM limits ORDER BY name")).scalars())
+            raise LimitInvalid(f"limit {name!r} has not been set; these have: {known or 'none yet'}")
+        _changed(connection, name, Fact("limit.cleared", data={"limit": name}))
+
+
+def _changed(connection: Connection, name: str, fact: Fact) -> None:
+    events.append(connection, fact)
+    events.wake_dispatcher(connection)
+    wake_waiters(connection, [name])
+
+
+def wake_waiters(connection: Connection, names: Sequence[str]) -> None:
+    """Wake who waits at these limits when this transaction commits."""
+    if names:
+        connection.execute(
+            text("SELECT pg_notify(:channel, name) FROM unnest(CAST(:names AS text[])) AS name"),
+            {"channel": HOLDS, "names": list(names)},
+        )
+
+
+def capacities(connection: Connection, prefix: str) -> dict[str, int]:
+    """What has been set, for limits whose name begins so."""
+    rows = connection.execute(
+        text("SELECT name, capacity FROM limits WHERE starts_with(name, :prefix)"), {"prefix": prefix}
+    )
+    return {row.name: int(row.capacity) for row in rows}
+
+
+# --- Showing --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One limit at this moment."""
+
+    name: str
+    used: int | None  # by live holders; None: unknown here
+    waiting: int | None  # in line for it, or tasks that could take such a slot
+    capacity: int | None  # None: no bound
+    source: str  # set | default | class
+    oldest_since: datetime | None = None  # when the holder came that has been there for longest
+    oldest_attempt: UUID | None = None
+
+
+def show(database: Database, settings: Settings) -> list[Use]:
+    """Every limit that is set, held, or waited for, and the slots of every class; by name."""
+    with database.begin() as connection:
+        found = [*_semaphores(connection, settings), *_slots(connection, settings)]
+    return sorted(found, key=lambda use: use.name)
+
+
+def _semaphores(connection: Connection, settings: Settings) -> Iterator[Use]:
+    defaults = {"environment_starts": settings.environment_starts, "image_builds": settings.image_builds}
+    own = capacities(connection, "")
+    held = {row.limit_name: row for row in connection.execute(_HELD)}
+    for name in own.keys() | held.keys():
+        row = held.get(name)
+        applies = own.get(name, own.get(everybody(name), defaults.get(name.partition(":")[0])))
+        counted = row is not None or not (name.startswith("model_") or name.endswith(f":{EVERY}"))
+        yield Use(
+            name,
+            used=(row.used if row else 0) if counted else None,
+            waiting=(row.waiting if row else 0) if counted else None,
+            capacity=applies,
+            source="set" if name in own or everybody(name) in own else "default",
+            oldest_since=row.since if row else None,
+            oldest_attempt=row.attempt_id if row else None,
+        )
+
+
+_HELD = text(
+    "SELECT limit_name, count(granted_at) AS used, count(*) - count(granted_at) AS waiting, min(granted_at) AS since,"
+    " (array_agg(attempt_id ORDER BY granted_at) FILTER (WHERE granted_at IS NOT NULL))[1] AS attempt_id"
+    " FROM holds WHERE expires_at > clock_timestamp() GROUP BY 1"
+)
+
+
+def _slots(connection: Connection, settings: Settings) -> Iterator[Use]:
+    live = {(row.mode, row.resource_class): row for row in connection.execute(_LIVE)}
+    waiting = {(row.requested_mode, row.resource_class): row.waiting for row in connection.execute(_WAITING)}
+    pools = {row.resource_class: row.slots for row in connection.execute(_POOLS)}
+    for name, offer in classes.load(connection, settings).items():
+        for mode in (Mode.EPHEMERAL, Mode.PERSISTENT):
+            row = live.get((mode.value, name))
+            yield Use(
+                f"slots:{queue_of(mode, name)}",
+                used=row.used if row else 0,
+                waiting=waiting.get((mode.value, name), 0) + waiting.get((Mode.AUTO.value, name), 0),
+                capacity=offer.ephemeral_capacity if mode is Mode.EPHEMERAL else pools.get(name, 0),
+                source="class",
+                oldest_since=row.since if row else None,
+                oldest_attempt=row.attempt_id if row else None,
+            )
+
+
+_LIVE = text(
+    "SELECT mode, resource_class, count(*) AS used, min(dispatched_at) AS since,"
+    " (array_agg(id ORDER BY dispatched_at))[1] AS attempt_id"
+    " FROM attempts WHERE state IN ('dispatched', 'running') GROUP BY 1, 2"
+)
+_WAITING = text(
+    "SELECT requested_mode, resource_class, count(*) AS waiting FROM tasks WHERE state = 'pending' AND in_line"
+    " GROUP BY 1, 2"
+)
+_POOLS = text(
+    "SELECT resource_class, sum(slots)::int AS slots FROM instances"
+    " WHERE mode = 'persistent' AND state = 'ready' GROUP BY 1"
+)

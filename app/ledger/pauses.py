@@ -1,0 +1,204 @@
+"""Pauses: nothing of a run, a user or a class is admitted until it is resumed. What runs goes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from app.errors import UnknownName
+from app.ledger import events, results
+from app.ledger.database import Database
+from app.ledger.events import Fact
+from app.models.tables import PAUSED
+
+
+class PauseKind(StrEnum):
+    """What can be paused."""
+
+    RUN = "run"
+    USER = "user"
+    CLASS = "class"
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """What the dispatcher passes over."""
+
+    runs: set[UUID]
+    users: set[str]
+    classes: set[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a pause or a resumption did. `changed` is False when things were so already."""
+
+    kind: PauseKind
+    name: str  # of a run: its id
+    changed: bool
+    waiting: int  # tasks that wait and are concerned
+
+
+@dataclass(frozen=True, slots=True)
+class PauseRow:
+    """One pause as kept."""
+
+    kind: PauseKind
+    name: str
+    since: datetime
+    reason: str
+    waiting: int
+
+
+def limit_name(kind: PauseKind | str, name: str) -> str:
+    """How a pause is called beside the limits: `pause:user:alice`."""
+    return f"pause:{PauseKind(kind).value}:{name}"
+
+
+def pause(database: Database, kind: PauseKind | str, name: str, reason: str = "") -> Change:
+    """Admit nothing more of it. A second pause changes nothing: `since` and `reason` stay the first one's.
+
+    Raises: UnknownName; AmbiguousName.
+    """
+    kind, name, run_id = _known(database, kind, name)
+    with database.begin() as connection:
+        changed = (
+            connection.execute(
+                text(
+                    "INSERT INTO pauses (kind, name, reason) VALUES (:kind, :name, :reason)"
+                    " ON CONFLICT DO NOTHING RETURNING name"
+                ),
+                {"kind": kind.value, "name": name, "reason": reason},
+            ).first()
+            is not None
+        )
+        if run_id is not None:
+            # A user's or a class's line is passed over whole; a run's tasks stand among others and have to leave it.
+            connection.execute(
+                text(
+                    "UPDATE tasks SET in_line = false, available_at = CAST(:paused AS timestamptz)"
+                    " WHERE run_id = :run AND state = 'pending' AND available_at < CAST(:paused AS timestamptz)"
+                ),
+                {"run": run_id, "paused": PAUSED},
+            )
+        if changed:
+            connection.execute(_OPEN, {"limit": limit_name(kind, name)})
+            _tell(connection, kind, name, run_id, "paused", reason)
+        return Change(kind, name, changed, _waiting(connection, kind, name))
+
+
+def resume(database: Database, kind: PauseKind | str, name: str) -> Change:
+    """Admit its tasks again, at their old place in line.
+
+    Raises: UnknownName; AmbiguousName.
+    """
+    kind, name, run_id = _known(database, kind, name)
+    with database.begin() as connection:
+        changed = (
+            connection.execute(
+                text("DELETE FROM pauses WHERE kind = :kind AND name = :name RETURNING name"),
+                {"kind": kind.value, "name": name},
+            ).first()
+            is not None
+        )
+        if run_id is not None:
+            connection.execute(
+                text(
+                    "UPDATE tasks SET available_at = clock_timestamp() WHERE run_id = :run AND state = 'pending'"
+                    " AND NOT in_line AND available_at >= CAST(:paused AS timestamptz)"
+                ),
+                {"run": run_id, "paused": PAUSED},
+            )
+        if changed:
+            connection.execute(_CLOSE, {"limit": limit_name(kind, name)})
+            _tell(connection, kind, name, run_id, "resumed")
+        return Change(kind, name, changed, _waiting(connection, kind, name))
+
+
+# The history of pauses stands with that of the limits. `*`: for whatever the pause's name says, not for one line.
+_OPEN = text(
+    "INSERT INTO bindings (limit_name, user_name, mode, resource_class) VALUES (:limit, '*', '*', '*')"
+    " ON CONFLICT DO NOTHING"
+)
+_CLOSE = text(
+    "UPDATE bindings SET until = clock_timestamp() WHERE limit_name = :limit AND user_name = '*' AND until IS NULL"
+)
+
+
+def _tell(
+    connection: Connection, kind: PauseKind, name: str, run_id: UUID | None, verb: str, reason: str | None = None
+) -> None:
+    data = {} if run_id else {kind.value: name}
+    events.append(connection, Fact(f"{kind}.{verb}", run_id, data=data | ({"reason": reason} if reason else {})))
+    events.wake_dispatcher(connection)
+
+
+def paused(connection: Connection) -> Paused:
+    """Everything that is paused now."""
+    found = Paused(set(), set(), set())
+    for row in connection.execute(text("SELECT kind, name FROM pauses")):
+        match PauseKind(row.kind):
+            case PauseKind.RUN:
+                found.runs.add(UUID(row.name))
+            case PauseKind.USER:
+                found.users.add(row.name)
+            case PauseKind.CLASS:
+                found.classes.add(row.name)
+    return found
+
+
+def all_of(database: Database) -> list[PauseRow]:
+    """Every pause, oldest first, with how many tasks it keeps waiting."""
+    with database.begin() as connection:
+        rows = connection.execute(text("SELECT kind, name, since, reason FROM pauses ORDER BY since, kind, name")).all()
+        return [
+            PauseRow(
+                PauseKind(row.kind),
+                row.name,
+                row.since,
+                row.reason,
+                _waiting(connection, PauseKind(row.kind), row.name),
+            )
+            for row in rows
+        ]
+
+
+# --- Names ----------------------------------------------------------------------------------------------------------
+
+_COLUMN = {PauseKind.RUN: "run_id::text", PauseKind.USER: "user_name", PauseKind.CLASS: "resource_class"}
+
+
+def _waiting(connection: Connection, kind: PauseKind, name: str) -> int:
+    condition = "run_id = CAST(:name AS uuid)" if kind is PauseKind.RUN else f"{_COLUMN[kind]} = :name"
+    statement = text(f"SELECT count(*) FROM tasks WHERE state = 'pending' AND {condition}")  # noqa: S608
+    return int(connection.execute(statement, {"name": name}).scalar_one())
+
+
+_EXISTS = {
+    PauseKind.USER: text(
+        "SELECT EXISTS (SELECT FROM runs WHERE user_name = :name)"
+        " OR EXISTS (SELECT FROM quotas WHERE user_name = :name)"
+    ),
+    PauseKind.CLASS: text("SELECT EXISTS (SELECT FROM resource_classes WHERE name = :name)"),
+}
+
+
+def _known(database: Database, kind: PauseKind | str, name: str) -> tuple[PauseKind, str, UUID | None]:
+    """The kind, the full name and, of a run, its id. Raises: UnknownName; AmbiguousName."""
+    if kind not in list(PauseKind):
+        raise UnknownName.of("kind of pause", kind, list(PauseKind))
+    kind = PauseKind(kind)
+    if kind is PauseKind.RUN:
+        run_id = results.find(database, "runs", name)
+        return kind, str(run_id), run_id
+    with database.begin() as connection:
+        if connection.execute(_EXISTS[kind], {"name": name}).scalar_one():
+            return kind, name, None
+        if kind is PauseKind.CLASS:
+            known = list(connection.execute(text("SELECT name FROM resource_classes")).scalars())
+            raise UnknownName.of("resource class", name, known)
+    raise UnknownName(f"unknown user {name!r}: no run and no quota has that name; `megaflow runs` lists the users")

@@ -1,0 +1,258 @@
+"""Quotas: what an administrator lets one user have at once, their weight in the fair share, and what they have spent.
+
+The row `*` stands for everybody without a row of their own. Use is no counter that is kept, but the count of live rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, text
+
+from app.errors import LimitInvalid, QuotaExceeded
+from app.ledger import events
+from app.ledger.database import Database
+from app.ledger.events import Fact
+
+EVERYBODY = "*"
+"""Name of the row for users without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What applies to one user; None: no such quota."""
+
+    user_name: str
+    weight: float = 1.0  # in the fair share; twice the weight is twice the slots
+    running: int | None = None  # live attempts
+    pending: int | None = None  # accepted tasks that have not been admitted
+    instances: int | None = None  # ephemeral instances
+    spend_usd: float | None = None  # in all, since the account was opened or reset
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaBook:
+    """Every quota and account, read in one go."""
+
+    quotas: Mapping[str, Quota]
+    accounts: Mapping[str, float]
+
+    def of(self, user_name: str) -> Quota:
+        """The user's own row, else that of `*`, else no quota and weight 1."""
+        if user_name in self.quotas:
+            return self.quotas[user_name]
+        return replace(self.quotas.get(EVERYBODY, Quota(EVERYBODY)), user_name=user_name)
+
+    def spent(self, user_name: str) -> float:
+        """US dollars on model calls, as far as they are known."""
+        return self.accounts.get(user_name, 0.0)
+
+
+def load(connection: Connection) -> QuotaBook:
+    """All quotas and accounts."""
+    rows = connection.execute(text("SELECT user_name, weight, running, pending, instances, spend_usd FROM quotas"))
+    accounts = connection.execute(text("SELECT user_name, spent_usd FROM accounts"))
+    return QuotaBook({row.user_name: Quota(*row) for row in rows}, {row.user_name: row.spent_usd for row in accounts})
+
+
+# --- Enforcement in the enqueuing and accounting transactions -------------------------------------------------------
+
+
+def check_pending(connection: Connection, user_name: str, adding: int) -> None:
+    """Refuse `adding` more tasks when the user's waiting ones would exceed the quota; called before they are written.
+
+    Two enqueues of one user pass here one after the other, until the caller's transaction ends: both cannot take the
+    same room. Other users, and everybody without a quota, do not wait.
+
+    Raises: QuotaExceeded.
+    """
+    quota = connection.execute(_PENDING_QUOTA, {"user": user_name}).scalar()
+    if quota is None:
+        return
+    # A lock of the user's own and not of the row: `*` is shared, and `megaflow quota set` need not wait for a load.
+    connection.execute(
+        text("SELECT pg_advisory_xact_lock(hashtextextended('quota:pending:' || :user, 0))"), {"user": user_name}
+    )
+    quota = connection.execute(_PENDING_QUOTA, {"user": user_name}).scalar()
+    if quota is None:
+        return
+    waiting = connection.execute(_PENDING, {"user": user_name, "most": quota + 1}).scalar_one()
+    if waiting + adding > quota:
+        found = f"more than {quota}" if waiting > quota else str(waiting)
+        raise QuotaExceeded(
+            f"expected user {user_name!r} to have at most {quota} waiting tasks, found {found} and {adding} more;"
+            f" wait until some have started, or try `megaflow quota set {user_name} --pending {waiting + adding}`;"
+            f" nothing was accepted"
+        )
+
+
+# `true` sorts last: the user's own row before that of everybody.
+_PENDING_QUOTA = text("SELECT pending FROM quotas WHERE user_name IN (:user, '*') ORDER BY user_name = '*' LIMIT 1")
+# In two parts, each of which has an index; no more rows than matter are counted.
+_PENDING = text(
+    "SELECT count(*) FROM ("
+    "(SELECT 1 FROM tasks WHERE state = 'pending' AND in_line AND user_name = :user LIMIT :most) UNION ALL"
+    " (SELECT 1 FROM tasks WHERE state = 'pending' AND NOT in_line AND user_name = :user LIMIT :most)) AS waiting"
+)
+
+
+def charge(connection: Connection, user_name: str, usd: float) -> None:
+    """Add what a user has spent, in the transaction that records for what."""
+    if not (math.isfinite(usd) and usd >= 0):
+        raise LimitInvalid(f"expected a cost of 0 or more US dollars, found {usd!r}; nothing was charged")
+    if usd:
+        connection.execute(
+            text(
+                "INSERT INTO accounts (user_name, spent_usd) VALUES (:user, :usd)"
+                " ON CONFLICT (user_name) DO UPDATE SET spent_usd = accounts.spent_usd + excluded.spent_usd"
+            ),
+            {"user": user_name, "usd": usd},
+        )
+
+
+# --- Changing quotas ------------------------------------------------------------------------------------------------
+
+_WHOLE = ("running", "pending", "instances")
+_FIELDS = ("weight", *_WHOLE, "spend_usd")
+_MOST = 1_000_000_000
+
+
+def set_quota(database: Database, user_name: str, **changes: Any) -> Quota:
+    """Change the named fields; None lifts a quota (and gives the weight 1 back). In force with the next pass.
+
+    A user's first row begins as a copy of what `*` says, so that a weight for one user does not lift everybody's quotas
+    for them.
+
+    Raises: LimitInvalid: nothing was changed.
+    """
+    if not user_name or len(user_name) > 200:
+        raise LimitInvalid(f"expected the name of a user, or `*` for all others, found {user_name!r}")
+    values = {field: _checked(user_name, field, value) for field, value in changes.items()}
+    if not values:
+        raise LimitInvalid(f"quota of {user_name!r}: expected something to set, of: {', '.join(_FIELDS)}")
+    with database.begin() as connection:
+        connection.execute(_FIRST_ROW, {"user": user_name})
+        columns = ", ".join(f"{field} = :{field}" for field in values)  # names of our own table above
+        row = connection.execute(
+            text(f"UPDATE quotas SET {columns} WHERE user_name = :user RETURNING *"),  # noqa: S608
+            {**values, "user": user_name},
+        ).one()
+        events.append(connection, Fact("quota.set", data={"user": user_name, **values}))
+        events.wake_dispatcher(connection)
+        return Quota(*row)
+
+
+_FIRST_ROW = text(
+    "INSERT INTO quotas (user_name, weight, running, pending, instances, spend_usd)"
+    " SELECT :user, coalesce(q.weight, 1), q.running, q.pending, q.instances, q.spend_usd"
+    " FROM (SELECT 1) AS one LEFT JOIN quotas q ON q.user_name = '*' ON CONFLICT (user_name) DO NOTHING"
+)
+
+
+def _checked(user_name: str, field: str, value: Any) -> int | float | None:
+    """The value as the table takes it. Raises: LimitInvalid."""
+    if field not in _FIELDS:
+        raise LimitInvalid(f"unknown quota {field!r}; known: {', '.join(_FIELDS)}; nothing was changed")
+    if value is None:
+        return 1.0 if field == "weight" else None
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    least = 0.001 if field == "weight" else 0
+    if not number or not least <= value <= _MOST or (field in _WHOLE and value != int(value)):
+        kind = "a whole number" if field in _WHOLE else "a number"
+        above = "above 0" if field == "weight" else "of 0 or more"
+        raise LimitInvalid(
+            f"quota of {user_name!r}: expected {field} to be {kind} {above}, found {value!r}; nothing was changed"
+        )
+    return int(value) if field in _WHOLE else float(value)
+
+
+def remove(database: Database, user_name: str) -> None:
+    """Take a user's own row away: `*` applies to them again. What they have spent stays on their account.
+
+    Raises: LimitInvalid: there is no such row.
+    """
+    with database.begin() as connection:
+        deleted = connection.execute(
+            text("DELETE FROM quotas WHERE user_name = :user RETURNING user_name"), {"user": user_name}
+        ).first()
+        if deleted is None:
+            known = ", ".join(connection.execute(text("SELECT user_name FROM quotas ORDER BY 1")).scalars())
+            raise LimitInvalid(f"user {user_name!r} has no quota of their own; these have: {known or 'nobody yet'}")
+        events.append(connection, Fact("quota.removed", data={"user": user_name}))
+        events.wake_dispatcher(connection)
+
+
+def reset_spent(database: Database, user_name: str) -> float:
+    """Begin a user's account again at 0, e.g. for a new month; what stood there.
+
+    Raises: LimitInvalid: nothing was ever charged to that user.
+    """
+    with database.begin() as connection:
+        spent = connection.execute(
+            text("SELECT spent_usd FROM accounts WHERE user_name = :user FOR UPDATE"), {"user": user_name}
+        ).scalar()
+        if spent is None:
+            raise LimitInvalid(f"user {user_name!r} has no account: nothing was charged to them")
+        connection.execute(
+            text("UPDATE accounts SET spent_usd = 0, since = clock_timestamp() WHERE user_name = :user"),
+            {"user": user_name},
+        )
+        events.append(connection, Fact("account.reset", data={"user": user_name, "spent_usd": spent}))
+        events.wake_dispatcher(connection)
+        return float(spent)
+
+
+# --- Showing --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """A user's quota, and what they have of it at this moment. `own`: it is their own row and not that of `*`."""
+
+    quota: Quota
+    own: bool
+    running: int
+    pending: int
+    instances: int
+    spent_usd: float
+    spent_since: datetime | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The quota's fields under `quota`, the use beside it."""
+        quota = asdict(self.quota)
+        use = {"running": self.running, "pending": self.pending, "instances": self.instances}
+        spent = {"spent_usd": self.spent_usd, "spent_since": self.spent_since}
+        return {"user": quota.pop("user_name"), "own": self.own, "quota": quota, **use, **spent}
+
+
+_USAGE = text(
+    "WITH live AS (SELECT user_name, count(*) AS running, count(*) FILTER (WHERE mode = 'ephemeral') AS instances"
+    " FROM attempts WHERE state IN ('dispatched', 'running') GROUP BY 1),"
+    " waiting AS (SELECT user_name, count(*) AS pending FROM tasks WHERE state = 'pending' GROUP BY 1)"
+    " SELECT user_name, coalesce(running, 0) AS running, coalesce(pending, 0) AS pending,"
+    " coalesce(instances, 0) AS instances, coalesce(spent_usd, 0) AS spent_usd, since"
+    " FROM (SELECT user_name FROM quotas) AS rows FULL JOIN live USING (user_name) FULL JOIN waiting USING (user_name)"
+    " FULL JOIN accounts USING (user_name) ORDER BY user_name"
+)
+
+
+def usage(database: Database) -> list[Usage]:
+    """Everybody who has a quota, an account or something that waits or runs; `*` first, without use of its own."""
+    with database.begin() as connection:
+        book = load(connection)
+        return [
+            Usage(
+                quota=book.of(row.user_name),
+                own=row.user_name in book.quotas,
+                running=row.running,
+                pending=row.pending,
+                instances=row.instances,
+                spent_usd=row.spent_usd,
+                spent_since=row.since,
+            )
+            for row in connection.execute(_USAGE)
+        ]

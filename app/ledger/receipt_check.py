@@ -1,0 +1,99 @@
+"""A receipt held against what exists: pure, so that it can be tried on any world."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from uuid import UUID
+
+from app.ledger.receipts import ObjectKind, Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One thing as the engine (or the host's disk) shows it now; what its labels do not say is None."""
+
+    kind: ObjectKind
+    id: str
+    name: str
+    role: str  # environment | instance | ''
+    run_id: UUID | None
+    attempt_id: UUID | None
+    instance_id: UUID | None
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What exists. `silent`: who did not answer, so that nothing can be said about what is theirs."""
+
+    things: tuple[Listed, ...]
+    instances: Mapping[str, frozenset[UUID]]  # by provider
+    silent: tuple[str, ...] = ()  # engine, or a provider's name
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where a receipt and the world disagree, or what nobody accounts for. `left_behind`: something exists in vain."""
+
+    kind: str
+    id: str
+    what: str
+    left_behind: bool
+
+
+_YOUNG_S = 5.0
+"""Made so lately that its line may still be on the way."""
+
+
+def compare(receipt: Receipt, world: World) -> list[Difference]:
+    """Every difference between what is on record and what exists; pure."""
+    return [*_objects_differ(receipt, world), *_unrecorded(receipt, world), *_instances_differ(receipt, world)]
+
+
+def _objects_differ(receipt: Receipt, world: World) -> list[Difference]:
+    there = {thing.id for thing in world.things}
+    found = []
+    for line in receipt.objects:
+        seen = line.kind is ObjectKind.FOLDER or "engine" not in world.silent
+        what, left = None, False
+        if line.destroyed_at is not None and line.engine_id in there:
+            what, left = f"on record as removed by the {line.destroyed_by}, and still there", True
+        elif line.destroyed_at is None and seen and line.engine_id not in there:
+            what = "on record as standing, and not there"
+        elif line.why is not None and not line.accounted:
+            what, left = line.why, True
+        if what is not None:
+            found.append(Difference(line.kind.value, line.engine_id, what, left))
+    return found
+
+
+def _unrecorded(receipt: Receipt, world: World) -> list[Difference]:
+    """By label: what was made for this run and never recorded."""
+    known = {line.engine_id for line in receipt.objects}
+    ended = {line.id for line in receipt.instances if line.ended}
+    found = []
+    for thing in world.things:
+        if thing.age_s <= _YOUNG_S or thing.id in known:
+            continue
+        if thing.run_id == receipt.run_id:
+            found.append(Difference(thing.kind.value, thing.id, f"never recorded: {thing.name}", True))
+        elif thing.role == "instance" and thing.instance_id in ended:
+            found.append(Difference(thing.kind.value, thing.id, "the container of an instance that has ended", True))
+    return found
+
+
+def _instances_differ(receipt: Receipt, world: World) -> list[Difference]:
+    found = []
+    for line in receipt.instances:
+        alive = world.instances.get(line.provider)
+        what, left = None, False
+        if alive is not None and line.ended and line.id in alive:
+            what, left = f"on record as {line.state}, and {line.provider} still has it", True
+        elif alive is not None and not line.ended and line.id not in alive:
+            what = f"on record as {line.state}, and {line.provider} does not have it"
+        elif line.why is not None and not line.accounted:
+            what, left = line.why, True
+        if what is not None:
+            found.append(Difference("instance", str(line.id), what, left))
+    return found

@@ -1,0 +1,159 @@
+"""Distributed semaphores: one leased row per holder in `holds`, first come first served, under a capacity read live.
+
+What is used is the number of rows that were granted; there is no counter that a crash could leave too high. A row whose
+lease lapsed is taken away by whoever asks next, or by the sweep. Source: MegaFlow, section 2.3 (Resource Manager).
+
+Locks: askers of one limit pass one after the other (an advisory lock). Everybody else who touches several rows skips
+those that are locked at that moment, so that no two can wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from app.ledger.database import Database
+from app.ledger.limits import everybody, wake_waiters
+
+
+class Answer(NamedTuple):
+    """Whether the place is ours; if not, how many stand before us (0: next)."""
+
+    granted: bool
+    ahead: int
+
+
+def ask(
+    database: Database,
+    limit_name: str,
+    holder: UUID,
+    *,
+    capacity_default: int | None,
+    lease_s: float,
+    attempt_id: UUID | None = None,
+    instance_id: UUID | None = None,
+) -> Answer:
+    """Take a place, or stand in line for one. Ask again until it is granted; safe to repeat, and renews the lease.
+
+    A place in line is leased as well: who does not ask for `lease_s` has left it. `capacity_default` is what holds
+    when `limits` has no row of that name; None: no bound, the row only shows who is there.
+
+    Raises: DatabaseUnavailable.
+    """
+    values = {"limit": limit_name, "holder": holder, "lease": lease_s}
+    with database.begin() as connection:
+        connection.execute(_IN_TURN, {"limit": limit_name})
+        connection.execute(_DROP_LAPSED, values)
+        granted = connection.execute(_ENTER, {**values, "attempt": attempt_id, "instance": instance_id}).scalar()
+        if granted is not None:
+            return Answer(True, 0)
+        capacity = {"everybody": everybody(limit_name), "default": capacity_default}
+        chosen = set(connection.execute(_GRANT, {**values, **capacity}).scalars())
+        if chosen - {holder}:
+            wake_waiters(connection, [limit_name])
+        if holder in chosen:
+            return Answer(True, 0)
+        return Answer(False, connection.execute(_AHEAD, values).scalar_one())
+
+
+# A client that is stopped in the middle must not keep the others out for longer than a few seconds.
+_IN_TURN = text(
+    "SELECT set_config('idle_in_transaction_session_timeout', '5s', true), set_config('lock_timeout', '15s', true),"
+    " pg_advisory_xact_lock(hashtextextended('hold:' || :limit, 0))"
+)
+# Deleting waits for a renewal that is under way and then looks again: a place is given away only when its row is gone.
+_DROP_LAPSED = text(
+    "DELETE FROM holds WHERE limit_name = :limit AND holder <> :holder AND expires_at <= clock_timestamp()"
+)
+_ENTER = text(
+    "INSERT INTO holds (limit_name, holder, attempt_id, instance_id, expires_at)"
+    " VALUES (:limit, :holder, :attempt, :instance, clock_timestamp() + make_interval(secs => :lease))"
+    " ON CONFLICT (limit_name, holder) DO UPDATE SET expires_at = excluded.expires_at RETURNING granted_at"
+)
+_GRANT = text(
+    "WITH capacity AS (SELECT coalesce((SELECT floor(capacity)::bigint FROM limits WHERE name = :limit),"
+    " (SELECT floor(capacity)::bigint FROM limits WHERE name = :everybody), CAST(:default AS bigint)) AS all_places),"
+    " used AS (SELECT count(*) AS places FROM holds WHERE limit_name = :limit AND granted_at IS NOT NULL)"
+    " UPDATE holds SET granted_at = clock_timestamp() WHERE limit_name = :limit AND holder IN ("
+    "SELECT holder FROM holds WHERE limit_name = :limit AND granted_at IS NULL ORDER BY asked_at, holder"
+    # No limit at all where there is no capacity: LIMIT NULL.
+    " LIMIT (SELECT CASE WHEN all_places IS NOT NULL THEN greatest(0, all_places - places) END FROM capacity, used))"
+    " RETURNING holder"
+)
+_AHEAD = text(
+    "SELECT count(*) FROM holds other, holds mine WHERE mine.limit_name = :limit AND mine.holder = :holder"
+    " AND other.limit_name = :limit AND other.granted_at IS NULL"
+    " AND (other.asked_at, other.holder) < (mine.asked_at, mine.holder)"
+)
+
+
+def release(database: Database, limit_name: str, holder: UUID) -> bool:
+    """Give a place, or a place in line, back. False: it had lapsed, or was given back before.
+
+    Raises: DatabaseUnavailable: it will lapse.
+    """
+    with database.begin() as connection:
+        deleted = connection.execute(
+            text("DELETE FROM holds WHERE limit_name = :limit AND holder = :holder RETURNING holder"),
+            {"limit": limit_name, "holder": holder},
+        ).first()
+        if deleted is not None:
+            wake_waiters(connection, [limit_name])
+        return deleted is not None
+
+
+def renew(database: Database, holders: Sequence[UUID], *, lease_s: float) -> set[UUID]:
+    """Extend the leases of these holders, in one statement; who is still there.
+
+    One that is missing has lapsed, or is being granted at this very moment: the next renewal tells.
+
+    Raises: DatabaseUnavailable.
+    """
+    with database.begin() as connection:
+        return set(connection.execute(_RENEW, {"holders": list(holders), "lease": lease_s}).scalars())
+
+
+def renew_of(connection: Connection, attempt_ids: Sequence[UUID], *, lease_s: float) -> None:
+    """Extend whatever these attempts hold or wait for, in the transaction that renews their own leases."""
+    connection.execute(_RENEW_OF, {"attempts": list(attempt_ids), "lease": lease_s})
+
+
+# A row that is still there has not been given away, even when its lease is over: it may live on.
+_RENEWING = (
+    "UPDATE holds SET expires_at = clock_timestamp() + make_interval(secs => :lease)"
+    " WHERE (limit_name, holder) IN (SELECT limit_name, holder FROM holds WHERE {} FOR UPDATE SKIP LOCKED)"
+)
+_RENEW = text(_RENEWING.format("holder = ANY(CAST(:holders AS uuid[]))") + " RETURNING holder")
+_RENEW_OF = text(_RENEWING.format("attempt_id = ANY(CAST(:attempts AS uuid[]))"))
+
+
+def drop_of(connection: Connection, attempt_ids: Sequence[UUID]) -> None:
+    """Take away what attempts hold, in the transaction that ends them."""
+    chosen = "attempt_id = ANY(CAST(:attempts AS uuid[]))"
+    names = connection.execute(text(_DROPPING.format(chosen)), {"attempts": list(attempt_ids)}).scalars()
+    wake_waiters(connection, sorted(set(names)))
+
+
+def sweep(database: Database) -> int:
+    """Take away what lapsed, and what belongs to an attempt or an instance that has ended; how many rows went.
+
+    Raises: DatabaseUnavailable.
+    """
+    with database.begin() as connection:
+        names = connection.execute(text(_DROPPING.format(_OVER))).scalars().all()
+        wake_waiters(connection, sorted(set(names)))
+        return len(names)
+
+
+_DROPPING = (
+    "DELETE FROM holds WHERE (limit_name, holder) IN"
+    " (SELECT limit_name, holder FROM holds h WHERE {} FOR UPDATE SKIP LOCKED) RETURNING limit_name"
+)
+_OVER = (
+    "expires_at <= clock_timestamp()"
+    " OR EXISTS (SELECT FROM attempts a WHERE a.id = h.attempt_id AND a.state NOT IN ('dispatched', 'running'))"
+    " OR EXISTS (SELECT FROM instances i WHERE i.id = h.instance_id AND i.state IN ('terminated', 'failed'))"
+)

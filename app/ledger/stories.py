@@ -1,0 +1,140 @@
+"""What `megaflow explain` tells: the story of a task or a run, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from app.ledger.binding import Bound, Line
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Seconds that something took."""
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One phase of an attempt, with the seconds that it waited for each limit. `end` is None while it lasts."""
+
+    phase: str
+    begin: datetime
+    end: datetime | None
+    seconds: float
+    waits: tuple[Share, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """One attempt. `instance` is for a person; `failure` says why the next one had to follow."""
+
+    number: int
+    state: str
+    mode: str
+    end_reason: str | None
+    instance: str | None
+    failure: str | None
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Another user with tasks in the same mode and class."""
+
+    user_name: str
+    waiting: int
+    running: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in its line a task stands: `position` 1 is next; and who stands in the lines beside it."""
+
+    position: int
+    length: int
+    beside: tuple[Ahead, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """What a task that has not ended does or waits for."""
+
+    doing: str  # one sentence
+    since: datetime
+    bounds: tuple[Bound, ...] = ()
+    place: Place | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStory:
+    """Everything there is to say about a task's time."""
+
+    task_id: UUID
+    run_id: UUID
+    name: str
+    user_name: str
+    mode: str  # as asked for
+    resource_class: str
+    state: str
+    end_reason: str | None
+    accepted_at: datetime
+    finished_at: datetime | None
+    seconds: float
+    tries: tuple[Try, ...]
+    now: Now | None
+    phases: tuple[Share, ...]  # over all attempts, in the order of the way
+    waits: tuple[Share, ...]  # by limit, longest first
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How long one phase took over the attempts of a run."""
+
+    phase: str
+    count: int
+    p50_s: float
+    p90_s: float
+    max_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """One of the tasks that took longest, from its acceptance on."""
+
+    task_id: UUID
+    name: str
+    state: str
+    seconds: float
+    longest_phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class LineNow:
+    """One line of a run's waiting tasks, and what binds it."""
+
+    line: Line
+    waiting: int
+    bounds: tuple[Bound, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunStory:
+    """Where a run's time went, and what holds the rest of it up."""
+
+    run_id: UUID
+    name: str
+    user_name: str
+    total: int
+    states: dict[str, int]
+    delayed: int  # retries that wait for their time
+    phases: tuple[Spread, ...]
+    waits: tuple[Share, ...]  # seconds of all tasks, by limit, longest first
+    slowest: tuple[Slow, ...]
+    retries: tuple[tuple[str, int], ...]  # end reason of attempts that were followed by another or by a failure
+    now: tuple[LineNow, ...]
+    hint: str  # what else must be known, e.g. that nobody dispatches

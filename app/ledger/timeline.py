@@ -1,0 +1,165 @@
+"""Where an attempt's time went, from its doors: pure functions, no I/O."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from app.models.outcome import Phase
+
+LINE = "line"
+"""The phase before the admission."""
+START = "start"
+"""The phase between the admission and the claim."""
+
+PHASES: Mapping[Phase, str] = {
+    Phase.CLAIMED: START,
+    Phase.IMAGE_READY: "image",
+    Phase.ENVIRONMENT_READY: "environment",
+    Phase.AGENT_STARTED: "set-up",
+    Phase.AGENT_ENDED: "agent",
+    Phase.GRADED: "grading",
+    Phase.STORED: "storing",
+    Phase.TORN_DOWN: "teardown",
+}
+"""What lies before each door that is passed after the admission, in order."""
+
+_DOORS = tuple(PHASES)
+
+NAMES = (LINE, *PHASES.values())
+"""Every phase, in order."""
+
+_WAITED_IN: Mapping[str, str] = {
+    "environment_starts": "environment",
+    "image_pulls": "image",
+    "image_builds": "image",
+    "model": "agent",
+}
+"""In which phase one waits for a limit, by how the limit's name begins."""
+
+
+def phase_of_limit(limit: str) -> str | None:
+    """The phase in which an attempt waits for this limit, where that is known."""
+    return next((phase for prefix, phase in _WAITED_IN.items() if limit.startswith(prefix)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One phase of an attempt. `end` is None while it lasts; `seconds` are those so far."""
+
+    phase: str
+    begin: datetime
+    end: datetime | None
+    seconds: float
+
+
+def spans(
+    doors: Mapping[Phase, datetime], admitted_at: datetime, finished_at: datetime | None, now: datetime
+) -> list[Span]:
+    """The phases from the admission on.
+
+    The last door of an attempt that failed lies before the phase in which it failed: that one ends with the attempt.
+    """
+    found: list[Span] = []
+    begin, following = admitted_at, 0
+    for index, door in enumerate(_DOORS):
+        if door not in doors:
+            continue
+        if door is Phase.TORN_DOWN and finished_at is not None and index > following:
+            found.append(_span(_DOORS[following], begin, finished_at))
+            begin = max(begin, finished_at)
+        found.append(_span(door, begin, doors[door]))
+        begin, following = doors[door], index + 1
+    if following < len(_DOORS):
+        underway = _DOORS[following]
+        if finished_at is None:
+            found.append(Span(PHASES[underway], begin, None, _between(begin, now)))
+        elif underway is not Phase.TORN_DOWN:
+            found.append(_span(underway, begin, finished_at))
+    return found
+
+
+def _span(door: Phase, begin: datetime, end: datetime) -> Span:
+    return Span(PHASES[door], begin, end, _between(begin, end))
+
+
+def _between(begin: datetime, end: datetime) -> float:
+    return max(0.0, (end - begin).total_seconds())
+
+
+# --- Waiting --------------------------------------------------------------------------------------------------------
+
+
+class Window(NamedTuple):
+    """A time in which a task waited for its admission. `end` is None while it does."""
+
+    begin: datetime
+    end: datetime | None
+    attempt: int  # the one that it was for
+
+    def seconds(self, now: datetime) -> float:
+        return _between(self.begin, self.end or now)
+
+
+class Tried(NamedTuple):
+    """When one attempt was admitted and when it ended."""
+
+    admitted_at: datetime
+    finished_at: datetime | None
+
+
+def windows(
+    accepted_at: datetime, ended_at: datetime | None, attempts: Sequence[Tried], reopened: Iterable[datetime] = ()
+) -> list[Window]:
+    """The times in which a task waited: before its first attempt, between two, and now.
+
+    attempts: in the order of their numbers. reopened: when `megaflow retry` put the task back in line; what lies
+    between an end and that was no waiting.
+    """
+    found: list[Window] = []
+    begin: datetime | None = accepted_at
+    moments = sorted(reopened)
+    for number, attempt in enumerate(attempts, start=1):
+        if begin is not None:
+            again = [at for at in moments if begin < at <= attempt.admitted_at]
+            found.append(Window(again[-1] if again else begin, attempt.admitted_at, number))
+        begin = attempt.finished_at
+    if begin is None:
+        return found
+    if ended_at is None:
+        again = [at for at in moments if at > begin]
+        found.append(Window(again[-1] if again else begin, None, len(attempts) + 1))
+    elif ended_at > begin and not attempts:  # it ended in line
+        found.append(Window(begin, ended_at, 1))
+    return found
+
+
+class Bounds:
+    """When one limit was binding: answers quickly how much of a window that was, for many windows."""
+
+    def __init__(self, intervals: Iterable[tuple[datetime, datetime]]) -> None:
+        """Intervals may touch and overlap; they count once."""
+        self._begins: list[float] = []
+        self._ends: list[float] = []
+        for begin, end in sorted((begin.timestamp(), end.timestamp()) for begin, end in intervals):
+            if self._ends and begin <= self._ends[-1]:
+                self._ends[-1] = max(self._ends[-1], end)
+            elif end > begin:
+                self._begins.append(begin)
+                self._ends.append(end)
+        self._before = [0.0]  # seconds of all intervals before each
+        for left, right in zip(self._begins, self._ends, strict=True):
+            self._before.append(self._before[-1] + right - left)
+
+    def within(self, begin: datetime, end: datetime) -> float:
+        """Seconds of `begin` to `end` in which the limit was binding."""
+        return max(0.0, self._until(end.timestamp()) - self._until(begin.timestamp()))
+
+    def _until(self, at: float) -> float:
+        index = bisect_right(self._begins, at)
+        if index == 0:
+            return 0.0
+        return self._before[index - 1] + min(at, self._ends[index - 1]) - self._begins[index - 1]

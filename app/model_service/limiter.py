@@ -1,0 +1,341 @@
+"""Tier one of the limits: model calls of a user, of a run and to a model, by rate of requests, of tokens, and at once.
+
+State is in Redis, capacities in the table `limits`. A call takes all its limits or none, in one script. Rates are exact
+moving windows: one entry per call and minute, so never more than the limit in any minute, and what a call really used
+is put right afterwards. Concurrency is one leased member per call. Who has to wait stands in line, first come first
+served; a place in line lapses when nobody asks for it any more. Redis' clock is the only one.
+
+Written here and not taken from a library: those that there are take one limit at a time (a call refused by the third
+has then used up the first two), cannot correct a cost afterwards, or keep one entry per token.
+Source: MegaFlow, section 2.3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import NamedTuple
+
+import redis.asyncio
+import structlog
+from redis.exceptions import RedisError
+
+from app.errors import BrokerUnavailable, DatabaseUnavailable, MegaFlowError
+from app.ledger import limits
+from app.ledger.database import Database
+from app.ledger.limits import everybody
+from app.model_service import limiter_scripts as scripts
+from app.settings import Settings
+
+log = structlog.get_logger()
+
+_CACHED_S = 1.0
+"""A limit that was changed is in force after so long."""
+
+
+_STEP_S = 0.01
+"""Between two looks, for everyone who stands before us, at most `_NAP_S`: a place in line lapses after 5 s."""
+_NAP_S = 1.0
+_LOOK_S = 0.25
+"""At the head, while the window has to move on: the limit may be raised meanwhile."""
+_PARTS = ("members", "sum", "line", "seen")
+
+
+class CallThrottled(MegaFlowError):
+    """A model call waited for `limit` for as long as it may. Infrastructure, never the model's fault."""
+
+    exit_code = 75
+
+    def __init__(self, message: str, limit: str) -> None:
+        super().__init__(message)
+        self.limit = limit
+
+
+class Bound(NamedTuple):
+    """One limit of one call."""
+
+    name: str
+    what: str  # requests | tokens | concurrency
+    capacity: int
+    amount: int
+
+
+Capacities = Callable[[], Awaitable[Mapping[str, int]]]
+"""What is set at this moment, by the limit's name."""
+
+
+def ledger_capacities(database: Database) -> Capacities:
+    """The model limits of the table `limits`, read at most once a second; the last known ones while it is away.
+
+    Raises: DatabaseUnavailable: nothing was ever read.
+    """
+    known: dict[str, int] | None = None
+    read_at = 0.0
+    lock = asyncio.Lock()
+
+    def read() -> dict[str, int]:
+        with database.begin() as connection:
+            return limits.capacities(connection, "model_")
+
+    async def current() -> Mapping[str, int]:
+        nonlocal known, read_at
+        async with lock:
+            if known is None or time.monotonic() - read_at > _CACHED_S:
+                try:
+                    known = await asyncio.to_thread(read)
+                except DatabaseUnavailable as error:
+                    if known is None:
+                        raise
+                    log.warning("model_limits.not_read", error=str(error))
+                read_at = time.monotonic()
+            return known
+
+    return current
+
+
+class Permit:
+    """The right to make one call. `waited` is the seconds waited for it, by limit."""
+
+    def __init__(self, holder: str, bounds: Sequence[Bound], waited: Mapping[str, float]) -> None:
+        self.holder = holder
+        self.bounds = bounds
+        self.waited = waited
+        self.spent: int | None = None
+
+    def used(self, tokens: int) -> None:
+        """What the call really cost, in tokens; said before the block ends. Else the estimate stands."""
+        if tokens < 0:
+            raise ValueError(f"expected 0 or more tokens, found {tokens}")
+        self.spent = tokens
+
+
+class ModelLimiter:
+    """The limits of model calls, for one event loop; any number of processes may share them.
+
+    `patience_s` bounds the wait for a permit; `lease_s` is how long the concurrency of a process that died stays taken.
+    """
+
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        capacities: Capacities,
+        *,
+        prefix: str,
+        patience_s: float = 300.0,
+        lease_s: float = 15.0,
+        window_s: float = 60.0,
+    ) -> None:
+        self._client = client
+        self._capacities = capacities
+        self._prefix = prefix
+        self._patience_s = patience_s
+        self._lease_ms = int(lease_s * 1000)
+        self._window_ms = int(window_s * 1000)
+        self._acquire = client.register_script(scripts.ACQUIRE)
+        self._settle = client.register_script(scripts.SETTLE)
+        self._renew = client.register_script(scripts.RENEW)
+        self._live: dict[str, Permit] = {}
+        self._renewing: asyncio.Task[None] | None = None
+
+    @classmethod
+    def of(cls, settings: Settings, database: Database) -> ModelLimiter:
+        """The limiter of an installation. Close it."""
+        client = redis.asyncio.Redis.from_url(settings.redis(), socket_connect_timeout=2, socket_timeout=5)
+        return cls(client, ledger_capacities(database), prefix=prefix_of(settings))
+
+    async def close(self) -> None:
+        """Stop renewing; what is still held lapses."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._renewing
+            self._renewing = None
+        await self._client.aclose()
+
+    @asynccontextmanager
+    async def call(self, *, run_id: object, user: str, model: str, tokens: int) -> AsyncIterator[Permit]:
+        """A permit for the block, which makes one call; `tokens` is the estimate of what it will cost.
+
+        Raises: CallThrottled: a limit left no room for `patience_s`, or never could; BrokerUnavailable,
+        DatabaseUnavailable: nobody can tell.
+        """
+        holder = uuid.uuid4().hex
+        subjects = {"user": user, "run": str(run_id), "model": model}
+        waited: dict[str, float] = {}
+        bounds: Sequence[Bound] = ()
+        try:
+            bounds = await self._wait(holder, subjects, tokens, waited)
+            permit = Permit(holder, bounds, waited)
+            self._keep(permit)
+            yield permit
+        finally:
+            kept = self._live.pop(holder, None)
+            # Also when the caller is cancelled: what was taken is given back before anything else happens.
+            await asyncio.shield(self._leave(holder, kept, subjects))
+
+    # --- Waiting ----------------------------------------------------------------------------------------------------
+
+    async def _wait(
+        self, holder: str, subjects: Mapping[str, str], tokens: int, waited: dict[str, float]
+    ) -> Sequence[Bound]:
+        begun = last = time.monotonic()
+        while True:
+            bounds = bounds_of(await self._capacities(), subjects, tokens)
+            _possible(bounds)
+            try:
+                answer = await self._ask(holder, bounds, subjects)
+            except (RedisError, OSError) as error:
+                if time.monotonic() - begun > min(self._patience_s, self._lease_ms / 1000):
+                    raise BrokerUnavailable(
+                        f"expected Redis to answer, found: {error}; try `megaflow doctor`"
+                    ) from error
+                await asyncio.sleep(random.uniform(0.1, 0.4))
+                continue
+            now = time.monotonic()
+            if answer is None:
+                return bounds
+            binding, nap_s = answer
+            if now - begun > self._patience_s:
+                raise CallThrottled(
+                    f"expected {binding.name} to leave room within {self._patience_s:g} s, found its {binding.capacity}"
+                    f" taken; try `megaflow limits set {binding.name} {max(1, binding.capacity * 2)}`",
+                    binding.name,
+                )
+            await asyncio.sleep(min(nap_s * random.uniform(0.8, 1.2), max(0.01, begun + self._patience_s - now)))
+            waited[binding.name] = waited.get(binding.name, 0.0) + time.monotonic() - last
+            last = time.monotonic()
+
+    async def _ask(
+        self, holder: str, bounds: Sequence[Bound], subjects: Mapping[str, str]
+    ) -> tuple[Bound, float] | None:
+        """None: everything was taken. Else what binds, and after how many seconds to ask again."""
+        if not bounds:
+            return None
+        keys = [key for bound in bounds for key in self._keys(bound)]
+        values = [value for bound in bounds for value in (bound.what, bound.capacity, bound.amount)]
+        taken, first, ahead, due_ms = await self._acquire(
+            keys=keys, args=[holder, self._window_ms, self._lease_ms, *values]
+        )
+        if taken:
+            return None
+        nap_s = min(_NAP_S, _STEP_S * (ahead + 1))
+        return bounds[first - 1], nap_s if due_ms < 0 else max(nap_s, min(_LOOK_S, due_ms / 1000))
+
+    def _keys(self, bound: Bound) -> tuple[str, str, str, str]:
+        """The members, their sum, the line, and when places in line lapse."""
+        members, total, line, seen = (f"{self._prefix}:{part}:{bound.name}" for part in _PARTS)
+        return members, total, line, seen
+
+    # --- Holding ----------------------------------------------------------------------------------------------------
+
+    def _keep(self, permit: Permit) -> None:
+        self._live[permit.holder] = permit
+        if self._renewing is None or self._renewing.done():
+            self._renewing = asyncio.create_task(self._renew_all(), name="model-permits")
+
+    async def _renew_all(self) -> None:
+        while self._live:
+            await asyncio.sleep(self._lease_ms / 3000)
+            seats = [
+                (bound, permit.holder)
+                for permit in self._live.values()
+                for bound in permit.bounds
+                if bound.what == "concurrency"
+            ]
+            try:
+                for bound, holder in seats:
+                    await self._renew(keys=[self._keys(bound)[0]], args=[holder, self._lease_ms, bound.capacity])
+            except (RedisError, OSError) as error:
+                log.warning("model_permits.not_renewed", error=str(error), held=len(seats))
+
+    async def _leave(self, holder: str, permit: Permit | None, subjects: Mapping[str, str]) -> None:
+        """Give back the concurrency or the place in line, and put the tokens right. What fails here will lapse."""
+        bounds = permit.bounds if permit else bounds_of(_everything(subjects), subjects, 0)
+        spent = -1 if permit is None or permit.spent is None else permit.spent
+        keys = [key for bound in bounds for key in self._keys(bound)]
+        values = [value for bound in bounds for value in (bound.what, bound.amount)]
+        if not bounds:
+            return
+        try:
+            await self._settle(keys=keys, args=[holder, self._window_ms, spent, *values])
+        except (RedisError, OSError) as error:
+            log.warning("model_permit.not_returned", error=str(error))
+
+
+class CallUse(NamedTuple):
+    """Of one limit: what is used (calls at once, or calls or tokens of the last minute), and how many calls wait."""
+
+    used: int
+    waiting: int
+
+
+def in_use(client: redis.Redis, prefix: str, *, window_s: float = 60.0) -> dict[str, CallUse]:
+    """Every limit of model calls that somebody uses or waits for, by its name.
+
+    Raises: BrokerUnavailable.
+    """
+    try:
+        first = f"{prefix}:members:"
+        names = {_name(key)[len(first) :] for key in client.scan_iter(f"{first}*", count=1000)}
+        first = f"{prefix}:line:"
+        names |= {_name(key)[len(first) :] for key in client.scan_iter(f"{first}*", count=1000)}
+        return {name: _use_of(client, prefix, name, int(window_s * 1000)) for name in sorted(names)}
+    except (RedisError, OSError) as error:
+        raise BrokerUnavailable(f"expected Redis to answer, found: {error}; try `megaflow doctor`") from error
+
+
+def _use_of(client: redis.Redis, prefix: str, name: str, window_ms: int) -> CallUse:
+    members, seen = f"{prefix}:members:{name}", f"{prefix}:seen:{name}"
+    seconds, micros = client.time()
+    now = int(seconds) * 1000 + int(micros) // 1000
+    waiting = client.zcount(seen, f"({now}", "+inf")
+    if name.startswith("model_concurrency:"):
+        return CallUse(int(client.zcount(members, f"({now}", "+inf")), int(waiting))
+    entries: list[bytes | str] = client.zrangebyscore(members, f"({now - window_ms}", "+inf")  # type: ignore[assignment]
+    amounts = [int(_name(entry).rpartition(" ")[2]) for entry in entries]
+    return CallUse(sum(amounts), int(waiting))
+
+
+def _name(said: bytes | str) -> str:
+    return said if isinstance(said, str) else said.decode()
+
+
+def prefix_of(settings: Settings) -> str:
+    """Of every key in Redis."""
+    return f"megaflow:{settings.installation}:limits"
+
+
+def bounds_of(capacities: Mapping[str, int], subjects: Mapping[str, str], tokens: int) -> list[Bound]:
+    """The limits of a call that are set; what is not set does not bind."""
+    found = []
+    for what, amount in (("requests", 1), ("tokens", tokens), ("concurrency", 1)):
+        for scope, subject in subjects.items():
+            name = f"model_{what}:{scope}:{subject}"
+            capacity = capacities.get(name, capacities.get(everybody(name)))
+            if capacity is not None:
+                found.append(Bound(name, what, capacity, amount))
+    return found
+
+
+def _everything(subjects: Mapping[str, str]) -> dict[str, int]:
+    """As if everything were set: where somebody who gave up may stand in line."""
+    return {
+        f"model_{what}:{scope}:{subject}": 0
+        for what in ("requests", "tokens", "concurrency")
+        for scope, subject in subjects.items()
+    }
+
+
+def _possible(bounds: Sequence[Bound]) -> None:
+    """Raises: CallThrottled: waiting would not help."""
+    for bound in bounds:
+        if bound.what == "tokens" and bound.amount > bound.capacity:
+            raise CallThrottled(
+                f"expected a call of at most {bound.capacity} tokens ({bound.name}), found one of {bound.amount};"
+                f" try `megaflow limits set {bound.name} {bound.amount}`",
+                bound.name,
+            )

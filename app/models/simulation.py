@@ -1,0 +1,172 @@
+"""What simulated instances do: how long they boot and work, and how often which fault strikes. Frozen, on one line."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError, model_validator
+
+from app.errors import LimitInvalid, SpecInvalid
+from app.models.spec import Wire
+
+_FORMS = "constant:5, uniform:1,10, exponential:30 (mean) or lognormal:60,0.5 (median, sigma)"
+_NUMBERS = {"constant": 1, "uniform": 2, "exponential": 1, "lognormal": 2}
+
+
+class Distribution(Wire):
+    """How a duration in seconds is spread. Written as a string: `lognormal:60,0.5`."""
+
+    kind: Literal["constant", "uniform", "exponential", "lognormal"]
+    numbers: tuple[float, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Distribution:
+        """Raises: SpecInvalid: no known form; LimitInvalid: numbers that no duration can have."""
+        kind, _, rest = text.strip().partition(":")
+        try:
+            numbers = tuple(float(part) for part in rest.split(","))
+        except ValueError:
+            numbers = ()
+        if _NUMBERS.get(kind) != len(numbers):
+            raise SpecInvalid(f"expected a distribution of seconds like {_FORMS}; found {text!r}")
+        _check(kind, numbers, text)
+        return cls(kind=kind, numbers=numbers)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{','.join(f'{number:g}' for number in self.numbers)}"
+
+    def draw(self, dice: random.Random) -> float:
+        """One duration, in seconds."""
+        first, last = self.numbers[0], self.numbers[-1]
+        match self.kind:
+            case "constant":
+                return first
+            case "uniform":
+                return dice.uniform(first, last)
+            case "exponential":
+                return dice.expovariate(1.0 / first)
+            case "lognormal":
+                return dice.lognormvariate(math.log(first), last)
+
+    @property
+    def mean_s(self) -> float:
+        """The mean, in seconds."""
+        first, last = self.numbers[0], self.numbers[-1]
+        match self.kind:
+            case "constant" | "exponential":
+                return first
+            case "uniform":
+                return (first + last) / 2
+            case "lognormal":
+                return first * math.exp(last**2 / 2)
+
+
+def _check(kind: str, numbers: tuple[float, ...], text: str) -> None:
+    first, last = numbers[0], numbers[-1]
+    if not all(math.isfinite(number) and number >= 0 for number in numbers):
+        raise LimitInvalid(f"expected finite seconds >= 0 in {text!r}; try {_FORMS}")
+    if kind == "uniform" and first > last:
+        raise LimitInvalid(f"expected the smaller bound first, found {text!r}; try uniform:{last:g},{first:g}")
+    if kind in ("exponential", "lognormal") and first == 0:
+        raise LimitInvalid(f"expected a {kind} above 0 s, found {text!r}; try constant:0")
+
+
+def _from_text(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return Distribution.parse(value)
+    except (SpecInvalid, LimitInvalid) as error:
+        raise ValueError(str(error)) from error
+
+
+Seconds = Annotated[Distribution, BeforeValidator(_from_text), PlainSerializer(str)]
+Chance = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+def _constant(seconds: float) -> Distribution:
+    return Distribution(kind="constant", numbers=(seconds,))
+
+
+class Simulation(Wire):
+    """Simulated instances' behaviour. Every `Chance` is between 0 and 1."""
+
+    seed: int = 0
+    """Of every die. Times and fates come in the same order again; what they fall on depends on who comes first."""
+    boot_s: Seconds = _constant(0.0)
+    """From the launch until its worker listens."""
+    run_s: Seconds = _constant(1.0)
+    """From the claim until the attempt is graded and stored."""
+    doors: Literal["all", "few"] = "all"
+    """Doors that are recorded on the way: all six, or only the agent's start and what comes with the end."""
+    solved: Chance = 0.5
+    """Graded attempts that get reward 1; the others get 0."""
+
+    # --- What may become of an attempt: at most one of these ------------------------------------------------------
+    crash: Chance = 0.0
+    """Its instance dies in the middle, with everything on it; the provider sees it and says so."""
+    vanish: Chance = 0.0
+    """Its instance is gone in the middle and nobody says so: only the lease, or the provider's list, tells."""
+    freeze: Chance = 0.0
+    """Its instance stands still for `freeze_s`, unrenewed but listed, then goes on as if nothing had been."""
+    infrastructure: Chance = 0.0
+    """Its environment breaks."""
+    interrupted: Chance = 0.0
+    """Its instance is told to stop (spot, deploy) and gives everything back."""
+    hang: Chance = 0.0
+    """It renews its lease for ever and never ends: only its deadline does."""
+    poison: str = ""
+    """A task whose name begins so crashes every instance that takes it; empty: none does."""
+    freeze_s: Seconds = _constant(60.0)
+
+    # --- What may become of an instance before it works -----------------------------------------------------------
+    boot_failure: Chance = 0.0
+    """It dies when it should have become ready."""
+    never_registers: Chance = 0.0
+    """It boots for ever."""
+
+    # --- What the provider may do ---------------------------------------------------------------------------------
+    launch_s: Seconds = _constant(0.0)
+    """How long the provider takes to answer a launch. Past the client's patience, the reply is lost."""
+    launch_throttled: Chance = 0.0
+    """One of the instances asked for is not made."""
+    no_capacity: Chance = 0.0
+    """A launch is refused as a whole."""
+    reply_lost: Chance = 0.0
+    """The instances are made, and the connection breaks before the answer."""
+    terminate_fails: Chance = 0.0
+    """An instance that is to be ended is not."""
+
+    @model_validator(mode="after")
+    def _one_fate(self) -> Simulation:
+        for names in (FATES, ("boot_failure", "never_registers")):
+            chances = [getattr(self, name) for name in names]
+            if sum(chances) > 1.0 + 1e-9:
+                raise ValueError(f"expected at most 1 as the sum of {', '.join(names)}; found {sum(chances):g}")
+        return self
+
+    @classmethod
+    def of(cls, **values: Any) -> Simulation:
+        """Raises: LimitInvalid: a chance that is none; SpecInvalid: a distribution that is none, or an unknown name."""
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise _named(error) from error
+
+
+FATES = ("crash", "vanish", "freeze", "infrastructure", "interrupted", "hang")
+"""Names of the chances that exclude each other."""
+
+
+def _named(error: ValidationError) -> SpecInvalid | LimitInvalid:
+    faults = "; ".join(
+        f"{'.'.join(map(str, fault['loc'])) or 'simulation'}: {fault['msg']}, found {fault['input']!r}"
+        if fault["loc"]
+        else f"simulation: {fault['msg']}"
+        for fault in error.errors()
+    )
+    kinds = {fault["type"] for fault in error.errors()}
+    bounds = kinds <= {"greater_than_equal", "less_than_equal"} or "at most 1 as the sum" in faults
+    return LimitInvalid(faults) if bounds else SpecInvalid(faults)

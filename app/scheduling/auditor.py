@@ -1,0 +1,124 @@
+"""The auditor: checks the ledger's invariants every so often, mends what is safe, and raises an alarm of what it found.
+
+Any number may run; one looks at a time. It also issues the receipts of runs that have ended.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import structlog
+from sqlalchemy import text
+
+from app.errors import DatabaseUnavailable
+from app.ledger import audit, events, receipts
+from app.ledger.audit import CapacityOf, Finding, Look, Memory
+from app.ledger.audit_checks import Severity
+from app.ledger.database import Database, Leadership
+from app.ledger.events import Fact
+from app.models.endings import RetryPolicy
+from app.settings import Settings
+
+log = structlog.get_logger()
+
+AUDITOR = 73054
+"""Advisory lock of the auditor that looks."""
+_ROUNDS = 3
+"""Mending one thing may show the next: looks in one pass."""
+_RECEIPTS_S = 5.0
+"""Between two looks for runs that are due a receipt."""
+
+
+class Auditor:
+    """`run` blocks until told to stop; audits every `audit_s`.
+
+    capacity: what there is to be used, in the transaction of the look; None: the classes and limits as set.
+    """
+
+    def __init__(self, database: Database, settings: Settings, capacity: CapacityOf | None = None) -> None:
+        self._database = database
+        self._settings = settings
+        self._capacity = capacity or audit.capacity_of(settings)
+        self._retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
+        self._memory = Memory()
+        self._raised: set[str] | None = None  # findings whose alarm is on; None: to be read from the events
+
+    def run(self, stop: threading.Event) -> None:
+        lead = Leadership(self._database, AUDITOR)
+        try:
+            while not stop.is_set():
+                try:
+                    if lead.held():
+                        self.audit()
+                        self._issue(stop, lead)
+                        continue
+                except DatabaseUnavailable as error:
+                    log.warning("auditor.interrupted", error=str(error))
+                self._memory, self._raised = Memory(), None  # somebody else may lead meanwhile
+                stop.wait(min(5.0, self._settings.audit_s))
+        finally:
+            lead.release()
+
+    def _issue(self, stop: threading.Event, lead: Leadership) -> None:
+        """Receipts, until the next audit is due or the lead is lost."""
+        left_s = self._settings.audit_s
+        while left_s > 0 and not stop.is_set() and lead.held():
+            for run_id in receipts.issue(self._database):
+                log.info("run.receipt", run_id=str(run_id))
+            stop.wait(min(_RECEIPTS_S, left_s))
+            left_s -= _RECEIPTS_S
+
+    def audit(self) -> Look:
+        """One pass: look, mend, look again at what that changed, tell. What it found first, with what was mended."""
+        first = seen = audit.look(self._database, self._settings, self._capacity, self._memory)
+        mended: dict[str, int] = {}
+        for _ in range(_ROUNDS):
+            findings = audit.mend(self._database, self._settings, seen, self._retry)
+            counts = {finding.name: finding.mended or 0 for finding in findings}
+            mended |= {name: mended.get(name, 0) + count for name, count in counts.items()}
+            if not any(counts.values()):
+                break
+            seen = audit.look(self._database, self._settings, self._capacity, self._memory)
+        self._memory = seen.memory
+        findings = tuple(
+            finding if finding.mend is None else replace(finding, mended=mended[finding.name])
+            for finding in first.findings
+        )
+        self._tell(findings)
+        return replace(first, findings=findings)
+
+    # --- Alarms -----------------------------------------------------------------------------------------------------
+
+    def _tell(self, findings: tuple[Finding, ...]) -> None:
+        """An alarm when a finding is new, another fact when it is gone; nothing while it lasts."""
+        raised = self._raised if self._raised is not None else self._on_record()
+        now = {finding.name: finding for finding in findings}
+        facts = [Fact("audit.alarm", data=_data(now[name])) for name in now if name not in raised]
+        facts += [Fact("audit.cleared", data={"finding": name}) for name in sorted(raised - now.keys())]
+        with self._database.begin() as connection:
+            events.append(connection, *facts)
+        self._raised = set(now)
+        for fact in facts:
+            write = log.warning if fact.kind == "audit.alarm" else log.info
+            write(fact.kind, **fact.data)
+
+    def _on_record(self) -> set[str]:
+        """Alarms that an earlier auditor raised and did not see clear."""
+        statement = text(
+            "SELECT DISTINCT ON (data->>'finding') data->>'finding' AS finding, kind FROM events"
+            " WHERE kind IN ('audit.alarm', 'audit.cleared') ORDER BY data->>'finding', id DESC"
+        )
+        with self._database.begin() as connection:
+            return {row.finding for row in connection.execute(statement) if row.kind == "audit.alarm"}
+
+
+def _data(finding: Finding) -> dict[str, object]:
+    return {
+        "finding": finding.name,
+        "severity": Severity(finding.severity).value,
+        "means": finding.means,
+        "count": finding.count,
+        "ids": list(finding.ids),
+        "mended": finding.mended,
+    }

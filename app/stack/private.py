@@ -1,0 +1,282 @@
+"""A stack of its own for a while: embedded servers, control workers, a simulation's host; nothing of it stays.
+
+For capacity planning, benchmarks and breaking things on purpose: every process can be killed, stopped and restarted by
+name, and says what it costs. No supervisor: nothing comes back by itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from app.errors import InstallationFailed, InstanceFailed, UnknownName
+from app.instances.simulated import SimulatedProvider
+from app.ledger import schema
+from app.ledger.database import Database, dispatcher_leads
+from app.models.simulation import Simulation
+from app.settings import Settings
+from app.stack import postgres, redis
+from app.stack.home import logs_folder, prepare, process_environment, tail
+from app.stack.processes import wait_for_end
+from app.stack.programs import Program, Stage
+
+POSTGRES, REDIS, SIMULATION = "postgres", "redis", "simulation"
+
+_READY_S = 60.0
+_POLL_S = 0.05
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+_LIBC = ctypes.CDLL(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a process and those below it have used so far; memory that they share is counted once."""
+
+    cpu_s: float
+    memory_bytes: int
+    processes: int
+
+
+class PrivateStack:
+    """Its processes, by name: `postgres`, `redis`, `simulation`, `control-1` …, and whatever `start` added."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._programs: dict[str, Program] = {}
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        # The kernel's promise to end a child with its parent is about the thread that made it: let that one stay.
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix="starter")
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids of the programs that run."""
+        return {name: process.pid for name, process in self._running.items() if process.poll() is None}
+
+    def log_file(self, name: str) -> Path:
+        return logs_folder(self.settings) / f"{name}.log"
+
+    def start(self, program: Program) -> None:
+        """Start a program and wait until it answers, where it is one that answers.
+
+        Raises: InstallationFailed, DatabaseUnavailable, BrokerUnavailable: it did not.
+        """
+        self.spawn(program)
+        self.wait_until_ready(program.name)
+
+    def spawn(self, program: Program) -> None:
+        """Start a program and wait for nothing."""
+        self._programs[program.name] = program
+        self._running[program.name] = self._starter.submit(self._spawn, program).result()
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> None:
+        """Send a signal to a program; nothing waits for what comes of it. Raises: UnknownName."""
+        self._process(name).send_signal(number)
+
+    def stop(self, name: str) -> int:
+        """End a program in good order, by force when it takes too long; its exit code. Raises: UnknownName."""
+        process = self._process(name)
+        below = _family(process.pid)
+        self._tell_to_stop(name)
+        try:
+            process.wait(self._programs[name].stop_wait_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        code = process.wait()
+        for left in wait_for_end(below, 5.0):
+            left.kill()
+        return code
+
+    def restart(self, name: str) -> None:
+        """Stop it, if it runs, and start it again. Raises: as `start`, UnknownName."""
+        self.stop(name)
+        self.start(self._programs[name])
+
+    def usage(self) -> dict[str, Usage]:
+        """What each running program has cost since it was started."""
+        return {name: _usage(pid) for name, pid in self.pids.items()}
+
+    def provider(self) -> SimulatedProvider:
+        """The client of the simulation's host: its counts, and what it shall do from now on."""
+        return SimulatedProvider(self.settings)
+
+    def close(self) -> None:
+        """End everything, the servers last."""
+        for name, program in self._programs.items():
+            if program.stage is not Stage.SERVERS:
+                self._tell_to_stop(name)  # together: each takes its time
+        for name in sorted(self._running, key=lambda name: self._programs[name].stage, reverse=True):
+            self.stop(name)
+        self._starter.shutdown()
+
+    def _tell_to_stop(self, name: str) -> None:
+        process = self._process(name)
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.send_signal(getattr(signal, f"SIG{self._programs[name].stop_signal}"))
+
+    def _process(self, name: str) -> subprocess.Popen[bytes]:
+        if name not in self._running:
+            raise UnknownName.of("program of the private stack", name, list(self._running))
+        return self._running[name]
+
+    def _spawn(self, program: Program) -> subprocess.Popen[bytes]:
+        stop_signal = int(getattr(signal, f"SIG{program.stop_signal}"))
+        with self.log_file(program.name).open("ab") as output:
+            return subprocess.Popen(  # noqa: S603 (our own programs)
+                program.command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=process_environment(self.settings),
+                cwd="/" if program.user else self.settings.home,
+                user=program.user,
+                group=program.user,
+                extra_groups=None if program.user is None else [],
+                start_new_session=True,
+                preexec_fn=lambda: _LIBC.prctl(_DIE_WITH_PARENT, stop_signal),
+            )
+
+    def wait_until_ready(self, name: str) -> None:
+        """Until it answers. Raises: as `start`."""
+        match name:
+            case "postgres":
+                postgres.wait_until_ready(self.settings)
+            case "redis":
+                redis.wait_until_ready(self.settings)
+            case "simulation":
+                self.wait_for(name, self._simulation_answers)
+
+    def _simulation_answers(self) -> bool:
+        try:
+            return self.provider().counts() is not None
+        except InstanceFailed:
+            return False
+
+    def wait_for(self, name: str, ready: Callable[[], bool], timeout_s: float = _READY_S) -> None:
+        """Until `ready`. Raises: InstallationFailed: the program ended, or it took too long."""
+        give_up = time.monotonic() + timeout_s
+        while not ready():
+            code = self._process(name).poll()
+            if code is not None or time.monotonic() > give_up:
+                state = "still runs" if code is None else f"ended with exit code {code}"
+                raise InstallationFailed(f"{name} is not ready and {state}; it said:\n{tail(self.log_file(name))}")
+            time.sleep(_POLL_S)
+
+
+@contextmanager
+def private_stack(
+    overrides: Mapping[str, object] | None = None,
+    *,
+    control_workers: int = 1,
+    simulation: Simulation | None = None,
+    durable: bool = True,
+    programs: Sequence[Program] = (),
+) -> Iterator[PrivateStack]:
+    """A stack with a database, a broker and a home of its own, for the length of the block; nothing of it stays.
+
+    overrides: settings. simulation: both modes' instances are simulated ones that behave so. durable: False spares
+    PostgreSQL the waiting for the disk. programs: started last, e.g. a nursery.
+
+    Raises: InstallationFailed, DatabaseUnavailable, BrokerUnavailable: something did not start.
+    """
+    with _home() as home:
+        settings = _settings(home, dict(overrides or {}), simulated=simulation is not None)
+        stack = PrivateStack(settings)
+        try:
+            if simulation is not None:
+                stack.spawn(_simulation(simulation))  # first, because it has the most to import
+            _start_servers(stack, durable=durable)
+            if simulation is not None:
+                stack.wait_until_ready(SIMULATION)
+            _start_control(stack, control_workers)
+            for program in programs:
+                stack.start(program)
+            yield stack
+        finally:
+            stack.close()
+            postgres.purge(settings)
+
+
+@contextmanager
+def _home() -> Iterator[Path]:
+    """A folder with a short path, through which the embedded PostgreSQL's user may pass."""
+    folder = Path(tempfile.mkdtemp(prefix="mf-"))
+    folder.chmod(0o711)
+    try:
+        yield folder / "h"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _settings(home: Path, overrides: dict[str, object], *, simulated: bool) -> Settings:
+    values: dict[str, object] = {"installation": f"private-{uuid.uuid4().hex[:8]}", "log_level": "WARNING"}
+    if simulated:
+        values |= {"ephemeral_provider": "simulated", "persistent_provider": "simulated"}
+    own: dict[str, object] = {"home": home, "database_url": None, "broker_url": None}
+    settings = Settings(**(values | overrides | own))
+    prepare(settings)
+    return settings
+
+
+def _start_servers(stack: PrivateStack, *, durable: bool) -> None:
+    settings = stack.settings
+    postgres.prepare(settings)
+    redis.prepare(settings)
+    careless = () if durable else ("-c", "fsync=off", "-c", "full_page_writes=off")
+    command = (*postgres.command(settings), *careless)
+    stack.start(Program(POSTGRES, Stage.SERVERS, command, postgres.owner(), "INT", stop_wait_s=30))
+    stack.start(Program(REDIS, Stage.SERVERS, redis.command(settings), stop_wait_s=30))
+    schema.migrate(settings.database())
+
+
+def _simulation(simulation: Simulation) -> Program:
+    argument = json.dumps(simulation.model_dump(mode="json"))
+    return Program(SIMULATION, Stage.HOSTS, (sys.executable, "-m", "app.workers.simulation", argument), stop_wait_s=15)
+
+
+def _start_control(stack: PrivateStack, count: int) -> None:
+    for number in range(1, count + 1):
+        stack.start(Program(f"control-{number}", Stage.WORK, (sys.executable, "-m", "app.workers.control")))
+    if count:
+        database = Database(stack.settings.database(), pooled=False)
+        stack.wait_for("control-1", lambda: dispatcher_leads(database))
+
+
+# --- What a process costs -------------------------------------------------------------------------------------------
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        parent = psutil.Process(pid)
+        return [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _usage(pid: int) -> Usage:
+    found = [used for used in map(_used, _family(pid)) if used is not None]
+    return Usage(sum(cpu for cpu, _ in found), sum(memory for _, memory in found), len(found))
+
+
+def _used(process: psutil.Process) -> tuple[float, int] | None:
+    """CPU seconds, with those of children that have ended, and the share of memory; None: it is gone."""
+    try:
+        times: Any = process.cpu_times()
+        return times.user + times.system + times.children_user + times.children_system, process.memory_full_info().pss
+    except psutil.Error:
+        return None

@@ -1,0 +1,145 @@
+"""Simulated instances and attempts as data, and the dice that decide what becomes of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+from uuid import UUID
+
+from app.ledger.attempts import Claim
+from app.models.instance import InstanceRequest
+from app.models.outcome import Phase, Verdict
+from app.models.simulation import FATES, Simulation
+from app.models.spec import Mode
+
+StepKind = Literal["door", "end", "crash", "vanish", "freeze", "infrastructure", "interrupted", "hang"]
+
+
+@dataclass(slots=True)
+class Step:
+    """One thing that happens to an attempt, at `at` (monotonic seconds)."""
+
+    at: float
+    kind: StepKind
+    phase: Phase | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """What an instance has in hand."""
+
+    claimed: Claim
+    instance: Instance
+    course: list[Step]  # what will happen, the next last
+    over: bool = False  # its end is on the way to the ledger, or it is not ours any more
+
+
+@dataclass(slots=True, eq=False)
+class Instance:
+    """A simulated instance. `free` seats are open, `offered` ones wait for a claim's answer."""
+
+    request: InstanceRequest
+    handle: str
+    ends_at: float  # monotonic seconds: killed then, whatever it does
+    free: int = 0
+    offered: int = 0
+    attempts: set[Attempt] = field(default_factory=set)
+    missed: list[Attempt] = field(default_factory=list)  # whose next step fell due while it stood still
+    draining: bool = False
+    interrupted: bool = False
+    frozen: bool = False
+    gone: bool = False
+
+    @property
+    def id(self) -> UUID:
+        return self.request.instance_id
+
+    @property
+    def ephemeral(self) -> bool:
+        return self.request.mode is Mode.EPHEMERAL
+
+
+_DOORS = (
+    (Phase.IMAGE_READY, 0.02),
+    (Phase.ENVIRONMENT_READY, 0.05),
+    (Phase.AGENT_STARTED, 0.06),
+    (Phase.AGENT_ENDED, 0.90),
+)
+"""Doors on the way, and after which share of the attempt's time each is passed."""
+_FEW = (Phase.AGENT_STARTED,)
+_LAST = (Phase.GRADED, Phase.STORED)
+"""Doors at the end: in a real attempt, too, they are moments apart from it."""
+
+
+class Dice:
+    """A die per question, so that another answer to one does not change the others."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._dice: dict[str, random.Random] = {}
+
+    def follow(self, simulation: Simulation) -> None:
+        """From here on, what `simulation` says."""
+        self._simulation, self._dice = simulation, {}
+
+    def _die(self, question: str) -> random.Random:
+        if question not in self._dice:
+            self._dice[question] = random.Random(f"{self._simulation.seed}/{question}")
+        return self._dice[question]
+
+    def strikes(self, chance: str) -> bool:
+        """Whether the fault of that name happens now."""
+        odds: float = getattr(self._simulation, chance)
+        return odds > 0 and self._die(chance).random() < odds
+
+    def boot_s(self) -> float:
+        return self._simulation.boot_s.draw(self._die("boot_s"))
+
+    def freeze_s(self) -> float:
+        return self._simulation.freeze_s.draw(self._die("freeze_s"))
+
+    def launch_s(self) -> float:
+        return self._simulation.launch_s.draw(self._die("launch_s"))
+
+    def birth(self) -> str | None:
+        """What goes wrong with an instance before it works, if anything."""
+        return self._one_of(("boot_failure", "never_registers"), "birth")
+
+    def verdict(self) -> Verdict:
+        solved = self._die("solved").random() < self._simulation.solved
+        return Verdict(reward=1.0 if solved else 0.0, counts=True, detail="simulated")
+
+    def course(self, claimed: Claim, now: float) -> list[Step]:
+        """All that will happen to an attempt, the next last. One that hangs has no end."""
+        run_s = self._simulation.run_s.draw(self._die("run_s"))
+        fate = self._one_of(FATES, "fate")
+        if self._simulation.poison and claimed.spec.task.name.startswith(self._simulation.poison):
+            fate = "crash"
+        steps = list(self._doors(now, run_s))
+        if fate is not None:
+            strikes_at = now + run_s * self._die("moment").random()
+            steps.append(Step(strikes_at, fate))
+        if fate in (None, "freeze"):
+            steps += [Step(now + run_s, "door", phase) for phase in self._at_the_end()]
+            steps.append(Step(now + run_s, "end"))
+        steps.reverse()  # what happens at one time stays in its order
+        steps.sort(key=lambda step: step.at, reverse=True)
+        return steps
+
+    def _doors(self, now: float, run_s: float) -> Iterator[Step]:
+        wanted = _FEW if self._simulation.doors == "few" else tuple(phase for phase, _ in _DOORS)
+        return (Step(now + run_s * share, "door", phase) for phase, share in _DOORS if phase in wanted)
+
+    def _at_the_end(self) -> tuple[Phase, ...]:
+        return _LAST if self._simulation.doors == "all" else (Phase.AGENT_ENDED, *_LAST)
+
+    def _one_of(self, names: tuple[str, ...], question: str) -> StepKind | None:
+        """At most one of the named chances."""
+        left = self._die(question).random()
+        for name in names:
+            left -= getattr(self._simulation, name)
+            if left < 0:
+                return name  # type: ignore[return-value]
+        return None

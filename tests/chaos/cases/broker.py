@@ -1,0 +1,87 @@
+"""Redis killed, emptied, cut off, half-open. Messages are hints: none of this may cost a task."""
+
+from __future__ import annotations
+
+import time
+
+from app.models.spec import Mode
+from tests.chaos.case import case
+from tests.chaos.ground import Ground
+from tests.chaos.work import Work
+
+_WORK = Work(seconds=1.0)
+
+
+def _load(ground: Ground, count: int = 12) -> None:
+    ground.start()
+    ground.pool_ready()
+    ground.submit(count, mode=Mode.EPHEMERAL, work=_WORK, name="e", exclusive=True)
+    ground.submit(count, mode=Mode.PERSISTENT, work=_WORK, name="p", exclusive=True)
+    ground.acting(2)
+
+
+@case("redis-kill")
+def redis_kill(ground: Ground) -> None:
+    """SIGKILL to Redis under load, three seconds of silence, and it comes back with its data."""
+    _load(ground)
+    ground.struck("redis SIGKILL")
+    ground.servers.kill_redis(keep_data=True)
+    time.sleep(3)
+    ground.servers.start_redis()
+
+
+@case("redis-kill-data-lost")
+def redis_kill_data_lost(ground: Ground) -> None:
+    """SIGKILL to Redis under load, and it comes back empty, twice."""
+    _load(ground)
+    for _ in range(2):
+        ground.struck("redis SIGKILL, data lost")
+        ground.servers.kill_redis(keep_data=False)
+        time.sleep(1)
+        ground.servers.start_redis()
+        time.sleep(3)
+
+
+@case("redis-flushall")
+def redis_flushall(ground: Ground) -> None:
+    """FLUSHALL again and again under load."""
+    _load(ground)
+    with ground.servers.redis() as client:
+        for _ in range(8):
+            ground.struck("FLUSHALL")
+            client.flushall()
+            time.sleep(0.7)
+
+
+@case("redis-connections-cut")
+def redis_connections_cut(ground: Ground) -> None:
+    """CLIENT KILL of everybody, again and again under load."""
+    _load(ground)
+    with ground.servers.redis() as client:
+        for _ in range(8):
+            ground.struck("CLIENT KILL")
+            client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+            time.sleep(0.7)
+
+
+@case("redis-half-open", relays=("redis",), within_s=150)
+def redis_half_open(ground: Ground) -> None:
+    """Every connection to Redis goes silent without closing: Redis hands hints to consumers that never hear them."""
+    _load(ground)
+    assert ground.redis_relay is not None
+    ground.struck("redis half-open")
+    ground.redis_relay.freeze()
+
+
+@case("redis-away-at-the-start")
+def redis_away_at_the_start(ground: Ground) -> None:
+    """Redis is away when tasks are accepted and stays away for a while: they are safe, and run when it is back."""
+    ground.start()
+    ground.pool_ready()
+    ground.struck("redis SIGKILL")
+    ground.servers.kill_redis(keep_data=True)
+    ground.submit(6, mode=Mode.EPHEMERAL, name="e")
+    ground.submit(6, mode=Mode.PERSISTENT, name="p")
+    time.sleep(8)
+    ground.servers.start_redis()

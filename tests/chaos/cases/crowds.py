@@ -1,0 +1,148 @@
+"""Many at once, on simulated instances where real ones would be too many: storms, crowds, and bad providers."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from app.models.spec import Mode
+from tests.chaos.case import case
+from tests.chaos.ground import GRADED, Batch, Ground
+from tests.chaos.launchers.faults import Rule
+from tests.chaos.work import Work
+
+_SIMULATED = {
+    "ephemeral_provider": "simulated",
+    "persistent_provider": "simulated",
+    "boot_timeout_s": 4.0,
+    "ephemeral_capacity": 60,
+    "persistent_slots": 20,
+    "ephemeral_idle_s": 4.0,
+}
+_PATIENT = Work(max_attempts=20)
+
+
+@case("retry-storm", within_s=240)
+def retry_storm(ground: Ground) -> None:
+    """Every first attempt of 80 real tasks fails by our fault, nearly at once: all run again, spread, and end
+    graded."""
+    ground.start(nursery=[Rule("door", "before", do="error", phase="graded", number=1)])
+    ground.submit(40, mode=Mode.EPHEMERAL, name="e")
+    ground.submit(40, mode=Mode.PERSISTENT, name="p")
+
+
+@case("retry-storm-of-thousands", settings=_SIMULATED | {"ephemeral_capacity": 300}, within_s=240, least_faults=0)
+def retry_storm_of_thousands(ground: Ground) -> None:
+    """Two thousand attempts fail by our fault for ten seconds, at three hundred at a time; then the fault is gone."""
+    ground.simulate(run_s="uniform:0.1,0.6", infrastructure=1.0)
+    ground.submit(2000, mode=Mode.EPHEMERAL, work=_PATIENT, name="e")
+    time.sleep(8)
+    ground.behave(run_s="uniform:0.1,0.6")
+
+
+@case(
+    "fifty-thousand-beside-ten",
+    settings=_SIMULATED | {"ephemeral_capacity": 200, "lease_s": 20.0, "sweep_s": 5.0, "republish_s": 20.0},
+    within_s=600,
+    least_faults=0,
+)
+def fifty_thousand_beside_ten(ground: Ground) -> None:
+    """A user with 50,000 tasks, then another with ten: the ten do not wait behind the fifty thousand. The giant is
+    cancelled when they have ended, which must be one, quick thing too."""
+    ground.watch.every_s = 2.0
+    ground.simulate(run_s="constant:1", doors="few")
+    ends = GRADED | {("cancelled", "cancelled")}
+    giant = ground.submit(50_000, mode=Mode.EPHEMERAL, name="giant", user_name="giant", allowed=ends)
+    time.sleep(5)
+    begun = time.monotonic()
+    small = ground.submit(10, mode=Mode.EPHEMERAL, name="small", user_name="small")
+    took_s = _until_ended(ground, small, 60) - begun
+    done = ground.rows("SELECT count(*) FROM tasks WHERE user_name = 'giant' AND state = 'succeeded'")[0][0]
+    ground.notes.append(f"the ten had ended after {took_s:.1f} s; {done} of the fifty thousand had by then")
+    if done > 25_000:
+        ground.wrong.append("the small user waited behind the giant")
+    _cancel_all(ground, giant)
+
+
+@case("wave-with-every-fate", settings=_SIMULATED | {"ephemeral_capacity": 200}, within_s=300, least_faults=0)
+def wave_with_every_fate(ground: Ground) -> None:
+    """Two thousand attempts of both modes of which many crash, vanish without a word, stand still past their lease,
+    break or are interrupted."""
+    fates = {"crash": 0.05, "vanish": 0.05, "freeze": 0.05, "infrastructure": 0.1, "interrupted": 0.05}
+    ground.simulate(run_s="uniform:0.2,1.5", freeze_s="constant:7", **fates)
+    ground.submit(1000, mode=Mode.EPHEMERAL, work=_PATIENT, name="e")
+    ground.submit(1000, mode=Mode.PERSISTENT, work=_PATIENT, name="p")
+    time.sleep(30)
+    ground.behave(run_s="uniform:0.2,1.5")
+
+
+def _provider(name: str, about: str, **behaviour: float) -> None:
+    def act(ground: Ground) -> None:
+        ground.simulate(run_s="uniform:0.1,0.5", **behaviour)
+        ground.submit(60, mode=Mode.EPHEMERAL, work=_PATIENT, name="e")
+        ground.submit(30, mode=Mode.PERSISTENT, work=_PATIENT, name="p")
+        time.sleep(10)
+        ground.behave(run_s="uniform:0.1,0.5")
+
+    act.__doc__ = about
+    case(f"provider-{name}", settings=_SIMULATED, within_s=150, least_faults=0)(act)
+
+
+_provider("throttled", "Two of three instances asked for are not made, for ten seconds.", launch_throttled=0.66)
+_provider("no-capacity", "Nine of ten launches are refused as a whole, for ten seconds.", no_capacity=0.9)
+_provider("reply-lost", "Instances are made and every other answer is lost: none is paid for twice.", reply_lost=0.5)
+_provider("never-registers", "Half of the instances boot for ever.", never_registers=0.5)
+_provider("boot-fails", "Half of the instances die when they should become ready.", boot_failure=0.5)
+_provider("terminate-fails", "Most instances that are to be ended are not, at first.", terminate_fails=0.8, vanish=0.2)
+_ALL = ("launch_throttled", "no_capacity", "reply_lost", "never_registers", "boot_failure", "terminate_fails", "vanish")
+_provider("all-at-once", "All of it together.", **dict.fromkeys(_ALL, 0.2))
+
+
+@case("provider-host-killed", settings=_SIMULATED, within_s=120)
+def provider_host_killed(ground: Ground) -> None:
+    """The host of all instances is killed twice in the middle of a wave and comes back empty."""
+    ground.simulate(run_s="uniform:1,3")
+    ground.submit(200, mode=Mode.EPHEMERAL, work=_PATIENT, name="e")
+    for _ in range(2):
+        time.sleep(4)
+        ground.struck("simulation SIGKILL")
+        ground.programs.kill("simulation")
+
+
+@case("wave-with-two-control-workers-killed", settings=_SIMULATED, within_s=150)
+def wave_with_controls_killed(ground: Ground) -> None:
+    """A thousand simulated attempts while two control workers are killed and stopped in turns."""
+    ground.simulate("control", "control-2", run_s="uniform:0.2,1.0")
+    ground.submit(600, mode=Mode.EPHEMERAL, work=_PATIENT, name="e")
+    ground.submit(400, mode=Mode.PERSISTENT, work=_PATIENT, name="p")
+    for turn in range(6):
+        time.sleep(2)
+        name = ("control", "control-2")[turn % 2]
+        ground.struck(f"{name} broken")
+        if turn % 3:
+            ground.programs.kill(name)
+        else:
+            ground.programs.signal(name, signal.SIGSTOP)
+            time.sleep(4)
+            ground.programs.signal(name, signal.SIGCONT)
+
+
+def _until_ended(ground: Ground, batch: Batch, within_s: float) -> float:
+    ended = "SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM tasks WHERE run_id = :run AND finished_at IS NULL)"
+    ground.eventually(ended, within_s, run=batch.run_id)
+    return time.monotonic()
+
+
+def _cancel_all(ground: Ground, batch: Batch) -> None:
+    from app.ledger import tasks
+
+    begun = time.monotonic()
+    for part in _parts(batch.task_ids, 50_000):
+        tasks.cancel(ground.database, part)
+    ground.notes.append(f"cancelled the giant in {time.monotonic() - begun:.1f} s")
+
+
+def _parts(ids: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    return [ids[start : start + size] for start in range(0, len(ids), size)]

@@ -1,0 +1,82 @@
+"""Commit applied, and the client was told that it was not: on every path that writes."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from app.errors import DatabaseUnavailable
+from app.models.spec import Mode
+from tests.chaos.case import case
+from tests.chaos.ground import Ground
+from tests.chaos.launchers import faults
+from tests.chaos.launchers.faults import Rule
+from tests.chaos.work import Work
+
+_OF_WORKERS = ("claim", "renew", "door", "finish", "teardown", "ready")
+_OF_CONTROL = ("admit", "request", "launched", "mark_published", "reclaim")
+_WORK = Work(seconds=1.5)
+
+
+def _in_doubt(point: str, program: str, times: int) -> None:
+    def act(ground: Ground) -> None:
+        rule = Rule(point, "commit", do="error", times=times)
+        plans = {program: [rule]}
+        ground.start(nursery=plans.get("nursery", []), control=plans.get("control", []))
+        ground.submit(4, mode=Mode.EPHEMERAL, work=_WORK, name="e", exclusive=True)
+        ground.submit(4, mode=Mode.PERSISTENT, work=_WORK, name="p", exclusive=True)
+        if point == "reclaim":
+            ground.acting(1)
+
+    act.__doc__ = f"The commit of `{point}` is applied, and its writer is told that the connection was lost."
+    case(f"doubt-{point}")(act)
+
+
+for _point in _OF_WORKERS:
+    _in_doubt(_point, "nursery", times=6)
+for _point in _OF_CONTROL:
+    _in_doubt(_point, "control", times=4)
+
+
+@case("doubt-fail")
+def doubt_fail(ground: Ground) -> None:
+    """An attempt's failure is recorded and its writer told that it was not: one retry is used up, not two."""
+    missing = Work(seconds=0, max_attempts=2, image="chaos/none")  # a local environment can run no image
+    ground.start(nursery=[Rule("fail", "commit", do="error", times=4)])
+    allowed = frozenset({("failed", "environment_error")})
+    ground.submit(3, mode=Mode.EPHEMERAL, work=missing, name="e", allowed=allowed)
+    ground.submit(3, mode=Mode.PERSISTENT, work=missing, name="p", allowed=allowed)
+    ground.wait(60)
+    for row in ground.rows("SELECT name, attempts FROM tasks WHERE attempts <> 2"):
+        ground.wrong.append(f"{row.name} has {row.attempts} attempts; expected 2")
+
+
+@case("doubt-exited")
+def doubt_exited(ground: Ground) -> None:
+    """The nursery reports an instance's end, it is recorded, and the nursery is told that it was not; at the same
+    time workers are killed."""
+    kill = Rule("door", "after", phase="agent_ended", number=1)
+    ground.start(nursery=[Rule("exited", "commit", do="error", times=10), kill])
+    ground.submit(5, mode=Mode.EPHEMERAL, work=Work(seconds=0.3), name="e", exclusive=True)
+
+
+@case("doubt-enqueue", short=True)
+def doubt_enqueue(ground: Ground) -> None:
+    """An enqueue with an idempotency key is applied and its producer told that it was not; it asks again, twice, and
+    holds one run."""
+    ground.start()
+    with faults.installed([Rule("accept", "commit", do="error", times=2)], ground.faults_folder):
+        for _ in range(2):
+            with suppress(DatabaseUnavailable):
+                ground.submit(10, mode=Mode.EPHEMERAL, key="once")
+        ground.submit(10, mode=Mode.EPHEMERAL, key="once")
+
+
+@case("doubt-everything", within_s=150)
+def doubt_everything(ground: Ground) -> None:
+    """One in eight commits of every write path at once, of workers, nursery and control, is applied and reported as
+    failed."""
+    points = [Rule(point, "commit", do="error", chance=0.12) for point in (*_OF_WORKERS, "fail", "exited")]
+    control = [Rule(point, "commit", do="error", chance=0.12) for point in (*_OF_CONTROL, "exited")]
+    ground.start(nursery=points, control=control)
+    ground.submit(30, mode=Mode.EPHEMERAL, work=Work(max_attempts=20), name="e")
+    ground.submit(30, mode=Mode.PERSISTENT, work=Work(max_attempts=20), name="p")

@@ -1,0 +1,147 @@
+"""Who decides alone: doubled, killed between two writes, paused past its term, replaced under load."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+from app.ledger import schedules
+from app.models.spec import Mode
+from tests.chaos.case import case
+from tests.chaos.ground import Ground
+from tests.chaos.launchers.faults import Rule
+from tests.chaos.work import Work
+
+_WORK = Work(seconds=1.0)
+
+
+def _load(ground: Ground, count: int = 12) -> None:
+    ground.submit(count, mode=Mode.EPHEMERAL, work=_WORK, name="e", exclusive=True)
+    ground.submit(count, mode=Mode.PERSISTENT, work=_WORK, name="p", exclusive=True)
+
+
+def _killed(name: str, rule: Rule, about: str) -> None:
+    def act(ground: Ground) -> None:
+        ground.start(control=[rule])
+        _load(ground, 8)
+
+    act.__doc__ = about
+    case(name, short=name == "dispatcher-killed-after-commit", within_s=120)(act)
+
+
+_killed(
+    "dispatcher-killed-before-commit",
+    Rule("admit", "after", times=3),
+    "The dispatcher dies between writing its decision and the commit, three times: the decision never was.",
+)
+_killed(
+    "dispatcher-killed-after-commit",
+    Rule("admit", "commit", times=3),
+    "The dispatcher dies between the commit of its decision and the launching and publishing, three times.",
+)
+_killed(
+    "dispatcher-killed-after-publish",
+    Rule("publish", "after", times=3),
+    "The dispatcher dies between publishing and noting that it has, three times: hints come twice.",
+)
+_killed(
+    "dispatcher-killed-after-launch",
+    Rule("launch", "after", times=2),
+    "The dispatcher dies between launching instances and noting their handles, twice.",
+)
+
+
+@case("two-control-workers", least_faults=0)
+def two_control_workers(ground: Ground) -> None:
+    """Two control workers all the time, each with dispatcher, reconciler and sweeper: no double effect."""
+    ground.start("nursery", "control", "control-2")
+    _load(ground)
+
+
+@case("two-reconcilers-no-lock")
+def two_without_lock(ground: Ground) -> None:
+    """Two control workers whose leadership lock always says yes, while workers are killed: even two that decide at
+    once decide once."""
+    both = [Rule("lead", "before", do="yes")]
+    kills = [Rule("door", "after", phase="agent_ended", number=1, chance=0.5)]
+    ground.start("nursery", "control", "control-2", led=False, nursery=kills, control=both, control_2=both)
+    _load(ground)
+
+
+@case("two-beats", least_faults=0)
+def two_beats(ground: Ground) -> None:
+    """Two beats and two control workers tick the same schedules: each due time fires once."""
+    ground.start("nursery", "control", "control-2", "beat-1", "beat-2")
+    ground.submit(4, mode=Mode.EPHEMERAL, name="e")
+    time.sleep(6)
+    twice = "SELECT schedule_id, due_at FROM schedule_fires GROUP BY 1, 2 HAVING count(*) > 1"
+    ground.wrong += [f"due time {row.due_at} fired twice" for row in ground.rows(twice)]
+    assert schedules.all_of(ground.database) == []
+
+
+@case("leader-paused-past-its-term", within_s=120)
+def leader_paused(ground: Ground) -> None:
+    """SIGSTOP to the deciding control worker, its session is ended and another takes over; then SIGCONT: the first
+    one's late writes change nothing."""
+    ground.start("nursery", "control", "control-2")
+    _load(ground)
+    ground.acting(2)
+    for name in ("control", "control-2"):
+        ground.struck(f"SIGSTOP {name}")
+        ground.programs.signal(name, signal.SIGSTOP)
+        ground.servers.end_sessions(ground.database_name, 1.0)
+        time.sleep(5)
+        ground.programs.signal(name, signal.SIGCONT)
+        time.sleep(1)
+
+
+@case("leader-paused-in-mid-decision", within_s=120)
+def leader_paused_in_mid_decision(ground: Ground) -> None:
+    """The dispatcher stops itself between its decision's commit and what follows from it; another takes over; it is
+    woken and goes on where it was."""
+    ground.start("nursery", "control", "control-2", control=[Rule("admit", "commit", do="stop", times=2)])
+    _load(ground, 8)
+    for _ in range(2):
+        time.sleep(6)
+        ground.programs.signal("control", signal.SIGCONT)
+
+
+@case("control-killed-again-and-again", within_s=120)
+def control_killed(ground: Ground) -> None:
+    """SIGKILL to the control worker every four seconds under load."""
+    ground.start()
+    _load(ground, 16)
+    for _ in range(5):
+        time.sleep(4)
+        ground.struck("control SIGKILL")
+        ground.programs.kill("control")
+
+
+@case("rolling-restart", within_s=150)
+def rolling_restart(ground: Ground) -> None:
+    """A deploy under load: control workers and nursery are restarted in good order, one after the other, twice. An
+    interruption uses up no retry: tasks of one attempt's patience end graded."""
+    ground.start("nursery", "control", "control-2")
+    patient = Work(seconds=2.0, max_attempts=1)
+    ground.submit(12, mode=Mode.EPHEMERAL, work=patient, name="e", exclusive=True)
+    ground.submit(12, mode=Mode.PERSISTENT, work=patient, name="p", exclusive=True)
+    ground.acting(2)
+    for name in ("control", "nursery", "control-2") * 2:
+        ground.struck(f"restart of {name}")
+        ground.programs.restart(name)
+        time.sleep(2)
+
+
+@case("submitted-while-all-is-down", within_s=60)
+def submitted_while_down(ground: Ground) -> None:
+    """Everything of ours is killed at once while tasks wait and run, more are accepted, and everything comes back."""
+    ground.start()
+    _load(ground, 4)
+    ground.acting(1)
+    ground.struck("all killed")
+    for name in ("control", "nursery"):
+        ground.programs.kill(name, kept=False)
+    ground.submit(6, mode=Mode.EPHEMERAL, name="later")
+    time.sleep(2)
+    ground.programs.start("nursery")
+    ground.programs.start("control")

@@ -1,0 +1,372 @@
+"""The ground of one case: an installation of its own on the suite's servers, what is submitted to it, what is done to
+it, and what it looks like at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+from uuid import UUID
+
+import psutil
+from sqlalchemy import text
+
+from app.environments.engine import engine_of
+from app.errors import DatabaseUnavailable, EngineUnavailable, EnvironmentFailed
+from app.instances.simulated import SimulatedProvider
+from app.ledger import accept
+from app.ledger.accept import NewRun
+from app.ledger.database import Database, dispatcher_leads
+from app.models.simulation import Simulation
+from app.models.spec import AgentTask, Mode
+from app.settings import Settings
+from app.stack import home, lifecycle
+from app.submission import specs_for
+from tests.chaos import supervised
+from tests.chaos import work as works
+from tests.chaos.programs import Programs, wait_for
+from tests.chaos.relay import Relay
+from tests.chaos.servers import Servers
+from tests.chaos.supervised import Supervised, SupervisedPrograms
+from tests.chaos.watch import Watch
+from tests.chaos.work import Work
+
+QUICK = {
+    "lease_s": 3.0,
+    "sweep_s": 1.0,
+    "republish_s": 2.0,
+    "retry_base_s": 0.1,
+    "retry_cap_s": 1.0,
+    "ephemeral_idle_s": 4.0,
+    "ephemeral_capacity": 6,
+    "persistent_instances": 1,
+    "persistent_slots": 3,
+    "boot_timeout_s": 30.0,
+    "drain_s": 1.0,
+    "environment_starts": 4,
+    "log_level": "INFO",
+}
+"""Settings of every case: the product's, with times so short that a fault's whole story fits in seconds."""
+
+NOTHING = Work()
+"""A task whose agent does nothing."""
+
+End = tuple[str, str]
+"""Task state and end reason."""
+GRADED: frozenset[End] = frozenset({("succeeded", "submitted")})
+CANCELLED: frozenset[End] = GRADED | {("cancelled", "cancelled")}
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Tasks that were accepted together, and the ends that are right for them."""
+
+    run_id: UUID
+    task_ids: tuple[UUID, ...]
+    names: tuple[str, ...]
+    allowed: frozenset[End]
+    exclusive: bool  # no two attempts of one task may have acted at the same time, whatever the ledger says
+
+
+@dataclass
+class Ground:
+    """One installation and its case."""
+
+    servers: Servers
+    settings: Settings
+    database_name: str
+    out: Path
+    programs: Programs
+    watch: Watch
+    batches: list[Batch] = field(default_factory=list)
+    struck_at: list[tuple[float, str]] = field(default_factory=list)  # faults from outside: unix seconds, what
+    notes: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)  # what must not be, found by the case itself
+    spared: Callable[[], set[int]] = set  # processes that may stay when the programs have stopped
+    redis_relay: Relay | None = None
+    postgres_relay: Relay | None = None
+
+    @cached_property
+    def database(self) -> Database:
+        """The harness's own way to PostgreSQL, past any relay."""
+        return Database(self.servers.url(self.database_name), pooled=False)
+
+    @property
+    def faults_folder(self) -> Path:
+        return self.programs.faults_folder
+
+    # --- Going -------------------------------------------------------------------------------------------------------
+
+    def start(self, *names: str, within_s: float = 60, led: bool = True, **plans: Sequence[Any]) -> None:
+        """Start programs, each with its plan (`control=[…]`), and return when a dispatcher leads, if one will."""
+        for name in names or ("nursery", "control"):
+            self.programs.start(name, plans.get(name.replace("-", "_"), ()))
+        self._wait_until_up("nursery.sock", within_s, led=led)
+
+    def simulate(self, *controls: str, **behaviour: Any) -> None:
+        """Start the simulated provider's host and control workers; the settings must name that provider."""
+        simulation = json.dumps(Simulation.of(**behaviour).model_dump(mode="json"))
+        self.programs.start("simulation", arguments=[simulation])
+        for name in controls or ("control",):
+            self.programs.start(name)
+        self._wait_until_up("simulator.sock", 60)
+
+    def behave(self, **behaviour: Any) -> None:
+        """Another behaviour of the simulated provider from here on."""
+        SimulatedProvider(self.settings).behave(Simulation.of(**behaviour))
+
+    def _wait_until_up(self, socket: str, within_s: float, *, led: bool = True) -> None:
+        path = home.run_folder(self.settings) / socket
+        if not wait_for(lambda: path.exists() and (not led or self._led()), within_s):
+            raise RuntimeError(f"the programs did not come up within {within_s} s: see {self.settings.home / 'logs'}")
+
+    def _led(self) -> bool:
+        try:
+            return dispatcher_leads(self.database)
+        except DatabaseUnavailable:
+            return False
+
+    def pool_ready(self, within_s: float = 40) -> None:
+        """Return when the standing instances take work."""
+        ready = "SELECT 1 FROM instances WHERE mode = 'persistent' AND state = 'ready'"
+        if not wait_for(lambda: self.rows(ready), within_s):
+            raise RuntimeError("the standing pool did not become ready")
+
+    def submit(
+        self,
+        count: int,
+        *,
+        mode: Mode | str,
+        work: Work = NOTHING,
+        name: str = "task",
+        allowed: frozenset[End] = GRADED,
+        exclusive: bool = False,
+        user_name: str = "default",
+        key: str | None = None,
+    ) -> Batch:
+        """Accept `count` tasks of one kind. Those that do nothing share a spec; those that act have a name each."""
+        if work.seconds:
+            tasks = works.tasks(self.settings, [f"{name}-{n}" for n in range(count)], work)
+            new = self._new_run(tasks, work, mode, user_name, key, replicas=1)
+        else:
+            tasks = works.tasks(self.settings, [name], work)
+            new = self._new_run(tasks, work, mode, user_name, key, replicas=count)
+        accepted = accept.accept(self.database, new)
+        batch = Batch(accepted.run_id, accepted.task_ids, accepted.names, allowed, exclusive)
+        self.batches.append(batch)
+        return batch
+
+    def _new_run(
+        self, tasks: list[AgentTask], work: Work, mode: Mode | str, user_name: str, key: str | None, *, replicas: int
+    ) -> NewRun:
+        specs = specs_for(tasks, agent=work.agent, mode=mode, model=None)
+        return NewRun(specs=specs, replicas=replicas, user_name=user_name, idempotency_key=key)
+
+    # --- Looking -----------------------------------------------------------------------------------------------------
+
+    def rows(self, statement: str, **values: Any) -> list[Any]:
+        """Raises: DatabaseUnavailable."""
+        with self.database.begin() as connection:
+            return list(connection.execute(text(statement), values))
+
+    def eventually(self, statement: str, within_s: float = 30.0, **values: Any) -> list[Any]:
+        """The rows of a query as soon as it has some; through outages of the database.
+
+        Raises: RuntimeError: it had none in time.
+        """
+        found: list[Any] = []
+
+        def look() -> bool:
+            with suppress(DatabaseUnavailable):
+                found[:] = self.rows(statement, **values)
+            return bool(found)
+
+        if not wait_for(look, within_s):
+            raise RuntimeError(f"it did not happen within {within_s} s: {statement}")
+        return found
+
+    def acting(self, count: int = 1, within_s: float = 60, mode: str | None = None) -> list[Any]:
+        """Return when `count` attempts are in their agents' hands: (attempt id, task id, instance id, pid)."""
+        statement = (
+            "SELECT a.id, a.task_id, a.instance_id, i.handle::int AS pid FROM attempts a"
+            " JOIN instances i ON i.id = a.instance_id WHERE a.state = 'running' AND a.phases ? 'agent_started'"
+            " AND (:mode = '' OR a.mode = :mode) AND i.handle ~ '^[0-9]+$' ORDER BY a.claimed_at"
+        )
+        give_up = time.monotonic() + within_s
+        while True:
+            with suppress(DatabaseUnavailable):
+                found = self.rows(statement, mode=mode or "")
+                if len(found) >= count:
+                    return found
+            if time.monotonic() > give_up:
+                raise RuntimeError(f"expected {count} acting attempts within {within_s} s")
+            time.sleep(0.05)
+
+    def struck(self, what: str) -> None:
+        """Note that a fault was injected from outside, now."""
+        self.struck_at.append((time.time(), what))
+
+    # --- The end -----------------------------------------------------------------------------------------------------
+
+    def wait(self, within_s: float) -> bool:
+        """Until every accepted task has ended; False when they did not in time."""
+        statement = "SELECT count(*) FROM tasks WHERE state NOT IN ('succeeded', 'failed', 'cancelled')"
+
+        def ended() -> bool:
+            try:
+                return not self.rows(statement)[0][0]
+            except DatabaseUnavailable:
+                return False
+
+        return wait_for(ended, within_s, every_s=0.25)
+
+    def settle(self, within_s: float = 25.0) -> None:
+        """Give leases, instances and sweepers the time to come to rest; what does not is wrong."""
+        left: list[str] = []
+
+        def rested() -> bool:
+            with suppress(DatabaseUnavailable):
+                left[:] = self._unrest()
+                return not left
+            return False
+
+        if not wait_for(rested, within_s, every_s=0.5):
+            self.wrong += [f"after {within_s:.0f} s of rest: {what}" for what in left]
+
+    def _unrest(self) -> list[str]:
+        counts = {
+            "live attempts": "SELECT count(*) FROM attempts WHERE state IN ('dispatched', 'running')",
+            "leases": "SELECT count(*) FROM leases",
+            "ephemeral instances": "SELECT count(*) FROM instances WHERE mode = 'ephemeral'"
+            " AND state NOT IN ('terminated', 'failed')",
+            "unswept instances": "SELECT count(*) FROM instances WHERE swept_at IS NULL"
+            " AND state IN ('terminated', 'failed')",
+        }
+        found = {what: int(self.rows(statement)[0][0]) for what, statement in counts.items()}
+        # A standing pool keeps nothing of a local environment: what is there belongs to nobody.
+        found["local environments"] = len(list((self.settings.home / "local").glob("*")))
+        return [f"{count} {what}" for what, count in found.items() if count]
+
+    def left_behind(self) -> list[str]:
+        """What exists although everything was stopped: processes, folders, containers."""
+        return [*self._processes(), *self._folders(), *self._containers()]
+
+    def _processes(self) -> list[str]:
+        own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents()), *self.spared()}
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.pid in own or process.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                if any(str(self.settings.home) in value for value in process.environ().values()):
+                    found.append(f"process {process.pid} {' '.join(process.cmdline())[:80]}")
+        return found
+
+    def _folders(self) -> list[str]:
+        kept = [*(self.settings.home / "local").glob("*"), *(self.settings.home / "scratch").glob("*")]
+        return [f"folder {path.parent.name}/{path.name}" for path in kept]
+
+    def _containers(self) -> list[str]:
+        label = f"megaflow={self.settings.installation}"
+        try:
+            engine = engine_of(self.settings)
+            with engine.named("list what is left", EnvironmentFailed):
+                found = engine.api.containers(all=True, filters={"label": [label]})
+                nets = engine.api.networks(filters={"label": [label]})
+        except (EngineUnavailable, EnvironmentFailed):
+            return []
+        return [f"container {one['Id'][:12]}" for one in found] + [f"network {one['Id'][:12]}" for one in nets]
+
+    def close(self) -> None:
+        self.watch.stop()
+        for relay in (self.redis_relay, self.postgres_relay):
+            if relay is not None:
+                relay.close()
+        self.database.close()
+
+
+@contextmanager
+def ground(
+    servers: Servers, out: Path, *, redis_relay: bool = False, postgres_relay: bool = False, **changes: Any
+) -> Iterator[Ground]:
+    """An installation for the length of the block; its programs are ended with it. `changes` are settings."""
+    folder = servers.folder / uuid.uuid4().hex[:6]
+    with servers.database() as name:
+        where = Settings(home=folder, **{**QUICK, **changes})
+        home.prepare(where)
+        redis_socket, postgres_folder = servers.settings.redis_socket, servers.settings.postgres_socket_dir
+        relays: dict[str, Relay] = {}
+        if redis_relay:
+            relays["redis_relay"] = Relay(folder / "run" / "r.sock", redis_socket)
+            redis_socket = folder / "run" / "r.sock"
+        if postgres_relay:
+            target = postgres_folder / ".s.PGSQL.5432"
+            relays["postgres_relay"] = Relay(folder / "run" / "pg" / ".s.PGSQL.5432", target)
+            postgres_folder = folder / "run" / "pg"
+        settings = Settings(
+            home=folder,
+            installation=f"chaos-{folder.name}",
+            database_url=servers.url(name, postgres_folder),
+            broker_url=f"redis+socket://{redis_socket}",
+            **{**QUICK, **changes},
+        )
+        faults_folder = folder / "faults"
+        faults_folder.mkdir()
+        watch = Watch(servers.url(name))
+        here = Ground(servers, settings, name, out, Programs(settings, faults_folder), watch, **relays)  # type: ignore[arg-type]
+        watch.start()
+        try:
+            yield here
+        finally:
+            here.programs.stop_all()
+            _end_stragglers(here)
+            here.close()
+            if not os.environ.get("CHAOS_KEEP"):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def supervised_ground(out: Path, **changes: Any) -> Iterator[Ground]:
+    """The same under the product's own `megaflow up`: supervisord starts again what dies."""
+    folder = Path(tempfile.mkdtemp(prefix="mf-chaos-", dir="/tmp"))
+    folder.chmod(0o711)
+    settings = Settings(
+        home=folder / "h",
+        installation=f"chaos-{uuid.uuid4().hex[:6]}",
+        flower_port=supervised.free_port(),
+        replay_port=supervised.free_port(),
+        **{**QUICK, **changes},
+    )
+    try:
+        lifecycle.up(settings, lambda _: None, may_install=False)
+        faults_folder = settings.home / "faults"
+        faults_folder.mkdir()
+        servers = cast(Servers, Supervised(settings))
+        programs = SupervisedPrograms(settings, faults_folder)
+        watch = Watch(settings.database(), every_s=0.5)
+        here = Ground(servers, settings, "megaflow", out, cast(Programs, programs), watch, spared=programs.family)
+        watch.start()
+        try:
+            yield here
+        finally:
+            here.close()
+    finally:
+        lifecycle.down(settings, lambda _: None, purge=True)
+        if not os.environ.get("CHAOS_KEEP"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_stragglers(here: Ground) -> None:
+    """What a broken case left running must not disturb the next."""
+    for line in here._processes():
+        with suppress(psutil.Error):
+            psutil.Process(int(line.split()[1])).kill()

@@ -1,0 +1,208 @@
+"""The judge: reads what was recorded, as a checker of a queue does, and says of every task how it went.
+
+ok: an end that is right for it. lost: accepted, and without an end. duplicated: carried out twice, as far as writes and
+witnesses tell. unexpected: a wrong end, a broken promise, something left behind, or a fault that never struck.
+recovered: needed another attempt and got an end.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+from uuid import UUID
+
+from tests.chaos import work as works
+from tests.chaos.ground import Batch, Ground
+from tests.chaos.launchers import faults
+
+_ENDED = {"succeeded", "failed", "cancelled"}
+
+
+@dataclass
+class Verdict:
+    """What came of one case. Times in seconds."""
+
+    case: str
+    tasks: int = 0
+    ok: int = 0
+    lost: int = 0
+    duplicated: int = 0
+    unexpected: int = 0
+    recovered: int = 0
+    recovery_p50_s: float | None = None
+    recovery_p99_s: float | None = None
+    recovery_s: list[float] = field(default_factory=list)
+    faults: int = 0
+    attempts: int = 0
+    took_s: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        return not (self.lost or self.duplicated or self.unexpected)
+
+
+def judge(case: str, ground: Ground, *, least_faults: int) -> Verdict:
+    """Everything about a case that has ended and whose programs were stopped."""
+    found = Verdict(case, notes=list(ground.notes))
+    record = _Record(ground)
+    for batch in ground.batches:
+        _judge_batch(batch, record, ground, found)
+    wrong = [*ground.wrong, *_strangers(ground, record), *_promises(ground, record), *ground.left_behind()]
+    struck = [(fault["t"], fault["at"]) for fault in faults.struck(ground.faults_folder)]
+    all_faults = sorted(struck + ground.struck_at)
+    found.faults = len(all_faults)
+    if found.faults < least_faults:
+        wrong.append(f"expected at least {least_faults} faults, found {found.faults}: the case broke nothing")
+    found.unexpected += len(wrong)
+    found.notes += [f"unexpected: {what}" for what in wrong]
+    found.attempts = len(record.attempts)
+    _recovery(record, [at for at, _ in all_faults], found)
+    return found
+
+
+class _Record:
+    """What the ledger holds in the end."""
+
+    def __init__(self, ground: Ground) -> None:
+        self.tasks: dict[UUID, Any] = {
+            row.id: row for row in ground.rows("SELECT id, run_id, name, state, end_reason, attempts FROM tasks")
+        }
+        self.attempts: list[Any] = ground.rows(
+            "SELECT id, task_id, number, state, mode, instance_id, end_reason, failure->>'message' AS message,"
+            " extract(epoch FROM dispatched_at)::float8 AS dispatched, extract(epoch FROM claimed_at)::float8"
+            " AS claimed, extract(epoch FROM finished_at)::float8 AS finished FROM attempts ORDER BY task_id, number"
+        )
+        self.of_task: dict[UUID, list[Any]] = defaultdict(list)
+        for attempt in self.attempts:
+            self.of_task[attempt.task_id].append(attempt)
+        self.late = {
+            row.task_id: row.kinds
+            for row in ground.rows(
+                # An attempt's facts after its end, by another transaction than the one that ended it.
+                "SELECT e.task_id, string_agg(DISTINCT e.kind, ', ') AS kinds FROM events e JOIN ("
+                " SELECT attempt_id, min(id) AS id, min(txid) AS txid FROM events WHERE kind IN"
+                " ('attempt.finished', 'attempt.lost', 'attempt.interrupted', 'attempt.cancelled', 'attempt.error')"
+                " GROUP BY attempt_id) ended ON ended.attempt_id = e.attempt_id"
+                " WHERE e.id > ended.id AND e.txid <> ended.txid AND e.kind <> 'attempt.torn_down'"
+                " AND e.kind LIKE 'attempt.%' GROUP BY e.task_id"
+            )
+        }
+
+
+# --- Tasks -----------------------------------------------------------------------------------------------------------
+
+
+def _judge_batch(batch: Batch, record: _Record, ground: Ground, found: Verdict) -> None:
+    for task_id, name in zip(batch.task_ids, batch.names, strict=True):
+        found.tasks += 1
+        task = record.tasks.get(task_id)
+        attempts = record.of_task[task_id]
+        if task is None:
+            found.lost += 1
+            found.notes.append(f"lost: {name} was accepted and is not there")
+        elif task.state not in _ENDED:
+            found.lost += 1
+            found.notes.append(f"lost: {name} is {task.state}, attempts {_story(attempts)}")
+        elif doubled := [*_doubled(task_id, attempts, record), *_overlaps(name, batch, ground)]:
+            found.duplicated += 1
+            found.notes.append(f"duplicated: {name}: {'; '.join(doubled)}; attempts {_story(attempts)}")
+        elif (task.state, task.end_reason) not in batch.allowed:
+            found.unexpected += 1
+            last = (attempts[-1].message or "")[:300] if attempts else ""
+            found.notes.append(
+                f"unexpected: {name} ended {task.state}/{task.end_reason}, attempts {_story(attempts)}; {last}"
+            )
+        else:
+            found.ok += 1
+            found.recovered += len(attempts) > 1
+
+
+def _doubled(task_id: UUID, attempts: list[Any], record: _Record) -> Iterator[str]:
+    if sum(attempt.state == "finished" for attempt in attempts) > 1:
+        yield "two finished attempts"
+    for first, second in pairwise(attempts):
+        if second.claimed and (first.finished is None or second.claimed < first.finished):
+            yield f"attempt {second.number} began before attempt {first.number} had ended"
+    if task_id in record.late:
+        yield f"accepted after the attempt's end: {record.late[task_id]}"
+
+
+def _overlaps(name: str, batch: Batch, ground: Ground) -> Iterator[str]:
+    """Two attempts whose agents acted at the same time, as the task's own witness tells."""
+    if not batch.exclusive:
+        return
+    spans: dict[str, list[float]] = defaultdict(list)
+    for pid, at in works.witness(ground.settings, name):
+        spans[pid].append(at)
+    ordered = sorted((min(beats), max(beats)) for beats in spans.values())
+    for (_, first_end), (second_begin, _) in pairwise(ordered):
+        if second_begin < first_end:
+            yield f"two agents acted at once for {first_end - second_begin:.1f} s"
+
+
+def _story(attempts: list[Any]) -> str:
+    return ", ".join(f"{a.number}:{a.state}/{a.end_reason}" for a in attempts) or "none"
+
+
+# --- Promises --------------------------------------------------------------------------------------------------------
+
+
+def _strangers(ground: Ground, record: _Record) -> Iterator[str]:
+    """Tasks that nobody submitted: a submission that was taken twice."""
+    known = {task_id for batch in ground.batches for task_id in batch.task_ids}
+    if extra := len(set(record.tasks) - known):
+        yield f"{extra} tasks exist that no accepted submission named"
+
+
+def _promises(ground: Ground, record: _Record) -> Iterator[str]:
+    for what, samples in ground.watch.broken.items():
+        yield f"{what} (in {samples} of {ground.watch.samples} looks)"
+    by_instance: dict[UUID, list[Any]] = defaultdict(list)
+    for attempt in record.attempts:
+        if attempt.instance_id is not None:
+            by_instance[attempt.instance_id].append(attempt)
+    twice = [i for i, own in by_instance.items() if own[0].mode == "ephemeral" and len(own) > 1]
+    if twice:
+        yield f"{len(twice)} ephemeral instances took more than one attempt"
+    most = _most_at_once([a for a in record.attempts if a.mode == "ephemeral"])
+    if most > ground.settings.capacity():
+        yield f"{most} ephemeral attempts at once; expected at most {ground.settings.capacity()}"
+    for instance_id, own in by_instance.items():
+        at_once = _most_at_once(own, since="claimed")
+        if own[0].mode == "persistent" and at_once > ground.settings.persistent_slots:
+            yield f"{at_once} attempts at once on instance {instance_id}"
+
+
+def _most_at_once(attempts: list[Any], since: str = "dispatched") -> int:
+    moments: list[tuple[float, int]] = []
+    for attempt in attempts:
+        begun = getattr(attempt, since)
+        if begun is not None and attempt.finished is not None:
+            moments += [(begun, 1), (attempt.finished, -1)]
+    now = most = 0
+    for _, change in sorted(moments):  # an end at the same moment comes first
+        now += change
+        most = max(most, now)
+    return most
+
+
+# --- Recovery --------------------------------------------------------------------------------------------------------
+
+
+def _recovery(record: _Record, faults_at: list[float], found: Verdict) -> None:
+    """From the fault that ended an attempt to the next attempt in a worker's hands."""
+    for attempts in record.of_task.values():
+        for first, second in pairwise(attempts):
+            if first.finished is None or second.claimed is None:
+                continue
+            before = [at for at in faults_at if (first.claimed or first.dispatched) <= at <= first.finished]
+            found.recovery_s.append(round(second.claimed - (before[-1] if before else first.finished), 3))
+    if found.recovery_s:
+        ordered = sorted(found.recovery_s)
+        found.recovery_p50_s = round(statistics.median(ordered), 2)
+        found.recovery_p99_s = round(ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))], 2)

@@ -1,0 +1,1 @@
+"""Starts the product's own programs with faults wrapped around some of its functions: see `faults`."""

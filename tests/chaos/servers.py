@@ -1,0 +1,156 @@
+"""A PostgreSQL and a Redis of the suite's own, to be killed, restarted and emptied at will. One pair for all cases."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import psycopg
+import redis as redis_client
+
+from app.ledger import schema
+from app.settings import Settings
+from app.stack import postgres, redis
+from app.stack.home import prepare
+from tests.chaos import children
+
+_TEMPLATE = "migrated"
+
+
+class Servers:
+    """Both servers, in one short temporary folder; `settings` says where they are."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.settings = Settings(home=folder / "s", database_url=None, broker_url=None)
+        self._postgres: subprocess.Popen[bytes] | None = None
+        self._redis: subprocess.Popen[bytes] | None = None
+
+    # --- Both -------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        prepare(self.settings)
+        postgres.prepare(self.settings)
+        redis.prepare(self.settings)
+        self.start_redis()
+        self.start_postgres()
+        self._execute(f"CREATE DATABASE {_TEMPLATE}")
+        schema.migrate(self.url(_TEMPLATE))
+
+    def stop(self) -> None:
+        if self._redis is not None:
+            children.end(self._redis)
+        if self._postgres is not None:
+            children.end(self._postgres, signal.SIGINT)
+        postgres.purge(self.settings)
+
+    def heal(self) -> None:
+        """As new for the next case: both run with their usual options, Redis is empty."""
+        self.start_redis()
+        self.start_postgres()
+        with redis_client.Redis.from_url(self.settings.redis()) as client:
+            client.flushall()
+
+    # --- PostgreSQL -------------------------------------------------------------------------------------------------
+
+    def url(self, database: str, folder: Path | None = None) -> str:
+        return f"postgresql://postgres@/{database}?host={folder or self.settings.postgres_socket_dir}"
+
+    def start_postgres(self, *options: str) -> None:
+        """Start it unless it runs; returns when it answers. `options`: more `name=value` of the server's."""
+        if self._postgres is None or self._postgres.poll() is not None:
+            more = [part for option in ("full_page_writes=off", *options) for part in ("-c", option)]
+            self._postgres = children.spawn(
+                (*postgres.command(self.settings), *more),
+                log=self.folder / "postgres.log",
+                user=postgres.owner(),
+                dies_by=signal.SIGINT,
+            )
+        postgres.wait_until_ready(self.settings, timeout_s=60)
+
+    def stop_postgres(self) -> None:
+        """A fast shutdown: every session is ended, nothing is lost."""
+        assert self._postgres is not None
+        children.end(self._postgres, signal.SIGINT)
+
+    def kill_postgres(self) -> None:
+        """SIGKILL to the postmaster; its backends follow as soon as they notice. What was committed must be there."""
+        assert self._postgres is not None
+        backends = psutil.Process(self._postgres.pid).children(recursive=True)
+        self._postgres.kill()
+        self._postgres.wait()
+        psutil.wait_procs(backends, timeout=10)
+        for backend in backends:  # one that sleeps in a lock would keep the new postmaster from starting
+            if backend.is_running():
+                backend.kill()
+
+    @contextmanager
+    def database(self) -> Iterator[str]:
+        """The name of a migrated, empty database of one case's own."""
+        name = f"c_{uuid.uuid4().hex[:12]}"
+        self._execute(f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE}")
+        try:
+            yield name
+        finally:
+            self.start_postgres()
+            self._execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+    def _execute(self, statement: str) -> None:
+        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+            connection.execute(statement.encode())
+
+    def end_sessions(self, database: str, fraction: float) -> int:
+        """Terminate some of the sessions of a database, chosen at random; how many."""
+        statement = (
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = %s"
+            " AND application_name LIKE 'megaflow%%' AND random() < %s"
+        )
+        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+            row = connection.execute(statement, (database, fraction)).fetchone()
+        return int(row[0]) if row else 0
+
+    # --- Redis ------------------------------------------------------------------------------------------------------
+
+    def start_redis(self) -> None:
+        if self._redis is None or self._redis.poll() is not None:
+            self._redis = children.spawn(redis.command(self.settings), log=self.folder / "redis.log")
+        redis.wait_until_ready(self.settings)
+
+    def kill_redis(self, *, keep_data: bool) -> None:
+        assert self._redis is not None
+        self._redis.kill()
+        self._redis.wait()
+        if not keep_data:
+            shutil.rmtree(redis.data_folder(self.settings))
+            redis.prepare(self.settings)
+
+    def redis(self) -> redis_client.Redis:
+        return redis_client.Redis.from_url(self.settings.redis())
+
+
+@contextmanager
+def serving() -> Iterator[Servers]:
+    """The servers for the length of the block; nothing of them is left after it."""
+    folder = Path(tempfile.mkdtemp(prefix="mf-chaos-", dir="/tmp"))
+    folder.chmod(0o711)
+    servers = Servers(folder)
+    begun = time.monotonic()
+    try:
+        servers.start()
+        print(f"servers ready after {time.monotonic() - begun:.1f} s in {folder}", flush=True)
+        yield servers
+    finally:
+        servers.stop()
+        if os.environ.get("CHAOS_KEEP"):
+            print(f"kept: {folder}", flush=True)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)

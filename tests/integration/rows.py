@@ -1,0 +1,94 @@
+"""Rows written straight into the tables, with the times that a test wants: for what reads or sweeps them."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import text
+
+from app.ledger.database import Database
+from tests.building import new_id
+
+NOW = datetime.now(UTC)
+
+
+def ago(seconds: float) -> datetime:
+    """A moment before this test session began; exact, so that spans can be compared."""
+    return NOW - timedelta(seconds=seconds)
+
+
+def insert(database: Database, table: str, **values: Any) -> None:
+    """One row; dictionaries become JSON."""
+    columns = ", ".join(values)
+    places = ", ".join(f"CAST(:{c} AS jsonb)" if isinstance(v, dict) else f":{c}" for c, v in values.items())
+    plain = {c: json.dumps(v, default=str) if isinstance(v, dict) else v for c, v in values.items()}
+    with database.begin() as connection:
+        connection.execute(text(f"INSERT INTO {table} ({columns}) VALUES ({places})"), plain)
+
+
+def a_run(database: Database, *, user: str = "alice", name: str = "night", total: int = 1, **values: Any) -> UUID:
+    run_id = new_id()
+    insert(database, "runs", id=run_id, name=name, user_name=user, purpose="evaluation", total=total, **values)
+    return run_id
+
+
+def a_task(database: Database, run_id: UUID, *, user: str = "alice", mode: str = "ephemeral", **values: Any) -> UUID:
+    """A pending task in line, unless `values` say otherwise."""
+    task_id = new_id()
+    with database.begin() as connection:
+        connection.execute(text("INSERT INTO specs (digest, body) VALUES ('s', '{}') ON CONFLICT DO NOTHING"))
+    defaults = {
+        "group_id": task_id,
+        "replica": 0,
+        "spec_digest": "s",
+        "name": "fix-it",
+        "agent": "nop",
+        "requested_mode": mode,
+        "resource_class": "standard",
+        "lifetime_s": 60.0,
+        "max_attempts": 3,
+    }
+    insert(database, "tasks", id=task_id, run_id=run_id, user_name=user, **(defaults | values))
+    return task_id
+
+
+def an_attempt(
+    database: Database, task_id: UUID, *, user: str = "alice", mode: str = "ephemeral", number: int = 1, **values: Any
+) -> UUID:
+    """A dispatched attempt, unless `values` say otherwise; the task's own row is the caller's business."""
+    attempt_id = new_id()
+    defaults: dict[str, Any] = {"resource_class": "standard", "state": "dispatched"}
+    insert(
+        database,
+        "attempts",
+        id=attempt_id,
+        task_id=task_id,
+        number=number,
+        user_name=user,
+        mode=mode,
+        **(defaults | values),
+    )
+    return attempt_id
+
+
+def an_instance(database: Database, *, mode: str = "ephemeral", **values: Any) -> UUID:
+    instance_id = new_id()
+    defaults: dict[str, Any] = {"provider": "process", "resource_class": "standard", "slots": 1, "state": "ready"}
+    insert(database, "instances", id=instance_id, mode=mode, **(defaults | values))
+    return instance_id
+
+
+def one(database: Database, statement: str, **values: Any) -> Any:
+    """The first row of a query."""
+    with database.begin() as connection:
+        return connection.execute(text(statement), values).one()
+
+
+def facts(database: Database) -> list[tuple[str, dict[str, Any]]]:
+    """Kind and data of every fact, in order."""
+    with database.begin() as connection:
+        rows = connection.execute(text("SELECT kind, data FROM events ORDER BY id"))
+        return [(row.kind, row.data) for row in rows]

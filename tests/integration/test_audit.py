@@ -1,0 +1,693 @@
+"""The auditor against a real PostgreSQL, broken on purpose: it sees each fault, mends it, and is quiet again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+import typer
+from sqlalchemy import text
+from typer.testing import CliRunner
+
+from app.cli import audit as audit_commands
+from app.ledger import audit, classes, pauses
+from app.ledger.audit import Finding, Look
+from app.ledger.audit_checks import CHECKS
+from app.ledger.database import Database, Leadership
+from app.models.tables import PAUSED
+from app.scheduling.auditor import AUDITOR, Auditor
+from app.settings import Settings
+from tests.building import RETRY, new_id
+from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, facts, insert, one
+from tests.services import MakeSettings
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings) -> Settings:
+    return make_settings(ephemeral_capacity=2, persistent_instances=1, retry_base_s=0.0, audit_s=0.2)
+
+
+@pytest.fixture
+def database(settings: Settings) -> Iterator[Database]:
+    found = Database(settings.database())
+    yield found
+    found.close()
+
+
+def look(database: Database, settings: Settings, seen: Look | None = None) -> Look:
+    memory = seen.memory if seen else None
+    return audit.look(database, settings, audit.capacity_of(settings), memory)
+
+
+def found(database: Database, settings: Settings) -> dict[str, Finding]:
+    return {finding.name: finding for finding in look(database, settings).findings}
+
+
+def execute(database: Database, statement: str, **values: object) -> None:
+    """Past every trigger and foreign key, as a bug or a person with psql would."""
+    with database.begin() as connection:
+        connection.execute(text("SET LOCAL session_replication_role = replica"))
+        connection.execute(text(statement), values)
+
+
+# --- A ledger in order ----------------------------------------------------------------------------------------------
+
+
+def pending(database: Database, **values: object) -> UUID:
+    return a_task(database, a_run(database, name=str(new_id())), **values)  # type: ignore[arg-type]
+
+
+def admitted(database: Database, mode: str = "ephemeral", **values: object) -> tuple[UUID, UUID]:
+    """A task and its dispatched attempt."""
+    task_id = pending(database, mode=mode, state="admitted", attempts=1)
+    return task_id, an_attempt(database, task_id, mode=mode, **values)
+
+
+def pool(database: Database, slots: int = 4, **values: object) -> UUID:
+    return an_instance(
+        database, mode="persistent", **{"slots": slots, "ready_at": ago(50), "seen_at": ago(1), **values}
+    )
+
+
+def running(database: Database, instance_id: UUID | None = None, **values: object) -> tuple[UUID, UUID, UUID]:
+    """A task, its running attempt with a lease, and the standing instance that it is on."""
+    instance_id = instance_id or pool(database)
+    task_id = pending(database, mode="persistent", state="running", attempts=1)
+    attempt_id = an_attempt(
+        database, task_id, mode="persistent", **{"state": "running", "instance_id": instance_id, **values}
+    )
+    lease(database, attempt_id, instance_id)
+    return task_id, attempt_id, instance_id
+
+
+def lease(database: Database, attempt_id: UUID, instance_id: UUID, left_s: float = 60.0) -> None:
+    insert(database, "leases", attempt_id=attempt_id, instance_id=instance_id, expires_at=ago(-left_s))
+
+
+def in_order(database: Database) -> None:
+    """One of everything that is as it should be, at every age that it may have."""
+    admitted(database)
+    _, attempt_id, instance_id = running(database)
+    pending(database, mode="ephemeral", accepted_at=ago(5000))
+    pending(database, in_line=False, available_at=ago(-500))
+    paused = a_run(database)
+    a_task(database, paused, in_line=False, available_at=PAUSED)
+    insert(database, "pauses", kind="run", name=str(paused))
+    ended = pending(database, state="succeeded", attempts=2, finished_at=ago(3))
+    an_attempt(database, ended, number=1, state="lost", instance_id=instance_id, finished_at=ago(9))
+    an_attempt(database, ended, number=2, state="finished", instance_id=instance_id, finished_at=ago(3))
+    an_instance(database, state="booting", requested_at=ago(20))
+    an_instance(database, state="failed", requested_at=ago(900), ended_at=ago(800), swept_at=ago(790))
+    leaving = an_attempt(
+        database,
+        pending(database, state="failed", attempts=1, finished_at=ago(5)),
+        state="error",
+        finished_at=ago(5),
+    )
+    an_instance(database, state="busy", attempt_id=leaving, ready_at=ago(60))
+    insert(
+        database,
+        "holds",
+        limit_name="environment_starts:here",
+        holder=new_id(),
+        attempt_id=attempt_id,
+        instance_id=instance_id,
+        granted_at=ago(1),
+        expires_at=ago(-30),
+    )
+
+
+def test_a_ledger_in_order_has_no_findings(database: Database, settings: Settings) -> None:
+    assert look(database, settings).findings == ()
+    in_order(database)
+    seen = look(database, settings)
+    assert seen.findings == ()
+    assert seen.lines["ephemeral.standard"][0] == 1
+    assert seen.lines["ephemeral.standard"][1] > 4000
+    assert seen.ages["oldest_unclaimed_s"] is not None
+    assert seen.ages["oldest_unleased_s"] is None
+
+
+# --- One fault each -------------------------------------------------------------------------------------------------
+
+
+def two_live_attempts(database: Database) -> None:
+    execute(database, "DROP INDEX attempts_one_live_idx")
+    task_id, _ = admitted(database)
+    an_attempt(database, task_id, number=2)
+    execute(database, "UPDATE tasks SET attempts = 2 WHERE id = :id", id=task_id)
+
+
+def a_live_attempt_of_an_ended_task(database: Database) -> None:
+    task_id, _, _ = running(database)
+    execute(database, "UPDATE tasks SET state = 'failed', finished_at = clock_timestamp() WHERE id = :id", id=task_id)
+
+
+def a_live_attempt_of_a_waiting_task(database: Database) -> None:
+    task_id, _ = admitted(database)
+    execute(database, "UPDATE tasks SET state = 'pending' WHERE id = :id", id=task_id)
+
+
+def a_running_attempt_of_an_admitted_task(database: Database) -> None:
+    task_id, _, _ = running(database)
+    execute(database, "UPDATE tasks SET state = 'admitted' WHERE id = :id", id=task_id)
+
+
+def an_admitted_task_without_an_attempt(database: Database) -> None:
+    _, attempt_id = admitted(database)
+    execute(
+        database, "UPDATE attempts SET state = 'lost', finished_at = clock_timestamp() WHERE id = :id", id=attempt_id
+    )
+
+
+def a_running_task_with_an_attempt_that_nobody_claimed(database: Database) -> None:
+    task_id, _ = admitted(database)
+    execute(database, "UPDATE tasks SET state = 'running' WHERE id = :id", id=task_id)
+
+
+def a_graded_attempt_of_a_running_task(database: Database) -> None:
+    _, attempt_id, _ = running(database)
+    execute(
+        database,
+        "UPDATE attempts SET state = 'finished', finished_at = clock_timestamp() WHERE id = :id",
+        id=attempt_id,
+    )
+    execute(database, "DELETE FROM leases")
+
+
+def a_number_behind(database: Database) -> None:
+    an_attempt(database, pending(database), number=3, state="lost", finished_at=ago(1))
+
+
+def a_number_ahead(database: Database) -> None:
+    pending(database, attempts=4)
+
+
+def no_lease(database: Database) -> None:
+    running(database)
+    execute(database, "DELETE FROM leases")
+
+
+def a_lease_of_nobody(database: Database) -> None:
+    _, attempt_id = admitted(database)
+    lease(database, attempt_id, pool(database))
+
+
+def a_lease_of_a_stranger(database: Database) -> None:
+    running(database)
+    execute(database, "UPDATE leases SET instance_id = :id", id=new_id())
+
+
+def a_dead_instance(database: Database) -> None:
+    _, _, instance_id = running(database)
+    execute(
+        database, "UPDATE instances SET state = 'failed', ended_at = clock_timestamp() WHERE id = :id", id=instance_id
+    )
+
+
+def a_lease_long_over(database: Database) -> None:
+    running(database)
+    execute(database, "UPDATE leases SET expires_at = clock_timestamp() - interval '5 min'")
+
+
+def more_than_the_pool_had(database: Database) -> None:
+    instance_id = pool(database, slots=1)
+    running(database, instance_id, dispatched_at=ago(5))
+    admitted(database, "persistent", dispatched_at=ago(4))
+
+
+def more_than_an_instance_has(database: Database) -> None:
+    pool(database, slots=4)
+    instance_id = pool(database, slots=1)
+    for _ in range(2):
+        running(database, instance_id)
+
+
+def an_instance_used_twice(database: Database) -> None:
+    instance_id = an_instance(database, state="busy", ready_at=ago(9))
+    for n in range(2):
+        task_id = pending(database, state="failed", attempts=1, finished_at=ago(n))
+        an_attempt(database, task_id, state="error", instance_id=instance_id, finished_at=ago(n))
+
+
+def an_instance_that_never_came(database: Database) -> None:
+    an_instance(database, state="requested", requested_at=ago(600))
+
+
+def an_instance_that_stayed(database: Database) -> None:
+    task_id = pending(database, state="failed", attempts=1, finished_at=ago(600))
+    attempt_id = an_attempt(database, task_id, state="error", finished_at=ago(600))
+    an_instance(database, state="busy", attempt_id=attempt_id, ready_at=ago(700), requested_at=ago(701))
+
+
+def an_instance_that_nobody_needs(database: Database) -> None:
+    an_instance(database, state="ready", ready_at=ago(600), requested_at=ago(601))
+
+
+def an_instance_past_its_deadline(database: Database) -> None:
+    pool(database, deadline_at=ago(600))
+
+
+def an_instance_of_no_class(database: Database) -> None:
+    pool(database, resource_class="gone")
+
+
+def a_container_left_behind(database: Database) -> None:
+    instance_id = an_instance(database, state="failed", requested_at=ago(900), ended_at=ago(800), swept_at=ago(790))
+    insert(
+        database,
+        "engine_objects",
+        engine_id="c1",
+        kind="container",
+        run_id=new_id(),
+        task_id=new_id(),
+        attempt_id=new_id(),
+        instance_id=instance_id,
+    )
+
+
+def a_delay_that_is_over(database: Database) -> None:
+    pending(database, in_line=False, available_at=ago(600))
+
+
+def a_pause_that_was_lifted(database: Database) -> None:
+    pending(database, in_line=False, available_at=PAUSED)
+
+
+def a_cancellation_half_done(database: Database) -> None:
+    pending(database, cancel_requested_at=ago(600))
+
+
+def a_cancellation_not_heard(database: Database) -> None:
+    task_id, _, _ = running(database)
+    execute(database, "UPDATE tasks SET cancel_requested_at = :at WHERE id = :id", at=ago(600), id=task_id)
+
+
+def a_deadline_not_kept(database: Database) -> None:
+    pending(database, deadline_at=ago(600))
+
+
+def faults_used_up(database: Database) -> None:
+    pending(database, faults=3)
+
+
+def an_attempt_that_nobody_takes(database: Database) -> None:
+    admitted(database, dispatched_at=ago(600))
+
+
+def a_hold_of_a_dead_attempt(database: Database) -> None:
+    instance_id = pool(database)
+    task_id = pending(database, state="failed", attempts=1, finished_at=ago(600))
+    attempt_id = an_attempt(database, task_id, state="error", instance_id=instance_id, finished_at=ago(600))
+    insert(
+        database,
+        "holds",
+        limit_name="image_pulls:a b",
+        holder=new_id(),
+        attempt_id=attempt_id,
+        granted_at=ago(900),
+        expires_at=ago(600),
+    )
+
+
+def a_binding_of_nobody(database: Database) -> None:
+    insert(
+        database,
+        "bindings",
+        limit_name="slots:ephemeral.standard",
+        user_name="alice",
+        mode="ephemeral",
+        resource_class="standard",
+        since=ago(600),
+    )
+
+
+def a_pause_on_record_only(database: Database) -> None:
+    insert(
+        database, "bindings", limit_name="pause:user:bob", user_name="*", mode="*", resource_class="*", since=ago(600)
+    )
+
+
+def a_run_that_lost_a_task(database: Database) -> None:
+    run_id = a_run(database, total=2)
+    a_task(database, run_id)
+
+
+def more_live_than_capacity(database: Database) -> None:
+    for _ in range(3):
+        admitted(database)
+
+
+def more_held_than_there_is(database: Database) -> None:
+    insert(database, "limits", name="environment_starts:here", capacity=1)
+    _, attempt_id, _ = running(database)
+    for _ in range(2):
+        insert(
+            database,
+            "holds",
+            limit_name="environment_starts:here",
+            holder=new_id(),
+            attempt_id=attempt_id,
+            granted_at=ago(1),
+            expires_at=ago(-60),
+        )
+
+
+def more_running_than_the_quota(database: Database) -> None:
+    insert(database, "quotas", user_name="*", running=1)
+    for _ in range(2):
+        admitted(database)
+
+
+def more_instances_than_the_quota(database: Database) -> None:
+    insert(database, "quotas", user_name="alice", instances=1)
+    for _ in range(2):
+        admitted(database)
+
+
+def a_class_that_is_not_there(database: Database) -> None:
+    pending(database, resource_class="gone")
+
+
+Break = Callable[[Database], None]
+
+MENDED: dict[str, tuple[Break, ...]] = {
+    "task.two_live_attempts": (two_live_attempts,),
+    "attempt.not_current": (a_live_attempt_of_an_ended_task, a_live_attempt_of_a_waiting_task),
+    "attempt.out_of_step": (a_running_attempt_of_an_admitted_task,),
+    "task.without_attempt": (
+        an_admitted_task_without_an_attempt,
+        a_running_task_with_an_attempt_that_nobody_claimed,
+    ),
+    "task.number_behind": (a_number_behind,),
+    "attempt.without_lease": (no_lease,),
+    "lease.orphan": (a_lease_of_nobody,),
+    "attempt.on_dead_instance": (a_dead_instance,),
+    "lease.lapsed": (a_lease_long_over,),
+    "instance.never_ready": (an_instance_that_never_came,),
+    "instance.overstays": (an_instance_that_stayed,),
+    "instance.stray": (an_instance_that_nobody_needs,),
+    "instance.overdue": (an_instance_past_its_deadline,),
+    "task.delay_over": (a_delay_that_is_over, a_pause_that_was_lifted),
+    "task.cancelled_yet_waiting": (a_cancellation_half_done,),
+    "hold.orphan": (a_hold_of_a_dead_attempt,),
+    "binding.nobody_waits": (a_binding_of_nobody, a_pause_on_record_only),
+}
+REPORTED: dict[str, tuple[Break, ...]] = {
+    "task.finished_not_ended": (a_graded_attempt_of_a_running_task,),
+    "task.number_ahead": (a_number_ahead,),
+    "lease.of_another_instance": (a_lease_of_a_stranger,),
+    "slots.pool_over": (more_than_the_pool_had,),
+    "instance.over_slots": (more_than_an_instance_has,),
+    "instance.used_twice": (an_instance_used_twice,),
+    "instance.without_pool": (an_instance_of_no_class,),
+    "engine_object.left_behind": (a_container_left_behind,),
+    "task.ignores_cancel": (a_cancellation_not_heard,),
+    "task.expired_yet_waiting": (a_deadline_not_kept,),
+    "task.tries_used_up": (faults_used_up,),
+    "attempt.unclaimed": (an_attempt_that_nobody_takes,),
+    "run.total": (a_run_that_lost_a_task,),
+    "slots.over_capacity": (more_live_than_capacity,),
+    "hold.over_capacity": (more_held_than_there_is,),
+    "running.over_capacity": (more_running_than_the_quota,),
+    "instances.over_capacity": (more_instances_than_the_quota,),
+    "line.without_capacity": (a_class_that_is_not_there,),
+}
+
+
+def _cases(table: dict[str, tuple[Break, ...]]) -> list[object]:
+    return [pytest.param(name, fault, id=fault.__name__) for name, faults in table.items() for fault in faults]
+
+
+def test_every_check_has_a_fault_that_it_sees() -> None:
+    assert {check.name for check in CHECKS} - {"transaction.old"} <= MENDED.keys() | REPORTED.keys()
+
+
+@pytest.mark.parametrize(("name", "fault"), _cases(MENDED))
+def test_a_fault_is_seen_and_mended_and_clear(database: Database, settings: Settings, name: str, fault: Break) -> None:
+    in_order_elsewhere = found(database, settings)
+    assert in_order_elsewhere == {}
+    fault(database)
+    seen = found(database, settings)
+    assert name in seen
+    assert seen[name].count == 1
+    assert len(seen[name].ids) == 1
+    auditor = Auditor(database, settings)
+    assert sum(finding.mended or 0 for finding in auditor.audit().findings) >= 1
+    assert found(database, settings) == {}
+    assert auditor.audit().findings == ()
+
+
+@pytest.mark.parametrize(("name", "fault"), _cases(REPORTED))
+def test_a_fault_that_needs_a_person_is_reported_and_left_alone(
+    database: Database, settings: Settings, name: str, fault: Break
+) -> None:
+    fault(database)
+    assert set(found(database, settings)) == {name}
+    (finding,) = Auditor(database, settings).audit().findings
+    assert not finding.mended
+    assert set(found(database, settings)) == {name}
+
+
+def test_a_writing_transaction_that_stays_open_is_named(database: Database, make_settings: MakeSettings) -> None:
+    settings = make_settings(sweep_s=0.1)
+    with database.raw() as other:
+        other.execute("BEGIN")
+        other.execute("CREATE TEMP TABLE t (x int)")
+        seen = look(database, settings)
+        assert seen.findings == ()
+        age = seen.ages["oldest_transaction_s"]
+        assert age is not None
+        values = {**audit.parameters(settings), "transaction": 0.0}
+        (check,) = [check for check in CHECKS if check.name == "transaction.old"]
+        time.sleep(0.05)
+        with database.begin() as connection:
+            (row,) = connection.execute(text(check.query), values)
+        assert str(other.info.backend_pid) in row.id
+
+
+# --- What is done about it ------------------------------------------------------------------------------------------
+
+
+def test_an_attempt_without_a_lease_runs_again(database: Database, settings: Settings) -> None:
+    task_id, attempt_id, _ = running(database)
+    execute(database, "DELETE FROM leases")
+    Auditor(database, settings).audit()
+    assert one(database, "SELECT state, faults FROM tasks WHERE id = :id", id=task_id) == ("pending", 1)
+    assert one(database, "SELECT state, end_reason FROM attempts WHERE id = :id", id=attempt_id) == ("lost", "lost")
+
+
+def test_an_admitted_task_without_an_attempt_is_in_line_again_and_no_try_is_used_up(
+    database: Database, settings: Settings
+) -> None:
+    task_id, attempt_id = admitted(database)
+    execute(database, "DELETE FROM attempts WHERE id = :id", id=attempt_id)
+    execute(database, "UPDATE tasks SET attempts = 0 WHERE id = :id", id=task_id)
+    Auditor(database, settings).audit()
+    found_ = one(database, "SELECT state, in_line, faults FROM tasks WHERE id = :id", id=task_id)
+    assert found_ == ("pending", True, 0)
+    assert ("task.repaired", {"by": "auditor", "finding": "task.without_attempt"}) in facts(database)
+
+
+def test_a_task_of_a_paused_run_goes_back_to_its_pause(database: Database, settings: Settings) -> None:
+    task_id, attempt_id = admitted(database)
+    run_id = one(database, "SELECT run_id FROM tasks").run_id
+    pauses.pause(database, "run", str(run_id))
+    execute(
+        database, "UPDATE attempts SET state = 'lost', finished_at = clock_timestamp() WHERE id = :id", id=attempt_id
+    )
+    auditor = Auditor(database, settings)
+    auditor.audit()
+    assert one(database, "SELECT state, in_line FROM tasks WHERE id = :id", id=task_id) == ("pending", False)
+    assert auditor.audit().findings == ()
+    pauses.resume(database, "run", str(run_id))
+    execute(database, "UPDATE tasks SET available_at = available_at - interval '5 min'")
+    auditor.audit()
+    assert one(database, "SELECT in_line FROM tasks").in_line
+
+
+def test_a_graded_task_is_never_run_again(database: Database, settings: Settings) -> None:
+    a_graded_attempt_of_a_running_task(database)
+    Auditor(database, settings).audit()
+    assert one(database, "SELECT state FROM tasks").state == "running"
+
+
+def test_what_has_moved_since_the_look_is_left_alone(database: Database, settings: Settings) -> None:
+    task_id, attempt_id, instance_id = running(database)
+    execute(database, "DELETE FROM leases")
+    seen = look(database, settings)
+    assert [finding.name for finding in seen.findings] == ["attempt.without_lease"]
+    lease(database, attempt_id, instance_id)
+    (finding,) = audit.mend(database, settings, seen, RETRY)
+    assert finding.mended == 0
+    assert one(database, "SELECT state FROM tasks WHERE id = :id", id=task_id).state == "running"
+
+
+def test_what_somebody_else_has_in_hand_is_left_to_them(database: Database, settings: Settings) -> None:
+    no_lease(database)
+    seen = look(database, settings)
+    with database.raw() as other:
+        other.execute("BEGIN")
+        other.execute("SELECT 1 FROM attempts FOR UPDATE")
+        (finding,) = audit.mend(database, settings, seen, RETRY)
+        assert finding.mended == 0
+    (finding,) = audit.mend(database, settings, seen, RETRY)
+    assert finding.mended == 1
+
+
+def test_many_rows_are_named_by_the_first_twenty_and_all_mended(database: Database, settings: Settings) -> None:
+    run_id = a_run(database, total=30)
+    for _ in range(30):
+        a_task(database, run_id, in_line=False, available_at=ago(600))
+    (finding,) = Auditor(database, settings).audit().findings
+    assert (finding.count, len(finding.ids), finding.mended) == (30, 20, 30)
+    assert found(database, settings) == {}
+
+
+# --- Limits that were lowered ---------------------------------------------------------------------------------------
+
+
+def test_a_limit_lowered_under_what_runs_is_no_fault_until_more_is_let_in(
+    database: Database, settings: Settings
+) -> None:
+    classes.set_class(database, "standard", ephemeral_capacity=3)
+    for _ in range(2):
+        admitted(database)
+    seen = look(database, settings)
+    classes.set_class(database, "standard", ephemeral_capacity=1)
+    seen = look(database, settings, seen)
+    assert seen.findings == ()
+    admitted(database)
+    seen = look(database, settings, seen)
+    assert [finding.name for finding in seen.findings] == ["slots.over_capacity"]
+    assert seen.findings[0].ids == ("standard: 3 of 1",)
+
+
+def test_slots_that_went_with_an_instance_are_no_fault_of_the_dispatcher(
+    database: Database, settings: Settings
+) -> None:
+    first, second = pool(database, slots=2), pool(database, slots=2)
+    for _ in range(2):
+        running(database, first)
+    for n in range(2):
+        admitted(database, "persistent", dispatched_at=ago(10 - n))
+    assert look(database, settings).findings == ()
+    with database.begin() as connection:
+        connection.execute(
+            text(
+                "UPDATE instances SET state = 'terminated', ended_at = clock_timestamp(), exit_code = 0 WHERE id = :id"
+            ),
+            {"id": second},
+        )
+    assert look(database, settings).findings == ()
+
+
+# --- Alarms ---------------------------------------------------------------------------------------------------------
+
+
+def _audits(database: Database) -> list[tuple[str, object]]:
+    return [(kind, data["finding"]) for kind, data in facts(database) if kind.startswith("audit.")]
+
+
+def test_an_alarm_is_raised_once_and_cleared_once(database: Database, settings: Settings) -> None:
+    auditor = Auditor(database, settings)
+    auditor.audit()
+    assert _audits(database) == []
+    faults_used_up(database)
+    for _ in range(3):
+        auditor.audit()
+    assert _audits(database) == [("audit.alarm", "task.tries_used_up")]
+    ((_, data),) = [fact for fact in facts(database) if fact[0] == "audit.alarm"]
+    assert data["count"] == 1
+    assert len(data["ids"]) == 1
+    execute(database, "UPDATE tasks SET faults = 0")
+    for _ in range(2):
+        auditor.audit()
+    assert _audits(database) == [("audit.alarm", "task.tries_used_up"), ("audit.cleared", "task.tries_used_up")]
+
+
+def test_the_next_auditor_does_not_raise_an_alarm_again(database: Database, settings: Settings) -> None:
+    faults_used_up(database)
+    Auditor(database, settings).audit()
+    Auditor(database, settings).audit()
+    execute(database, "UPDATE tasks SET faults = 0")
+    Auditor(database, settings).audit()
+    Auditor(database, settings).audit()
+    assert _audits(database) == [("audit.alarm", "task.tries_used_up"), ("audit.cleared", "task.tries_used_up")]
+
+
+def test_a_fault_that_was_mended_is_told_of_too(database: Database, settings: Settings) -> None:
+    no_lease(database)
+    auditor = Auditor(database, settings)
+    auditor.audit()
+    ((_, data),) = [fact for fact in facts(database) if fact[0] == "audit.alarm"]
+    assert data["mended"] == 1
+    auditor.audit()
+    assert _audits(database)[-1] == ("audit.cleared", "attempt.without_lease")
+
+
+def test_one_auditor_looks_at_a_time_and_another_takes_over(database: Database, settings: Settings) -> None:
+    faults_used_up(database)
+    elsewhere = Leadership(database, AUDITOR)
+    assert elsewhere.held()
+    stop = threading.Event()
+    threads = [threading.Thread(target=Auditor(database, settings).run, args=(stop,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    assert _audits(database) == []
+    elsewhere.release()
+    begun = time.monotonic()
+    while not _audits(database) and time.monotonic() - begun < 10:
+        time.sleep(0.02)
+    time.sleep(0.5)
+    stop.set()
+    for thread in threads:
+        thread.join(10)
+    assert _audits(database) == [("audit.alarm", "task.tries_used_up")]
+
+
+# --- The command ----------------------------------------------------------------------------------------------------
+
+
+def _command(settings: Settings, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str]:
+    monkeypatch.setattr("app.client.load", lambda: settings)
+    cli = typer.Typer()
+    audit_commands.register(cli)
+    done = CliRunner().invoke(cli, list(arguments))
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.output
+
+
+def test_the_command_says_what_is_wrong_and_mends_it_when_told(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_order(database)
+    code, said = _command(settings, monkeypatch, "audit")
+    assert code == 0
+    assert "every invariant holds" in said
+    no_lease(database)
+    code, said = _command(settings, monkeypatch, "audit")
+    assert code == 1
+    assert "attempt.without_lease" in said
+    assert "--repair" in said
+    code, said = _command(settings, monkeypatch, "audit", "--repair")
+    assert code == 0
+    assert "mended 2" in said
+    assert _audits(database) == [], "a person who looks raises no alarm"
+
+
+def test_an_old_fault_is_seen_by_the_command(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = ago(0) - timedelta(days=40)
+    pending(database, state="failed", attempts=2, finished_at=old)
+    assert found(database, settings) == {}
+    code, said = _command(settings, monkeypatch, "audit", "--json")
+    assert code == 1
+    assert "task.number_ahead" in said

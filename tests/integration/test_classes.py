@@ -1,0 +1,269 @@
+"""Resource classes against a real PostgreSQL."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from app.cli.offers import size, size_bytes
+from app.errors import LimitInvalid, SpecInvalid
+from app.ledger import classes
+from app.ledger.classes import Offer
+from app.ledger.database import Database, Listener
+from app.ledger.events import WORK
+from app.models.spec import Mode
+from app.settings import Settings
+from tests.integration.command import CommandLine
+from tests.integration.rows import a_run, a_task, an_instance, facts, insert, one
+from tests.services import MakeSettings
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings) -> Settings:
+    return make_settings(ephemeral_capacity=7, persistent_instances=2, persistent_slots=3)
+
+
+@pytest.fixture
+def database(settings: Settings) -> Iterator[Database]:
+    found = Database(settings.database())
+    yield found
+    found.close()
+
+
+def offers(database: Database, settings: Settings) -> dict[str, Offer]:
+    with database.begin() as connection:
+        return classes.load(connection, settings)
+
+
+def check(database: Database, settings: Settings, *pairs: tuple[Mode, str]) -> None:
+    with database.begin() as connection:
+        classes.check(connection, settings, pairs)
+
+
+def test_standard_takes_from_the_settings_what_nobody_has_set(database: Database, settings: Settings) -> None:
+    found = offers(database, settings)
+    assert list(found) == ["standard"]
+    standard = found["standard"]
+    assert (standard.ephemeral_capacity, standard.pool_min, standard.pool_max, standard.pool_slots) == (7, 2, 2, 3)
+    assert (standard.ephemeral_provider, standard.persistent_provider) == ("process", "process")
+    assert standard.pool_cooldown_s == settings.pool_cooldown_s
+    assert (standard.cpus, standard.memory_bytes, standard.gpus, standard.architecture) == (None, None, 0, None)
+
+
+def test_another_class_offers_nothing_until_somebody_says_what(database: Database, settings: Settings) -> None:
+    classes.set_class(database, "gpu", gpus=1)
+    gpu = offers(database, settings)["gpu"]
+    assert (gpu.gpus, gpu.ephemeral_capacity, gpu.pool_min, gpu.pool_max, gpu.pool_slots) == (1, 0, 0, 0, 3)
+    classes.set_class(database, "gpu", ephemeral_capacity=4, ephemeral_provider="docker", architecture="arm64")
+    gpu = offers(database, settings)["gpu"]
+    assert (gpu.gpus, gpu.ephemeral_capacity, gpu.ephemeral_provider, gpu.architecture) == (1, 4, "docker", "arm64")
+
+
+def test_one_end_of_the_pool_moves_the_other(database: Database, settings: Settings) -> None:
+    classes.set_class(database, "standard", pool_max=1)
+    assert (offers(database, settings)["standard"].pool_min, offers(database, settings)["standard"].pool_max) == (1, 1)
+    classes.set_class(database, "standard", pool_max=None, pool_min=5)
+    assert (offers(database, settings)["standard"].pool_min, offers(database, settings)["standard"].pool_max) == (5, 5)
+    classes.set_class(database, "standard", pool_min=None)
+    assert (offers(database, settings)["standard"].pool_min, offers(database, settings)["standard"].pool_max) == (2, 2)
+
+
+def test_a_change_is_a_fact_and_wakes_the_dispatcher(database: Database) -> None:
+    ear = Listener(database, WORK)
+    ear.wait(0)
+    classes.set_class(database, "big", cpus=16)
+    assert ear.wait(5) == [""]
+    ear.close()
+    assert facts(database) == [("class.set", {"class": "big", "cpus": 16.0})]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ephemeral_capacity": -1},
+        {"pool_min": -1},
+        {"pool_min": 3, "pool_max": 2},
+        {"pool_slots": 0},
+        {"cpus": 0},
+        {"cpus": float("nan")},
+        {"cpus": float("inf")},
+        {"memory_bytes": -5},
+        {"pool_max": 2.5},
+        {"pool_max": True},
+        {"pool_max": 10**12},
+        {"gpus": -1},
+        {"pool_cooldown_s": -0.1},
+        {"architecture": "sparc"},
+        {"ephemeral_provider": "static"},
+        {"persistent_provider": "moon"},
+        {"cpu": 4},
+        {"class_name": "other"},
+    ],
+)
+def test_an_impossible_value_changes_nothing(database: Database, settings: Settings, change: dict[str, Any]) -> None:
+    classes.set_class(database, "big", cpus=16)
+    before = offers(database, settings)
+    with pytest.raises(LimitInvalid, match="nothing was changed"):
+        classes.set_class(database, "big", **({"gpus": 2} | change))
+    with pytest.raises(LimitInvalid):
+        classes.set_class(database, "brand-new", **({"gpus": 2} | change))
+    assert offers(database, settings) == before
+    assert [kind for kind, _ in facts(database)] == ["class.set"]
+
+
+def test_a_minimum_above_the_maximum_set_earlier_is_refused(database: Database) -> None:
+    classes.set_class(database, "big", pool_max=2)
+    with pytest.raises(LimitInvalid, match="pool_min <= pool_max"):
+        classes.set_class(database, "big", pool_min=3)
+    assert one(database, "SELECT pool_min FROM resource_classes WHERE name = 'big'").pool_min is None
+
+
+@pytest.mark.parametrize("name", ["", "GPU", "a.b", "a:b", "-x", "x" * 42, "a b"])
+def test_a_class_name_must_fit_into_a_queues_name(database: Database, name: str) -> None:
+    with pytest.raises(LimitInvalid, match="class name"):
+        classes.set_class(database, name, gpus=1)
+
+
+def test_an_unknown_class_or_one_without_capacity_is_refused(database: Database, settings: Settings) -> None:
+    classes.set_class(database, "gpu", ephemeral_capacity=1)
+    check(database, settings, (Mode.EPHEMERAL, "gpu"), (Mode.AUTO, "gpu"), (Mode.PERSISTENT, "standard"))
+    with pytest.raises(SpecInvalid, match=r"among gpu, standard, found 'tpu'; try `megaflow classes set tpu"):
+        check(database, settings, (Mode.EPHEMERAL, "standard"), (Mode.AUTO, "tpu"))
+    with pytest.raises(SpecInvalid, match=r"capacity for mode persistent, found none; try .*--pool-max N"):
+        check(database, settings, (Mode.PERSISTENT, "gpu"))
+    classes.set_class(database, "gpu", ephemeral_capacity=0)
+    with pytest.raises(SpecInvalid, match="capacity for mode auto"):
+        check(database, settings, (Mode.AUTO, "gpu"))
+
+
+def test_a_standing_instance_that_somebody_else_started_is_capacity(database: Database, settings: Settings) -> None:
+    classes.set_class(database, "standard", pool_max=0)
+    with pytest.raises(SpecInvalid, match="capacity for mode persistent"):
+        check(database, settings, (Mode.PERSISTENT, "standard"))
+    an_instance(database, mode="persistent", provider="static", state="terminated")
+    check(database, settings, (Mode.PERSISTENT, "standard"))
+
+
+def test_a_class_in_use_cannot_be_removed(database: Database, settings: Settings) -> None:
+    classes.set_class(database, "gpu", ephemeral_capacity=1)
+    task_id = a_task(database, a_run(database), resource_class="gpu", state="failed")
+    classes.remove_class(database, "gpu")  # what has ended is history
+    classes.set_class(database, "gpu", ephemeral_capacity=1)
+    with database.begin() as connection:
+        connection.exec_driver_sql("UPDATE tasks SET state = 'pending' WHERE id = %s", (task_id,))
+    with pytest.raises(LimitInvalid, match=r"1 task\(s\).*0 live instance"):
+        classes.remove_class(database, "gpu")
+    with database.begin() as connection:
+        connection.exec_driver_sql("UPDATE tasks SET state = 'cancelled' WHERE id = %s", (task_id,))
+    an_instance(database, resource_class="gpu", state="draining")
+    with pytest.raises(LimitInvalid, match=r"0 task\(s\).*1 live instance"):
+        classes.remove_class(database, "gpu")
+    assert "gpu" in offers(database, settings)
+
+
+def test_standard_stays_and_an_unknown_class_is_named(database: Database) -> None:
+    with pytest.raises(LimitInvalid, match="cannot be removed"):
+        classes.remove_class(database, "standard")
+    with pytest.raises(LimitInvalid, match="unknown resource class 'tpu'; known: standard"):
+        classes.remove_class(database, "tpu")
+
+
+def test_a_removed_class_takes_its_pause_along(database: Database) -> None:
+    classes.set_class(database, "gpu")
+    insert(database, "pauses", kind="class", name="gpu")
+    classes.remove_class(database, "gpu")
+    assert one(database, "SELECT count(*) AS n FROM pauses").n == 0
+    assert facts(database)[-1] == ("class.removed", {"class": "gpu"})
+
+
+def test_a_class_that_a_producer_has_just_checked_is_not_removed_under_it(
+    database: Database, settings: Settings
+) -> None:
+    classes.set_class(database, "gpu", ephemeral_capacity=1)
+    refused: list[str] = []
+
+    def remove() -> None:
+        try:
+            classes.remove_class(database, "gpu")
+        except LimitInvalid as error:
+            refused.append(str(error))
+
+    run_id = a_run(database)
+    with database.begin() as connection:
+        classes.check(connection, settings, [(Mode.EPHEMERAL, "gpu")])
+        remover = threading.Thread(target=remove)
+        remover.start()
+        remover.join(0.3)
+        assert remover.is_alive()  # it waits for this transaction
+        a_task_in = (
+            "INSERT INTO tasks (id, run_id, group_id, replica, spec_digest, name, agent, user_name, requested_mode,"
+            " resource_class, lifetime_s, max_attempts)"
+            " VALUES (gen_random_uuid(), %s, gen_random_uuid(), 0, 's', 'n', 'nop', 'alice', 'ephemeral', 'gpu', 1, 1)"
+        )
+        connection.exec_driver_sql("INSERT INTO specs VALUES ('s', '{}')")
+        connection.exec_driver_sql(a_task_in, (run_id,))
+    remover.join(5)
+    assert len(refused) == 1
+    assert "gpu" in offers(database, settings)
+
+
+# --- The command line -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def megaflow(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    return CommandLine(settings, monkeypatch)
+
+
+def test_people_define_change_and_remove_a_class(megaflow: CommandLine) -> None:
+    options = ("--cpus", "4", "--memory", "4GiB", "--gpus", "1", "--arch", "amd64", "--ephemeral", "3")
+    said = megaflow("classes", "set", "gpu", *options, "--pool-max", "2", "--slots", "8", "--cooldown", "1.5")
+    assert said == "class gpu: 3 ephemeral instance(s), pool of 0 to 2 with 8 slot(s) each\n"
+    gpu, standard = megaflow.json("classes")
+    assert (gpu["name"], gpu["cpus"], gpu["memory_bytes"], gpu["gpus"]) == ("gpu", 4, 4 << 30, 1)
+    assert (gpu["architecture"], gpu["pool_cooldown_s"], standard["name"]) == ("amd64", 1.5, "standard")
+    printed = megaflow("classes")
+    for part in ("gpu", "4GiB", "amd64", "0 to 2", "standard"):
+        assert part in printed
+    assert megaflow.json("classes", "set", "gpu", "--memory", "default", "--arch", "default")["memory_bytes"] is None
+    assert megaflow("classes", "remove", "gpu") == "class gpu removed\n"
+    assert [row["name"] for row in megaflow.json("classes")] == ["standard"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--memory", "4 elephants"),
+        ("--memory", "-1"),
+        ("--ephemeral", "many"),
+        ("--ephemeral", "-1"),
+        ("--cpus", "nan"),
+    ],
+)
+def test_a_value_that_makes_no_sense_defines_nothing(megaflow: CommandLine, option: str, value: str) -> None:
+    with pytest.raises(LimitInvalid):
+        megaflow("classes", "set", "gpu", option, value)
+    assert [row["name"] for row in megaflow.json("classes")] == ["standard"]
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("4GiB", 4 << 30),
+        ("4Gi", 4 << 30),
+        ("1.5g", 1_500_000_000),
+        ("512MB", 512_000_000),
+        ("2048", 2048),
+        ("1 kib", 1024),
+    ],
+)
+def test_sizes_are_read_as_people_write_them(said: str, meant: int) -> None:
+    assert size_bytes(said) == meant
+
+
+@pytest.mark.parametrize(("count", "said"), [(4 << 30, "4GiB"), (3 << 29, "1.5GiB"), (512 << 20, "512MiB"), (5, "5B")])
+def test_sizes_are_shown_in_binary_units(count: int, said: str) -> None:
+    assert size(count) == said

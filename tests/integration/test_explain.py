@@ -1,0 +1,525 @@
+"""What `megaflow explain` finds in a real PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import pytest
+
+from app.errors import UnknownName
+from app.ledger import classes, explain, explain_run, pauses
+from app.ledger.database import DISPATCHER, Database, Leadership
+from app.ledger.stories import Now, RunStory, Share, TaskStory
+from app.settings import Settings
+from tests.building import new_id
+from tests.integration.command import CommandLine
+from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, insert
+from tests.services import MakeSettings
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings) -> Settings:
+    return make_settings(ephemeral_capacity=2, persistent_instances=1, persistent_slots=2)
+
+
+@pytest.fixture
+def database(settings: Settings) -> Iterator[Database]:
+    found = Database(settings.database())
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def leader(database: Database) -> Iterator[Leadership]:
+    """Somebody dispatches."""
+    found = Leadership(database, DISPATCHER)
+    assert found.held()
+    yield found
+    found.release()
+
+
+class Asking:
+    """`explain`, for short."""
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self._database, self._settings = database, settings
+
+    def task(self, task_id: UUID) -> TaskStory:
+        return explain.task(self._database, self._settings, task_id)
+
+    def now(self, task_id: UUID) -> Now:
+        found = self.task(task_id).now
+        assert found is not None
+        return found
+
+    def limits(self, task_id: UUID) -> list[str]:
+        return [bound.limit for bound in self.now(task_id).bounds]
+
+    def run(self, run_id: UUID) -> RunStory:
+        return explain_run.run(self._database, self._settings, run_id)
+
+
+@pytest.fixture
+def asking(database: Database, settings: Settings) -> Asking:
+    return Asking(database, settings)
+
+
+def live(database: Database, count: int, *, user: str = "bob", mode: str = "ephemeral", **values: object) -> None:
+    """Attempts that take places away."""
+    run_id = a_run(database, user=user, name="other")
+    for _ in range(count):
+        task_id = a_task(database, run_id, user=user, mode=mode, state="running", **values)
+        an_attempt(database, task_id, user=user, mode=mode, state="running", **values)
+
+
+def bound(database: Database, limit: str, since: float, until: float | None, **line: object) -> None:
+    values = {"user_name": "alice", "mode": "ephemeral", "resource_class": "standard"} | line
+    end = None if until is None else ago(until)
+    insert(database, "bindings", limit_name=limit, since=ago(since), until=end, **values)
+
+
+# --- In line --------------------------------------------------------------------------------------------------------
+
+
+def test_slots_that_are_all_taken_are_named_with_what_would_help(database: Database, asking: Asking) -> None:
+    live(database, 2)
+    bound(database, "slots:ephemeral.standard", 60, None)
+    now = asking.now(a_task(database, a_run(database)))
+    (found,) = now.bounds
+    assert (found.limit, found.used, found.capacity) == ("slots:ephemeral.standard", 2, 2)
+    assert found.since == ago(60)
+    assert found.help == "megaflow classes set standard --ephemeral 3"
+    assert now.doing == "waits for slots:ephemeral.standard"
+
+
+def test_nothing_binds_while_there_is_room_and_somebody_decides(
+    database: Database, asking: Asking, leader: Leadership
+) -> None:
+    live(database, 1)
+    now = asking.now(a_task(database, a_run(database)))
+    assert (now.doing, now.bounds) == ("waits for its turn", ())
+
+
+def test_that_nobody_dispatches_is_said(database: Database, asking: Asking) -> None:
+    now = asking.now(a_task(database, a_run(database)))
+    assert "no dispatcher decides" in now.doing
+    assert "megaflow up" in now.doing
+
+
+def test_a_user_at_their_quota_of_running_attempts_waits_for_it(database: Database, asking: Asking) -> None:
+    classes.set_class(database, "gpu", ephemeral_capacity=10, pool_max=1)
+    insert(database, "quotas", user_name="alice", running=2)
+    live(database, 1, user="alice")
+    task_id = a_task(database, a_run(database), resource_class="gpu")
+    assert asking.limits(task_id) == []
+    live(database, 1, user="alice", mode="persistent", resource_class="gpu")
+    (found,) = asking.now(task_id).bounds
+    assert (found.limit, found.used, found.capacity) == ("quota:running:alice", 2, 2)
+    assert found.help == "megaflow quota set alice --running 4"
+
+
+def test_a_user_at_their_quota_of_instances_waits_for_it_and_others_do_not(
+    database: Database, asking: Asking, leader: Leadership
+) -> None:
+    classes.set_class(database, "standard", ephemeral_capacity=5)
+    insert(database, "quotas", user_name="alice", instances=1)
+    task_id = a_task(database, a_run(database))
+    live(database, 2, user="bob")
+    assert asking.limits(task_id) == []
+    live(database, 1, user="alice")
+    assert asking.limits(task_id) == ["quota:instances:alice"]
+    assert asking.limits(a_task(database, a_run(database, user="carol"), user="carol")) == []
+
+
+def test_a_user_who_has_spent_their_quota_waits_for_it(database: Database, asking: Asking) -> None:
+    insert(database, "quotas", user_name="alice", spend_usd=10.0)
+    insert(database, "accounts", user_name="alice", spent_usd=12.5)
+    (found,) = asking.now(a_task(database, a_run(database))).bounds
+    assert (found.limit, found.used, found.capacity) == ("quota:spend:alice", 12.5, 10.0)
+    assert found.help == "megaflow quota set alice --spend 26"
+
+
+def test_a_pool_without_a_ready_instance_is_named(database: Database, asking: Asking) -> None:
+    an_instance(database, mode="persistent", state="booting")
+    (found,) = asking.now(a_task(database, a_run(database), mode="persistent")).bounds
+    assert (found.limit, found.used, found.capacity) == ("pool:persistent.standard", 0, 1)
+    assert "1 on the way" in found.why
+
+
+def test_a_pool_whose_slots_are_all_taken_is_named(database: Database, asking: Asking) -> None:
+    an_instance(database, mode="persistent", slots=2)
+    task_id = a_task(database, a_run(database), mode="persistent")
+    assert asking.limits(task_id) == []
+    live(database, 2, mode="persistent")
+    (found,) = asking.now(task_id).bounds
+    assert (found.limit, found.used, found.capacity) == ("slots:persistent.standard", 2, 2)
+    assert found.help == "megaflow classes set standard --pool-max 2"
+
+
+def test_auto_waits_only_while_both_kinds_of_place_are_taken(database: Database, asking: Asking) -> None:
+    an_instance(database, mode="persistent", slots=1)
+    live(database, 2)
+    task_id = a_task(database, a_run(database), mode="auto")
+    assert asking.limits(task_id) == []
+    live(database, 1, mode="persistent")
+    assert asking.limits(task_id) == ["slots:persistent.standard", "slots:ephemeral.standard"]
+
+
+def test_a_class_that_is_gone_or_offers_nothing_is_named(database: Database, asking: Asking) -> None:
+    task_id = a_task(database, a_run(database), resource_class="gpu")
+    assert asking.limits(task_id) == ["class:gpu"]
+    classes.set_class(database, "gpu", pool_max=1)
+    (found,) = asking.now(task_id).bounds
+    assert (found.limit, found.help) == ("class:gpu", "megaflow classes set gpu --ephemeral 1")
+    assert "no capacity for mode ephemeral" in found.why
+
+
+@pytest.mark.parametrize(("kind", "name"), [("run", "night"), ("user", "alice"), ("class", "standard")])
+def test_a_pause_is_named_with_its_reason_and_the_way_out(
+    database: Database, asking: Asking, kind: str, name: str
+) -> None:
+    run_id = a_run(database)
+    task_id = a_task(database, run_id)
+    pauses.pause(database, kind, name, "disk is full")
+    (found,) = asking.now(task_id).bounds
+    name = str(run_id) if kind == "run" else name
+    assert (found.limit, found.help) == (f"pause:{kind}:{name}", f"megaflow resume {kind} {name}")
+    assert found.why == "disk is full"
+    assert found.since is not None
+    pauses.resume(database, kind, name)
+    assert asking.limits(task_id) == []
+
+
+def test_a_delayed_retry_says_until_when_and_why(database: Database, asking: Asking) -> None:
+    due = datetime.now(UTC) + timedelta(seconds=30)
+    task_id = a_task(database, a_run(database), attempts=1, in_line=False, available_at=due)
+    an_attempt(
+        database,
+        task_id,
+        state="lost",
+        end_reason="lost",
+        dispatched_at=ago(60),
+        finished_at=ago(20),
+        failure={"error": "InstanceFailed", "message": "its instance is gone"},
+    )
+    story = asking.task(task_id)
+    assert story.now is not None
+    assert story.now.doing == f"delayed until {due:%H:%M:%S} UTC after attempt 1 ended as lost"
+    assert story.tries[0].failure == "InstanceFailed: its instance is gone"
+    (line,) = story.tries[1].steps
+    assert (line.begin, line.end, line.waits[0].name) == (ago(20), None, "backoff")
+    assert line.waits[0].seconds == pytest.approx(line.seconds)
+
+
+def test_the_place_in_line_follows_priority_run_started_group_and_arrival(database: Database, asking: Asking) -> None:
+    first, second = a_run(database), a_run(database, name="later")
+    third = a_task(database, first)
+    late = a_task(database, second)
+    started = a_task(database, first, group_started=True)
+    urgent = a_task(database, second, priority=5)
+    a_task(database, first, in_line=False)
+    a_task(database, first, state="running")
+    a_task(database, first, mode="persistent")
+    bobs = a_run(database, user="bob")
+    for _ in range(3):
+        a_task(database, bobs, user="bob")
+    places = {task_id: asking.now(task_id).place for task_id in (urgent, started, third, late)}
+    found = [(place.position, place.length) for place in places.values() if place]
+    assert found == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    place = places[late]
+    assert place is not None
+    assert [(other.user_name, other.waiting) for other in place.beside] == [("bob", 3)]
+
+
+# --- Admitted and running -------------------------------------------------------------------------------------------
+
+
+def test_an_admitted_task_says_which_instances_are_coming(database: Database, asking: Asking) -> None:
+    for boot in (1, 3, 5):
+        an_instance(database, state="terminated", requested_at=ago(100), ready_at=ago(100 - boot))
+    an_instance(database, state="booting", requested_at=datetime.now(UTC) - timedelta(seconds=2))
+    task_id = a_task(database, a_run(database), state="admitted", attempts=1)
+    an_attempt(database, task_id, published_at=ago(0), dispatched_at=ago(0))
+    doing = asking.now(task_id).doing
+    assert doing.startswith("waits for an instance: 0 requested, 1 booting, 0 ready; the oldest was asked for 2.")
+    assert f"they usually take 3.0 s; its hint was published at {ago(0):%H:%M:%S} UTC" in doing
+
+
+def test_an_admitted_task_of_the_pool_waits_for_a_worker(database: Database, asking: Asking) -> None:
+    an_instance(database, mode="persistent", slots=3)
+    live(database, 1, mode="persistent")
+    task_id = a_task(database, a_run(database), state="admitted", attempts=1, mode="persistent")
+    an_attempt(database, task_id, mode="persistent")
+    doing = asking.now(task_id).doing
+    assert doing == (
+        "waits for a free worker: 1 of 3 slots on 1 ready instance(s) in use; its hint is not in the broker yet"
+    )
+
+
+def test_a_running_task_names_the_semaphore_that_it_waits_for_and_who_holds_it(
+    database: Database, asking: Asking
+) -> None:
+    run_id = a_run(database)
+    task_id = a_task(database, run_id, state="running", attempts=1)
+    doors = {"accepted": ago(50), "admitted": ago(40), "claimed": ago(30), "image_ready": ago(10)}
+    attempt_id = an_attempt(database, task_id, state="running", dispatched_at=ago(40), phases=doors)
+    holder = a_task(database, run_id, state="running", attempts=1)
+    holding = an_attempt(database, holder, state="running")
+    soon = datetime.now(UTC) + timedelta(seconds=60)
+    limit = "environment_starts:host-1"
+    insert(database, "limits", name=limit, capacity=1)
+    insert(
+        database, "holds", limit_name=limit, holder=new_id(), attempt_id=attempt_id, asked_at=ago(9), expires_at=soon
+    )
+    insert(
+        database,
+        "holds",
+        limit_name=limit,
+        holder=new_id(),
+        attempt_id=holding,
+        asked_at=ago(20),
+        granted_at=ago(20),
+        expires_at=soon,
+    )
+
+    now = asking.now(task_id)
+
+    assert now.doing.startswith("environment, for ")
+    assert now.doing.endswith("waits for environment_starts:host-1")
+    (found,) = now.bounds
+    assert (found.limit, found.used, found.capacity, found.since) == (limit, 1, 1, ago(9))
+    assert found.why == f"held by task {str(holder)[-12:]}"
+    assert found.help == "megaflow limits set environment_starts:host-1 2"
+
+
+def test_a_running_task_that_was_told_to_stop_says_so(database: Database, asking: Asking) -> None:
+    task_id = a_task(
+        database,
+        a_run(database),
+        state="running",
+        attempts=1,
+        cancel_requested_at=ago(5),
+        cancel_reason="expired",
+    )
+    an_attempt(database, task_id, state="running", phases={"claimed": ago(10)}, dispatched_at=ago(11))
+    assert f"told to stop at {ago(5):%H:%M:%S} UTC (expired)" in asking.now(task_id).doing
+
+
+# --- What is over ---------------------------------------------------------------------------------------------------
+
+
+def a_finished_task(database: Database, run_id: UUID, **values: object) -> UUID:
+    """Accepted 200 s ago, lost in its environment, run again to the end: 100 s in line, 4 of them between the two."""
+    defaults = {
+        "state": "succeeded",
+        "end_reason": "submitted",
+        "attempts": 2,
+        "accepted_at": ago(200),
+        "available_at": ago(67),
+        "finished_at": ago(10),
+    }
+    task_id = a_task(database, run_id, **(defaults | values))
+    an_attempt(
+        database,
+        task_id,
+        state="lost",
+        end_reason="lost",
+        dispatched_at=ago(104),
+        claimed_at=ago(100),
+        finished_at=ago(70),
+        phases={"accepted": ago(200), "admitted": ago(104), "claimed": ago(100), "image_ready": ago(90)},
+        waits={"image_pulls:hub": 6.5},
+        failure={"error": "InstanceFailed", "message": "its instance is gone"},
+    )
+    doors = ("claimed", "image_ready", "environment_ready", "agent_started", "agent_ended", "graded", "stored")
+    times = (62, 61, 55, 54, 24, 14, 10)
+    an_attempt(
+        database,
+        task_id,
+        number=2,
+        state="finished",
+        end_reason="submitted",
+        dispatched_at=ago(66),
+        finished_at=ago(10),
+        phases={door: ago(s) for door, s in zip(doors, times, strict=True)},
+        waits={"environment_starts:h": 2.0, "model_requests:user:alice": 4},
+    )
+    return task_id
+
+
+def test_a_finished_task_says_where_its_time_went_and_what_it_waited_for(database: Database, asking: Asking) -> None:
+    task_id = a_finished_task(database, a_run(database))
+    bound(database, "slots:ephemeral.standard", 300, 150)
+    bound(database, "quota:running:alice", 150, 80)
+    bound(database, "quota:instances:alice", 69, 60)  # for the most part while the retry was not due
+    bound(database, "slots:ephemeral.standard", 300, 0, user_name="bob")
+    bound(database, "slots:ephemeral.standard", 300, 0, mode="auto")
+    bound(database, "slots:ephemeral.standard", 300, 0, resource_class="gpu")
+
+    story = asking.task(task_id)
+
+    assert story.now is None
+    assert story.seconds == pytest.approx(190)
+    lost, finished = story.tries
+    assert lost.steps[0].waits == (Share("slots:ephemeral.standard", 50.0), Share("quota:running:alice", 46.0))
+    assert [(step.phase, step.seconds) for step in lost.steps] == [
+        ("line", 96.0),
+        ("start", 4.0),
+        ("image", 10.0),
+        ("environment", 20.0),
+    ]
+    assert lost.steps[2].waits == (Share("image_pulls:hub", 6.5),)
+    assert lost.failure == "InstanceFailed: its instance is gone"
+    assert finished.steps[0].waits == (Share("backoff", 3.0), Share("quota:instances:alice", 1.0))
+    assert [(step.phase, step.seconds) for step in finished.steps] == [
+        ("line", 4.0),
+        ("start", 4.0),
+        ("image", 1.0),
+        ("environment", 6.0),
+        ("set-up", 1.0),
+        ("agent", 30.0),
+        ("grading", 10.0),
+        ("storing", 4.0),
+    ]
+    assert finished.steps[3].waits == (Share("environment_starts:h", 2.0),)
+    assert finished.steps[5].waits == (Share("model_requests:user:alice", 4.0),)
+    assert story.phases[0] == Share("line", 100.0)
+    assert sum(share.seconds for share in story.phases) == pytest.approx(story.seconds)
+    assert story.waits[0] == Share("slots:ephemeral.standard", 50.0)
+
+
+def test_time_in_a_pause_that_is_over_is_accounted_for(database: Database, asking: Asking) -> None:
+    run_id, other = a_run(database), a_run(database, name="other")
+    task_id = a_finished_task(database, run_id)
+    star = {"user_name": "*", "mode": "*", "resource_class": "*"}
+    bound(database, f"pause:run:{run_id}", 180, 120, **star)
+    bound(database, f"pause:run:{other}", 180, 120, **star)
+    bound(database, "pause:user:alice", 110, 100, **star)
+    bound(database, "pause:user:bob", 200, 10, **star)
+    first = asking.task(task_id).tries[0].steps[0]
+    assert first.waits == (Share(f"pause:run:{run_id}", 60.0), Share("pause:user:alice", 6.0))
+
+
+def test_a_task_that_was_cancelled_in_line_says_how_long_it_waited(database: Database, asking: Asking) -> None:
+    task_id = a_task(
+        database, a_run(database), state="cancelled", end_reason="expired", accepted_at=ago(30), finished_at=ago(5)
+    )
+    story = asking.task(task_id)
+    (only,) = story.tries
+    assert (only.state, only.steps[0].seconds, story.end_reason) == ("cancelled", 25.0, "expired")
+
+
+def test_an_unknown_task_or_run_is_refused(asking: Asking) -> None:
+    with pytest.raises(UnknownName):
+        asking.task(new_id())
+    with pytest.raises(UnknownName):
+        asking.run(new_id())
+
+
+# --- A run ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_summed_up(database: Database, asking: Asking) -> None:
+    run_id = a_run(database, total=7)
+    slow = a_finished_task(database, run_id, accepted_at=ago(400), name="slow-one")
+    for _ in range(2):
+        a_finished_task(database, run_id)
+    for _ in range(3):
+        a_task(database, run_id)
+    a_task(database, run_id, attempts=1, in_line=False, available_at=datetime.now(UTC) + timedelta(minutes=5))
+    live(database, 2)
+    bound(database, "slots:ephemeral.standard", 300, 150)
+
+    story = asking.run(run_id)
+
+    assert story.states == {"pending": 4, "succeeded": 3}
+    assert story.delayed == 1
+    by_phase = {spread.phase: spread for spread in story.phases}
+    agent = by_phase["agent"]
+    assert (agent.count, agent.p50_s, agent.p90_s, agent.max_s, agent.total_s) == (3, 30.0, 30.0, 30.0, 90.0)
+    line = by_phase["line"]
+    assert (line.count, line.p50_s, line.p90_s, line.max_s) == (6, 4.0, 296.0, 296.0)
+    waits = {share.name: share.seconds for share in story.waits}
+    assert waits["slots:ephemeral.standard"] == pytest.approx(150 + 50 + 50)
+    assert waits["backoff"] == pytest.approx(9.0)
+    assert waits["image_pulls:hub"] == pytest.approx(19.5)
+    assert (story.slowest[0].task_id, story.slowest[0].longest_phase) == (slow, "line")
+    assert len(story.slowest) == 5
+    assert story.retries == (("lost", 3),)
+    (now,) = story.now
+    assert (now.waiting, [bound.limit for bound in now.bounds]) == (3, ["slots:ephemeral.standard"])
+    assert now.bounds[0].help == "megaflow classes set standard --ephemeral 4"
+
+
+def test_a_paused_runs_tasks_are_said_to_wait_for_it(database: Database, asking: Asking) -> None:
+    run_id = a_run(database)
+    a_task(database, run_id)
+    pauses.pause(database, "run", "night")
+    story = asking.run(run_id)
+    assert [(line.waiting, line.bounds[0].limit) for line in story.now] == [(1, f"pause:run:{run_id}")]
+    assert story.delayed == 0
+
+
+def test_a_run_that_nobody_dispatches_says_so(database: Database, asking: Asking) -> None:
+    run_id = a_run(database)
+    a_task(database, run_id)
+    assert "megaflow up" in asking.run(run_id).hint
+
+
+# --- The command line -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def megaflow(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    return CommandLine(settings, monkeypatch)
+
+
+def test_people_read_what_binds_and_what_would_help(database: Database, megaflow: CommandLine) -> None:
+    live(database, 2)
+    bound(database, "slots:ephemeral.standard", 60, None)
+    task_id = a_task(database, a_run(database))
+    printed = megaflow("explain", task_id)
+    assert "waits for slots:ephemeral.standard" in printed
+    assert f"slots:ephemeral.standard 2 of 2, binding since {ago(60):%H:%M:%S}" in printed
+    assert "what would help: `megaflow classes set standard --ephemeral 3`" in printed
+    assert "place 1 of 1 in its user's line" in printed
+
+
+def test_people_read_where_the_time_of_a_finished_task_went(database: Database, megaflow: CommandLine) -> None:
+    task_id = a_finished_task(database, a_run(database))
+    bound(database, "slots:ephemeral.standard", 300, 150)
+    printed = megaflow("explain", str(task_id)[-12:])
+    assert "attempt 1 lost" in printed
+    assert "InstanceFailed: its instance is gone" in printed
+    assert "of it waited for slots:ephemeral.standard 50.0 s" in printed
+    (line,) = [text for text in printed.splitlines() if text.startswith("line ")]
+    assert line.split() == ["line", "1m", "40s", "53", "%", "█" * 30]
+
+
+def test_a_programme_reads_the_same_as_json(database: Database, megaflow: CommandLine) -> None:
+    run_id = a_run(database, total=1)
+    task_id = a_finished_task(database, run_id)
+    told = megaflow.json("explain", task_id)
+    assert told["tries"][0]["steps"][0]["begin"] == ago(200).isoformat()
+    assert [share["name"] for share in told["phases"]][:2] == ["line", "start"]
+    summed = megaflow.json("explain", "night")
+    assert (summed["run_id"], summed["retries"]) == (str(run_id), [["lost", 1]])
+    a_task(database, run_id, resource_class="gpu")
+    (line,) = megaflow.json("explain", "night")["now"]
+    assert line["line"] == {"user_name": "alice", "mode": "ephemeral", "resource_class": "gpu"}
+    assert line["bounds"][0]["limit"] == "class:gpu"
+
+
+def test_people_read_the_summary_of_a_run(database: Database, megaflow: CommandLine) -> None:
+    run_id = a_run(database, total=2)
+    a_finished_task(database, run_id)
+    a_task(database, run_id, name="[red]odd")
+    live(database, 2)
+    printed = megaflow("explain", "night")
+    assert "2 tasks: 1 pending, 1 succeeded" in printed
+    assert "1 task(s) of ephemeral.standard wait for" in printed
+    assert "megaflow classes set standard --ephemeral 3" in printed
+    assert "[red]odd" in printed
+    assert "1 × lost" in printed

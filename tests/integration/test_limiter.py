@@ -1,0 +1,319 @@
+"""The limits of model calls, against a real Redis, and a real PostgreSQL where capacities are read from it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+
+from app.errors import BrokerUnavailable, DatabaseUnavailable
+from app.ledger import limits
+from app.ledger.database import Database
+from app.model_service.limiter import CallThrottled, ModelLimiter, Permit, in_use, ledger_capacities
+
+PREFIX = "megaflow:test:limits"
+CALL = {"run_id": "r1", "user": "alice", "model": "m"}
+
+
+class Ground:
+    """A limiter on a real Redis, with capacities that a test changes as it goes."""
+
+    def __init__(self, url: str, **capacities: int) -> None:
+        self.url = url
+        self.capacities = {name.replace("__", ":"): capacity for name, capacity in capacities.items()}
+        self.granted: list[float] = []
+        self.inside = self.most = 0
+
+    async def current(self) -> Mapping[str, int]:
+        return self.capacities
+
+    @asynccontextmanager
+    async def limiter(self, **options: float) -> AsyncIterator[ModelLimiter]:
+        limiter = ModelLimiter(redis.asyncio.Redis.from_url(self.url), self.current, prefix=PREFIX, **options)
+        try:
+            yield limiter
+        finally:
+            await limiter.close()
+
+    async def call(self, limiter: ModelLimiter, *, tokens: int = 1, lasts_s: float = 0.0, **who: str) -> Permit:
+        async with limiter.call(**(CALL | who), tokens=tokens) as permit:  # type: ignore[arg-type]
+            self.granted.append(time.monotonic())
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+            await asyncio.sleep(lasts_s)
+            self.inside -= 1
+            return permit
+
+
+def run(story: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(story, 30))
+
+
+def test_what_has_no_limit_is_not_held_up(redis_url: str) -> None:
+    ground = Ground(redis_url)
+
+    async def story() -> None:
+        async with ground.limiter() as limiter:
+            permit = await ground.call(limiter, tokens=10**9)
+            assert permit.waited == {}
+
+    run(story())
+
+
+def test_no_more_calls_at_once_than_allowed(redis_url: str) -> None:
+    ground = Ground(redis_url, model_concurrency__user__alice=3)
+
+    async def story() -> None:
+        async with ground.limiter() as limiter, ground.limiter() as another_process:
+            calls = [ground.call(one, lasts_s=0.03) for one in (limiter, another_process) for _ in range(12)]
+            permits = await asyncio.gather(*calls)
+            assert ground.most == 3
+            assert sum(1 for permit in permits if permit.waited.get("model_concurrency:user:alice", 0) > 0) >= 18
+
+    run(story())
+
+
+def test_in_any_window_there_are_no_more_calls_than_allowed(redis_url: str) -> None:
+    ground = Ground(redis_url, model_requests__run__r1=5)
+
+    async def story() -> None:
+        async with ground.limiter(window_s=0.5) as limiter:
+            await asyncio.gather(*(ground.call(limiter) for _ in range(14)))
+
+    run(story())
+    ground.granted.sort()
+    # The sixth call after any call comes when that one has left the window (less what measuring it here may shift).
+    assert all(b - a > 0.45 for a, b in zip(ground.granted, ground.granted[5:], strict=False))
+    assert ground.granted[-1] - ground.granted[0] < 5
+
+
+def test_tokens_beyond_the_estimate_count_and_those_not_used_are_given_back(redis_url: str) -> None:
+    ground = Ground(redis_url, model_tokens__user__alice=100)
+
+    async def story() -> None:
+        async with ground.limiter(patience_s=0.1) as limiter:
+            async with limiter.call(**CALL, tokens=90) as permit:
+                permit.used(20)
+            async with limiter.call(**CALL, tokens=70) as permit:
+                permit.used(130)
+            with pytest.raises(CallThrottled, match="model_tokens:user:alice"):
+                await ground.call(limiter, tokens=1)
+
+    run(story())
+    with redis.Redis.from_url(redis_url) as client:
+        assert in_use(client, PREFIX)["model_tokens:user:alice"].used == 150
+
+
+def test_a_call_longer_than_the_window_still_pays_for_what_it_used_too_much(redis_url: str) -> None:
+    ground = Ground(redis_url, model_tokens__user__alice=100)
+
+    async def story() -> None:
+        async with ground.limiter(window_s=0.2) as limiter:
+            async with limiter.call(**CALL, tokens=10) as permit:
+                await asyncio.sleep(0.3)
+                await ground.call(limiter, tokens=5)  # the first one's entry is gone by now
+                permit.used(70)
+            with redis.Redis.from_url(redis_url) as client:
+                assert in_use(client, PREFIX, window_s=0.2)["model_tokens:user:alice"].used == 65
+
+    run(story())
+
+
+def test_a_call_that_could_never_fit_is_refused_at_once_and_says_what_would_help(redis_url: str) -> None:
+    ground = Ground(redis_url, model_tokens__user__alice=100)
+
+    async def story() -> None:
+        async with ground.limiter() as limiter:
+            with pytest.raises(CallThrottled, match="megaflow limits set model_tokens:user:alice 101"):
+                await ground.call(limiter, tokens=101)
+
+    run(story())
+
+
+def test_a_call_refused_by_one_limit_uses_nothing_of_the_others(redis_url: str) -> None:
+    ground = Ground(redis_url, model_requests__user__alice=10, model_concurrency__model__m=0, model_tokens__run__r1=10)
+
+    async def story() -> None:
+        async with ground.limiter(patience_s=0.1) as limiter:
+            with pytest.raises(CallThrottled) as caught:
+                await ground.call(limiter)
+            assert caught.value.limit == "model_concurrency:model:m"
+
+    run(story())
+    with redis.Redis.from_url(redis_url) as client:
+        assert in_use(client, PREFIX) == {}
+
+
+def test_first_come_first_served(redis_url: str) -> None:
+    ground = Ground(redis_url, model_concurrency__user__alice=1)
+    order: list[int] = []
+
+    async def one(limiter: ModelLimiter, number: int) -> None:
+        async with limiter.call(**CALL, tokens=1):
+            order.append(number)
+            await asyncio.sleep(0.01)
+
+    async def story() -> None:
+        async with ground.limiter() as limiter:
+            waiting = []
+            async with limiter.call(**CALL, tokens=1):
+                for number in range(6):
+                    waiting.append(asyncio.create_task(one(limiter, number)))
+                    await asyncio.sleep(0.03)
+            await asyncio.gather(*waiting)
+
+    run(story())
+    assert order == list(range(6))
+
+
+def test_a_large_call_is_not_overtaken_by_small_ones(redis_url: str) -> None:
+    ground = Ground(redis_url, model_tokens__user__alice=100)
+    order: list[int] = []
+
+    async def one(limiter: ModelLimiter, tokens: int) -> None:
+        async with limiter.call(**CALL, tokens=tokens):
+            order.append(tokens)
+
+    async def story() -> None:
+        async with ground.limiter(window_s=0.4) as limiter:
+            await one(limiter, 50)
+            large = asyncio.create_task(one(limiter, 80))
+            await asyncio.sleep(0.05)
+            await asyncio.gather(large, one(limiter, 10))
+
+    run(story())
+    assert order == [50, 80, 10]
+
+
+def test_who_died_gives_their_concurrency_back_after_the_lease_and_who_lives_is_renewed(redis_url: str) -> None:
+    ground = Ground(redis_url, model_concurrency__user__alice=2)
+    name = "model_concurrency:user:alice"
+
+    async def story() -> None:
+        async with ground.limiter(lease_s=0.4) as limiter, limiter.call(**CALL, tokens=1):
+            with redis.Redis.from_url(redis_url) as client:
+                client.zadd(f"{PREFIX}:members:{name}", {"dead": time.time() * 1000 + 600})  # what a kill leaves behind
+                assert in_use(client, PREFIX)[name].used == 2
+                permit = await ground.call(limiter)
+                assert 0.2 < permit.waited[name] < 3
+                await asyncio.sleep(0.5)
+                assert in_use(client, PREFIX)[name].used == 1
+
+    run(story())
+
+
+def test_who_gives_up_or_is_cancelled_leaves_the_line(redis_url: str) -> None:
+    ground = Ground(redis_url, model_concurrency__user__alice=1)
+
+    async def story() -> None:
+        async with ground.limiter(patience_s=0.1) as limiter:
+            async with limiter.call(**CALL, tokens=1):
+                with pytest.raises(CallThrottled):
+                    await ground.call(limiter)
+                cancelled = asyncio.create_task(ground.call(limiter))
+                await asyncio.sleep(0.05)
+                cancelled.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await cancelled
+                with redis.Redis.from_url(redis_url) as client:
+                    assert in_use(client, PREFIX)["model_concurrency:user:alice"] == (1, 0)
+            await ground.call(limiter)
+
+    run(story())
+
+
+def test_a_failing_call_gives_its_permit_back(redis_url: str) -> None:
+    ground = Ground(redis_url, model_concurrency__user__alice=1)
+
+    async def story() -> None:
+        async with ground.limiter(patience_s=0.1) as limiter:
+            with pytest.raises(RuntimeError):
+                async with limiter.call(**CALL, tokens=1):
+                    raise RuntimeError
+            await ground.call(limiter)
+
+    run(story())
+
+
+def test_a_limit_for_all_counts_each_of_them_apart(redis_url: str) -> None:
+    ground = Ground(redis_url, **{"model_concurrency:user:*": 1, "model_concurrency:user:bob": 2})
+
+    async def story() -> None:
+        async with (
+            ground.limiter(patience_s=0.1) as limiter,
+            limiter.call(**CALL, tokens=1),
+            limiter.call(**(CALL | {"user": "carol"}), tokens=1),
+        ):
+            await asyncio.gather(*(ground.call(limiter, user="bob", lasts_s=0.05) for _ in range(2)))
+            with pytest.raises(CallThrottled, match="model_concurrency:user:alice"):
+                await ground.call(limiter)
+
+    run(story())
+
+
+def test_a_lost_answer_does_not_make_a_call_wait_for_itself(redis_url: str) -> None:
+    ground = Ground(redis_url, model_requests__user__alice=1, model_concurrency__user__alice=1, model_tokens__run__r1=9)
+
+    async def story() -> None:
+        async with ground.limiter(patience_s=1) as limiter:
+            ask, answers = limiter._ask, []
+
+            async def deaf(*values: Any) -> Any:
+                answers.append(await ask(*values))
+                if len(answers) == 1:
+                    raise redis.ConnectionError("the answer was lost")
+                return answers[-1]
+
+            limiter._ask = deaf  # type: ignore[method-assign]
+            await ground.call(limiter, tokens=9)
+            assert answers == [None, None]
+
+    run(story())
+    with redis.Redis.from_url(redis_url) as client:
+        assert {name: use.used for name, use in in_use(client, PREFIX).items()} == {
+            "model_requests:user:alice": 1,
+            "model_tokens:run:r1": 9,
+        }
+
+
+def test_a_redis_that_does_not_answer_is_named_after_a_bounded_wait() -> None:
+    ground = Ground("redis://127.0.0.1:1", model_concurrency__user__alice=1)
+
+    async def story() -> None:
+        async with ground.limiter(patience_s=0.2) as limiter:
+            with pytest.raises(BrokerUnavailable):
+                await ground.call(limiter)
+
+    run(story())
+
+
+def test_capacities_come_from_the_ledger_and_the_last_known_ones_stay_when_it_is_away(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = Database(database_url)
+    limits.set_limit(database, "model_requests:user:alice", 7)
+    limits.set_limit(database, "image_builds:h", 1)
+    monkeypatch.setattr("app.model_service.limiter._CACHED_S", 0.0)
+
+    async def story() -> None:
+        current = ledger_capacities(database)
+        assert await current() == {"model_requests:user:alice": 7}
+        await asyncio.to_thread(limits.set_limit, database, "model_requests:user:alice", 8)
+        assert await current() == {"model_requests:user:alice": 8}
+        database.close()
+        away = Database("postgresql://postgres@/none?host=/nowhere")
+        database.engine = away.engine
+        assert await current() == {"model_requests:user:alice": 8}
+        with pytest.raises(DatabaseUnavailable):
+            await ledger_capacities(away)()
+
+    try:
+        run(story())
+    finally:
+        database.close()

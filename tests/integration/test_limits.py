@@ -1,0 +1,692 @@
+"""Quotas, limits and the semaphores of the ledger, against a real PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import psycopg
+import pytest
+import redis.asyncio
+import typer
+from sqlalchemy import text
+from typer.testing import CliRunner
+
+from app.cli import limits as commands
+from app.client import MegaFlow
+from app.environments.base import Tags
+from app.environments.docker import DockerProvider
+from app.environments.host_slots import turn
+from app.environments.images import Images, _short
+from app.environments.local import LocalProvider
+from app.errors import DatabaseUnavailable, EnvironmentFailed, ImageUnavailable, LimitInvalid, QuotaExceeded
+from app.ledger import limits, quotas, semaphores
+from app.ledger.database import Database
+from app.ledger.quotas import Quota
+from app.model_service.limiter import ModelLimiter, ledger_capacities, prefix_of
+from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec
+from app.settings import Settings
+from app.workers.gates import LedgerGate
+from tests.building import new_id
+from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, facts, insert, one
+from tests.services import MakeSettings
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    database = Database(database_url)
+    yield database
+    database.close()
+
+
+# --- Quotas ---------------------------------------------------------------------------------------------------------
+
+
+def _book(database: Database) -> quotas.QuotaBook:
+    with database.begin() as connection:
+        return quotas.load(connection)
+
+
+def test_a_user_without_a_row_has_that_of_everybody_and_failing_that_no_quota(database: Database) -> None:
+    assert _book(database).of("alice") == Quota("alice")
+    quotas.set_quota(database, "*", running=5, weight=2)
+    quotas.set_quota(database, "bob", running=None)
+    book = _book(database)
+    assert book.of("alice") == Quota("alice", weight=2.0, running=5)
+    assert book.of("bob") == Quota("bob", weight=2.0)
+
+
+def test_a_weight_for_one_user_does_not_lift_the_quotas_of_everybody_for_them(database: Database) -> None:
+    quotas.set_quota(database, "*", pending=10, spend_usd=3.5)
+    quotas.set_quota(database, "alice", weight=4)
+    assert _book(database).of("alice") == Quota("alice", weight=4.0, pending=10, spend_usd=3.5)
+    quotas.remove(database, "alice")
+    assert _book(database).of("alice").weight == 1.0
+
+
+_IMPOSSIBLE: list[dict[str, object]] = [
+    {"running": -1},
+    {"pending": 1.5},
+    {"instances": True},
+    {"spend_usd": float("nan")},
+    {"spend_usd": -0.01},
+    {"weight": 0},
+    {"weight": float("inf")},
+    {"running": "3"},
+    {"tasks": 3},
+]
+
+
+def test_an_impossible_quota_is_refused_and_changes_nothing(database: Database) -> None:
+    quotas.set_quota(database, "alice", running=7, instances=2)
+    for change, user in itertools.product(_IMPOSSIBLE, ("alice", "bob")):
+        with pytest.raises(LimitInvalid):
+            quotas.set_quota(database, user, **({"instances": 5} | change))
+    assert _book(database).quotas == {"alice": Quota("alice", running=7, instances=2)}
+    assert len(facts(database)) == 1
+
+
+def test_a_quota_needs_a_user_and_something_to_set(database: Database) -> None:
+    for user, change in [("", {"running": 1}), ("alice", {})]:
+        with pytest.raises(LimitInvalid):
+            quotas.set_quota(database, user, **change)
+    assert facts(database) == []
+
+
+def test_setting_a_quota_is_a_fact_and_wakes_the_dispatcher(database: Database) -> None:
+    with database.raw() as listening:
+        listening.execute("LISTEN megaflow_work")
+        quotas.set_quota(database, "alice", running=3)
+        assert [n.channel for n in listening.notifies(timeout=5, stop_after=1)] == ["megaflow_work"]
+    assert facts(database) == [("quota.set", {"user": "alice", "running": 3})]
+
+
+def test_removing_a_quota_that_nobody_has_says_who_has_one(database: Database) -> None:
+    quotas.set_quota(database, "bob", running=3)
+    with pytest.raises(LimitInvalid, match="these have: bob"):
+        quotas.remove(database, "alice")
+
+
+def test_more_waiting_tasks_than_the_quota_are_refused(database: Database) -> None:
+    quotas.set_quota(database, "alice", pending=3)
+    run = a_run(database)
+    a_task(database, run)
+    a_task(database, run, in_line=False)
+    a_task(database, run, state="admitted")
+    a_task(database, run, user="bob")
+    with database.begin() as connection:
+        quotas.check_pending(connection, "alice", 1)
+        quotas.check_pending(connection, "bob", 1_000_000)
+        with pytest.raises(QuotaExceeded, match="at most 3 waiting tasks, found 2 and 2 more"):
+            quotas.check_pending(connection, "alice", 2)
+
+
+def test_two_enqueues_of_one_user_cannot_take_the_same_room(database: Database) -> None:
+    quotas.set_quota(database, "*", pending=1)  # everybody's row: it is not its lock that keeps them apart
+    run = a_run(database)
+    first_checked, may_commit = threading.Event(), threading.Event()
+    refused: list[QuotaExceeded] = []
+
+    def first() -> None:
+        with database.begin() as connection:
+            quotas.check_pending(connection, "alice", 1)
+            first_checked.set()
+            may_commit.wait(5)
+            connection.execute(
+                text(
+                    "INSERT INTO tasks (id, run_id, group_id, replica, spec_digest, name, agent, user_name,"
+                    " requested_mode, resource_class, lifetime_s, max_attempts)"
+                    " VALUES (gen_random_uuid(), :run, gen_random_uuid(), 0, 's', 'n', 'nop', 'alice', 'auto',"
+                    " 'standard', 1, 1)"
+                ),
+                {"run": run},
+            )
+
+    def second() -> None:
+        try:
+            with database.begin() as connection:
+                quotas.check_pending(connection, "alice", 1)
+        except QuotaExceeded as error:
+            refused.append(error)
+
+    insert(database, "specs", digest="s", body="{}")
+    one, two = threading.Thread(target=first), threading.Thread(target=second)
+    one.start()
+    assert first_checked.wait(5)
+    with database.begin() as connection:
+        quotas.check_pending(connection, "bob", 1)  # does not wait for alice
+    two.start()
+    two.join(0.2)
+    assert two.is_alive(), "the second has to wait for the first's commit"
+    may_commit.set()
+    one.join(5)
+    two.join(5)
+    assert len(refused) == 1
+
+
+def test_what_is_charged_adds_up_and_an_account_can_begin_again(database: Database) -> None:
+    with database.begin() as connection:
+        quotas.charge(connection, "alice", 0.25)
+        quotas.charge(connection, "alice", 0.5)
+        quotas.charge(connection, "bob", 0.0)
+        with pytest.raises(LimitInvalid):
+            quotas.charge(connection, "alice", -1.0)
+    assert _book(database).spent("alice") == 0.75
+    assert _book(database).spent("bob") == 0.0
+    assert quotas.reset_spent(database, "alice") == 0.75
+    assert _book(database).spent("alice") == 0.0
+    with pytest.raises(LimitInvalid):
+        quotas.reset_spent(database, "bob")
+
+
+def test_use_is_counted_from_live_rows(database: Database) -> None:
+    quotas.set_quota(database, "*", running=9)
+    quotas.set_quota(database, "alice", pending=4)
+    run = a_run(database)
+    a_task(database, run)
+    for mode, state in [("ephemeral", "running"), ("persistent", "dispatched"), ("ephemeral", "lost")]:
+        an_attempt(database, a_task(database, run, state="running"), mode=mode, state=state)
+    a_task(database, run, user="bob")
+    found = {use.quota.user_name: use for use in quotas.usage(database)}
+    assert list(found) == ["*", "alice", "bob"]
+    alice, bob = found["alice"], found["bob"]
+    assert (alice.own, alice.running, alice.pending, alice.instances) == (True, 2, 1, 1)
+    assert (bob.own, bob.quota.running, bob.pending, bob.running) == (False, 9, 1, 0)
+
+
+# --- Semaphores -----------------------------------------------------------------------------------------------------
+
+LIMIT = "image_builds:here"
+
+
+def _gate(database: Database, *, lease_s: float = 30.0, stopped: Callable[[], bool] = lambda: False) -> LedgerGate:
+    return LedgerGate(database, attempt_id=new_id(), instance_id=new_id(), lease_s=lease_s, stopped=stopped)
+
+
+class Named:
+    """A gate that remembers what it was asked for."""
+
+    def __init__(self, gate: LedgerGate) -> None:
+        self.gate = gate
+        self.names: set[str] = set()
+
+    def hold(self, limit: str, capacity: int | None, *, timeout_s: float) -> AbstractContextManager[None]:
+        self.names.add(limit)
+        return self.gate.hold(limit, capacity, timeout_s=timeout_s)
+
+
+def _rows(database: Database) -> int:
+    return int(one(database, "SELECT count(*) FROM holds").count)
+
+
+def test_never_more_are_in_than_allowed_whoever_comes_and_goes_at_once(database_url: str) -> None:
+    inside, most, lock = 0, 0, threading.Lock()
+    database = Database(database_url, pool_size=12)
+
+    def one_after_the_other(_: int) -> None:
+        nonlocal inside, most
+        gate = _gate(database)
+        for _ in range(6):
+            with gate.hold(LIMIT, 3, timeout_s=30):
+                with lock:
+                    inside += 1
+                    most = max(most, inside)
+                time.sleep(0.005)
+                with lock:
+                    inside -= 1
+
+    try:
+        with ThreadPoolExecutor(10) as threads:
+            list(threads.map(one_after_the_other, range(10)))
+        assert most == 3
+        assert _rows(database) == 0
+    finally:
+        database.close()
+
+
+@pytest.mark.parametrize("how", ["release", "own limit", "limit of all"])
+def test_a_waiting_holder_is_woken_by_a_release_and_by_a_higher_capacity(database: Database, how: str) -> None:
+    first, entered, gate = new_id(), threading.Event(), _gate(database)
+    semaphores.ask(database, LIMIT, first, capacity_default=1, lease_s=30)
+
+    def enter() -> None:
+        with gate.hold(LIMIT, 1, timeout_s=20):
+            entered.set()
+
+    waiting = threading.Thread(target=enter)
+    waiting.start()
+    assert not entered.wait(0.3)
+    assert one(database, "SELECT count(*) FROM holds WHERE granted_at IS NULL").count == 1, "waiting is visible"
+    match how:
+        case "release":
+            semaphores.release(database, LIMIT, first)
+        case "own limit":
+            limits.set_limit(database, LIMIT, 2)
+        case _:
+            limits.set_limit(database, "image_builds:*", 2)
+    assert entered.wait(5)
+    waiting.join(5)
+    assert gate.waited[LIMIT] >= 0.3
+
+
+def test_a_wait_is_bounded_and_leaves_nothing_behind(database: Database) -> None:
+    semaphores.ask(database, LIMIT, new_id(), capacity_default=1, lease_s=30)
+    gate = _gate(database)
+    with pytest.raises(TimeoutError, match="image_builds:here"), gate.hold(LIMIT, 1, timeout_s=0.2):
+        pytest.fail("there was no room")
+    assert _rows(database) == 1
+    assert gate.waited[LIMIT] >= 0.2
+
+
+def test_an_attempt_that_must_stop_does_not_go_on_waiting(database: Database) -> None:
+    semaphores.ask(database, LIMIT, new_id(), capacity_default=1, lease_s=30)
+    told = threading.Event()
+    threading.Timer(0.3, told.set).start()
+    begun = time.monotonic()
+    with (
+        pytest.raises(TimeoutError, match="told to stop"),
+        _gate(database, stopped=told.is_set).hold(LIMIT, 1, timeout_s=60),
+    ):
+        pytest.fail("there was no room")
+    assert time.monotonic() - begun < 2
+    assert _rows(database) == 1
+
+
+def test_a_deep_line_is_served_in_its_order(database: Database) -> None:
+    holders = [new_id() for _ in range(8)]
+    answers = [semaphores.ask(database, LIMIT, holder, capacity_default=2, lease_s=30) for holder in holders]
+    assert [answer.granted for answer in answers] == [True] * 2 + [False] * 6
+    assert [answer.ahead for answer in answers[2:]] == list(range(6))
+    semaphores.release(database, LIMIT, holders[0])
+    # Whoever asks, it is the first in line who gets the place.
+    assert not semaphores.ask(database, LIMIT, holders[7], capacity_default=2, lease_s=30).granted
+    assert semaphores.ask(database, LIMIT, holders[2], capacity_default=2, lease_s=30).granted
+
+
+def test_no_bound_lets_everybody_in_and_shows_them(database: Database) -> None:
+    for _ in range(5):
+        assert semaphores.ask(database, "image_pulls:ghcr.io", new_id(), capacity_default=None, lease_s=30).granted
+    assert _rows(database) == 5
+
+
+def test_the_sweep_takes_what_lapsed_and_what_outlived_its_attempt_or_instance(database: Database) -> None:
+    run = a_run(database)
+    live = an_attempt(database, a_task(database, run, state="running"), state="running")
+    ended = an_attempt(database, a_task(database, run, state="running"), state="lost")
+    gone = an_instance(database, state="terminated")
+    kept, *swept = (new_id() for _ in range(4))
+    for holder, about in zip(
+        (kept, *swept), ({"attempt_id": live}, {"attempt_id": ended}, {"instance_id": gone}, {}), strict=True
+    ):
+        semaphores.ask(database, LIMIT, holder, capacity_default=9, lease_s=30, **about)
+    with database.begin() as connection:
+        connection.execute(
+            text("UPDATE holds SET expires_at = :past WHERE holder = :holder"), {"past": ago(1), "holder": swept[-1]}
+        )
+    assert semaphores.sweep(database) == 3
+    assert one(database, "SELECT holder FROM holds").holder == kept
+
+
+def test_what_an_attempt_holds_is_renewed_and_ended_with_it(database: Database) -> None:
+    attempt, other = new_id(), new_id()
+    for holder, owner in ((new_id(), attempt), (new_id(), attempt), (new_id(), other)):
+        semaphores.ask(database, LIMIT, holder, capacity_default=9, lease_s=1, attempt_id=owner)
+    with database.begin() as connection:
+        semaphores.renew_of(connection, [attempt], lease_s=600)
+    far = "SELECT count(*) FROM holds WHERE expires_at > clock_timestamp() + interval '500 s'"
+    assert one(database, far).count == 2
+    with database.raw() as listening:
+        listening.execute("LISTEN megaflow_holds")
+        with database.begin() as connection:
+            semaphores.drop_of(connection, [attempt])
+        assert [n.payload for n in listening.notifies(timeout=5, stop_after=1)] == [LIMIT]
+    assert _rows(database) == 1
+
+
+def test_renewals_sweeps_and_askers_never_wait_for_each_other_for_good(database_url: str) -> None:
+    """Many rows, touched in every order at once: a deadlock would surface as an error here."""
+    database = Database(database_url, pool_size=8)
+    attempt, holders, until = new_id(), [new_id() for _ in range(12)], time.monotonic() + 2.0
+
+    def asking(number: int) -> None:
+        while time.monotonic() < until:
+            for holder in holders[number::2]:
+                semaphores.ask(database, LIMIT, holder, capacity_default=3, lease_s=0.02, attempt_id=attempt)
+
+    def renewing(_: int) -> None:
+        while time.monotonic() < until:
+            semaphores.renew(database, holders[::-1], lease_s=0.02)
+            with database.begin() as connection:
+                semaphores.renew_of(connection, [attempt], lease_s=0.02)
+
+    def sweeping(_: int) -> None:
+        while time.monotonic() < until:
+            semaphores.sweep(database)
+            with database.begin() as connection:
+                semaphores.drop_of(connection, [attempt])
+
+    try:
+        with ThreadPoolExecutor(5) as threads:
+            done = [threads.submit(work, n) for n, work in enumerate((asking, asking, renewing, renewing, sweeping))]
+            for work in done:
+                work.result()
+    finally:
+        database.close()
+
+
+_HOLD_AND_SLEEP = """
+import sys, time, uuid
+from app.ledger.database import Database
+from app.workers.gates import LedgerGate
+gate = LedgerGate(Database(sys.argv[1]), attempt_id=uuid.UUID(sys.argv[2]), instance_id=uuid.uuid4(), lease_s=1.5)
+with gate.hold("image_builds:here", 1, timeout_s=5):
+    print("in", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_place_of_a_killed_process_is_free_after_its_lease(database: Database, database_url: str) -> None:
+    command = [sys.executable, "-c", _HOLD_AND_SLEEP, database_url, str(new_id())]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "in\n"
+        os.kill(process.pid, signal.SIGKILL)
+    gate = _gate(database)
+    with gate.hold(LIMIT, 1, timeout_s=10):
+        assert _rows(database) == 1
+    assert 0.5 < gate.waited[LIMIT] < 8
+
+
+def test_a_client_stopped_in_the_middle_of_asking_does_not_keep_the_others_out(
+    database: Database, database_url: str
+) -> None:
+    """As a SIGSTOP would leave it: in a transaction, with the lock of the limit."""
+    with psycopg.connect(database_url) as stopped:
+        stopped.execute("SET LOCAL idle_in_transaction_session_timeout = '1s'")  # what `ask` sets to 5 s
+        stopped.execute("SELECT pg_advisory_xact_lock(hashtextextended('hold:image_builds:here', 0))")
+        gate = _gate(database)
+        with gate.hold(LIMIT, 1, timeout_s=20):
+            pass
+        assert gate.waited[LIMIT] >= 0.5
+        with pytest.raises(psycopg.Error):
+            stopped.execute("SELECT 1")
+
+
+def test_asking_bounds_how_long_it_may_be_stopped_in_the_middle(database: Database) -> None:
+    with database.begin() as connection:
+        connection.execute(semaphores._IN_TURN, {"limit": LIMIT})
+        timeout = connection.execute(text("SHOW idle_in_transaction_session_timeout")).scalar_one()
+    assert timeout == "5s"
+    assert one(database, "SHOW idle_in_transaction_session_timeout").idle_in_transaction_session_timeout == "0"
+
+
+def test_a_ledger_that_does_not_answer_is_an_infrastructure_fault_after_a_bounded_wait() -> None:
+    away = Database("postgresql://postgres@/none?host=/nowhere", pooled=False)
+    begun = time.monotonic()
+    with pytest.raises(DatabaseUnavailable), _gate(away, lease_s=0.5).hold(LIMIT, 1, timeout_s=60):
+        pytest.fail("nobody gave a place")
+    assert time.monotonic() - begun < 10
+
+
+def test_sessions_that_are_killed_while_waiting_and_holding_cost_nothing(database: Database) -> None:
+    first, entered = new_id(), threading.Event()
+    semaphores.ask(database, LIMIT, first, capacity_default=1, lease_s=30)
+
+    def enter() -> None:
+        with _gate(database).hold(LIMIT, 1, timeout_s=20):
+            entered.set()
+
+    waiting = threading.Thread(target=enter)
+    waiting.start()
+    time.sleep(0.3)
+    with database.raw() as admin:
+        for _ in range(3):
+            admin.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+            time.sleep(0.1)
+    assert not entered.is_set()
+    semaphores.release(database, LIMIT, first)
+    assert entered.wait(10)
+    waiting.join(10)
+    assert _rows(database) == 0
+
+
+# --- Environments behind the gate -----------------------------------------------------------------------------------
+
+
+def _a_local_task(folder: Path) -> tuple[Settings, EnvironmentSpec, Callable[[Bundle], bytes]]:
+    content = _archive(setup__sh="true\n")
+    spec = EnvironmentSpec(kind=EnvironmentKind.LOCAL, build=Build(context=_bundle(content)))
+    return Settings(home=folder, environment_starts=1), spec, lambda _: content
+
+
+def _tags() -> Tags:
+    return Tags("test", new_id(), new_id(), new_id(), new_id(), time.time() + 600)
+
+
+def test_an_environment_waits_at_the_ledgers_gate_and_its_wait_is_known(database: Database, tmp_path: Path) -> None:
+    settings, spec, fetch = _a_local_task(tmp_path)
+    gate = _gate(database)
+    named = Named(gate)
+    provider = LocalProvider(settings, fetch_bundle=fetch, gate=named)
+    provider.create(spec, _tags(), timeout_s=30).destroy()
+    (name,) = named.names
+    assert limits.kind_of(name)[0] == "environment_starts"
+    assert gate.waited == {}, "a place had at once is no wait"
+    assert _rows(database) == 0
+    semaphores.ask(database, name, new_id(), capacity_default=1, lease_s=30)
+    with pytest.raises(EnvironmentFailed, match=name):
+        provider.create(spec, _tags(), timeout_s=0.5)
+    assert gate.waited[name] > 0.3
+    limits.set_limit(database, name, 2)
+    provider.create(spec, _tags(), timeout_s=30).destroy()
+
+
+def _archive(**files: str) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name.replace("__", "."))
+            member.size = len(content.encode())
+            tar.addfile(member, io.BytesIO(content.encode()))
+    return packed.getvalue()
+
+
+def _bundle(content: bytes) -> Bundle:
+    return Bundle(sha256=hashlib.sha256(content).hexdigest(), size_bytes=len(content))
+
+
+@pytest.mark.docker
+def test_builds_and_starts_on_an_engine_pass_the_gate_of_its_host(
+    database: Database, home_folder: Path, base_image_tag: str
+) -> None:
+    settings = Settings(home=home_folder, base_image=base_image_tag, installation=f"test-{new_id().hex[-8:]}")
+    content = _archive(Dockerfile=f"FROM scratch\nLABEL once={new_id()}\nCOPY Dockerfile /\n")
+    gate = Named(_gate(database))
+    provider = DockerProvider(settings, fetch_bundle=lambda _: content, gate=gate)
+    host = provider._engine.api.info()["Name"]
+    image = provider.prepare_image(EnvironmentSpec(build=Build(context=_bundle(content))), timeout_s=60)
+    provider._engine.api.remove_image(image)
+    provider.create(EnvironmentSpec(image=base_image_tag), _tags(), timeout_s=60).destroy()
+    assert gate.names == {f"image_builds:{host}", f"environment_starts:{host}"}
+    assert _rows(database) == 0
+
+
+@pytest.mark.docker
+def test_a_pull_passes_the_gate_of_its_registry(database: Database, home_folder: Path, docker_engine: str) -> None:
+    settings, gate = Settings(home=home_folder), Named(_gate(database))
+    images = Images(settings, fetch_bundle=lambda _: b"", gate=gate)
+    spec = EnvironmentSpec(image="localhost:1/none:1")
+    with pytest.raises(ImageUnavailable, match="neither on this engine"):
+        images.ensure(spec, timeout_s=60)
+    assert "image_pulls:localhost:1" in gate.names
+    limits.set_limit(database, "image_pulls:localhost:1", 0)
+    with pytest.raises(ImageUnavailable, match=r"no place at image_pulls:localhost:1"):
+        images.ensure(spec, timeout_s=1)
+
+
+@pytest.mark.docker
+def test_a_build_does_not_wait_for_a_pull_that_may_be_waiting_for_its_place(
+    home_folder: Path, docker_engine: str
+) -> None:
+    settings = Settings(home=home_folder, image_builds=1)
+    content = _archive(Dockerfile="FROM localhost:1/none:1\n")
+    images = Images(settings, fetch_bundle=lambda _: content)
+    somebody_pulls = home_folder / "run" / "slots" / f"pull-{_short('localhost:1/none:1')}"
+    with turn(somebody_pulls, timeout_s=1), pytest.raises(ImageUnavailable, match="neither on this engine"):
+        images.ensure(EnvironmentSpec(build=Build(context=_bundle(content))), timeout_s=20)
+
+
+# --- Limits and their commands --------------------------------------------------------------------------------------
+
+
+def test_an_impossible_limit_is_refused_and_changes_nothing(database: Database) -> None:
+    for capacity in (-1, 1.5, float("nan"), float("inf"), True, "3"):
+        with pytest.raises(LimitInvalid):
+            limits.set_limit(database, LIMIT, capacity)  # type: ignore[arg-type]
+    assert one(database, "SELECT count(*) FROM limits").count == 0
+    assert facts(database) == []
+
+
+def test_setting_and_clearing_a_limit_are_facts(database: Database) -> None:
+    limits.set_limit(database, LIMIT, 3)
+    limits.clear_limit(database, LIMIT)
+    with pytest.raises(LimitInvalid, match="has not been set"):
+        limits.clear_limit(database, LIMIT)
+    assert facts(database) == [
+        ("limit.set", {"limit": LIMIT, "capacity": 3}),
+        ("limit.cleared", {"limit": LIMIT}),
+    ]
+
+
+Run = Callable[..., object]
+
+
+@pytest.fixture
+def megaflow(make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The commands of this file; JSON when it is asked for, else what was printed, or the error."""
+    settings = make_settings()
+    monkeypatch.setattr(commands, "MegaFlow", lambda: MegaFlow(settings))
+    cli = typer.Typer()
+    commands.register(cli)
+
+    def run(*arguments: str) -> object:
+        done = CliRunner().invoke(cli, arguments)
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout) if "--json" in arguments else done.stdout
+
+    return run
+
+
+def test_limits_are_shown_with_who_uses_them_and_changed_live(megaflow: Run, database: Database) -> None:
+    run = a_run(database)
+    attempt = an_attempt(database, a_task(database, run, state="running"), state="running", dispatched_at=ago(30))
+    a_task(database, run)
+    a_task(database, run, mode="auto")
+    for _ in range(4):
+        semaphores.ask(database, LIMIT, new_id(), capacity_default=2, lease_s=30, attempt_id=attempt)
+    megaflow("limits", "set", "model_tokens:user:*", "50000")
+    shown = {use["name"]: use for use in megaflow("limits", "--json")}  # type: ignore[attr-defined]
+    here = shown[LIMIT]
+    assert (here["used"], here["waiting"], here["capacity"], here["source"]) == (2, 2, 2, "default")
+    assert here["oldest_attempt"] == str(attempt)
+    slots = shown["slots:ephemeral.standard"]
+    assert (slots["used"], slots["waiting"], slots["source"]) == (1, 2, "class")
+    assert slots["oldest_attempt"] == str(attempt)
+    assert (shown["model_tokens:user:*"]["capacity"], shown["model_tokens:user:*"]["used"]) == (50000, None)
+    assert megaflow("limits", "set", LIMIT, "4", "--json") == {"name": LIMIT, "capacity": 4}
+    shown = {use["name"]: use for use in megaflow("limits", "--json")}  # type: ignore[attr-defined]
+    assert (shown[LIMIT]["capacity"], shown[LIMIT]["source"]) == (4, "set")
+    assert LIMIT in str(megaflow("limits"))
+    megaflow("limits", "clear", LIMIT)
+    shown = {use["name"]: use for use in megaflow("limits", "--json")}  # type: ignore[attr-defined]
+    assert shown[LIMIT]["source"] == "default"
+
+
+def test_model_calls_are_among_the_limits(megaflow: Run, redis_url: str) -> None:
+    megaflow("limits", "set", "model_concurrency:user:*", "5")
+    flow = commands.MegaFlow()
+
+    async def calling() -> object:
+        client = redis.asyncio.Redis.from_url(redis_url)
+        limiter = ModelLimiter(client, ledger_capacities(flow.database), prefix=prefix_of(flow.settings))
+        try:
+            async with limiter.call(run_id="r", user="alice", model="m", tokens=10):
+                return await asyncio.to_thread(megaflow, "limits", "--json")
+        finally:
+            await limiter.close()
+
+    shown = {use["name"]: use for use in asyncio.run(calling())}  # type: ignore[attr-defined]
+    flow.close()
+    alice = shown["model_concurrency:user:alice"]
+    assert (alice["used"], alice["waiting"], alice["capacity"], alice["source"]) == (1, 0, 5, "set")
+
+
+_REFUSED: list[tuple[tuple[str, ...], str]] = [
+    (("limits", "set", "image_bilds:h", "3"), "unknown limit 'image_bilds:h'"),
+    (("limits", "set", "image_builds", "3"), "unknown limit 'image_builds'"),
+    (("limits", "set", "slots:ephemeral.standard", "3"), "megaflow classes set"),
+    (("limits", "set", "quota:running:alice", "3"), "megaflow quota set"),
+    (("limits", "set", LIMIT, "-3"), "0 or more, found -3"),
+    (("limits", "set", LIMIT, "1.5"), "found 1.5"),
+    (("limits", "set", LIMIT, "many"), "expected a number, found 'many'"),
+    (("limits", "clear", LIMIT), "has not been set"),
+    (("quota", "set", "alice", "--running", "-1"), "expected running to be a whole number of 0 or more, found -1"),
+    (("quota", "set", "alice", "--weight", "0"), "expected weight to be a number above 0"),
+    (("quota", "set", "alice", "--spend", "much"), "expected a number, found 'much'"),
+    (("quota", "set", "alice"), "expected something to set"),
+    (("quota", "clear", "alice"), "no quota of their own"),
+    (("quota", "reset", "alice"), "no account"),
+]
+
+
+def test_bad_input_is_refused_with_a_reason(megaflow: Run, database: Database) -> None:
+    for arguments, said in _REFUSED:
+        with pytest.raises(LimitInvalid, match=said):
+            megaflow(*arguments)
+    assert facts(database) == []
+
+
+def test_quotas_are_shown_with_their_use_and_changed_live(megaflow: Run, database: Database) -> None:
+    a_task(database, a_run(database))
+    megaflow("quota", "set", "*", "--running", "10")
+    changed = megaflow(
+        "quota", "set", "alice", "--pending", "9", "--instances", "4", "--spend", "2.5", "--weight", "2", "--json"
+    )
+    assert changed == {
+        "user_name": "alice",
+        "weight": 2.0,
+        "running": 10,
+        "pending": 9,
+        "instances": 4,
+        "spend_usd": 2.5,
+    }
+    megaflow("quota", "set", "alice", "--pending", "none")
+    shown = {use["user"]: use for use in megaflow("quota", "--json")}  # type: ignore[attr-defined]
+    assert shown["alice"]["quota"]["pending"] is None
+    assert (shown["alice"]["pending"], shown["alice"]["own"]) == (1, True)
+    with database.begin() as connection:
+        quotas.charge(connection, "alice", 1.25)
+    assert "$1.25 of $2.50" in str(megaflow("quota"))
+    megaflow("quota", "reset", "alice")
+    megaflow("quota", "clear", "alice")
+    shown = {use["user"]: use for use in megaflow("quota", "--json")}  # type: ignore[attr-defined]
+    assert (shown["alice"]["own"], shown["alice"]["quota"]["running"], shown["alice"]["spent_usd"]) == (False, 10, 0.0)

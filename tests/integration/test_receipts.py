@@ -1,0 +1,679 @@
+"""Receipts: every container, folder and volume has its line, whoever made or removed it, and the engine agrees."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+import typer
+from sqlalchemy import text
+from typer.testing import CliRunner
+
+from app.cli import audit as audit_commands
+from app.environments import listing
+from app.environments.base import Environment, Tags
+from app.environments.docker import DockerProvider
+from app.environments.engine import Engine, engine_of
+from app.environments.local import LocalProvider
+from app.environments.pool import EnvironmentPool
+from app.environments.recorded import Recording
+from app.environments.sweeper import Sweeper
+from app.errors import UnknownName
+from app.ledger import attempts, receipt_check, receipts
+from app.ledger.attempts import Claim
+from app.ledger.database import Database
+from app.ledger.receipt_check import Listed, World, compare
+from app.ledger.receipts import ObjectKind, Owner, Remover, Thing, of_run
+from app.models.endings import EndReason
+from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec, Mode, Network
+from app.settings import Settings
+from app.workers import evaluations, stations
+from app.workers.evaluations import Submission
+from app.workers.lease import StopToken
+from app.workers.rollout import carry_out
+from tests.building import new_id
+from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, facts, insert, one
+from tests.services import MakeSettings
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings) -> Settings:
+    return make_settings()
+
+
+@pytest.fixture
+def database(settings: Settings) -> Iterator[Database]:
+    found = Database(settings.database())
+    yield found
+    found.close()
+
+
+@dataclass
+class Job:
+    """A run of one task whose attempt runs, on an instance of its own."""
+
+    run_id: UUID
+    task_id: UUID
+    attempt_id: UUID
+    instance_id: UUID
+    database: Database
+
+    @property
+    def owner(self) -> Owner:
+        return Owner(self.run_id, self.task_id, self.attempt_id, self.instance_id)
+
+    def tags(self, settings: Settings, deadline_s: float = 600.0) -> Tags:
+        return Tags(settings.installation, self.instance_id, *self.owner[:3], time.time() + deadline_s)
+
+    def set(self, statement: str, **values: Any) -> None:
+        with self.database.begin() as connection:
+            connection.execute(text("SET LOCAL session_replication_role = replica"))
+            connection.execute(text(statement), {**self.owner._asdict(), **values})
+
+    def end_attempt(self, seconds_ago: float = 1.0, **phases: str) -> None:
+        at = datetime.now(UTC) - timedelta(seconds=seconds_ago)
+        self.set(
+            "UPDATE attempts SET state = 'finished', finished_at = :at, phases = CAST(:phases AS jsonb)"
+            " WHERE id = :attempt_id",
+            at=at,
+            phases=json.dumps(phases),
+        )
+        self.set("UPDATE tasks SET state = 'succeeded', finished_at = :at WHERE id = :task_id", at=at)
+
+    def end_instance(self, *, swept: bool = False, seconds_ago: float = 1.0) -> None:
+        at = datetime.now(UTC) - timedelta(seconds=seconds_ago)
+        self.set(
+            "UPDATE instances SET state = 'terminated', ended_at = :at, exit_code = 0, swept_at = :swept"
+            " WHERE id = :instance_id",
+            at=at,
+            swept=at if swept else None,
+        )
+
+
+def a_job(database: Database, mode: str = "ephemeral", **instance: Any) -> Job:
+    values = {"state": "busy" if mode == "ephemeral" else "ready", "handle": "1", "ready_at": ago(5), **instance}
+    instance_id = an_instance(database, mode=mode, **values)
+    run_id = a_run(database)
+    task_id = a_task(database, run_id, mode=mode, state="running", attempts=1)
+    attempt_id = an_attempt(database, task_id, mode=mode, state="running", instance_id=instance_id)
+    if mode == "ephemeral":
+        with database.begin() as connection:
+            connection.execute(
+                text("UPDATE instances SET attempt_id = :a WHERE id = :i"), {"a": attempt_id, "i": instance_id}
+            )
+    return Job(run_id, task_id, attempt_id, instance_id, database)
+
+
+def made(database: Database, job: Job, identity: str, kind: ObjectKind = ObjectKind.CONTAINER) -> None:
+    with database.begin() as connection:
+        receipts.created(connection, [Thing(kind, identity, job.owner)])
+
+
+def kinds(database: Database) -> list[tuple[str, str, str | None]]:
+    return [
+        (kind, data["engine_id"], data.get("by")) for kind, data in facts(database) if kind.startswith("environment.")
+    ]
+
+
+# --- Lines ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_is_written_once_and_ended_once(database: Database) -> None:
+    job = a_job(database)
+    thing = Thing(ObjectKind.CONTAINER, "c1", job.owner)
+    for _ in range(2):
+        made(database, job, "c1")
+    with database.begin() as connection:
+        receipts.destroyed(connection, [thing], Remover.WORKER)
+        receipts.destroyed(connection, [thing], Remover.SWEEPER)
+        receipts.vanished(connection, ["c1"])
+    (line,) = of_run(database, job.run_id).objects
+    assert line.destroyed_by == "worker"
+    assert line.destroyed_at is not None
+    assert line.created_at <= line.destroyed_at
+    assert kinds(database) == [("environment.created", "c1", None), ("environment.destroyed", "c1", "worker")]
+
+
+def test_an_end_without_a_beginning_makes_up_for_the_line(database: Database) -> None:
+    job = a_job(database)
+    with database.begin() as connection:
+        receipts.destroyed(connection, [Thing(ObjectKind.CONTAINER, "c1", job.owner, ago(30))], Remover.SWEEPER)
+    (line,) = of_run(database, job.run_id).objects
+    assert (line.created_at, line.destroyed_by) == (ago(30), "sweeper")
+
+
+def test_an_unknown_run_has_no_receipt(database: Database) -> None:
+    with pytest.raises(UnknownName):
+        of_run(database, new_id())
+
+
+# --- Environments that are recorded ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def local(settings: Settings, database: Database) -> Recording:
+    """A provider of folders, each from a recipe that does nothing."""
+    return Recording(LocalProvider(settings, fetch_bundle=lambda bundle: _recipe()), settings, database)
+
+
+def _recipe() -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        member = tarfile.TarInfo("setup.sh")
+        member.size = 5
+        archive.addfile(member, io.BytesIO(b"true\n"))
+    return packed.getvalue()
+
+
+FOLDER = EnvironmentSpec(kind=EnvironmentKind.LOCAL, build=Build(context=Bundle(sha256="1" * 64, size_bytes=1)))
+
+
+def test_a_folder_has_its_line_from_its_making_to_its_end(
+    local: Recording, database: Database, settings: Settings
+) -> None:
+    job = a_job(database)
+    environment = local.create(FOLDER, job.tags(settings), timeout_s=30)
+    (line,) = of_run(database, job.run_id).objects
+    assert (line.engine_id, line.kind, line.why) == (environment.id, "folder", "its attempt runs")
+    assert environment.run("echo x", timeout_s=10).stdout == b"x\n"
+    for _ in range(2):
+        environment.destroy()
+    (line,) = of_run(database, job.run_id).objects
+    assert (line.why, line.destroyed_by) == (None, "worker")
+    assert [kind for kind, _, _ in kinds(database)] == ["environment.created", "environment.destroyed"]
+    ((_, data), _) = facts(database)
+    assert data == {"engine_id": environment.id, "kind": "folder"}
+    assert one(database, "SELECT run_id, attempt_id FROM events LIMIT 1") == (job.run_id, job.attempt_id)
+
+
+def test_a_ledger_that_is_away_does_not_cost_the_environment_and_the_end_makes_up_for_it(
+    settings: Settings, database: Database
+) -> None:
+    job = a_job(database)
+    away = Database("postgresql://nobody@/nothing?host=/nowhere")
+    recording = Recording(LocalProvider(settings, fetch_bundle=lambda bundle: _recipe()), settings, away)
+    environment = recording.create(FOLDER, job.tags(settings), timeout_s=30)
+    assert of_run(database, job.run_id).objects == ()
+    environment._database = database
+    environment.destroy()
+    (line,) = of_run(database, job.run_id).objects
+    assert line.destroyed_by == "worker"
+    away.close()
+
+
+def test_the_sweeper_records_what_it_removed_even_what_was_never_recorded(
+    database: Database, settings: Settings
+) -> None:
+    job = a_job(database)
+    provider = LocalProvider(settings, fetch_bundle=lambda bundle: _recipe())
+    known, unknown = (provider.create(FOLDER, job.tags(settings, -1.0), timeout_s=30) for _ in range(2))
+    made(database, job, known.id, ObjectKind.FOLDER)
+    assert Sweeper(settings, database).sweep({job.instance_id}) == 2
+    lines = {line.engine_id: line for line in of_run(database, job.run_id).objects}
+    assert lines.keys() == {known.id, unknown.id}
+    assert {line.destroyed_by for line in lines.values()} == {"sweeper"}
+
+
+def test_what_is_gone_without_a_word_is_recorded_as_gone(
+    local: Recording, database: Database, settings: Settings
+) -> None:
+    job = a_job(database)
+    kept = local.create(FOLDER, job.tags(settings), timeout_s=30)
+    lost = local.create(FOLDER, job.tags(settings), timeout_s=30)
+    lost._environment.destroy()
+    sweeper = Sweeper(settings, database)
+    sweeper.sweep({job.instance_id})
+    assert [line.why for line in of_run(database, job.run_id).objects] == ["its attempt runs"] * 2, "too young to tell"
+    job.set("UPDATE engine_objects SET created_at = created_at - interval '1 min'")
+    sweeper.sweep({job.instance_id})
+    lines = {line.engine_id: line.destroyed_by for line in of_run(database, job.run_id).objects}
+    assert lines == {kept.id: None, lost.id: "unknown"}
+    kept.destroy()
+
+
+def test_what_stands_on_another_host_is_not_taken_for_gone(database: Database, settings: Settings) -> None:
+    job = a_job(database, "persistent", provider="static", handle="elsewhere:77")
+    made(database, job, "c1")
+    job.set("UPDATE engine_objects SET created_at = created_at - interval '1 min'")
+    Sweeper(settings, database).sweep({job.instance_id})
+    (line,) = of_run(database, job.run_id).objects
+    assert line.destroyed_at is None
+
+
+# --- Why something stands -------------------------------------------------------------------------------------------
+
+
+def _running(job: Job) -> None:
+    pass
+
+
+def _idle_in_the_pool(job: Job) -> None:
+    job.end_attempt(torn_down="x")
+
+
+def _instance_just_gone(job: Job) -> None:
+    job.end_attempt()
+    job.end_instance()
+
+
+def _left_behind(job: Job) -> None:
+    job.end_attempt()
+    job.end_instance(swept=True)
+
+
+def _not_torn_down(job: Job) -> None:
+    job.end_attempt(seconds_ago=600)
+
+
+@pytest.mark.parametrize(
+    ("mode", "happened", "why", "accounted"),
+    [
+        ("ephemeral", _running, "its attempt runs", True),
+        ("persistent", _idle_in_the_pool, "kept idle in the pool", True),
+        ("ephemeral", _instance_just_gone, "a sweep is due", True),
+        ("ephemeral", _left_behind, "left behind: its instance has ended", False),
+        ("ephemeral", _not_torn_down, "left behind: its attempt has ended", False),
+    ],
+)
+def test_what_stands_has_a_reason(
+    database: Database, mode: str, happened: Callable[[Job], None], why: str, accounted: bool
+) -> None:
+    job = a_job(database, mode)
+    made(database, job, "c1")
+    happened(job)
+    said = of_run(database, job.run_id)
+    (line,) = said.objects
+    assert why in str(line.why)
+    assert line.accounted is accounted
+    assert said.counts["container"] == {"made": 1, "gone": 0, "standing": 1}
+
+
+def test_a_container_that_another_run_has_now_is_lent(database: Database) -> None:
+    job = a_job(database, "persistent")
+    made(database, job, "c1")
+    job.end_attempt(torn_down="x")
+    task_id = a_task(database, a_run(database), mode="persistent", state="running", attempts=1)
+    other = an_attempt(
+        database,
+        task_id,
+        mode="persistent",
+        state="running",
+        instance_id=job.instance_id,
+        environment={"id": "c1", "origin": "recycled"},
+    )
+    (line,) = of_run(database, job.run_id).objects
+    assert line.why == f"lent to attempt {other} by the pool of instance {job.instance_id}"
+
+
+def test_instances_stand_on_it_with_their_times(database: Database) -> None:
+    job = a_job(database)
+    job.end_attempt()
+    job.end_instance()
+    said = of_run(database, job.run_id)
+    (line,) = said.instances
+    assert (line.id, line.attempts, line.exit_code, line.state) == (job.instance_id, 1, 0, "terminated")
+    assert line.ready_at == ago(5)
+    assert line.ended_at is not None
+    assert said.ended_at is not None
+    assert said.counts["instance"] == {"made": 1, "gone": 1, "standing": 0}
+    assert said.standing == []
+
+
+# --- Once per run ---------------------------------------------------------------------------------------------------
+
+
+def _receipts(database: Database) -> list[dict[str, Any]]:
+    return [data for kind, data in facts(database) if kind == "run.receipt"]
+
+
+def test_a_run_gets_one_receipt_when_its_last_thing_is_gone(database: Database) -> None:
+    job = a_job(database)
+    made(database, job, "c1")
+    assert receipts.issue(database) == []
+    job.end_attempt(torn_down="x")
+    assert receipts.issue(database) == [], "its instance has not left"
+    job.end_instance()
+    assert receipts.issue(database) == [], "it was not swept"
+    with database.begin() as connection:
+        receipts.destroyed(connection, [Thing(ObjectKind.CONTAINER, "c1", job.owner)], Remover.WORKER)
+    job.end_instance(swept=True)
+    with ThreadPoolExecutor(4) as threads:
+        issued = [run for runs in threads.map(lambda _: receipts.issue(database), range(8)) for run in runs]
+    assert issued == [job.run_id]
+    (data,) = _receipts(database)
+    assert data == {
+        "tasks": 1,
+        "attempts": 1,
+        "instances": 1,
+        "instances_standing": 0,
+        "made": {"container": 1},
+        "gone": {"container": 1},
+        "standing": [],
+    }
+
+
+def test_a_receipt_does_not_wait_for_what_a_pool_keeps_but_for_the_teardown(database: Database) -> None:
+    job = a_job(database, "persistent")
+    made(database, job, "c1")
+    job.end_attempt()
+    assert receipts.issue(database) == []
+    job.end_attempt(torn_down="x")
+    assert receipts.issue(database) == [job.run_id]
+    (data,) = _receipts(database)
+    assert (data["standing"], data["instances_standing"]) == (["c1"], 1)
+
+
+def test_a_receipt_comes_at_last_even_when_something_never_goes(database: Database) -> None:
+    job = a_job(database)
+    made(database, job, "c1")
+    job.end_attempt(seconds_ago=600)
+    assert receipts.issue(database) == [job.run_id]
+    assert _receipts(database)[0]["standing"] == ["c1"]
+
+
+def test_a_run_whose_tasks_were_cancelled_in_line_gets_its_receipt(database: Database) -> None:
+    run_id = a_run(database)
+    a_task(database, run_id, state="cancelled", finished_at=ago(1))
+    assert receipts.issue(database) == [run_id]
+    assert _receipts(database)[0]["attempts"] == 0
+
+
+# --- Compared with what exists --------------------------------------------------------------------------------------
+
+
+def _thing(job: Job, identity: str, **values: Any) -> Listed:
+    seen = Listed(
+        ObjectKind.CONTAINER, identity, "name", "environment", job.run_id, job.attempt_id, job.instance_id, 60.0
+    )
+    return replace(seen, **values)
+
+
+def _alive(*ids: UUID) -> dict[str, frozenset[UUID]]:
+    return {"process": frozenset(ids)}
+
+
+def test_a_receipt_agrees_with_a_world_that_is_as_it_says(database: Database) -> None:
+    job = a_job(database)
+    made(database, job, "c1")
+    said = of_run(database, job.run_id)
+    assert compare(said, World((_thing(job, "c1"),), _alive(job.instance_id))) == []
+
+
+@dataclass
+class Case:
+    """A world that differs."""
+
+    things: Callable[[Job], tuple[Listed, ...]]
+    alive: Callable[[Job], dict[str, frozenset[UUID]]]
+    what: str
+    left_behind: bool
+
+
+def _nothing(job: Job) -> tuple[Listed, ...]:
+    return ()
+
+
+def _gone(job: Job) -> dict[str, frozenset[UUID]]:
+    return _alive()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(lambda job: (_thing(job, "c1"),), _gone, "removed by the worker, and still there", True),
+        Case(lambda job: (_thing(job, "c2"),), _gone, "never recorded", True),
+        Case(
+            lambda job: (_thing(job, "i1", run_id=None, role="instance"),),
+            _gone,
+            "the container of an instance that has ended",
+            True,
+        ),
+        Case(_nothing, lambda job: _alive(job.instance_id), "process still has it", True),
+    ],
+)
+def test_what_is_left_behind_is_found(database: Database, case: Case) -> None:
+    job = a_job(database)
+    with database.begin() as connection:
+        receipts.destroyed(connection, [Thing(ObjectKind.CONTAINER, "c1", job.owner)], Remover.WORKER)
+    job.end_attempt()
+    job.end_instance(swept=True)
+    said = of_run(database, job.run_id)
+    assert compare(said, World((), _gone(job))) == []
+    (found,) = compare(said, World(case.things(job), case.alive(job)))
+    assert case.what in found.what
+    assert found.left_behind is case.left_behind
+
+
+def test_what_is_missing_from_the_world_differs_but_is_not_left_behind(database: Database) -> None:
+    job = a_job(database)
+    made(database, job, "c1")
+    said = of_run(database, job.run_id)
+    found = compare(said, World((), _alive()))
+    assert [(one.kind, one.left_behind) for one in found] == [("container", False), ("instance", False)]
+    assert compare(said, World((), {}, silent=("engine", "process"))) == [], "nobody was asked"
+
+
+def test_what_nobody_accounts_for_is_left_behind(database: Database) -> None:
+    job = a_job(database)
+    made(database, job, "c1")
+    job.end_attempt()
+    job.end_instance(swept=True)
+    (found,) = compare(of_run(database, job.run_id), World((_thing(job, "c1"),), _alive()))
+    assert found.left_behind
+
+
+def test_what_was_made_this_moment_and_what_is_others_is_no_difference(database: Database) -> None:
+    job = a_job(database)
+    said = of_run(database, job.run_id)
+    things = (
+        _thing(job, "c2", age_s=1.0),
+        _thing(job, "c3", run_id=new_id()),
+        _thing(job, "n1", kind=ObjectKind.NETWORK, run_id=None),
+    )
+    assert compare(said, World(things, _alive(job.instance_id))) == []
+
+
+# --- The spine ------------------------------------------------------------------------------------------------------
+
+
+def _claim(database: Database, job: Job, settings: Settings, kind: EnvironmentKind, mode: Mode) -> Claim:
+    submission = Submission(dataset="demo", agent="oracle", environment=kind, mode=mode, only=("order-ledger",))
+    (spec,) = evaluations.specs_of(submission, settings)
+    insert(
+        database,
+        "leases",
+        attempt_id=job.attempt_id,
+        instance_id=job.instance_id,
+        expires_at=datetime.now(UTC) + timedelta(minutes=5),
+    )
+    deadline_at = datetime.now(UTC) + timedelta(minutes=5)
+    return Claim(job.attempt_id, 1, job.task_id, job.run_id, job.instance_id, mode, deadline_at, spec)
+
+
+def test_an_attempt_leaves_a_receipt_that_agrees_with_this_host(database: Database, settings: Settings) -> None:
+    job = a_job(database)
+    here = stations.build(settings, pooled=True, max_idle=0)
+    claimed = _claim(database, job, settings, EnvironmentKind.LOCAL, Mode.EPHEMERAL)
+    assert carry_out(claimed, here, StopToken()) is EndReason.SUBMITTED
+    here.close()
+    said = of_run(database, job.run_id)
+    (line,) = said.objects
+    assert (line.kind, line.destroyed_by, line.attempt_id) == ("folder", "worker", job.attempt_id)
+    things, _ = listing.listed(settings)
+    assert compare(said, World(tuple(things), _alive(job.instance_id))) == []
+    order = [kind for kind, _ in facts(database) if kind in ("environment.created", "environment.destroyed")]
+    assert order == ["environment.created", "environment.destroyed"]
+
+
+def test_a_task_that_is_stopped_has_the_end_of_its_environment_on_record(
+    database: Database, settings: Settings
+) -> None:
+    job = a_job(database)
+    here = stations.build(settings, pooled=True, max_idle=0)
+    token = StopToken()
+
+    def stop_at_the_door(connection_database: Database, *values: Any, **named: Any) -> None:
+        if "environment_ready" in str(values):
+            token.stop(EndReason.CANCELLED)
+        original(connection_database, *values, **named)
+
+    original = attempts.pass_door
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attempts, "pass_door", stop_at_the_door)
+        claimed = _claim(database, job, settings, EnvironmentKind.LOCAL, Mode.EPHEMERAL)
+        assert carry_out(claimed, here, token) is EndReason.CANCELLED
+    here.close()
+    (line,) = of_run(database, job.run_id).objects
+    assert line.destroyed_by == "worker"
+
+
+# --- A real engine --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def engine(settings: Settings, docker_engine: str, base_image_tag: str) -> Iterator[Engine]:
+    yield engine_of(settings)
+    DockerProvider(settings, fetch_bundle=lambda bundle: b"").sweep(installation=settings.installation)
+
+
+@pytest.fixture
+def containers(settings: Settings, database: Database, engine: Engine) -> Recording:
+    return Recording(DockerProvider(settings, fetch_bundle=lambda bundle: b""), settings, database)
+
+
+@pytest.mark.docker
+def test_a_container_a_crash_and_the_sweeper_agree_with_the_engine(
+    containers: Recording, database: Database, settings: Settings, base_image_tag: str
+) -> None:
+    job = a_job(database)
+    spec = EnvironmentSpec(image=base_image_tag)
+    environment = containers.create(spec, job.tags(settings), timeout_s=60)
+
+    def differences() -> list[str]:
+        things, engine_answered = listing.listed(settings)
+        assert engine_answered
+        world = World(tuple(replace(thing, age_s=60.0) for thing in things), _alive(job.instance_id))
+        return [found.id for found in compare(of_run(database, job.run_id), world)]
+
+    assert differences() == []
+    crashed = containers._provider.create(spec, job.tags(settings), timeout_s=60)  # its line was never written
+    assert differences() == [crashed.id]
+    environment.destroy()
+    time.sleep(3.1)  # younger ones are left alone
+    assert Sweeper(settings, database).sweep(set()) == 1
+    job.set("UPDATE instances SET swept_at = now() WHERE id = :instance_id")
+    lines = {line.engine_id: line.destroyed_by for line in of_run(database, job.run_id).objects}
+    assert lines == {environment.id: "worker", crashed.id: "sweeper"}
+    assert differences() == []
+
+
+@pytest.mark.docker
+def test_a_recycled_container_keeps_its_line_until_the_pool_lets_it_go(
+    containers: Recording, database: Database, settings: Settings, base_image_tag: str
+) -> None:
+    job, other = a_job(database, "persistent"), a_job(database, "persistent")
+    spec = EnvironmentSpec(image=base_image_tag)
+    image = containers.prepare_image(spec, timeout_s=30)
+    pool = EnvironmentPool(max_idle=1)
+
+    def used_by(who: Job) -> Environment:
+        environment, _ = pool.acquire(containers, spec, who.tags(settings), image, timeout_s=60, allow_reuse=True)
+        pool.release(environment, reuse=True)
+        return environment
+
+    first = used_by(job)
+    job.end_attempt(torn_down="x")
+    (line,) = of_run(database, job.run_id).objects
+    assert "kept idle in the pool" in str(line.why)
+    assert used_by(other).id == first.id
+    assert of_run(database, other.run_id).objects == ()
+    pool.close()
+    (line,) = of_run(database, job.run_id).objects
+    assert line.destroyed_by == "worker"
+
+
+@pytest.mark.docker
+def test_volumes_of_an_image_and_the_first_network_have_lines(
+    containers: Recording, database: Database, settings: Settings, engine: Engine, base_image_tag: str
+) -> None:
+    image = f"test/{settings.installation}"
+    base = engine.api.create_container(base_image_tag, ["true"], labels={"megaflow": settings.installation})["Id"]
+    engine.api.commit(base, image, changes=["VOLUME /data"])
+    engine.remove(base)
+    try:
+        job, other = a_job(database), a_job(database)
+        spec = EnvironmentSpec(image=image, network=Network.OPEN)
+        first = containers.create(spec, job.tags(settings), timeout_s=60)
+        second = containers.create(spec, other.tags(settings), timeout_s=60)
+        lines = {line.kind: line for line in of_run(database, job.run_id).objects}
+        assert lines.keys() == {"container", "volume", "network"}
+        assert {line.kind for line in of_run(database, other.run_id).objects} == {"container", "volume"}
+        for environment in (first, second):
+            environment.destroy()
+        said = of_run(database, job.run_id)
+        gone = {line.kind: line.destroyed_by for line in said.objects}
+        assert gone == {"container": "worker", "volume": "worker", "network": None}
+        job.end_attempt()
+        job.end_instance(swept=True)
+        things, _ = listing.listed(settings)
+        assert lines["volume"].engine_id not in {thing.id for thing in things}
+        assert compare(of_run(database, job.run_id), World(tuple(things), _alive())) == []
+    finally:
+        engine.api.remove_image(image)
+
+
+# --- The command ----------------------------------------------------------------------------------------------------
+
+
+def _command(settings: Settings, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> tuple[int, str]:
+    monkeypatch.setattr("app.client.load", lambda: settings)
+    cli = typer.Typer()
+    audit_commands.register(cli)
+    done = CliRunner().invoke(cli, [str(argument) for argument in arguments])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.output
+
+
+def test_the_command_compares_and_says_so(
+    local: Recording, database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = a_job(database, provider="gone-by")
+    environment = local.create(FOLDER, job.tags(settings), timeout_s=30)
+    environment.destroy()
+    job.end_attempt()
+    job.end_instance(swept=True)
+    code, said = _command(settings, monkeypatch, "receipt", job.run_id)
+    assert (code, "agrees" in said) == (0, True)
+    stray = local._provider.create(FOLDER, job.tags(settings), timeout_s=30)
+    monkeypatch.setattr(receipt_check, "_YOUNG_S", -1.0)
+    code, said = _command(settings, monkeypatch, "receipt", job.run_id)
+    assert code == 1
+    assert f"LEFT BEHIND: folder {stray.id}: never recorded" in said
+    code, said = _command(settings, monkeypatch, "receipt", job.run_id, "--json")
+    assert code == 1
+    found = json.loads(said)
+    assert [one["id"] for one in found["differences"]] == [stray.id]
+    assert found["agrees"] is False
+    assert [line["engine_id"] for line in found["receipt"]["objects"]] == [environment.id]
+    stray.destroy()
+
+
+def test_a_provider_that_does_not_answer_is_not_taken_for_agreement(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = a_job(database)
+    job.end_attempt()
+    job.end_instance(swept=True)
+    code, said = _command(settings, monkeypatch, "receipt", job.run_id)
+    assert code == 69
+    assert "not compared: process does not answer" in said

@@ -1,0 +1,317 @@
+"""Webhooks against a receiver that works, fails, hangs and is away."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import text
+
+from app.errors import SpecInvalid, UnknownName
+from app.ledger import stream, webhooks
+from app.ledger.database import Database
+from app.ledger.events import Fact, append, wake_dispatcher
+from app.settings import Settings
+from app.workers.webhooks import SIGNATURE, WEBHOOKS, Webhooks, signature
+from tests.services import MakeSettings
+
+
+class Receiver:
+    """An HTTP server whose answers a test chooses: a status, or `hang`."""
+
+    def __init__(self, port: int = 0) -> None:
+        self.answer: int | str = 200
+        self.bodies: list[dict[str, Any]] = []
+        self.requests: list[tuple[dict[str, str], bytes]] = []
+        self.let_go = threading.Event()
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                receiver.requests.append((dict(self.headers), body))
+                answer = receiver.answer
+                if answer == "hang":
+                    receiver.let_go.wait(20)
+                    return
+                if answer == 200:
+                    receiver.bodies.append(json.loads(body))
+                self.send_response(int(answer))
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self._server.daemon_threads = True
+        self.port = self._server.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}/hook"
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    @property
+    def numbers(self) -> list[int]:
+        """What was taken, in the order in which it came."""
+        return [event["data"]["number"] for body in self.bodies for event in body["events"]]
+
+    def close(self) -> None:
+        self.let_go.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def receivers() -> Iterator[Callable[..., Receiver]]:
+    made: list[Receiver] = []
+
+    def make(port: int = 0) -> Receiver:
+        made.append(Receiver(port))
+        return made[-1]
+
+    yield make
+    for receiver in made:
+        receiver.close()
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    found = Database(database_url)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings) -> Settings:
+    return make_settings(retry_base_s=0.1, retry_cap_s=0.2)
+
+
+@contextmanager
+def delivering(database: Database, settings: Settings, timeout_s: float = 0.5) -> Iterator[None]:
+    """A control worker's thread of webhooks."""
+    stop = threading.Event()
+    thread = threading.Thread(target=Webhooks(database, settings, timeout_s=timeout_s).run, args=(stop,))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def tell(database: Database, *numbers: int, kind: str = "task.counted", task_id: UUID | None = None) -> None:
+    with database.begin() as connection:
+        append(connection, *(Fact(kind, task_id=task_id, data={"number": number}) for number in numbers))
+        wake_dispatcher(connection)
+
+
+def until(true: Callable[[], object], seconds: float = 10.0) -> None:
+    patience = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < patience, "it did not happen"
+        time.sleep(0.01)
+
+
+def only(database: Database) -> webhooks.Hook:
+    (hook,) = webhooks.all_of(database)
+    return hook
+
+
+def test_facts_arrive_in_order_in_batches_and_signed(
+    database: Database, settings: Settings, receivers: Callable[..., Receiver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOOK_SECRET", "a secret")
+    receiver, task_id = receivers(), uuid4()
+    tell(database, -1)
+    webhooks.add(database, receiver.url, ["task."], secret_env="HOOK_SECRET")
+    tell(database, *range(250), task_id=task_id)
+    tell(database, 999, kind="attempt.claimed")
+    with delivering(database, settings):
+        until(lambda: len(receiver.numbers) == 250)
+        tell(database, 250)
+        until(lambda: len(receiver.numbers) == 251)
+        until(lambda: only(database).position == receiver.bodies[-1]["position"])
+    assert receiver.numbers == list(range(251))
+    assert [len(body["events"]) for body in receiver.bodies] == [100, 100, 50, 1]
+    first = receiver.bodies[0]["events"][0]
+    assert (first["kind"], first["task_id"], first["run_id"]) == ("task.counted", str(task_id), None)
+    for headers, body in receiver.requests:
+        assert hmac.compare_digest(headers[SIGNATURE], signature("a secret", body))
+    assert signature("key", b"The quick brown fox jumps over the lazy dog") == (
+        "sha256=f7bc83f430538424b13298e6aa6fb143ef4d59a14946175997479dbc2d1a3cd8"
+    )
+
+
+def test_a_receiver_that_fails_is_tried_again_from_where_it_was(
+    database: Database, settings: Settings, receivers: Callable[..., Receiver]
+) -> None:
+    receiver = receivers()
+    receiver.answer = 500
+    webhooks.add(database, receiver.url, ["task."])
+    before = only(database).position
+    tell(database, 1, 2)
+    with delivering(database, settings):
+        until(lambda: only(database).failures >= 2)
+        assert only(database).position == before
+        assert only(database).last_error == "expected an answer 2xx, found 500 Internal Server Error"
+        tell(database, 3)
+        receiver.answer = 302  # not followed, not success
+        until(lambda: "302" in str(only(database).last_error))
+        receiver.answer = 200
+        until(lambda: receiver.numbers == [1, 2, 3])
+        until(lambda: only(database).failures == 0)
+    assert only(database).last_error is None
+    kinds = [found.event.kind for found in stream.read(database, before, wanted=stream.Wanted(["webhook."])).events]
+    assert kinds == ["webhook.added", "webhook.failing", "webhook.recovered"], (
+        "a failure is told once, however often it is repeated"
+    )
+
+
+def test_one_that_hangs_holds_up_no_other_and_gets_everything_later(
+    database: Database, settings: Settings, receivers: Callable[..., Receiver]
+) -> None:
+    hanging, well = receivers(), receivers()
+    hanging.answer = "hang"
+    for receiver in (hanging, well):
+        webhooks.add(database, receiver.url, ["task."])
+    with delivering(database, settings, timeout_s=1.5):
+        tell(database, 1)
+        until(lambda: hanging.requests)
+        for number in (2, 3):
+            tell(database, number)
+            until(lambda n=number: n in well.numbers, seconds=1.4)
+        hanging.answer = 200
+        until(lambda: hanging.numbers == [1, 2, 3])
+    assert well.numbers == [1, 2, 3]
+
+
+def test_one_that_is_away_for_a_while_misses_nothing(
+    database: Database, settings: Settings, receivers: Callable[..., Receiver]
+) -> None:
+    first = receivers()
+    webhooks.add(database, first.url, ["task."])
+    with delivering(database, settings):
+        tell(database, 1)
+        until(lambda: first.numbers == [1])
+        first.close()
+        tell(database, 2, 3)
+        until(lambda: only(database).failures >= 2)
+        back = receivers(first.port)
+        until(lambda: back.numbers == [2, 3])
+
+
+def test_two_control_workers_deliver_once_and_the_second_takes_over(
+    database: Database, settings: Settings, receivers: Callable[..., Receiver]
+) -> None:
+    receiver = receivers()
+    webhooks.add(database, receiver.url, ["task."])
+    with delivering(database, settings):
+        with delivering(database, settings):
+            for number in range(20):
+                tell(database, number)
+            until(lambda: len(receiver.numbers) >= 20)
+        tell(database, 20)
+        until(lambda: 20 in receiver.numbers)
+    assert receiver.numbers == list(range(21))
+
+
+def test_killed_sessions_lose_nothing_and_keep_the_order(
+    database: Database, settings: Settings, receivers: Callable[..., Receiver]
+) -> None:
+    receiver, others = receivers(), Database(database.url)
+    webhooks.add(database, receiver.url, ["task."])
+    with delivering(database, settings), delivering(database, settings):
+        for number in range(40):
+            tell(others, number)
+            if number % 13 == 5:
+                _kill_sessions(others, leader_only=number < 20)
+            time.sleep(0.02)
+        until(lambda: set(receiver.numbers) == set(range(40)), seconds=20)
+    others.close()
+    first_seen = list(dict.fromkeys(receiver.numbers))
+    assert first_seen == list(range(40)), "what comes twice is what had come before"
+
+
+def _kill_sessions(database: Database, *, leader_only: bool) -> None:
+    leads = "AND pid IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = :key)" if leader_only else ""
+    statement = text(
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+        f" WHERE datname = current_database() AND pid <> pg_backend_pid() {leads}"
+    )
+    with database.begin() as connection:
+        connection.execute(statement, {"key": WEBHOOKS} if leader_only else {})
+
+
+def test_a_batch_whose_storing_fails_is_not_forgotten(
+    database: Database, settings: Settings, receivers: Callable[..., Receiver]
+) -> None:
+    receiver = receivers()
+    hook = webhooks.add(database, receiver.url, ["task."])
+    tell(database, 1)
+    page = stream.read(database, hook.position, wanted=stream.Wanted(["task."]))
+    assert webhooks.delivered(database, hook.id, hook.position, page.position)
+    assert not webhooks.delivered(database, hook.id, hook.position, page.position), "another was faster"
+    assert not webhooks.failed(database, hook.id, hook.position, "late", 60), "a late failure says nothing"
+    assert only(database).failures == 0
+
+
+def test_nothing_is_sent_unsigned_when_the_secret_is_missing(
+    database: Database, settings: Settings, receivers: Callable[..., Receiver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver = receivers()
+    webhooks.add(database, receiver.url, secret_env="HOOK_SECRET_THAT_IS_NOT_SET")
+    tell(database, 1)
+    with delivering(database, settings):
+        until(lambda: only(database).failures >= 1)
+        assert "HOOK_SECRET_THAT_IS_NOT_SET" in str(only(database).last_error)
+    assert not receiver.requests
+
+
+def test_a_removed_webhook_hears_no_more(
+    database: Database, settings: Settings, receivers: Callable[..., Receiver]
+) -> None:
+    receiver, kept = receivers(), receivers()
+    hook = webhooks.add(database, receiver.url, ["task."])
+    webhooks.add(database, kept.url, ["task."])
+    with delivering(database, settings):
+        tell(database, 1)
+        until(lambda: receiver.numbers == [1] and kept.numbers == [1])
+        webhooks.remove(database, str(hook.id)[-12:])
+        time.sleep(1.2)
+        tell(database, 2)
+        until(lambda: kept.numbers == [1, 2])
+    assert receiver.numbers == [1]
+    with pytest.raises(UnknownName, match="unknown webhook"):
+        webhooks.remove(database, str(hook.id))
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["ftp://example.org", "example.org/hook", "https://", "http://[::1", "http://x:99999/", "http://a b/", ""],
+)
+def test_a_url_that_cannot_be_called_is_refused(database: Database, url: str) -> None:
+    with pytest.raises(SpecInvalid, match="expected a URL such as"):
+        webhooks.add(database, url)
+    assert webhooks.all_of(database) == []
+
+
+def test_what_is_wrong_is_refused_without_showing_secrets(database: Database) -> None:
+    with pytest.raises(SpecInvalid) as found:
+        webhooks.add(database, "https://me:hunter2@example.org/hook")
+    assert "hunter2" not in str(found.value)
+    with pytest.raises(SpecInvalid) as found:
+        webhooks.add(database, "https://example.org", secret_env="s3cr3t-value!")
+    assert "s3cr3t" not in str(found.value)
+    with pytest.raises(SpecInvalid, match="expected a kind of event"):
+        webhooks.add(database, "https://example.org", ["attempt"])
+    with pytest.raises(SpecInvalid, match="a position that the stream gave"):
+        webhooks.add(database, "https://example.org", position="yesterday")
+    assert webhooks.all_of(database) == []
