@@ -12,7 +12,7 @@ from typing import Self
 from uuid import UUID
 
 from app.errors import DatabaseUnavailable, SpecInvalid, WaitTimeout
-from app.ledger import accept, results, tasks
+from app.ledger import accept, results, stream, tasks
 from app.ledger.accept import NewRun
 from app.ledger.database import Database, Listener
 from app.ledger.events import OUTCOME
@@ -147,6 +147,30 @@ class MegaFlow:
         """Put tasks that could not be measured, or were cancelled, back in line; returns those moved."""
         return tasks.retry(self.database, task_ids)
 
+    def events(
+        self,
+        position: str = "now",
+        *,
+        follow: bool = False,
+        kinds: Sequence[str] = (),
+        run_id: UUID | None = None,
+        task_id: UUID | None = None,
+        stop: threading.Event | None = None,
+    ) -> Iterator[stream.Streamed]:
+        """Facts after a position (`start`, `now`, or one that came with a fact): at least once, in order for each task.
+
+        kinds: whole ones, or beginnings that end in a dot. With `follow`, goes on until `stop` is set.
+
+        Raises: SpecInvalid: no such position; DatabaseUnavailable.
+        """
+        wanted, at = stream.Wanted(tuple(kinds), run_id, task_id), stream.place(self.database, position)
+        if follow:
+            yield from stream.follow(self.database, at, stop or threading.Event(), wanted)
+            return
+        while (page := stream.read(self.database, at, stream.PAGE, wanted)).events:
+            yield from page.events
+            at = page.position
+
     def wait_any(self, task_ids: Iterable[UUID], timeout: float | None = None) -> list[UUID]:
         """Block until one of the tasks has ended, by event; those that have, or none after `timeout` seconds."""
         return self._outcomes.wait_any(set(task_ids), timeout)
@@ -247,6 +271,30 @@ class _Outcomes:
         self._ended: set[UUID] = set()
         self._thread: threading.Thread | None = None
         self._closing = False
+
+    def events(
+        self,
+        position: str = "now",
+        *,
+        follow: bool = False,
+        kinds: Sequence[str] = (),
+        run_id: UUID | None = None,
+        task_id: UUID | None = None,
+        stop: threading.Event | None = None,
+    ) -> Iterator[stream.Streamed]:
+        """Facts after a position (`start`, `now`, or one that came with a fact): at least once, in order for each task.
+
+        kinds: whole ones, or beginnings that end in a dot. With `follow`, goes on until `stop` is set.
+
+        Raises: SpecInvalid: no such position; DatabaseUnavailable.
+        """
+        wanted, at = stream.Wanted(tuple(kinds), run_id, task_id), stream.place(self.database, position)
+        if follow:
+            yield from stream.follow(self.database, at, stop or threading.Event(), wanted)
+            return
+        while (page := stream.read(self.database, at, stream.PAGE, wanted)).events:
+            yield from page.events
+            at = page.position
 
     def wait_any(self, ids: set[UUID], timeout_s: float | None) -> list[UUID]:
         done = results.ended(self._database, list(ids))

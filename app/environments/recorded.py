@@ -7,7 +7,6 @@ the thing, or finds it gone, makes up for the line.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -34,8 +33,6 @@ class RecordedEnvironment:
         self._environment = environment
         self._things = things  # itself, and the volumes that go with it
         self._database = database
-        self._lock = threading.Lock()
-        self._told = False
 
     @property
     def id(self) -> str:
@@ -74,15 +71,10 @@ class RecordedEnvironment:
 
     def destroy(self) -> None:
         self._environment.destroy()
-        with self._lock:
-            first, self._told = not self._told, True
-        if not first:
-            return
-        try:
+        try:  # a second time changes nothing: the first end counts
             with self._database.begin() as connection:
                 receipts.destroyed(connection, self._things, Remover.WORKER)
         except DatabaseUnavailable as error:
-            self._told = False
             log.warning("environment.end_not_recorded", environment=self.id, error=str(error))
 
 

@@ -65,5 +65,6 @@ def of_task(database: Database, task_id: UUID) -> list[Recorded]:
     """Everything that happened to a task, in order."""
     columns = Event.__table__.c
     with database.begin() as connection:
-        rows = connection.execute(select(*columns).where(columns.task_id == task_id).order_by(columns.id))
+        wanted = [columns[name] for name in Recorded._fields]
+        rows = connection.execute(select(*wanted).where(columns.task_id == task_id).order_by(columns.id))
         return [Recorded(*row) for row in rows]

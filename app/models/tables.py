@@ -225,7 +225,7 @@ class Event(Base):
     """A fact that happened, appended in the transaction that made it true.
 
     `txid` is that transaction. Ids are given before the commit, so a reader that goes by ids alone can miss one that
-    commits late; the stream's position is the oldest transaction still open (`app.ledger.stream`).
+    commits late; the stream's position is a snapshot of which transactions were decided (`app.ledger.stream`).
     """
 
     __tablename__ = "events"
@@ -241,7 +241,7 @@ class Event(Base):
 
     __table_args__ = (
         Index("events_task_id_idx", "task_id"),
-        Index("events_txid_idx", "txid", postgresql_using="brin"),  # it only grows: a few pages, no cost per row
+        Index("events_txid_idx", "txid"),  # the stream asks for the newest and for few among millions
     )
 
 

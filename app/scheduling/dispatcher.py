@@ -56,7 +56,7 @@ class Dispatcher:
         self._retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
         self._rests_until: dict[str, float] = {}  # provider: monotonic seconds
         self._bound: set[Bound] | None = None  # what is on record as binding; None: not read yet
-        self._kept_house_at = 0.0
+        self._kept_house_at = -_HOUSEKEEPING_S
 
     def run(self, stop: threading.Event) -> None:
         """Decide whenever something has changed, and at least every second."""
@@ -91,7 +91,9 @@ class Dispatcher:
     def pass_once(self) -> bool:
         """One look, one batch. True when there may be more to do at once."""
         settings = self._settings
-        keep_house = time.monotonic() - self._kept_house_at > _HOUSEKEEPING_S
+        keep_house = time.monotonic() - self._kept_house_at >= min(_HOUSEKEEPING_S, settings.republish_s)
+        if keep_house:
+            self._kept_house_at = time.monotonic()
         with self._database.begin() as connection:
             promoted = admission.promote(connection, 10 * settings.dispatch_batch)
             seen = waiting.occupancy(connection)
@@ -231,7 +233,6 @@ class Dispatcher:
 
     def _keep_house(self, offers: dict[str, Offer]) -> None:
         """What no event tells: rows whose provider was never asked, and standing instances that nobody needs."""
-        self._kept_house_at = time.monotonic()
         with self._database.begin() as connection:
             forgotten = instances.unasked(connection, _HOUSEKEEPING_S, 1000)
             seen = waiting.occupancy(connection)
@@ -261,6 +262,7 @@ class Dispatcher:
             self._publish(items)
         except Exception as error:  # noqa: BLE001  whatever a broker raises, the rows are safe and sent again
             log.warning("dispatcher.publish_failed", hints=len(items), error=str(error))
+            self._kept_house_at = -_HOUSEKEEPING_S  # the next look sends them again
             return
         with self._database.begin() as connection:
             admission.mark_published(connection, items)

@@ -30,11 +30,15 @@ _LOOK_S = 0.5
 _STEP_S = 0.05
 """Behind: so much longer between two looks for everyone who stands before us, up to a second."""
 
+_NOTED_S = 0.1
+"""What is shorter is the question itself and no wait."""
+
 
 class LedgerGate:
     """Implements the environments' `Gate` for one attempt; used by the one thread that carries it out.
 
-    `waited` is the seconds waited so far by limit, for `attempts.waits`; a place had at once is no wait. `stopped` tells that the attempt must stop.
+    `waited` is the seconds waited so far by limit, for `attempts.waits`; a place that was had at once is no wait.
+    `stopped` tells that the attempt must stop.
     """
 
     def __init__(
@@ -67,11 +71,14 @@ class LedgerGate:
             try:
                 wait.until(begun + timeout_s, patience_s=self._lease_s)
             finally:
-                if wait.stood:
-                    self.waited[limit] = self.waited.get(limit, 0.0) + time.monotonic() - begun
+                self._note(limit, time.monotonic() - begun)
             yield
         finally:
             self._leave(limit, holder)
+
+    def _note(self, limit: str, seconds: float) -> None:
+        if seconds >= _NOTED_S:
+            self.waited[limit] = self.waited.get(limit, 0.0) + seconds
 
     def _ask(self, limit: str, capacity: int | None, holder: UUID) -> Callable[[], Answer]:
         return lambda: semaphores.ask(
@@ -92,7 +99,7 @@ class LedgerGate:
 
 
 class _Wait:
-    """Standing in line once; `stood` when there was a line, or no answer at first."""
+    """Standing in line once."""
 
     def __init__(self, ask: Callable[[], Answer], limit: str, database: Database, stopped: Callable[[], bool]) -> None:
         self._ask = ask
@@ -101,7 +108,6 @@ class _Wait:
         self._database = database
         self._stopped = stopped
         self._listener: Listener | None = None
-        self.stood = False
 
     def until(self, deadline: float, *, patience_s: float) -> None:
         """Raises: TimeoutError, DatabaseUnavailable."""
@@ -114,7 +120,6 @@ class _Wait:
                         return
                     answered = time.monotonic()
                 except (DatabaseUnavailable, DBAPIError) as error:
-                    self.stood = True
                     self._deaf()
                     if time.monotonic() - answered > patience_s:
                         raise _unavailable(error) from error
@@ -126,7 +131,6 @@ class _Wait:
         answer = self._ask()
         if answer.granted:
             return False
-        self.stood = True
         if answer.ahead >= _LISTENERS:
             self._deaf()
             time.sleep(min(1.0, _STEP_S * answer.ahead) * random.uniform(0.8, 1.2))

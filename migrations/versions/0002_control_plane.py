@@ -57,7 +57,7 @@ CREATE INDEX instances_stillborn_idx ON instances (requested_at) WHERE state = '
 ALTER TABLE events ADD COLUMN txid bigint NOT NULL DEFAULT 0;
 ALTER TABLE events ALTER COLUMN txid SET DEFAULT (pg_current_xact_id()::text)::bigint;
 DROP INDEX events_run_id_idx;
-CREATE INDEX events_txid_idx ON events USING brin (txid);
+CREATE INDEX events_txid_idx ON events (txid);
 
 CREATE TABLE resource_classes (
     name text PRIMARY KEY,

@@ -11,7 +11,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import text
 
 from app.errors import IdempotencyConflict, IllegalMove, StaleWriter, UnknownName
-from app.ledger import accept, attempts, events, instances, results, tasks, waiting
+from app.ledger import accept, admission, attempts, events, instances, results, tasks, waiting
 from app.ledger.accept import NewRun
 from app.ledger.database import Database
 from app.models.endings import EndReason
@@ -141,7 +141,8 @@ def test_a_lost_attempt_may_write_no_more_and_the_next_may(database: Database) -
         with pytest.raises(StaleWriter):
             write()
     with database.begin() as connection:
-        (item,) = attempts.admit(connection, [(old.task_id, Mode.PERSISTENT)])
+        assert admission.promote(connection, 10) == 1
+        (item,) = admission.admit(connection, [(old.task_id, Mode.PERSISTENT)])
     new = attempts.claim(database, item.hint, ready_instance(database), lease_s=30)
     assert new is not None
     assert new.number == 2
@@ -156,7 +157,8 @@ def test_infrastructure_faults_are_retried_up_to_the_limit_and_then_not_measured
     attempts.fail(database, claim, permanent=False, **fault)  # type: ignore[arg-type]
     assert results.state_of(database, claim.task_id) is TaskState.PENDING
     with database.begin() as connection:
-        (item,) = attempts.admit(connection, [(claim.task_id, Mode.PERSISTENT)])
+        assert admission.promote(connection, 10) == 1
+        (item,) = admission.admit(connection, [(claim.task_id, Mode.PERSISTENT)])
     second = attempts.claim(database, item.hint, ready_instance(database), lease_s=30)
     assert second is not None
     attempts.fail(database, second, permanent=False, **fault)  # type: ignore[arg-type]
@@ -206,9 +208,9 @@ def test_a_lapsed_lease_is_taken_back(database: Database) -> None:
 
 def test_a_renewed_lease_is_not_taken_back_and_says_when_to_stop(database: Database) -> None:
     claim = claimed(database)
-    assert attempts.renew(database, [claim.attempt_id], lease_s=30) == {claim.attempt_id: False}
+    assert attempts.renew(database, [claim.attempt_id], lease_s=30) == {claim.attempt_id: None}
     assert tasks.cancel(database, [claim.task_id]) == [claim.attempt_id]
-    assert attempts.renew(database, [claim.attempt_id], lease_s=30) == {claim.attempt_id: True}
+    assert attempts.renew(database, [claim.attempt_id], lease_s=30) == {claim.attempt_id: EndReason.CANCELLED}
     with database.begin() as connection:
         assert waiting.reclaim_lapsed(connection, RETRY) == []
 

@@ -14,7 +14,7 @@ from sqlalchemy import text
 
 from app.errors import InstanceFailed
 from app.ledger import attempts, instances, results, schedules
-from app.ledger.attempts import Published
+from app.ledger.admission import Published
 from app.ledger.database import Database, Leadership
 from app.models.instance import InstanceRequest
 from app.models.spec import Mode
@@ -37,6 +37,7 @@ class World:
         self.terminated: list[UUID] = []
         self.existing: dict[str, dict[UUID, str]] = {}
         self.swept_with: list[set[UUID]] = []
+        self.nudged: list[UUID] = []
 
     def launch(self, provider: str, requests: Sequence[InstanceRequest]) -> dict[UUID, str]:
         if provider in self.broken:
@@ -54,7 +55,12 @@ class World:
             self.swept_with.append(live)
             return 0
 
-        return Hands(lambda: self.existing, lambda _p, instance_id, _h: self.terminated.append(instance_id), sweep)
+        return Hands(
+            lambda: self.existing,
+            lambda _p, instance_id, _h: self.terminated.append(instance_id),
+            sweep,
+            self.nudged.extend,
+        )
 
 
 @pytest.fixture

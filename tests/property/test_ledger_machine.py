@@ -18,9 +18,10 @@ from hypothesis.stateful import (
 from sqlalchemy import text
 
 from app.errors import StaleWriter
-from app.ledger import accept, attempts, instances, tasks, waiting
+from app.ledger import accept, admission, attempts, instances, tasks, waiting
 from app.ledger.accept import NewRun
-from app.ledger.attempts import Claim, Published
+from app.ledger.admission import Published
+from app.ledger.attempts import Claim
 from app.ledger.database import Database
 from app.models.endings import EndReason
 from app.models.outcome import Failure, Verdict
@@ -60,8 +61,10 @@ class LedgerMachine(RuleBasedStateMachine):
     def dispatch(self) -> object:
         """Admit whatever waits."""
         with self.database.begin() as connection:
-            lines = [line for mode in Mode for line in waiting.candidates(connection, mode, 100)]
-            return multiple(*attempts.admit(connection, [(line.task_id, line.mode) for line in lines]))
+            admission.promote(connection, 1000)
+            lines = [(line, 100) for line in waiting.lines(connection)]
+            chosen = [(c.task_id, line.mode) for line, found in waiting.heads(connection, lines).items() for c in found]
+            return multiple(*admission.admit(connection, chosen))
 
     @rule(target=standing, mode=modes)
     def instance_ready(self, mode: Mode) -> object:

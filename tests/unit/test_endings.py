@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app import errors
-from app.models.endings import BLAME, PERMANENT, Blame, EndReason, backoff_s, reason_of
+from app.models.endings import BLAME, PERMANENT, Blame, EndReason, RetryPolicy, reason_of
 
 
 def test_every_end_reason_has_somebody_to_blame() -> None:
@@ -47,4 +47,4 @@ def test_permanent_faults_are_refusals_not_outages() -> None:
 
 
 def test_the_backoff_doubles_up_to_its_cap() -> None:
-    assert [backoff_s(n, base_s=1, cap_s=10) for n in range(1, 7)] == [1, 2, 4, 8, 10, 10]
+    assert [RetryPolicy(base_s=1, cap_s=10).longest_s(n) for n in range(1, 7)] == [1, 2, 4, 8, 10, 10]

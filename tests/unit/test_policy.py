@@ -3,67 +3,189 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.models.spec import Mode
 from app.scheduling import policy
-from app.scheduling.policy import Key, Line
+from app.scheduling.policy import Decision, Key, Line, Order, Standing, Waiting
 
 E_STD: Key = (Mode.EPHEMERAL, "standard")
 P_STD: Key = (Mode.PERSISTENT, "standard")
 
-lines = st.lists(
-    st.builds(Line, st.uuids(), st.sampled_from(list(Mode)), st.sampled_from(["standard", "gpu"])), max_size=40
+
+def a_line(
+    user: str,
+    mode: Mode = Mode.EPHEMERAL,
+    *,
+    count: int = 1,
+    priority: int = 0,
+    arrival: int = 0,
+    more: bool = False,
+    resource_class: str = "standard",
+) -> Line:
+    tasks = [Waiting((user, mode, resource_class, n), priority, arrival + n) for n in range(count)]
+    return Line(user, mode, resource_class, tasks, more=more)
+
+
+def admit(lines: list[Line], free: dict[Key, int], **options: Any) -> Decision:
+    """With slots of which none is taken, and users who hold nothing unless told otherwise."""
+    standings = options.pop("standings", {})
+    standings = {line.user_name: standings.get(line.user_name, Standing()) for line in lines}
+    return policy.admit(lines, free, free, standings, **options)
+
+
+def users(decision: Decision) -> list[str]:
+    return [identity[0] for identity, _ in decision.chosen]
+
+
+classes = st.sampled_from(["standard", "gpu"])
+some_lines = st.dictionaries(
+    st.tuples(st.sampled_from("abcd"), st.sampled_from(list(Mode)), classes),
+    st.tuples(st.integers(0, 12), st.integers(-1, 1), st.integers(0, 50)),
+    max_size=10,
+).map(
+    lambda found: [
+        a_line(user, mode, count=count, priority=priority, arrival=arrival, resource_class=name)
+        for (user, mode, name), (count, priority, arrival) in found.items()
+    ]
 )
-slots = st.dictionaries(
-    st.tuples(st.sampled_from([Mode.EPHEMERAL, Mode.PERSISTENT]), st.sampled_from(["standard", "gpu"])),
-    st.integers(0, 10),
-).map(Counter)
+some_slots = st.dictionaries(st.tuples(st.sampled_from([Mode.EPHEMERAL, Mode.PERSISTENT]), classes), st.integers(0, 10))
+some_standings = st.dictionaries(
+    st.sampled_from("abcd"),
+    st.builds(
+        Standing,
+        weight=st.sampled_from([0.5, 1.0, 2.0]),
+        running_quota=st.none() | st.integers(0, 6),
+        instances_quota=st.none() | st.integers(0, 6),
+        spent_up=st.booleans(),
+    ),
+)
 
 
 def test_auto_prefers_a_free_slot_of_the_standing_pool() -> None:
-    assert policy.choose_mode(Mode.AUTO, "standard", Counter({E_STD: 1, P_STD: 1})) is Mode.PERSISTENT
-    assert policy.choose_mode(Mode.AUTO, "standard", Counter({E_STD: 1})) is Mode.EPHEMERAL
-    assert policy.choose_mode(Mode.AUTO, "standard", Counter()) is None
+    line = a_line("a", Mode.AUTO)
+    assert policy.choose_mode(line, Counter({E_STD: 1, P_STD: 1}), Standing()) is Mode.PERSISTENT
+    assert policy.choose_mode(line, Counter({E_STD: 1}), Standing()) is Mode.EPHEMERAL
+    assert policy.choose_mode(line, Counter(), Standing()) is None
 
 
 def test_a_task_that_must_wait_does_not_hold_up_one_that_need_not() -> None:
-    waiting = [Line("a", Mode.EPHEMERAL, "standard"), Line("b", Mode.PERSISTENT, "standard")]
-    assert policy.admit(waiting, Counter({P_STD: 1})) == [("b", Mode.PERSISTENT)]
+    decision = admit([a_line("a"), a_line("b", Mode.PERSISTENT)], {P_STD: 1, E_STD: 0})
+    assert users(decision) == ["b"]
+    assert decision.binding == {(Mode.EPHEMERAL, "standard", "a"): ("slots:ephemeral.standard",)}
 
 
-def test_first_come_first_served() -> None:
-    waiting = [Line(n, Mode.EPHEMERAL, "standard") for n in range(5)]
-    assert [identity for identity, _ in policy.admit(waiting, Counter({E_STD: 3}))] == [0, 1, 2]
+def test_with_one_user_it_is_first_come_first_served() -> None:
+    decision = admit([a_line("a", count=5)], {E_STD: 3})
+    assert [identity[3] for identity, _ in decision.chosen] == [0, 1, 2]
 
 
-@given(lines, slots)
-def test_never_more_is_admitted_than_is_free(waiting: list[Line], free: Counter[Key]) -> None:
-    by_identity = {line.identity: line for line in waiting}
-    used = Counter(
-        (mode, by_identity[identity].resource_class) for identity, mode in policy.admit(waiting, Counter(free))
-    )
-    assert all(used[key] <= free[key] for key in used)
+def test_priority_goes_before_everything_else() -> None:
+    lines = [a_line("a", count=3, arrival=0), a_line("b", count=3, priority=1, arrival=100)]
+    for order in Order:
+        assert users(admit(lines, {E_STD: 4}, order=order)) == ["b", "b", "b", "a"]
 
 
-@given(lines, slots)
-def test_nobody_waits_beside_a_slot_that_fits(waiting: list[Line], free: Counter[Key]) -> None:
-    admitted = dict(policy.admit(waiting, Counter(free)))
+def test_users_share_by_their_weight_and_by_what_they_hold() -> None:
+    lines = [a_line("a", count=50), a_line("b", count=50, arrival=100)]
+    assert Counter(users(admit(lines, {E_STD: 10}))) == {"a": 5, "b": 5}
+    weighed = admit(lines, {E_STD: 12}, standings={"a": Standing(weight=1), "b": Standing(weight=2)})
+    assert Counter(users(weighed)) == {"a": 4, "b": 8}
+    holding = {"a": Standing(live=Counter({E_STD: 6}))}
+    assert Counter(users(admit(lines, {E_STD: 6}, standings=holding))) == {"b": 6}
+
+
+def test_fifo_leaves_the_shares_out() -> None:
+    lines = [a_line("a", count=50), a_line("b", count=50, arrival=100)]
+    assert Counter(users(admit(lines, {E_STD: 10}, order=Order.FIFO))) == {"a": 10}
+
+
+def test_a_quota_holds_up_its_user_and_nobody_else() -> None:
+    lines = [a_line("a", count=9), a_line("b", count=9)]
+    decision = admit(lines, {E_STD: 9}, standings={"a": Standing(running_quota=2)})
+    assert Counter(users(decision)) == {"a": 2, "b": 7}
+    assert decision.binding[Mode.EPHEMERAL, "standard", "a"] == ("quota:running:a",)
+    assert decision.binding[Mode.EPHEMERAL, "standard", "b"] == ("slots:ephemeral.standard",)
+
+
+def test_a_user_without_instances_left_may_still_use_the_pool() -> None:
+    standing = {"a": Standing(instances_quota=1)}
+    decision = admit([a_line("a", Mode.AUTO, count=5)], {E_STD: 5, P_STD: 2}, standings=standing)
+    assert Counter(mode for _, mode in decision.chosen) == {Mode.PERSISTENT: 2, Mode.EPHEMERAL: 1}
+    assert decision.binding[Mode.AUTO, "standard", "a"] == ("slots:persistent.standard", "quota:instances:a")
+
+
+def test_who_has_spent_all_waits() -> None:
+    decision = admit([a_line("a")], {E_STD: 5}, standings={"a": Standing(spent_up=True)})
+    assert decision.chosen == []
+    assert decision.binding[Mode.EPHEMERAL, "standard", "a"] == ("quota:spend:a",)
+
+
+def test_a_pool_without_instances_is_told_from_one_that_is_full() -> None:
+    line = a_line("a", Mode.PERSISTENT)
+    assert admit([line], {}).binding[line.identity] == ("pool:persistent.standard",)
+    full = policy.admit([line], {P_STD: 4}, {P_STD: 0}, {"a": Standing()})
+    assert full.binding[line.identity] == ("slots:persistent.standard",)
+
+
+@given(some_lines, some_slots, some_standings, st.sampled_from(Order), st.integers(0, 20))
+def test_no_limit_is_ever_exceeded(
+    lines: list[Line], free: dict[Key, int], standings: dict[str, Standing], order: Order, most: int
+) -> None:
+    quotas = {user: (s.running_quota, s.instances_quota, s.spent_up) for user, s in standings.items()}
+    decision = admit(lines, free, standings=standings, order=order, most=most)
+    used = Counter((mode, identity[2]) for identity, mode in decision.chosen)
+    assert len(decision.chosen) <= most
+    assert all(used[key] <= free.get(key, 0) for key in used)
+    for user, (running, instances, spent_up) in quotas.items():
+        modes = [mode for identity, mode in decision.chosen if identity[0] == user]
+        assert running is None or len(modes) <= running
+        assert instances is None or modes.count(Mode.EPHEMERAL) <= instances
+        assert not (spent_up and modes)
+
+
+@given(some_lines, some_slots, some_standings, st.sampled_from(Order))
+def test_nobody_waits_without_a_limit_that_says_why(
+    lines: list[Line], free: dict[Key, int], standings: dict[str, Standing], order: Order
+) -> None:
+    everyone = {line.user_name: standings.get(line.user_name, Standing()) for line in lines}
+    decision = policy.admit(lines, free, free, everyone, order=order)
     left = Counter(free)
-    by_identity = {line.identity: line for line in waiting}
-    left.subtract(Counter((mode, by_identity[i].resource_class) for i, mode in admitted.items()))
-    for line in waiting:
-        if line.identity not in admitted:
-            assert policy.choose_mode(line.mode, line.resource_class, left) is None
+    left.subtract(Counter((mode, identity[2]) for identity, mode in decision.chosen))
+    chosen = {identity for identity, _ in decision.chosen}
+    for line in lines:
+        if any(task.identity not in chosen for task in line.waiting):
+            assert decision.binding[line.identity]
+            # `admit` has noted on the standings what was chosen: the obstacle is real, not one of the moment.
+            assert policy.obstacles(line, free, left, everyone[line.user_name])
 
 
-@given(slots, slots)
-def test_free_slots_are_never_negative(capacity: Counter[Key], live: Counter[Key]) -> None:
-    assert all(count >= 0 for count in policy.free_slots(capacity, live).values())
+@given(some_lines, some_slots)
+def test_within_a_line_nobody_is_overtaken(lines: list[Line], free: dict[Key, int]) -> None:
+    decision = admit(lines, free)
+    for line in lines:
+        went = [identity for identity, _ in decision.chosen if identity in {task.identity for task in line.waiting}]
+        assert went == [task.identity for task in line.waiting][: len(went)]
 
 
-def test_instances_are_requested_only_for_what_no_coming_one_will_take() -> None:
-    assert policy.missing_ephemeral({E_STD: 5, P_STD: 7}, {E_STD: 3}) == Counter({E_STD: 2})
-    assert policy.missing_ephemeral({E_STD: 2}, {E_STD: 3}) == Counter()
+def test_equal_users_with_enough_to_do_end_up_within_one_slot() -> None:
+    lines = [a_line(f"user-{n}", count=50, arrival=n) for n in range(7)]
+    counts = Counter(users(admit(lines, {E_STD: 100})))
+    assert max(counts.values()) - min(counts.values()) <= 1
+
+
+def test_every_dispatched_ephemeral_attempt_gets_an_instance_and_no_more() -> None:
+    gaps = policy.missing_ephemeral(Counter({E_STD: 5, P_STD: 3}), Counter({E_STD: 2}))
+    assert gaps == Counter({E_STD: 3})
+    assert policy.missing_ephemeral(Counter({E_STD: 1}), Counter({E_STD: 4})) == Counter()
+
+
+def test_a_pool_follows_its_backlog_between_its_bounds() -> None:
+    def target(held: int, waiting: int) -> int:
+        return policy.pool_target(held=held, waiting=waiting, slots=4, at_least=1, at_most=5)
+
+    assert [target(0, 0), target(0, 4), target(4, 1), target(3, 1), target(4, 1000)] == [1, 1, 2, 1, 5]
+    assert policy.pool_target(held=0, waiting=0, slots=4, at_least=0, at_most=5) == 0
