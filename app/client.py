@@ -272,30 +272,6 @@ class _Outcomes:
         self._thread: threading.Thread | None = None
         self._closing = False
 
-    def events(
-        self,
-        position: str = "now",
-        *,
-        follow: bool = False,
-        kinds: Sequence[str] = (),
-        run_id: UUID | None = None,
-        task_id: UUID | None = None,
-        stop: threading.Event | None = None,
-    ) -> Iterator[stream.Streamed]:
-        """Facts after a position (`start`, `now`, or one that came with a fact): at least once, in order for each task.
-
-        kinds: whole ones, or beginnings that end in a dot. With `follow`, goes on until `stop` is set.
-
-        Raises: SpecInvalid: no such position; DatabaseUnavailable.
-        """
-        wanted, at = stream.Wanted(tuple(kinds), run_id, task_id), stream.place(self.database, position)
-        if follow:
-            yield from stream.follow(self.database, at, stop or threading.Event(), wanted)
-            return
-        while (page := stream.read(self.database, at, stream.PAGE, wanted)).events:
-            yield from page.events
-            at = page.position
-
     def wait_any(self, ids: set[UUID], timeout_s: float | None) -> list[UUID]:
         done = results.ended(self._database, list(ids))
         if done or not ids:

@@ -164,6 +164,16 @@ class AgentFailed(StationError):
     """The agent's framework broke; a result of the agent, not of the infrastructure."""
 
 
+class CallThrottled(MegaFlowError):
+    """A model call waited for `limit` for as long as it may. Infrastructure, never the model's fault."""
+
+    exit_code = 75
+
+    def __init__(self, message: str, limit: str) -> None:
+        super().__init__(message)
+        self.limit = limit
+
+
 class ModelEndpointUnavailable(StationError):
     """The model endpoint is down or answers rubbish."""
 

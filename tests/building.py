@@ -10,9 +10,9 @@ from app.ledger import accept, admission, attempts, instances
 from app.ledger.accept import Accepted, NewRun
 from app.ledger.admission import Published
 from app.ledger.attempts import Claim
-from app.models.endings import RetryPolicy
 from app.ledger.database import Database
 from app.ledger.instances import Wanted
+from app.models.endings import RetryPolicy
 from app.models.spec import (
     AgentTask,
     Bundle,

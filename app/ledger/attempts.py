@@ -19,7 +19,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, text
 
 from app.errors import StaleWriter
-from app.ledger import events
+from app.ledger import events, semaphores
 from app.ledger.database import Database
 from app.ledger.events import OUTCOME
 from app.models.endings import BLAME, Blame, EndReason, RetryPolicy
@@ -214,7 +214,9 @@ def renew(database: Database, attempt_ids: Sequence[UUID], *, lease_s: float) ->
             ),
             {"ids": list(attempt_ids), "lease": lease_s},
         )
-        return {row.attempt_id: EndReason(row.cancel_reason or "cancelled") if row.stop else None for row in rows}
+        answers = rows.all()
+        semaphores.renew_of(connection, attempt_ids, lease_s=lease_s)
+        return {row.attempt_id: EndReason(row.cancel_reason or "cancelled") if row.stop else None for row in answers}
 
 
 # --- Phases ---------------------------------------------------------------------------------------------------------

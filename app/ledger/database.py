@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import psycopg
 from sqlalchemy import Connection, NullPool, QueuePool, create_engine, text
@@ -18,6 +19,16 @@ DEADLOCK = "40P01"
 """SQLSTATE of the writer that PostgreSQL undid so that another could go on."""
 
 
+_PATIENCE: dict[str, Any] = {
+    "connect_timeout": 5,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,  # milliseconds
+}
+"""How long a server that says nothing is waited for: a half-open connection must not hold a worker for hours."""
+
+
 class Database:
     """One PostgreSQL database. Threads may share it.
 
@@ -26,7 +37,7 @@ class Database:
 
     def __init__(self, url: str, *, pooled: bool = True, pool_size: int = 5) -> None:
         self.url = url
-        options = {"connect_args": {"connect_timeout": 5, "application_name": "megaflow"}}
+        options = {"connect_args": {"application_name": "megaflow", **_PATIENCE}}
         sqlalchemy_url = url.replace("postgresql://", "postgresql+psycopg://", 1)
         if pooled:
             self.engine = create_engine(
@@ -55,6 +66,8 @@ class Database:
         except DBAPIError as error:
             if getattr(error.orig, "sqlstate", None) == ILLEGAL_MOVE:
                 raise IllegalMove(_first_line(error)) from error
+            if error.connection_invalidated:
+                raise DatabaseUnavailable(f"the connection to PostgreSQL is gone: {_first_line(error)}") from error
             raise
 
     def raw(self) -> psycopg.Connection:
@@ -63,7 +76,7 @@ class Database:
         Raises: DatabaseUnavailable.
         """
         try:
-            return psycopg.connect(self.url, autocommit=True, connect_timeout=5, application_name="megaflow-listen")
+            return psycopg.connect(self.url, autocommit=True, application_name="megaflow-listen", **_PATIENCE)
         except psycopg.OperationalError as error:
             raise DatabaseUnavailable(
                 f"expected PostgreSQL to answer, found: {str(error).strip()}; try `megaflow doctor`"

@@ -230,9 +230,19 @@ INSERT INTO events (kind, data) SELECT 'limit.freed',
 
 def reclaim_lapsed(connection: Connection, retry: RetryPolicy) -> list[UUID]:
     """Take attempts away whose lease has lapsed or whose deadline has passed; returns those taken."""
-    # Locked, so that a renewal which comes now waits and then finds nothing; one under way is passed over.
+    # Attempts before leases, as whoever ends an attempt; then the leases once more, which may have been renewed.
+    ids = connection.execute(
+        text(
+            "SELECT a.id FROM attempts a JOIN leases l ON l.attempt_id = a.id"
+            " WHERE l.expires_at < clock_timestamp() AND a.state = 'running' FOR UPDATE OF a SKIP LOCKED"
+        )
+    ).scalars()
     lapsed = connection.execute(
-        text("SELECT attempt_id FROM leases WHERE expires_at < clock_timestamp() FOR UPDATE SKIP LOCKED")
+        text(
+            "SELECT attempt_id FROM leases WHERE attempt_id = ANY(CAST(:ids AS uuid[]))"
+            " AND expires_at < clock_timestamp() FOR UPDATE SKIP LOCKED"
+        ),
+        {"ids": list(ids)},
     ).scalars()
     taken = attempts.lose(connection, list(lapsed), _LAPSED, EndReason.LOST, retry)
     overdue = connection.execute(

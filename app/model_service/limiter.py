@@ -24,7 +24,7 @@ import redis.asyncio
 import structlog
 from redis.exceptions import RedisError
 
-from app.errors import BrokerUnavailable, DatabaseUnavailable, MegaFlowError
+from app.errors import BrokerUnavailable, CallThrottled, DatabaseUnavailable
 from app.ledger import limits
 from app.ledger.database import Database
 from app.ledger.limits import everybody
@@ -43,16 +43,6 @@ _NAP_S = 1.0
 _LOOK_S = 0.25
 """At the head, while the window has to move on: the limit may be raised meanwhile."""
 _PARTS = ("members", "sum", "line", "seen")
-
-
-class CallThrottled(MegaFlowError):
-    """A model call waited for `limit` for as long as it may. Infrastructure, never the model's fault."""
-
-    exit_code = 75
-
-    def __init__(self, message: str, limit: str) -> None:
-        super().__init__(message)
-        self.limit = limit
 
 
 class Bound(NamedTuple):

@@ -60,6 +60,7 @@ BLAME: dict[EndReason, Blame] = {
 _BY_ERROR: tuple[tuple[type[BaseException], EndReason], ...] = (
     (errors.AgentFailed, EndReason.AGENT_ERROR),
     (errors.ModelEndpointUnavailable, EndReason.MODEL_ERROR),
+    (errors.CallThrottled, EndReason.MODEL_ERROR),
     (errors.GradingFailed, EndReason.GRADING_ERROR),
     (errors.ImageUnavailable, EndReason.ENVIRONMENT_ERROR),
     (errors.ImageBuildFailed, EndReason.ENVIRONMENT_ERROR),

@@ -241,6 +241,12 @@ class Event(Base):
 
     __table_args__ = (
         Index("events_task_id_idx", "task_id"),
+        Index(
+            "events_seldom_idx",
+            "kind",
+            "run_id",
+            postgresql_where=text("kind IN ('run.receipt', 'audit.alarm', 'audit.cleared')"),
+        ),
         Index("events_txid_idx", "txid"),  # the stream asks for the newest and for few among millions
     )
 

@@ -56,6 +56,7 @@ class World:
         self._work = Work(self._clock, self._dice, self, self._counts)
         self._leases = Leases(self._database, settings, self._clock, self)
         self._intake = Lane("intake", self._intake_verbs(), self.post)
+        self._fallback = Lane("fallback", [Verb("claim_any", self._claim_any, self._heard_any)], self.post)
         self._outcomes = Lane("outcomes", self._outcome_verbs(), self.post)
         self._stops = StopEar(settings, lambda attempt_id: self.post(self.cancel, attempt_id))
 
@@ -78,18 +79,18 @@ class World:
 
     def _settled(self) -> bool:
         quiet = not self._instances and self._clock.quiet()
-        return quiet and self._intake.idle() and self._outcomes.idle()
+        return quiet and all(lane.idle() for lane in (self._intake, self._fallback, self._outcomes))
 
     def _close(self) -> None:
         self._seats.close()
         self._stops.close()
-        self._intake.close()
-        self._outcomes.close()
+        for lane in (self._intake, self._fallback, self._outcomes):
+            lane.close()
         self._database.close()
 
     def counts(self) -> dict[str, float]:
         """What was done so far, by name; `…_s` are seconds that the ledger took for it."""
-        verbs = {**self._intake.verbs, **self._outcomes.verbs}
+        verbs = {**self._intake.verbs, **self._fallback.verbs, **self._outcomes.verbs}
         took = {f"{name}_s": round(verb.took_s, 3) for name, verb in verbs.items()}
         rows = {f"{name}_rows": verb.rows for name, verb in verbs.items()}
         self._counts["renewals"] = self._leases.renewed
@@ -279,15 +280,19 @@ class World:
             self._counts["stale_hints"] += claimed is None
             if instance is None:
                 continue  # it went meanwhile; its exit takes the attempt back
-            if claimed is None and instance.ephemeral and not instance.draining:
-                self._intake.put("claim_any", instance)
+            if claimed is None and not instance.draining:
+                self._fallback.put("claim_any", instance)
             else:
                 self._answered(instance, claimed)
 
+    def _claim_any(self, asked: Sequence[Instance]) -> list[Claim | None]:
+        """On a lane of its own, one by one, as workers do it: nobody else waits for that."""
+        return [attempts.claim_any(self._database, i.id, lease_s=self._settings.lease_s) for i in asked]
+
     def _heard_any(self, asked: Sequence[Instance], claims: Sequence[Claim | None]) -> None:
-        """An ephemeral instance whose hint was stale has taken whatever waits for one like it; else it leaves."""
+        """Who had a stale hint has taken whatever waits for one like it; without that, an ephemeral instance leaves."""
         for instance, claimed in zip(asked, claims, strict=True):
-            instance.draining = instance.draining or claimed is None
+            instance.draining = instance.draining or (instance.ephemeral and claimed is None)
             if not instance.gone:
                 self._answered(instance, claimed)
 
@@ -333,15 +338,10 @@ class World:
     # --- The ledger -------------------------------------------------------------------------------------------------
 
     def _intake_verbs(self) -> list[Verb]:
-        database, lease_s = self._database, self._settings.lease_s
+        database = self._database
         return [
             Verb("ready", lambda booted: instances.ready_many(database, [i.id for i in booted]), self._heard_ready),
             Verb("claim", self._claim, self._heard_claims),
-            Verb(
-                "claim_any",
-                lambda asked: [attempts.claim_any(database, i.id, lease_s=lease_s) for i in asked],
-                self._heard_any,
-            ),
         ]
 
     def _outcome_verbs(self) -> list[Verb]:

@@ -58,6 +58,8 @@ ALTER TABLE events ADD COLUMN txid bigint NOT NULL DEFAULT 0;
 ALTER TABLE events ALTER COLUMN txid SET DEFAULT (pg_current_xact_id()::text)::bigint;
 DROP INDEX events_run_id_idx;
 CREATE INDEX events_txid_idx ON events (txid);
+CREATE INDEX events_seldom_idx ON events (kind, run_id)
+    WHERE kind IN ('run.receipt', 'audit.alarm', 'audit.cleared');
 
 CREATE TABLE resource_classes (
     name text PRIMARY KEY,

@@ -89,6 +89,7 @@ class Ground:
     watch: Watch
     batches: list[Batch] = field(default_factory=list)
     struck_at: list[tuple[float, str]] = field(default_factory=list)  # faults from outside: unix seconds, what
+    simulated_faults: int = 0
     notes: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)  # what must not be, found by the case itself
     spared: Callable[[], set[int]] = set  # processes that may stay when the programs have stopped
@@ -121,7 +122,11 @@ class Ground:
         self._wait_until_up("simulator.sock", 60)
 
     def behave(self, **behaviour: Any) -> None:
-        """Another behaviour of the simulated provider from here on."""
+        """Another behaviour of the simulated provider from here on; what it has broken until now is counted."""
+        self.simulated_faults += self.rows(
+            "SELECT (SELECT count(*) FROM attempts WHERE state IN ('lost', 'error', 'interrupted'))"
+            " + (SELECT count(*) FROM instances WHERE state = 'failed')"
+        )[0][0]
         SimulatedProvider(self.settings).behave(Simulation.of(**behaviour))
 
     def _wait_until_up(self, socket: str, within_s: float, *, led: bool = True) -> None:

@@ -55,7 +55,7 @@ def judge(case: str, ground: Ground, *, least_faults: int) -> Verdict:
     wrong = [*ground.wrong, *_strangers(ground, record), *_promises(ground, record), *ground.left_behind()]
     struck = [(fault["t"], fault["at"]) for fault in faults.struck(ground.faults_folder)]
     all_faults = sorted(struck + ground.struck_at)
-    found.faults = len(all_faults)
+    found.faults = len(all_faults) + ground.simulated_faults
     if found.faults < least_faults:
         wrong.append(f"expected at least {least_faults} faults, found {found.faults}: the case broke nothing")
     found.unexpected += len(wrong)

@@ -133,6 +133,13 @@ class Servers:
             shutil.rmtree(redis.data_folder(self.settings))
             redis.prepare(self.settings)
 
+    def pause_redis(self, seconds: float) -> None:
+        """It keeps its connections and says nothing for a while."""
+        assert self._redis is not None
+        self._redis.send_signal(signal.SIGSTOP)
+        time.sleep(seconds)
+        self._redis.send_signal(signal.SIGCONT)
+
     def redis(self) -> redis_client.Redis:
         return redis_client.Redis.from_url(self.settings.redis())
 

@@ -12,10 +12,10 @@ import pytest
 import redis
 import redis.asyncio
 
-from app.errors import BrokerUnavailable, DatabaseUnavailable
+from app.errors import BrokerUnavailable, CallThrottled, DatabaseUnavailable
 from app.ledger import limits
 from app.ledger.database import Database
-from app.model_service.limiter import CallThrottled, ModelLimiter, Permit, in_use, ledger_capacities
+from app.model_service.limiter import ModelLimiter, Permit, in_use, ledger_capacities
 
 PREFIX = "megaflow:test:limits"
 CALL = {"run_id": "r1", "user": "alice", "model": "m"}

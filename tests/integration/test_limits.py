@@ -245,14 +245,14 @@ def test_never_more_are_in_than_allowed_whoever_comes_and_goes_at_once(database_
                 with lock:
                     inside += 1
                     most = max(most, inside)
-                time.sleep(0.005)
+                time.sleep(0.02)
                 with lock:
                     inside -= 1
 
     try:
         with ThreadPoolExecutor(10) as threads:
             list(threads.map(one_after_the_other, range(10)))
-        assert most == 3
+        assert 0 < most <= 3
         assert _rows(database) == 0
     finally:
         database.close()

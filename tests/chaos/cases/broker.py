@@ -74,6 +74,22 @@ def redis_half_open(ground: Ground) -> None:
     ground.redis_relay.freeze()
 
 
+@case("redis-hangs", within_s=120)
+def redis_hangs(ground: Ground) -> None:
+    """Redis stands still for three leases, as one that swaps does, while workers with long tasks renew in PostgreSQL:
+    what runs goes on, what waits waits."""
+    ground.start()
+    ground.pool_ready()
+    ground.submit(4, mode=Mode.EPHEMERAL, work=Work(seconds=8.0), name="e", exclusive=True)
+    ground.submit(4, mode=Mode.PERSISTENT, work=Work(seconds=8.0), name="p", exclusive=True)
+    ground.acting(5)
+    ground.struck("redis SIGSTOP")
+    ground.servers.pause_redis(9.0)
+    again = ground.rows("SELECT count(*) FROM attempts WHERE state = 'lost'")[0][0]
+    if again:
+        ground.wrong.append(f"{again} attempts lost their lease although PostgreSQL was there all the time")
+
+
 @case("redis-away-at-the-start")
 def redis_away_at_the_start(ground: Ground) -> None:
     """Redis is away when tasks are accepted and stays away for a while: they are safe, and run when it is back."""

@@ -33,7 +33,7 @@ def retry_storm(ground: Ground) -> None:
     ground.submit(40, mode=Mode.PERSISTENT, name="p")
 
 
-@case("retry-storm-of-thousands", settings=_SIMULATED | {"ephemeral_capacity": 300}, within_s=240, least_faults=0)
+@case("retry-storm-of-thousands", settings=_SIMULATED | {"ephemeral_capacity": 300}, within_s=240, least_faults=300)
 def retry_storm_of_thousands(ground: Ground) -> None:
     """Two thousand attempts fail by our fault for ten seconds, at three hundred at a time; then the fault is gone."""
     ground.simulate(run_s="uniform:0.1,0.6", infrastructure=1.0)
@@ -66,7 +66,7 @@ def fifty_thousand_beside_ten(ground: Ground) -> None:
     _cancel_all(ground, giant)
 
 
-@case("wave-with-every-fate", settings=_SIMULATED | {"ephemeral_capacity": 200}, within_s=300, least_faults=0)
+@case("wave-with-every-fate", settings=_SIMULATED | {"ephemeral_capacity": 200}, within_s=300, least_faults=100)
 def wave_with_every_fate(ground: Ground) -> None:
     """Two thousand attempts of both modes of which many crash, vanish without a word, stand still past their lease,
     break or are interrupted."""
@@ -87,7 +87,7 @@ def _provider(name: str, about: str, **behaviour: float) -> None:
         ground.behave(run_s="uniform:0.1,0.5")
 
     act.__doc__ = about
-    case(f"provider-{name}", settings=_SIMULATED, within_s=150, least_faults=0)(act)
+    case(f"provider-{name}", settings=_SIMULATED, within_s=150, least_faults=3)(act)
 
 
 _provider("throttled", "Two of three instances asked for are not made, for ten seconds.", launch_throttled=0.66)
