@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap demo test check format lock worker-image services-image bench-main down clean
+.PHONY: help bootstrap demo test check format lock worker-image services-image bench-main bench-control chaos down clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -48,6 +48,12 @@ services-image: bootstrap ## build PostgreSQL and Redis for docker-compose.yml w
 
 bench-main: bootstrap ## tasks per minute in both modes, and the overhead per task; writes bench/results
 	@$(BIN)/python -m bench.main
+
+bench-control: bootstrap ## enqueue, dispatch, 10,000 at once, reaction, fairness; beside Celery and procrastinate
+	@$(BIN)/python -m bench.control
+
+chaos: bootstrap ## break everything, one case after the other, and count what was lost, doubled or unexpected
+	@$(BIN)/python -m tests.chaos --long
 
 down: ## end the system; data stays
 	@if [ -x $(BIN)/megaflow ]; then $(BIN)/megaflow down; else echo "nothing is installed here"; fi

@@ -378,11 +378,13 @@ def finish(
 
 
 # What follows is decided on the locked row of the task, so that a cancel that comes at the same time is not missed.
+# When an instance died with several on board (`company`), nobody knows which of them killed it: none is blamed, and each
+# goes on in an instance of its own, where the next loss is its own. That happens to a task once.
 _END_UNMEASURED = text("""
 WITH ending AS (
     SELECT * FROM unnest(CAST(:ids AS uuid[]), CAST(:numbers AS int[]), CAST(:states AS text[]),
-        CAST(:reasons AS text[]), CAST(:blames AS text[]), CAST(:failures AS jsonb[]), CAST(:permanents AS bool[]))
-        AS e(id, number, state, reason, blame, failure, permanent)
+        CAST(:reasons AS text[]), CAST(:blames AS text[]), CAST(:failures AS jsonb[]), CAST(:permanents AS bool[]),
+        CAST(:companies AS bool[])) AS e(id, number, state, reason, blame, failure, permanent, company)
 ), mine AS MATERIALIZED (
     SELECT a.id FROM attempts a JOIN ending e ON e.id = a.id AND (e.number IS NULL OR e.number = a.number)
     WHERE a.state = 'running' ORDER BY a.id FOR UPDATE OF a
@@ -390,26 +392,35 @@ WITH ending AS (
     UPDATE attempts a SET state = e.state, finished_at = clock_timestamp(), end_reason = e.reason,
         failure = e.failure
     FROM ending e JOIN mine ON mine.id = e.id WHERE a.id = e.id
-    RETURNING a.id, a.number, a.task_id, a.instance_id, e.state, e.reason, e.blame, e.failure, e.permanent
+    RETURNING a.id, a.number, a.task_id, a.instance_id, e.state, e.reason, e.blame, e.failure, e.permanent,
+        e.company
 ), freed AS (
     DELETE FROM leases l USING done WHERE l.attempt_id = done.id
 ), left_line AS (
     DELETE FROM holds h USING done WHERE h.attempt_id = done.id
 ), locked AS MATERIALIZED (
-    SELECT t.id, t.run_id, t.faults, t.max_attempts, t.cancel_requested_at, t.cancel_reason
+    SELECT t.id, t.run_id, t.faults, t.max_attempts, t.cancel_requested_at, t.cancel_reason, t.requested_mode,
+        t.resource_class
     FROM tasks t WHERE t.id IN (SELECT task_id FROM done) ORDER BY t.id FOR UPDATE
-), decided AS (
-    SELECT l.id, l.run_id, d.id AS attempt_id, d.number, d.instance_id, d.state, d.reason, d.failure, d.blame,
-        l.faults + (d.blame = 'infrastructure')::int AS faults,
-        CASE WHEN l.cancel_requested_at IS NOT NULL THEN coalesce(l.cancel_reason, 'cancelled')
-             WHEN d.blame = 'person' THEN d.reason END AS stopped,
-        d.permanent OR d.blame = 'result' OR l.faults + (d.blame = 'infrastructure')::int >= l.max_attempts AS over,
-        CASE WHEN l.faults + (d.blame = 'infrastructure')::int = 0 THEN 0 ELSE
-            least(:cap, :base * 2 ^ least(30, l.faults + (d.blame = 'infrastructure')::int - 1))
-            * (0.5 + random() / 2) END AS wait_s
+), judged AS (
+    SELECT l.*, d.id AS attempt_id, d.number, d.instance_id, d.state, d.reason, d.failure, d.blame, d.permanent,
+        d.company AND l.requested_mode <> 'ephemeral' AND EXISTS (
+            SELECT 1 FROM resource_classes c WHERE c.name = l.resource_class AND (c.ephemeral_capacity > 0
+                OR (c.name = 'standard' AND c.ephemeral_capacity IS NULL))) AS apart
     FROM locked l JOIN done d ON d.task_id = l.id
+), counted AS (
+    SELECT j.*, j.faults + (j.blame = 'infrastructure' AND NOT j.apart)::int AS now_faults FROM judged j
+), decided AS (
+    SELECT c.*,
+        CASE WHEN c.cancel_requested_at IS NOT NULL THEN coalesce(c.cancel_reason, 'cancelled')
+             WHEN c.blame = 'person' THEN c.reason END AS stopped,
+        c.permanent OR c.blame = 'result' OR c.now_faults >= c.max_attempts AS over,
+        CASE WHEN c.now_faults = 0 THEN 0 ELSE
+            least(:cap, :base * 2 ^ least(30, c.now_faults - 1)) * (0.5 + random() / 2) END AS wait_s
+    FROM counted c
 ), moved AS (
-    UPDATE tasks t SET faults = d.faults,
+    UPDATE tasks t SET faults = d.now_faults,
+        requested_mode = CASE WHEN d.apart THEN 'ephemeral' ELSE t.requested_mode END,
         state = CASE WHEN d.stopped IS NOT NULL THEN 'cancelled' WHEN d.over THEN 'failed' ELSE 'pending' END,
         end_reason = CASE WHEN d.stopped IS NOT NULL THEN d.stopped WHEN d.over THEN d.reason END,
         failure = CASE WHEN d.stopped IS NOT NULL OR d.over THEN d.failure END,
@@ -420,7 +431,7 @@ WITH ending AS (
     INSERT INTO events (kind, run_id, task_id, attempt_id, instance_id, data)
     SELECT 'attempt.' || d.state, d.run_id, d.id, d.attempt_id, d.instance_id,
         d.failure || jsonb_build_object('end_reason', d.reason) || CASE WHEN m.state = 'pending'
-            THEN jsonb_build_object('retry_in_s', d.wait_s) ELSE jsonb_build_object('task', m.state) END
+            THEN jsonb_build_object('retry_in_s', d.wait_s, 'apart', d.apart) ELSE jsonb_build_object('task', m.state) END
     FROM decided d JOIN moved m ON m.id = d.id
 )
 SELECT d.attempt_id, CASE WHEN m.state <> 'pending' THEN pg_notify(:channel, d.id::text) END
@@ -442,6 +453,7 @@ def fail_many(database: Database, endings: Sequence[Failed], retry: RetryPolicy)
             reasons=[e.end_reason for e in endings],
             failures=[e.failure for e in endings],
             permanents=[e.permanent for e in endings],
+            companies=[False] * len(endings),
         )
         _store_artifacts(connection, [(e.claimed.attempt_id, a) for e in endings for a in e.artifacts], done)
     return done
@@ -469,9 +481,18 @@ def fail(
 
 
 def lose(
-    connection: Connection, attempt_ids: Sequence[UUID], failure: Failure, end_reason: EndReason, retry: RetryPolicy
+    connection: Connection,
+    attempt_ids: Sequence[UUID],
+    failure: Failure,
+    end_reason: EndReason,
+    retry: RetryPolicy,
+    *,
+    company: bool = False,
 ) -> list[UUID]:
-    """Take running attempts away from whoever had them, within the caller's transaction; returns those taken."""
+    """Take running attempts away from whoever had them, within the caller's transaction; returns those taken.
+
+    company: they ended together, and at most one of them is the reason.
+    """
     count = len(attempt_ids)
     if not count:
         return []
@@ -485,6 +506,7 @@ def lose(
         reasons=[end_reason] * count,
         failures=[failure] * count,
         permanents=[False] * count,
+        companies=[company] * count,
     )
     return [attempt_id for attempt_id in attempt_ids if attempt_id in taken]
 
@@ -499,6 +521,7 @@ def _end_unmeasured(
     reasons: Sequence[EndReason],
     failures: Sequence[Failure],
     permanents: Sequence[bool],
+    companies: Sequence[bool],
 ) -> set[UUID]:
     rows = connection.execute(
         _END_UNMEASURED,
@@ -510,6 +533,7 @@ def _end_unmeasured(
             "blames": [BLAME[reason].value for reason in reasons],
             "failures": [failure.model_dump_json() for failure in failures],
             "permanents": list(permanents),
+            "companies": list(companies),
             "base": retry.base_s,
             "cap": retry.cap_s,
             "channel": OUTCOME,

@@ -279,7 +279,8 @@ def _take_back(connection: Connection, gone: dict[UUID, tuple[int | None, str]],
         code, why = gone[instance_id]
         reason = EndReason.INTERRUPTED if code == INTERRUPTED_EXIT else EndReason.LOST
         failure = Failure(error="InstanceFailed", message=f"its instance is gone: {why}")
-        attempts.lose(connection, attempt_ids, failure, reason, retry)
+        company = len(attempt_ids) > 1 and reason is EndReason.LOST
+        attempts.lose(connection, attempt_ids, failure, reason, retry, company=company)
 
 
 def idle_standing(connection: Connection, resource_class: str, idle_s: float) -> list[UUID]:

@@ -219,11 +219,11 @@ def _attempts(flow: MegaFlow, run: Run) -> int:
     "fault", ["boot_failure", "never_registers", "launch_throttled", "no_capacity", "reply_lost", "terminate_fails"]
 )
 def test_a_faulty_provider_costs_time_and_no_task(stack: PrivateStack, flow: MegaFlow, fault: str) -> None:
-    also = {"never_registers": 0.3} if fault == "terminate_fails" else {}
-    stack.provider().behave(Simulation.of(run_s="constant:0.1", **{**also, fault: 0.3}))
-    run = submitted(flow, 12)
-    assert states(run) == {"succeeded": 12}
-    assert ends(run) == [EndReason.SUBMITTED] * 12
+    also = {"never_registers": 0.2} if fault == "terminate_fails" else {}
+    stack.provider().behave(Simulation.of(run_s="constant:0.1", **{**also, fault: 0.25}))
+    run = submitted(flow, 10)
+    assert states(run) == {"succeeded": 10}
+    assert ends(run) == [EndReason.SUBMITTED] * 10
     stack.provider().behave(Simulation.of(run_s="constant:0.1"))
     until(lambda: not _ephemeral(flow), "no instance is left in the ledger")
     until(lambda: len(stack.provider().alive()) == 2, "nor with the provider, but for the pool")
@@ -329,7 +329,9 @@ def test_a_private_stack_leaves_neither_processes_nor_files() -> None:
         home = stack.settings.home
         processes = [psutil.Process(pid) for pid in stack.pids.values()]
         assert set(stack.pids) == {"postgres", "redis", "simulation", "control-1", "control-2"}
-        assert all(used.cpu_s > 0 and used.memory_bytes > 0 for used in stack.usage().values())
+        usage = stack.usage()
+        assert all(used.memory_bytes > 0 for used in usage.values())
+        assert usage["control-1"].cpu_s > 0.1
         with pytest.raises(UnknownName, match="control-1"):
             stack.kill("beat")
         stack.kill("control-2", signal.SIGSTOP)  # what stands still must go, too

@@ -1,0 +1,293 @@
+"""The dispatcher with users, quotas, classes, pauses, elastic pools, drains and quarantine, on a real ledger."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import pytest
+from sqlalchemy import text
+
+from app.errors import QuotaExceeded, SpecInvalid
+from app.ledger import accept, admission, attempts, classes, instances, pauses, quotas, results
+from app.ledger.accept import Accepted, NewRun
+from app.ledger.database import Database
+from app.models.endings import EndReason
+from app.models.outcome import Failure
+from app.models.spec import Mode
+from app.models.states import InstanceState, TaskState
+from app.scheduling.dispatcher import Dispatcher
+from app.settings import Settings
+from tests.building import RETRY, a_spec, accepted, claimed, ready_instance
+from tests.integration.test_scheduling import World
+from tests.services import MakeSettings
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings) -> Settings:
+    return make_settings(ephemeral_capacity=6, persistent_instances=0, retry_base_s=0.0)
+
+
+@pytest.fixture
+def database(settings: Settings) -> Iterator[Database]:
+    found = Database(settings.database(), pool_size=10)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def dispatcher(database: Database, settings: Settings, world: World) -> Dispatcher:
+    return Dispatcher(database, settings, world.launch, world.publish)
+
+
+def submit(database: Database, user: str, count: int, *, replicas: int = 1, **options: object) -> Accepted:
+    specs = [a_spec(f"example-{n}", mode=Mode.EPHEMERAL) for n in range(count)]
+    return accept.accept(database, NewRun(specs=specs, replicas=replicas, user_name=user, **options))  # type: ignore[arg-type]
+
+
+def live_by_user(database: Database) -> Counter[str]:
+    with database.begin() as connection:
+        rows = connection.execute(
+            text("SELECT user_name, count(*) AS n FROM attempts WHERE state IN ('dispatched', 'running') GROUP BY 1")
+        )
+        return Counter({row.user_name: row.n for row in rows})
+
+
+def bindings(database: Database) -> set[tuple[str, str]]:
+    with database.begin() as connection:
+        rows = connection.execute(text("SELECT limit_name, user_name FROM bindings WHERE until IS NULL"))
+        return {(row.limit_name, row.user_name) for row in rows}
+
+
+def test_a_crowd_of_one_user_does_not_hold_up_another(dispatcher: Dispatcher, database: Database) -> None:
+    submit(database, "crowd", 1, replicas=500)
+    submit(database, "small", 3)
+    dispatcher.pass_once()
+    assert live_by_user(database) == {"crowd": 3, "small": 3}
+    assert bindings(database) == {("slots:ephemeral.standard", "crowd")}
+
+
+def test_fifo_by_setting_serves_whoever_came_first(
+    database: Database, make_settings: MakeSettings, world: World
+) -> None:
+    settings = make_settings(ephemeral_capacity=6, persistent_instances=0, dispatch_order="fifo")
+    submit(database, "crowd", 1, replicas=500)
+    submit(database, "small", 3)
+    Dispatcher(database, settings, world.launch, world.publish).pass_once()
+    assert live_by_user(database) == {"crowd": 6}
+
+
+def test_a_quota_binds_its_user_is_on_record_and_lets_go_when_it_is_raised(
+    dispatcher: Dispatcher, database: Database
+) -> None:
+    quotas.set_quota(database, "alice", running=2)
+    submit(database, "alice", 4)
+    dispatcher.pass_once()
+    assert live_by_user(database) == {"alice": 2}
+    assert bindings(database) == {("quota:running:alice", "alice")}
+    quotas.set_quota(database, "alice", running=9)
+    dispatcher.pass_once()
+    assert live_by_user(database) == {"alice": 4}
+    assert bindings(database) == set()
+    with database.begin() as connection:
+        history = connection.execute(text("SELECT until > since FROM bindings")).scalars().all()
+        kinds = connection.execute(text("SELECT kind FROM events WHERE kind LIKE 'limit.%' ORDER BY id")).scalars()
+        assert history == [True]
+        assert list(kinds) == ["limit.bound", "limit.freed"]
+
+
+def test_too_many_waiting_tasks_are_refused_whole(database: Database) -> None:
+    quotas.set_quota(database, "alice", pending=5)
+    submit(database, "alice", 3)
+    with pytest.raises(QuotaExceeded, match="at most 5"):
+        submit(database, "alice", 3)
+    with database.begin() as connection:
+        assert connection.execute(text("SELECT count(*) FROM tasks")).scalar_one() == 3
+        assert connection.execute(text("SELECT count(*) FROM runs")).scalar_one() == 1
+
+
+def test_a_group_that_has_started_goes_before_one_that_has_not(dispatcher: Dispatcher, database: Database) -> None:
+    run = submit(database, "a", 3, replicas=4)  # groups of 4; six slots: the second group is begun and not done
+    with database.begin() as connection:
+        # The first group is held back, so that the second is the one that has begun when it comes back.
+        connection.execute(
+            text("UPDATE tasks SET in_line = false, available_at = :later WHERE id = ANY(:ids)"),
+            {"ids": list(run.task_ids[:4]), "later": datetime.now(UTC) + timedelta(hours=1)},
+        )
+    dispatcher.pass_once()
+    states = [task.state for task in results.results(database, run.task_ids)]
+    assert states == [TaskState.PENDING] * 4 + [TaskState.ADMITTED] * 6 + [TaskState.PENDING] * 2
+    with database.begin() as connection:
+        connection.execute(text("UPDATE tasks SET available_at = clock_timestamp() WHERE NOT in_line"))
+        admission.promote(connection, 100)
+        connection.execute(text("UPDATE attempts SET state = 'cancelled'"))
+    dispatcher.pass_once()
+    states = [task.state for task in results.results(database, run.task_ids)]
+    assert states[10:] == [TaskState.ADMITTED] * 2  # the rest of the begun group, then the first one
+    assert states[:4] == [TaskState.ADMITTED] * 4
+
+
+def test_a_delayed_run_waits_for_its_time(dispatcher: Dispatcher, database: Database) -> None:
+    run = submit(database, "a", 2, available_at=datetime.now(UTC) + timedelta(seconds=3600))
+    dispatcher.pass_once()
+    assert results.run_status(database, run.run_id).states == {"pending": 2}
+    with database.begin() as connection:
+        connection.execute(text("UPDATE tasks SET available_at = clock_timestamp()"))
+    dispatcher.pass_once()
+    assert results.run_status(database, run.run_id).states == {"admitted": 2}
+
+
+def test_a_paused_run_waits_also_when_one_of_its_tasks_comes_back(dispatcher: Dispatcher, database: Database) -> None:
+    run = submit(database, "a", 8)
+    dispatcher.pass_once()
+    instance = ready_instance(database, Mode.EPHEMERAL)
+    claim = attempts.claim_any(database, instance, lease_s=30)
+    assert claim is not None
+    pauses.pause(database, "run", str(run.run_id), "looking into it")
+    attempts.fail(
+        database,
+        claim,
+        end_reason=EndReason.INFRASTRUCTURE,
+        failure=Failure(error="X", message="x"),
+        artifacts=[],
+        permanent=False,
+        retry=RETRY,
+    )
+    for _ in range(2):
+        dispatcher.pass_once()
+    assert results.run_status(database, run.run_id).states == {"admitted": 5, "pending": 3}
+    pauses.resume(database, "run", str(run.run_id))
+    dispatcher.pass_once()
+    assert results.run_status(database, run.run_id).states == {"admitted": 6, "pending": 2}
+
+
+def test_a_class_has_lines_and_capacity_of_its_own(
+    dispatcher: Dispatcher, database: Database, settings: Settings, world: World
+) -> None:
+    specs = [a_spec("example-1", mode=Mode.EPHEMERAL).model_copy(update={"resource_class": "gpu"})]
+    with pytest.raises(SpecInvalid, match="gpu"):
+        accept.accept(database, NewRun(specs=specs), settings)
+    classes.set_class(database, "gpu", ephemeral_capacity=2)
+    submit(database, "a", 9)
+    accept.accept(database, NewRun(specs=specs, replicas=3), settings)
+    dispatcher.pass_once()
+    assert Counter(item.resource_class for item in world.sent) == {"standard": 6, "gpu": 2}
+    assert Counter(request.resource_class for request in world.launched) == {"standard": 6, "gpu": 2}
+
+
+def test_an_elastic_pool_grows_with_its_backlog_and_shrinks_when_it_has_been_idle(
+    dispatcher: Dispatcher, database: Database, world: World
+) -> None:
+    classes.set_class(database, "standard", pool_min=0, pool_max=3, pool_slots=2, pool_cooldown_s=0.0)
+    dispatcher.pass_once()
+    assert world.launched == []
+    accepted(database, 5)
+    dispatcher.pass_once()
+    assert len(world.launched) == 3  # five tasks, two at a time
+    for request in world.launched:
+        assert instances.ready(database, request.instance_id)
+    dispatcher.pass_once()
+    assert live_by_user(database) == {"default": 5}
+    claims = [attempts.claim_any(database, r.instance_id, lease_s=30) for r in world.launched for _ in range(2)]
+    done = [claim for claim in claims if claim is not None]
+    assert len(done) == 5
+    attempts.fail_many(
+        database,
+        [
+            attempts.Failed(claim, EndReason.CANCELLED, Failure(error="X", message="x"), permanent=True)
+            for claim in done
+        ],
+        RETRY,
+    )
+    dispatcher._kept_house_at = -10.0
+    dispatcher.pass_once()
+    states = {live.id: live.state for live in instances.live(database)}
+    assert list(states.values()) == ["draining"] * 3
+
+
+def test_a_draining_instance_takes_nothing_new_and_is_replaced(
+    database: Database, make_settings: MakeSettings, world: World
+) -> None:
+    settings = make_settings(persistent_instances=1, persistent_slots=2)
+    dispatcher = Dispatcher(database, settings, world.launch, world.publish)
+    dispatcher.pass_once()
+    (first,) = world.launched
+    assert instances.ready(database, first.instance_id)
+    accepted(database, 1)
+    dispatcher.pass_once()
+    assert instances.drain(database, [first.instance_id], "a deploy") == [first.instance_id]
+    assert instances.drain(database, [first.instance_id], "again") == []
+    assert instances.seen(database, first.instance_id) is InstanceState.DRAINING
+    assert attempts.claim(database, world.sent[0].hint, first.instance_id, lease_s=30) is None
+    dispatcher.pass_once()
+    assert len(world.launched) == 2
+    admission.give_back(database, world.sent[0].hint)
+    dispatcher._kept_house_at = -10.0
+    dispatcher.pass_once()
+    assert [item.hint for item in world.sent] == [world.sent[0].hint] * 2
+
+
+def test_an_instance_on_which_task_after_task_fails_is_found(database: Database) -> None:
+    instance = ready_instance(database)
+    run = accepted(database, 4)
+    with database.begin() as connection:
+        admission.admit(connection, [(task_id, Mode.PERSISTENT) for task_id in run.task_ids])
+    for number, reason in enumerate([EndReason.SUBMITTED, *[EndReason.ENVIRONMENT_ERROR] * 3]):
+        with database.begin() as connection:
+            assert instances.failing(connection, 3) == [], number
+        claim = attempts.claim_any(database, instance, lease_s=30)
+        assert claim is not None
+        failed = attempts.Failed(claim, reason, Failure(error="X", message="x"), permanent=True)
+        assert attempts.fail_many(database, [failed], RETRY) == {claim.attempt_id}
+    with database.begin() as connection:
+        assert instances.failing(connection, 3) == [instance]
+
+
+def test_a_loss_in_company_blames_nobody_and_sets_each_apart(database: Database) -> None:
+    instance = ready_instance(database)
+    run = accepted(database, 2, max_attempts=1)
+    with database.begin() as connection:
+        admission.admit(connection, [(task_id, Mode.PERSISTENT) for task_id in run.task_ids])
+    for _ in run.task_ids:
+        assert attempts.claim_any(database, instance, lease_s=30) is not None
+    assert instances.exited(database, instance, -9, "killed", RETRY)
+    with database.begin() as connection:
+        rows = connection.execute(text("SELECT state, faults, requested_mode FROM tasks")).all()
+    assert [tuple(row) for row in rows] == [("pending", 0, "ephemeral")] * 2
+
+
+def test_a_loss_alone_counts(database: Database) -> None:
+    claim = claimed(database, max_attempts=1)
+    assert instances.exited(database, claim.instance_id, -9, "killed", RETRY)
+    assert results.state_of(database, claim.task_id) is TaskState.FAILED
+
+
+def test_a_claim_whose_answer_was_lost_is_found_again(database: Database) -> None:
+    claim = claimed(database)
+    assert attempts.held_by(database, claim.instance_id) == [claim]
+    other: UUID = ready_instance(database)
+    assert attempts.held_by(database, other) == []
+
+
+def test_many_are_claimed_and_finished_at_once_and_each_only_by_its_own(database: Database) -> None:
+    run = accepted(database, 3, mode=Mode.EPHEMERAL)
+    with database.begin() as connection:
+        hints = [item.hint for item in admission.admit(connection, [(t, Mode.EPHEMERAL) for t in run.task_ids])]
+    one, two = ready_instance(database, Mode.EPHEMERAL), ready_instance(database, Mode.EPHEMERAL)
+    offers = [attempts.Offer(hints[0], one), attempts.Offer(hints[1], one), attempts.Offer(hints[2], two)]
+    claims = attempts.claim_many(database, offers, lease_s=30)
+    assert Counter(claim.instance_id for claim in claims) == {one: 1, two: 1}
+    assert attempts.claim_many(database, offers, lease_s=30) == []
+
+
+@pytest.mark.parametrize("deadline", [datetime(2020, 1, 1, tzinfo=UTC), datetime(2099, 1, 1)])
+def test_a_deadline_in_the_past_or_without_a_zone_is_refused(database: Database, deadline: datetime) -> None:
+    with pytest.raises(SpecInvalid, match="deadline"):
+        submit(database, "a", 1, deadline_at=deadline)
