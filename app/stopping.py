@@ -1,4 +1,4 @@
-"""Telling running attempts to stop: a nudge over Redis, with the lease's renewal as the net under it."""
+"""Telling attempts to stop, and instances to drain: a nudge over Redis, with the lease's renewal as the net under it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,15 @@ def stop_channel(settings: Settings) -> str:
     return f"megaflow:{settings.installation}:stop"
 
 
-def nudge(settings: Settings, attempt_ids: Sequence[UUID]) -> None:
-    """Tell running attempts at once that they must stop. Does nothing when Redis is away: the renewal says the same."""
+def nudge(settings: Settings, ids: Sequence[UUID]) -> None:
+    """Have workers look at once: attempts that must stop, instances that drain.
+
+    Does nothing when Redis is away: the lease's renewal says the same.
+    """
+    if not ids:
+        return
     with suppress(redis.RedisError), redis.Redis.from_url(settings.redis(), socket_connect_timeout=2) as client:
-        for attempt_id in attempt_ids:
-            client.publish(stop_channel(settings), str(attempt_id))
+        with client.pipeline(transaction=False) as pipeline:
+            for named in ids:
+                pipeline.publish(stop_channel(settings), str(named))
+            pipeline.execute()

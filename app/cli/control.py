@@ -23,6 +23,7 @@ from app.ledger import instances as instances_
 from app.ledger.database import Database
 from app.ledger.fleet import Seen
 from app.ledger.pauses import Change, PauseKind
+from app.stopping import nudge
 
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 Name = Annotated[str, typer.Argument(help="A run's id, its end or its name; a user's or a class's name.")]
@@ -182,7 +183,7 @@ def drain(
             if resource_class
             else [fleet.find(flow.database, i) for i in instance or ()]
         )
-        instances_.drain(flow.database, ids, why)
+        nudge(flow.settings, instances_.drain(flow.database, ids, why))
         if wait:
             _until_gone(flow.database, ids, timeout)
         left = fleet.live(flow.database, ids)

@@ -117,6 +117,7 @@ class Reconciler:
             why = f"quarantine: its last {self._settings.quarantine_after} attempts failed for infrastructure reasons"
             log.error("reconciler.quarantined", instances=[str(i) for i in failing], why=why)
             instances.drain(self._database, failing, why)
+            self._hands.nudge(failing)
 
     def _check_instances(self) -> None:
         existing = self._hands.alive()

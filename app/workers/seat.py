@@ -11,10 +11,11 @@ import structlog
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from app.errors import DatabaseUnavailable, StackNotRunning
-from app.ledger import admission, attempts
+from app.ledger import admission, attempts, instances
 from app.ledger.attempts import Claim
 from app.models.endings import EndReason
 from app.models.outcome import Hint
+from app.models.states import InstanceState
 from app.workers.lease import LeaseKeeper
 from app.workers.rollout import carry_out
 from app.workers.stations import Stations
@@ -41,7 +42,7 @@ class Seat:
         with self._claiming:
             claimed = self._claim(hint)
             if claimed is None:
-                return "stale"
+                return self._not_claimed(hint)
             token = self.keeper.take(claimed)
         try:
             if self.closing.is_set():
@@ -49,6 +50,14 @@ class Seat:
             return carry_out(claimed, self.stations, token).value
         finally:
             self.keeper.drop(claimed)
+
+    def _not_claimed(self, hint: Hint) -> str:
+        """The hint is stale, or we drain and have not heard of it yet: then somebody else is to have it."""
+        if instances.seen(self.stations.database, self.instance_id) is not InstanceState.DRAINING:
+            return "stale"
+        self.keeper.draining.set()
+        admission.give_back(self.stations.database, hint)
+        return "given back"
 
     def _claim(self, hint: Hint) -> Claim | None:
         """A claim that was applied although we saw an error is found again, and not left to its lease."""

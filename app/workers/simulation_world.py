@@ -15,8 +15,7 @@ from uuid import UUID
 
 from celery import Celery
 
-from app.errors import DatabaseUnavailable
-from app.ledger import attempts, instances
+from app.ledger import instances
 from app.ledger.attempts import Claim, Offer
 from app.ledger.database import Database
 from app.ledger.instances import INTERRUPTED_EXIT, Exit
@@ -26,6 +25,7 @@ from app.models.outcome import Hint
 from app.models.simulation import Simulation
 from app.settings import Settings
 from app.workers.simulation_actors import Dice, Instance
+from app.workers.simulation_claims import Claims
 from app.workers.simulation_clock import Clock
 from app.workers.simulation_hints import StopEar
 from app.workers.simulation_lanes import Lane, Verb
@@ -50,13 +50,14 @@ class World:
         self.post = self._clock.post
         self._instances: dict[UUID, Instance] = {}
         self._seats = Seats(celery, lambda queue, hints: self.post(self._hear_hints, queue, hints))
+        self._leaving: dict[UUID, str] = {}  # handles of those whose end is on its way to the ledger
         self._counts: Counter[str] = Counter()
         self._stopping = False
-        self._in_doubt: set[Offer] = set()
         self._work = Work(self._clock, self._dice, self, self._counts)
         self._leases = Leases(self._database, settings, self._clock, self)
+        self._claims = Claims(self._database, settings.lease_s)
         self._intake = Lane("intake", self._intake_verbs(), self.post)
-        self._fallback = Lane("fallback", [Verb("claim_any", self._claim_any, self._heard_any)], self.post)
+        self._fallback = Lane("fallback", [Verb("claim_any", self._claims.take_any, self._heard_any)], self.post)
         self._outcomes = Lane("outcomes", self._outcome_verbs(), self.post)
         self._stops = StopEar(settings, lambda attempt_id: self.post(self.cancel, attempt_id))
 
@@ -138,7 +139,8 @@ class World:
             self._die(instance, "killed by SIGKILL")
 
     def alive(self) -> dict[UUID, str]:
-        return {instance.id: instance.handle for instance in self._instances.values()}
+        """All there are; with them, those whose end the ledger has not heard of yet: nobody shall guess at it."""
+        return self._leaving | {instance.id: instance.handle for instance in self._instances.values()}
 
     # --- An instance's life -----------------------------------------------------------------------------------------
 
@@ -212,7 +214,12 @@ class World:
         """It is gone, and whoever made it says so."""
         if self._remove(instance):
             self._counts["exited"] += 1
+            self._leaving[instance.id] = instance.handle
             self._outcomes.put("exit", Exit(instance.id, code, why))
+
+    def _heard_exits(self, gone: Sequence[Exit], _: set[UUID]) -> None:
+        for instance in gone:
+            self._leaving.pop(instance.instance_id, None)
 
     def vanish(self, instance: Instance) -> None:
         """It is gone, and nobody says so."""
@@ -257,21 +264,6 @@ class World:
             instance.offered += 1
             self._intake.put("claim", Offer(hint, instance.id))
 
-    def _claim(self, offers: Sequence[Offer]) -> list[Claim]:
-        """On the lane's thread. After an error, what was claimed all the same is asked for."""
-        try:
-            claims = attempts.claim_many(self._database, offers, lease_s=self._settings.lease_s)
-        except DatabaseUnavailable:
-            self._in_doubt.update(offers)
-            raise
-        had = {claim.attempt_id for claim in claims}
-        for offer in self._in_doubt.intersection(offers):
-            if offer.hint.attempt_id not in had:
-                held = attempts.held_by(self._database, offer.instance_id)
-                claims += [claim for claim in held if claim.attempt_id == offer.hint.attempt_id]
-        self._in_doubt.difference_update(offers)
-        return claims
-
     def _heard_claims(self, offers: Sequence[Offer], claims: Sequence[Claim]) -> None:
         won = {(claim.attempt_id, claim.instance_id): claim for claim in claims}
         for offer in offers:
@@ -284,10 +276,6 @@ class World:
                 self._fallback.put("claim_any", instance)
             else:
                 self._answered(instance, claimed)
-
-    def _claim_any(self, asked: Sequence[Instance]) -> list[Claim | None]:
-        """On a lane of its own, one by one, as workers do it: nobody else waits for that."""
-        return [attempts.claim_any(self._database, i.id, lease_s=self._settings.lease_s) for i in asked]
 
     def _heard_any(self, asked: Sequence[Instance], claims: Sequence[Claim | None]) -> None:
         """Who had a stale hint has taken whatever waits for one like it; without that, an ephemeral instance leaves."""
@@ -341,7 +329,7 @@ class World:
         database = self._database
         return [
             Verb("ready", lambda booted: instances.ready_many(database, [i.id for i in booted]), self._heard_ready),
-            Verb("claim", self._claim, self._heard_claims),
+            Verb("claim", self._claims.take, self._heard_claims),
         ]
 
     def _outcome_verbs(self) -> list[Verb]:
@@ -349,5 +337,5 @@ class World:
         return [
             self._leases.verb,
             *self._work.verbs(database, retry),
-            Verb("exit", lambda gone: instances.exited_many(database, gone, retry), lambda _, __: None),
+            Verb("exit", lambda gone: instances.exited_many(database, gone, retry), self._heard_exits),
         ]
