@@ -1,4 +1,4 @@
-"""Telling attempts to stop, and instances to drain: a nudge over Redis, with the lease's renewal as the net under it."""
+"""Telling attempts to stop, and instances to drain: a nudge over Redis; the lease's renewal is the net under it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ def nudge(settings: Settings, ids: Sequence[UUID]) -> None:
     """
     if not ids:
         return
-    with suppress(redis.RedisError), redis.Redis.from_url(settings.redis(), socket_connect_timeout=2) as client:
-        with client.pipeline(transaction=False) as pipeline:
-            for named in ids:
-                pipeline.publish(stop_channel(settings), str(named))
-            pipeline.execute()
+    with (
+        suppress(redis.RedisError),
+        redis.Redis.from_url(settings.redis(), socket_connect_timeout=2) as client,
+        client.pipeline(transaction=False) as pipeline,
+    ):
+        for named in ids:
+            pipeline.publish(stop_channel(settings), str(named))
+        pipeline.execute()

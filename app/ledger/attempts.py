@@ -378,8 +378,8 @@ def finish(
 
 
 # What follows is decided on the locked row of the task, so that a cancel that comes at the same time is not missed.
-# When an instance died with several on board (`company`), nobody knows which of them killed it: none is blamed, and each
-# goes on in an instance of its own, where the next loss is its own. That happens to a task once.
+# When an instance died with several on board (`company`), nobody knows which of them killed it: none is blamed, and
+# each goes on in an instance of its own, where the next loss is its own. That happens to a task once.
 _END_UNMEASURED = text("""
 WITH ending AS (
     SELECT * FROM unnest(CAST(:ids AS uuid[]), CAST(:numbers AS int[]), CAST(:states AS text[]),
@@ -431,7 +431,8 @@ WITH ending AS (
     INSERT INTO events (kind, run_id, task_id, attempt_id, instance_id, data)
     SELECT 'attempt.' || d.state, d.run_id, d.id, d.attempt_id, d.instance_id,
         d.failure || jsonb_build_object('end_reason', d.reason) || CASE WHEN m.state = 'pending'
-            THEN jsonb_build_object('retry_in_s', d.wait_s, 'apart', d.apart) ELSE jsonb_build_object('task', m.state) END
+            THEN jsonb_build_object('retry_in_s', d.wait_s, 'apart', d.apart)
+            ELSE jsonb_build_object('task', m.state) END
     FROM decided d JOIN moved m ON m.id = d.id
 )
 SELECT d.attempt_id, CASE WHEN m.state <> 'pending' THEN pg_notify(:channel, d.id::text) END
