@@ -20,6 +20,7 @@ class ProcessProvider:
     """Speaks to the nursery over its Unix socket; holds no connection. The handle is the worker's process id."""
 
     name: ClassVar[str] = "process"
+    _host: ClassVar[str] = "the nursery"
 
     def __init__(self, settings: Settings) -> None:
         self._path = nursery.socket_path(settings)
@@ -43,5 +44,5 @@ class ProcessProvider:
                 with connection.makefile("rb") as lines:
                     reply: dict[str, Any] = json.loads(lines.readline())
         except (OSError, ValueError) as error:
-            raise InstanceFailed(f"expected the nursery at {self._path}, found: {error}; try `megaflow up`") from error
+            raise InstanceFailed(f"expected {self._host} at {self._path}, found: {error}; try `megaflow up`") from error
         return reply

@@ -24,6 +24,7 @@ class SimulatedProvider(ProcessProvider):
     """Speaks to the simulation's host as `process` speaks to the nursery. The handle is a number of the host's."""
 
     name: ClassVar[str] = "simulated"
+    _host: ClassVar[str] = "the simulation's host"
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)

@@ -144,33 +144,46 @@ def _driver_connection(connection: Connection) -> psycopg.Connection[Any]:
     return driver
 
 
+_PROBE = 50
+"""Specs looked up first: when one of them is known, the dataset has most likely been submitted before."""
+
+
 def _copy_specs(driver: psycopg.Connection[Any], specs: Sequence[TaskSpec]) -> list[str]:
     """Write the specs that are new; digests in the order given."""
-    digests: list[str] = []
-    bodies: dict[str, str] = {}
-    for spec in specs:
-        body = spec.model_dump_json()
-        digest = spec.digest_of(body)
-        digests.append(digest)
-        bodies.setdefault(digest, body)
-    known = driver.execute("SELECT digest FROM specs WHERE digest = ANY(%s)", [list(bodies)]).fetchall()
-    for (digest,) in known:
-        del bodies[digest]
-    if bodies:
+    probe = [spec.digest() for spec in specs[:_PROBE]]
+    known = driver.execute("SELECT 1 FROM specs WHERE digest = ANY(%s) LIMIT 1", [probe]).fetchone()
+    if known is None:
         try:
             with driver.transaction():
-                _copy(driver, "specs", bodies)
-        except driver_errors.UniqueViolation:  # somebody brought one of them in this moment
-            driver.execute("CREATE TEMP TABLE new_specs (digest text, body text) ON COMMIT DROP")
-            _copy(driver, "new_specs", bodies)
-            driver.execute("INSERT INTO specs SELECT * FROM new_specs ORDER BY digest ON CONFLICT DO NOTHING")
+                return _stream_specs(driver, "specs", specs)
+        except driver_errors.UniqueViolation:  # one of the others was known after all
+            pass
+    driver.execute("CREATE TEMP TABLE new_specs (digest text, body text) ON COMMIT DROP")
+    digests = _stream_specs(driver, "new_specs", specs)
+    driver.execute("INSERT INTO specs SELECT * FROM new_specs ORDER BY digest ON CONFLICT DO NOTHING")
     return digests
 
 
-def _copy(driver: psycopg.Connection[Any], table: str, bodies: dict[str, str]) -> None:
+def _stream_specs(driver: psycopg.Connection[Any], table: str, specs: Sequence[TaskSpec]) -> list[str]:
+    """The server stores what was sent while the next ones are made into JSON."""
+    digests: list[str] = []
+    seen: set[str] = set()
     with driver.cursor().copy(f"COPY {table} (digest, body) FROM STDIN".encode()) as copy:
-        copy.write("".join(f"{digest}\t{_escaped(bodies[digest])}\n" for digest in sorted(bodies)))
+        for begin in range(0, len(specs), _BLOCK):
+            lines = []
+            for spec in specs[begin : begin + _BLOCK]:
+                body = spec.model_dump_json()
+                digest = spec.digest_of(body)
+                digests.append(digest)
+                if digest not in seen:
+                    seen.add(digest)
+                    lines.append(f"{digest}\t{_escaped(body)}\n")
+            copy.write("".join(lines))
+    return digests
 
+
+_BLOCK = 500
+"""Specs, or groups, that go to the server together."""
 
 _COLUMNS = (
     "id",
@@ -195,9 +208,6 @@ _COLUMNS = (
 class _Rows:
     """The rows of a run's tasks in COPY's text format, and the ids and names that they got."""
 
-    _GROUPS = 1000
-    """Groups in one block."""
-
     def __init__(self, run_id: UUID, new: NewRun) -> None:
         self._run_id = run_id
         self._new = new
@@ -206,8 +216,8 @@ class _Rows:
 
     def blocks(self, digests: Sequence[str]) -> Iterator[str]:
         specs = self._new.specs
-        for begin in range(0, len(specs), self._GROUPS):
-            pairs = zip(specs[begin : begin + self._GROUPS], digests[begin : begin + self._GROUPS], strict=True)
+        for begin in range(0, len(specs), _BLOCK):
+            pairs = zip(specs[begin : begin + _BLOCK], digests[begin : begin + _BLOCK], strict=True)
             yield "".join(line for spec, digest in pairs for line in self._group(spec, digest))
 
     def _group(self, spec: TaskSpec, digest: str) -> list[str]:

@@ -123,9 +123,13 @@ def unpublished(connection: Connection, older_than_s: float, limit: int) -> list
 
 
 def mark_published(connection: Connection, hints: Sequence[Published]) -> None:
-    """Note that these hints are in the broker."""
+    """Note that these hints are in the broker. One that is being claimed already needs no note."""
     connection.execute(
-        text("UPDATE attempts SET published_at = clock_timestamp() WHERE id = ANY(:ids) AND state = 'dispatched'"),
+        text(
+            "WITH sent AS MATERIALIZED (SELECT id FROM attempts WHERE id = ANY(:ids) AND state = 'dispatched'"
+            " ORDER BY id FOR UPDATE SKIP LOCKED)"
+            " UPDATE attempts a SET published_at = clock_timestamp() FROM sent WHERE a.id = sent.id"
+        ),
         {"ids": [item.hint.attempt_id for item in hints]},
     )
 

@@ -93,7 +93,7 @@ WITH offers AS (
     WHERE id = ANY(CAST(:instances AS uuid[])) AND state = 'ready' AND attempt_id IS NULL ORDER BY id FOR UPDATE
 ), wanted AS MATERIALIZED (
     SELECT id FROM attempts WHERE id = ANY(CAST(:attempts AS uuid[])) AND state = 'dispatched'
-    ORDER BY id FOR UPDATE SKIP LOCKED
+    ORDER BY id FOR UPDATE
 ), matched AS (
     SELECT DISTINCT ON (CASE WHEN s.mode = 'ephemeral' THEN s.id ELSE o.attempt_id END)
         o.attempt_id, o.number, s.id AS instance_id, s.mode, s.resource_class, s.ready_at

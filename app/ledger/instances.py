@@ -96,19 +96,24 @@ def launched(database: Database, handles: dict[UUID, str]) -> None:
     with database.begin() as connection:
         connection.execute(
             text(
-                "UPDATE instances i SET handle = h.handle,"
+                "WITH mine AS MATERIALIZED (SELECT id FROM instances WHERE id = ANY(CAST(:ids AS uuid[]))"
+                " ORDER BY id FOR UPDATE)"
+                " UPDATE instances i SET handle = h.handle,"
                 " state = CASE WHEN i.state = 'requested' THEN 'booting' ELSE i.state END"
                 " FROM unnest(CAST(:ids AS uuid[]), CAST(:handles AS text[])) AS h(id, handle)"
-                " WHERE i.id = h.id AND i.handle IS DISTINCT FROM h.handle"
+                " JOIN mine ON mine.id = h.id WHERE i.id = h.id AND i.handle IS DISTINCT FROM h.handle"
             ),
             {"ids": list(handles), "handles": list(handles.values())},
         )
 
 
 _READY = text("""
-WITH moved AS (
-    UPDATE instances SET state = 'ready', ready_at = clock_timestamp(), seen_at = clock_timestamp()
-    WHERE id = ANY(CAST(:ids AS uuid[])) AND state IN ('requested', 'booting') RETURNING id
+WITH mine AS MATERIALIZED (
+    SELECT id FROM instances WHERE id = ANY(CAST(:ids AS uuid[])) AND state IN ('requested', 'booting')
+    ORDER BY id FOR UPDATE
+), moved AS (
+    UPDATE instances i SET state = 'ready', ready_at = clock_timestamp(), seen_at = clock_timestamp()
+    FROM mine WHERE i.id = mine.id RETURNING i.id
 ), facts AS (
     INSERT INTO events (kind, instance_id) SELECT 'instance.ready', id FROM moved
 )
@@ -177,8 +182,10 @@ def seen_many(database: Database, instance_ids: Sequence[UUID]) -> dict[UUID, In
     with database.begin() as connection:
         rows = connection.execute(
             text(
-                "UPDATE instances SET seen_at = clock_timestamp() WHERE id = ANY(CAST(:ids AS uuid[]))"
-                " AND state NOT IN ('terminated', 'failed') RETURNING id, state"
+                "WITH mine AS MATERIALIZED (SELECT id FROM instances WHERE id = ANY(CAST(:ids AS uuid[]))"
+                " AND state NOT IN ('terminated', 'failed') ORDER BY id FOR UPDATE)"
+                " UPDATE instances i SET seen_at = clock_timestamp() FROM mine WHERE i.id = mine.id"
+                " RETURNING i.id, i.state"
             ),
             {"ids": list(instance_ids)},
         )

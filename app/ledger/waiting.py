@@ -167,8 +167,8 @@ def _note_stillborn(connection: Connection, found: Occupancy) -> None:
             " FROM instances WHERE state = 'failed' AND ready_at IS NULL AND handle IS NOT NULL"
             " AND requested_at > clock_timestamp() - make_interval(secs => :s) GROUP BY 1, 2) f"
             " WHERE NOT EXISTS (SELECT 1 FROM instances i WHERE i.mode = f.mode"
-            " AND i.resource_class = f.resource_class AND i.ready_at IS NOT NULL"
-            " AND i.state NOT IN ('terminated', 'failed'))"
+            " AND i.resource_class = f.resource_class"
+            " AND i.ready_at > clock_timestamp() - make_interval(secs => :s))"
         ),
         {"s": STILLBORN_S},
     ):

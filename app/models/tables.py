@@ -72,14 +72,18 @@ class Run(Base):
 
 
 class Task(Base):
-    """One accepted agent task (one replica of a group)."""
+    """One accepted agent task (one replica of a group).
+
+    `run_id` and `spec_digest` are no foreign keys: their rows are written before it in its own transaction, nothing
+    ever deletes them, and the check would take a third of the time of a bulk load.
+    """
 
     __tablename__ = "tasks"
     id: Mapped[UUID] = mapped_column(primary_key=True)
-    run_id: Mapped[UUID] = mapped_column(ForeignKey("runs.id"))
+    run_id: Mapped[UUID]
     group_id: Mapped[UUID]  # the replicas of one task in a run
     replica: Mapped[int]
-    spec_digest: Mapped[str] = mapped_column(ForeignKey("specs.digest"))
+    spec_digest: Mapped[str]
     name: Mapped[str]
     agent: Mapped[str]
     user_name: Mapped[str]
@@ -169,6 +173,13 @@ class Attempt(Base):
             postgresql_where=text("state IN ('dispatched', 'running')"),
         ),
         Index("attempts_instance_id_idx", "instance_id"),
+        Index(
+            "attempts_unclaimed_idx",
+            "mode",
+            "resource_class",
+            "dispatched_at",
+            postgresql_where=text("state = 'dispatched'"),
+        ),
     )
 
 

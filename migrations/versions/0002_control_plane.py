@@ -17,7 +17,9 @@ ALTER TABLE tasks
     ADD COLUMN deadline_at timestamptz,
     ADD COLUMN lifetime_s double precision,
     ADD COLUMN cancel_reason text,
-    DROP COLUMN idempotency_key;
+    DROP COLUMN idempotency_key,
+    DROP CONSTRAINT tasks_run_id_fkey, -- written with the task and never deleted; the check was a third of a load
+    DROP CONSTRAINT tasks_spec_digest_fkey;
 UPDATE tasks t SET in_line = t.available_at <= clock_timestamp(),
     cancel_reason = CASE WHEN t.cancel_requested_at IS NOT NULL THEN 'cancelled' END,
     lifetime_s = (SELECT (l->>'environment_timeout_s')::float8 + (l->>'agent_timeout_s')::float8
@@ -45,6 +47,8 @@ ALTER TABLE attempts ALTER COLUMN user_name SET NOT NULL;
 DROP INDEX attempts_live_idx;
 CREATE INDEX attempts_live_idx ON attempts (mode, resource_class, user_name, state)
     WHERE state IN ('dispatched', 'running');
+
+CREATE INDEX attempts_unclaimed_idx ON attempts (mode, resource_class, dispatched_at) WHERE state = 'dispatched';
 
 ALTER TABLE instances ADD COLUMN draining_why text;
 DROP INDEX instances_open_idx;
