@@ -38,9 +38,11 @@ class Scale:
     probes: int = 150
     """Single tasks per round and length of the line, one after the other."""
     waiting: tuple[int, ...] = (0, 10, 100, 1_000, 10_000)
+    modes: tuple[Mode, ...] = (Mode.PERSISTENT, Mode.EPHEMERAL)
+    """Of the bursts."""
 
 
-QUICK = Scale(rounds=1, burst=1_000, burst_run_s=4.0, probes=60, waiting=(0, 10, 1_000))
+QUICK = Scale(rounds=1, burst=500, burst_run_s=1.5, probes=30, waiting=(0, 1_000), modes=(Mode.PERSISTENT,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class Probes:
 
 def measure(scale: Scale, say: Say) -> Part:
     """Run all rounds. Raises: MegaFlowError, RuntimeError: the stack did not do its work."""
-    bursts = [burst for mode in (Mode.PERSISTENT, Mode.EPHEMERAL) for burst in _bursts(scale, mode, say)]
+    bursts = [burst for mode in scale.modes for burst in _bursts(scale, mode, say)]
     probes = _probes(scale, say)
     return Part(_rows(bursts, probes), {"bursts": bursts, "probes": probes, "scale": scale})
 

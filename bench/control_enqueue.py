@@ -42,7 +42,7 @@ class Scale:
     singles: int = 1_000
 
 
-QUICK = Scale(rounds=1, count=10_000, peer_count=3_000, singles=100)
+QUICK = Scale(rounds=1, count=10_000, peer_count=2_000, singles=50)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class Scale:
     """Of the last variant; everybody else has 1."""
 
 
-QUICK = Scale(rounds=1, big=5_000, small=50, slots=50, weights=())
+QUICK = Scale(rounds=1, big=1_500, small=30, slots=50, weights=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def _contend(scale: Scale, order: str, weights: dict[str, float], number: int, w
             system.connection.execute("INSERT INTO quotas (user_name, weight) VALUES (%s, %s)", [user, weight])
         big = system.submit(scale.big, user=BIG)
         system.until("the first user to have every slot", lambda: _running(system, big) >= 0.9 * scale.slots, 60)
-        time.sleep(2.0)
+        time.sleep(1.0)
         small = [system.submit(scale.small, user=f"user-{n}") for n in range(1, scale.others + 1)]
         return _observe(system, scale, order, weights, number, window_s, [big, *small])
 

@@ -34,7 +34,7 @@ class Scale:
     modes: tuple[Mode, ...] = (Mode.PERSISTENT, Mode.EPHEMERAL)
 
 
-QUICK = Scale(waves=((10, 5.0), (500, 10.0)), modes=(Mode.PERSISTENT,))
+QUICK = Scale(waves=((300, 3.0),), modes=(Mode.PERSISTENT,))
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ class Scale:
     for_s: float = 25.0
 
 
-QUICK = Scale(loads=((100, 1.0, 3.0),), rounds=1, for_s=8.0)
+QUICK = Scale(loads=((100, 0.5, 1.5),), rounds=1, for_s=3.0)
 
 
 @dataclass(frozen=True, slots=True)
