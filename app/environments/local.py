@@ -34,6 +34,7 @@ from app.environments.host_slots import Gate, HostGate, turn
 from app.environments.processes import COMMAND, HostView, Tree, kill_tree
 from app.environments.sources import fetch_sources
 from app.errors import DiskFull, EnvironmentFailed, ImageBuildFailed, ImageUnavailable
+from app.models.instance import MARK
 from app.models.spec import Build, Bundle, EnvironmentSpec
 from app.settings import Settings
 
@@ -361,7 +362,11 @@ class LocalProvider:
 
 
 def variables_of(root: Path, spec: EnvironmentSpec) -> dict[str, str]:
-    """The whole environment of a command: small, without anything of the worker's own."""
+    """The whole environment of a command: small, and nothing of the worker's own but the mark of its instance.
+
+    By that mark, the launcher of a worker that was killed ends at once what it left running.
+    """
+    marks = {MARK: os.environ[MARK]} if MARK in os.environ else {}
     folders = {name: str(root / folder) for name, folder in _FOLDERS.items()}
     return {
         "PATH": f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -372,6 +377,7 @@ def variables_of(root: Path, spec: EnvironmentSpec) -> dict[str, str]:
         **folders,
         "MEGAFLOW_ROOT": str(root),
         **spec.env,
+        **marks,
     }
 
 

@@ -415,8 +415,8 @@ WITH ending AS (
         CASE WHEN c.cancel_requested_at IS NOT NULL THEN coalesce(c.cancel_reason, 'cancelled')
              WHEN c.blame = 'person' THEN c.reason END AS stopped,
         c.permanent OR c.blame = 'result' OR c.now_faults >= c.max_attempts AS over,
-        CASE WHEN c.now_faults = 0 THEN 0 ELSE
-            least(:cap, :base * 2 ^ least(30, c.now_faults - 1)) * (0.5 + random() / 2) END AS wait_s
+        CASE WHEN c.blame = 'interruption' AND c.now_faults = 0 THEN 0 ELSE
+            least(:cap, :base * 2 ^ least(30, greatest(1, c.now_faults) - 1)) * (0.5 + random() / 2) END AS wait_s
     FROM counted c
 ), moved AS (
     UPDATE tasks t SET faults = d.now_faults,

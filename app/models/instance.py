@@ -7,6 +7,9 @@ from uuid import UUID
 
 from app.models.spec import Mode, Wire
 
+MARK = "MF_INSTANCE"
+"""Environment variable that every process of an instance inherits: what its launcher kills by."""
+
 
 class InstanceRequest(Wire):
     """One instance to make. `lifetime_s` bounds it from outside its own worker; None: a standing instance."""

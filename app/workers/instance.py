@@ -21,14 +21,13 @@ from app import logs
 from app.errors import MegaFlowError
 from app.ledger import instances
 from app.ledger.instances import INTERRUPTED_EXIT
-from app.models.instance import InstanceRequest
+from app.models.instance import MARK, InstanceRequest
 from app.models.spec import Mode
 from app.settings import Settings, load
 from app.workers import seat, stations
 from app.workers.lease import LeaseKeeper
 from app.workers.seat import Seat
 from app.workers.single_task import SingleTask
-from app.workers.stations import MARK
 
 log = structlog.get_logger()
 

@@ -20,9 +20,9 @@ from app import logs
 from app.celery_app import app as celery_app
 from app.errors import MegaFlowError
 from app.instances import nursery
+from app.models.instance import MARK
 from app.settings import load
 from app.workers import instance
-from app.workers.stations import MARK
 
 
 def main() -> None:

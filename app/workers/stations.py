@@ -20,11 +20,9 @@ from app.grading import grader_for
 from app.grading.base import Grader
 from app.ledger.database import Database
 from app.models.endings import RetryPolicy
+from app.models.instance import MARK
 from app.models.spec import Bundle, EnvironmentKind, Goal, TaskSpec
 from app.settings import Settings
-
-MARK = "MF_INSTANCE"
-"""Environment variable that every process of an instance inherits: what its launcher kills by."""
 
 _PASSED_ON = (MARK, "STACK_OF_MEGAFLOW", "SSL_CERT_FILE", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY")
 """What an agent's process needs of ours: to be found when we die, and to reach its model."""
