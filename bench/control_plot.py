@@ -157,7 +157,7 @@ def _fairness(samples: Samples) -> Any:
         per_s = [shares["started"][user] / weights.get(user, 1.0) / shares["window_s"] for user in users]
         axis.bar(users, per_s, color=[PEER, *[OURS] * (len(users) - 1)])
         axis.tick_params(axis="x", rotation=60)
-        axis.set_ylabel("tasks started per second and weight, while all have work waiting")
+        axis.set_ylabel("tasks started per second and weight")
         axis.set_title(f"order: {shares['order']}{', weighted' if weights else ''}")
     return figure
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.ledger import attempts, instances
+from app.ledger import admission, attempts, instances
 from app.ledger.attempts import Claim
 from app.ledger.instances import Wanted
 from app.models.endings import EndReason
@@ -100,7 +100,7 @@ def _finished(here: Ground) -> Claim:
     """One task, carried out by the ledger's own verbs."""
     batch = here.submit(1, mode=Mode.EPHEMERAL)
     with here.database.begin() as connection:
-        (item,) = attempts.admit(connection, [(task_id, Mode.EPHEMERAL) for task_id in batch.task_ids])
+        (item,) = admission.admit(connection, [(task_id, Mode.EPHEMERAL) for task_id in batch.task_ids])
         (instance_id,) = instances.request(connection, Wanted("process", Mode.EPHEMERAL, "standard", 1, 1, None))
     assert instances.ready(here.database, instance_id)
     claim = attempts.claim(here.database, item.hint, instance_id, lease_s=30)

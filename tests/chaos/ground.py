@@ -170,6 +170,12 @@ class Ground:
         self.batches.append(batch)
         return batch
 
+    def adopt(self, run_id: UUID) -> None:
+        """Judge a run that somebody else submitted for us (a schedule)."""
+        found = self.rows("SELECT id, name FROM tasks WHERE run_id = :run ORDER BY id", run=run_id)
+        ids, names = tuple(row.id for row in found), tuple(row.name for row in found)
+        self.batches.append(Batch(run_id, ids, names, GRADED, exclusive=False))
+
     def _new_run(
         self, tasks: list[AgentTask], work: Work, mode: Mode | str, user_name: str, key: str | None, *, replicas: int
     ) -> NewRun:

@@ -75,7 +75,7 @@ def doubt_enqueue(ground: Ground) -> None:
 def doubt_everything(ground: Ground) -> None:
     """One in eight commits of every write path at once, of workers, nursery and control, is applied and reported as
     failed."""
-    points = [Rule(point, "commit", do="error", chance=0.12) for point in (*_OF_WORKERS, "fail", "exited")]
+    points = [Rule(point, "commit", do="error", chance=0.12) for point in (*_OF_WORKERS, "fail", "exited", "give_back")]
     control = [Rule(point, "commit", do="error", chance=0.12) for point in (*_OF_CONTROL, "exited")]
     ground.start(nursery=points, control=control)
     ground.submit(30, mode=Mode.EPHEMERAL, work=Work(max_attempts=20), name="e")
