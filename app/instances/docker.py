@@ -56,6 +56,9 @@ _CERTIFICATES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_C
 OnExit = Callable[[UUID, int | None, str], None]
 
 
+_NAME_TAKEN = 409
+
+
 class DockerProvider:
     """The handle is the container's id. Safe to share among threads."""
 
@@ -143,6 +146,9 @@ class DockerProvider:
             container.put_archive("/", _file(_ENVIRONMENT, _exports(self._environment(request)), mode=0o600))
             container.start()
         except (APIError, RequestException) as error:
+            if container is None and getattr(error, "status_code", None) == _NAME_TAKEN:
+                # Asked for twice, because the first answer was lost: it is there.
+                return str(client.containers.get(self._container(request, image)["name"]).id)
             log.warning("instance.not_started", instance_id=str(request.instance_id), error=str(error))
             if container is not None:
                 _remove(container)

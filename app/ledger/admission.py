@@ -134,6 +134,14 @@ def mark_published(connection: Connection, hints: Sequence[Published]) -> None:
     )
 
 
+_IN_TURN = text("SELECT pg_advisory_xact_lock(73151)")
+
+
+def in_turn(connection: Connection) -> None:
+    """One pass at a time, whoever believes to lead: until the caller's transaction ends."""
+    connection.execute(_IN_TURN)
+
+
 def give_back(database: Database, hint: Hint) -> None:
     """A worker that takes nothing new returns a hint unclaimed: the dispatcher sends it again at once."""
     with database.begin() as connection:
@@ -144,6 +152,28 @@ def give_back(database: Database, hint: Hint) -> None:
             {"id": hint.attempt_id, "number": hint.number},
         )
         events.wake_dispatcher(connection)
+
+
+_UNSEAT = text("""
+WITH gone AS (
+    UPDATE attempts a SET state = 'interrupted', finished_at = clock_timestamp(), end_reason = 'interrupted'
+    WHERE a.id IN (
+        SELECT id FROM attempts WHERE state = 'dispatched' AND mode = 'persistent'
+            AND resource_class = ANY(CAST(:classes AS text[]))
+            AND dispatched_at < clock_timestamp() - make_interval(secs => :age) ORDER BY id FOR UPDATE SKIP LOCKED)
+    RETURNING a.id, a.task_id
+), moved AS (
+    UPDATE tasks t SET state = 'pending', in_line = false, available_at = clock_timestamp()
+    FROM gone WHERE t.id = gone.task_id AND t.state = 'admitted' RETURNING t.id, t.run_id, gone.id AS attempt_id
+)
+INSERT INTO events (kind, run_id, task_id, attempt_id) SELECT 'attempt.interrupted', run_id, id, attempt_id FROM moved
+""")
+
+
+def unseat(connection: Connection, classes: Sequence[str], *, older_than_s: float) -> None:
+    """Put back in line what was dispatched to standing pools that are gone; no retry is used up."""
+    if classes:
+        connection.execute(_UNSEAT, {"classes": list(classes), "age": older_than_s})
 
 
 def _published(row: Row[Any]) -> Published:

@@ -100,7 +100,7 @@ WITH offers AS (
     FROM offers o JOIN seats s ON s.id = o.instance_id JOIN wanted w ON w.id = o.attempt_id
 ), taken AS (
     UPDATE attempts a SET state = 'running', instance_id = m.instance_id, claimed_at = clock_timestamp(),
-        deadline_at = least(clock_timestamp() + make_interval(secs => t.lifetime_s), t.deadline_at),
+        deadline_at = clock_timestamp() + make_interval(secs => t.lifetime_s),
         phases = a.phases || jsonb_build_object('instance_ready', m.ready_at, 'claimed', clock_timestamp())
     FROM matched m, tasks t
     WHERE a.id = m.attempt_id AND a.number = m.number AND a.mode = m.mode AND a.resource_class = m.resource_class
@@ -231,14 +231,14 @@ WITH passed AS (
         (array_agg(environment ORDER BY ord))[1] AS environment, (array_agg(waits ORDER BY ord))[1] AS waits
     FROM passed GROUP BY id, number
 ), mine AS MATERIALIZED (
-    SELECT a.id FROM attempts a JOIN each e ON e.id = a.id AND e.number = a.number
+    SELECT a.id, coalesce(a.cost_usd, 0) AS had FROM attempts a JOIN each e ON e.id = a.id AND e.number = a.number
     WHERE a.state = 'running' ORDER BY a.id FOR UPDATE OF a
 ), moved AS (
     UPDATE attempts a SET phases = a.phases || e.phases, environment = a.environment || e.environment,
         waits = a.waits || e.waits, cost_usd = coalesce(e.cost, a.cost_usd)
     FROM each e JOIN mine ON mine.id = e.id, tasks t
     WHERE a.id = e.id AND t.id = a.task_id
-    RETURNING a.id, a.task_id, a.instance_id, t.run_id, a.user_name, e.cost
+    RETURNING a.id, a.task_id, a.instance_id, t.run_id, a.user_name, e.cost - mine.had AS cost
 ), spent AS (
     INSERT INTO accounts (user_name, spent_usd) SELECT user_name, sum(cost) FROM moved WHERE cost > 0
     GROUP BY user_name ORDER BY user_name
@@ -330,9 +330,9 @@ WITH ending AS (
     FROM ending e JOIN mine ON mine.id = e.id WHERE a.id = e.id
     RETURNING a.id, a.task_id, a.instance_id, e.reason, e.verdict
 ), freed AS (
-    DELETE FROM leases l USING done WHERE l.attempt_id = done.id
+    DELETE FROM leases WHERE attempt_id = ANY(CAST(:ids AS uuid[])) AND attempt_id IN (SELECT id FROM done)
 ), left_line AS (
-    DELETE FROM holds h USING done WHERE h.attempt_id = done.id
+    DELETE FROM holds WHERE attempt_id = ANY(CAST(:ids AS uuid[])) AND attempt_id IN (SELECT id FROM done)
 ), ended AS (
     UPDATE tasks t SET state = 'succeeded', finished_at = clock_timestamp(), end_reason = done.reason,
         verdict = done.verdict, failure = NULL
@@ -395,9 +395,9 @@ WITH ending AS (
     RETURNING a.id, a.number, a.task_id, a.instance_id, e.state, e.reason, e.blame, e.failure, e.permanent,
         e.company
 ), freed AS (
-    DELETE FROM leases l USING done WHERE l.attempt_id = done.id
+    DELETE FROM leases WHERE attempt_id = ANY(CAST(:ids AS uuid[])) AND attempt_id IN (SELECT id FROM done)
 ), left_line AS (
-    DELETE FROM holds h USING done WHERE h.attempt_id = done.id
+    DELETE FROM holds WHERE attempt_id = ANY(CAST(:ids AS uuid[])) AND attempt_id IN (SELECT id FROM done)
 ), locked AS MATERIALIZED (
     SELECT t.id, t.run_id, t.faults, t.max_attempts, t.cancel_requested_at, t.cancel_reason, t.requested_mode,
         t.resource_class
@@ -461,6 +461,7 @@ def fail_many(database: Database, endings: Sequence[Failed], retry: RetryPolicy)
 
 
 _STATE_OF = {Blame.PERSON: "cancelled", Blame.INTERRUPTION: "interrupted"}
+"""What an attempt is called that ended so by itself; one that was taken away is lost, or interrupted."""
 
 
 def fail(
@@ -497,7 +498,7 @@ def lose(
     count = len(attempt_ids)
     if not count:
         return []
-    state = _STATE_OF.get(BLAME[end_reason], "lost")
+    state = "interrupted" if BLAME[end_reason] is Blame.INTERRUPTION else "lost"
     taken = _end_unmeasured(
         connection,
         retry,

@@ -55,6 +55,10 @@ class Database:
         try:
             with self.engine.begin() as connection:
                 yield connection
+        except psycopg.OperationalError as error:  # of the driver itself, which loads in bulk
+            raise DatabaseUnavailable(
+                f"expected PostgreSQL to answer, found: {str(error).strip()}; try again"
+            ) from error
         except OperationalError as error:
             if getattr(error.orig, "sqlstate", None) == DEADLOCK:
                 raise DatabaseUnavailable(

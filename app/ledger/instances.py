@@ -13,7 +13,7 @@ from uuid_utils import compat as uuids
 
 from app.ledger import attempts, events
 from app.ledger.database import Database
-from app.models.endings import BLAME, Blame, EndReason, RetryPolicy
+from app.models.endings import EndReason, RetryPolicy
 from app.models.outcome import Failure
 from app.models.spec import Mode
 from app.models.states import InstanceState
@@ -307,8 +307,11 @@ def idle_standing(connection: Connection, resource_class: str, idle_s: float) ->
 
 
 def failing(connection: Connection, in_a_row: int) -> list[UUID]:
-    """Standing instances whose last so many attempts all ended for reasons of infrastructure, on it alone."""
-    reasons = [reason.value for reason, blame in BLAME.items() if blame is Blame.INFRASTRUCTURE]
+    """Standing instances whose last so many attempts, of several tasks, all ended for reasons that lie with them.
+
+    A model that does not answer, or a ledger too slow for leases, is not the instance's fault.
+    """
+    reasons = [EndReason.ENVIRONMENT_ERROR.value, EndReason.GRADING_ERROR.value, EndReason.INFRASTRUCTURE.value]
     rows = connection.execute(
         text(
             "SELECT i.id FROM instances i CROSS JOIN LATERAL (SELECT count(*) AS n,"

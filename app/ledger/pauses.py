@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from app.errors import UnknownName
-from app.ledger import events, results
+from app.ledger import admission, events, results
 from app.ledger.database import Database
 from app.ledger.events import Fact
 from app.models.tables import PAUSED
@@ -98,6 +98,7 @@ def resume(database: Database, kind: PauseKind | str, name: str) -> Change:
     """
     kind, name, run_id = _known(database, kind, name)
     with database.begin() as connection:
+        admission.in_turn(connection)
         changed = (
             connection.execute(
                 text("DELETE FROM pauses WHERE kind = :kind AND name = :name RETURNING name"),

@@ -41,6 +41,8 @@ _STILLBORN = 5
 """After so many instances in a row that died before they were ready, no more are asked for until time has passed."""
 _HOUSEKEEPING_S = 2.0
 """Between two looks at what events do not tell: instances never asked for, hints that nobody claimed, idle pools."""
+_POOL_GONE_S = 5.0
+"""What was dispatched to a pool that has gone waits so long for it to come back, then stands in line again."""
 _MOST_REST_S = 0.1
 """After a look that took long, the next one waits as long again, but never longer than this."""
 
@@ -95,6 +97,7 @@ class Dispatcher:
         if keep_house:
             self._kept_house_at = time.monotonic()
         with self._database.begin() as connection:
+            admission.in_turn(connection)
             promoted = admission.promote(connection, 10 * settings.dispatch_batch)
             seen = waiting.occupancy(connection)
             offers = classes.load(connection, settings)
@@ -107,9 +110,9 @@ class Dispatcher:
             if keep_house:
                 due = due + admission.unpublished(connection, settings.republish_s, 1000)
             self._note_bindings(connection, decision)
+        self._send({item.hint.attempt_id: item for item in due})
         for want, ids in requested:
             self._start(want, ids)
-        self._send({item.hint.attempt_id: item for item in due})
         if keep_house:
             self._keep_house(offers)
         if admitted:
@@ -201,7 +204,8 @@ class Dispatcher:
         most = offer.pool_max * offer.pool_slots
         return policy.pool_target(
             held=seen.live[key] - seen.draining[key],
-            waiting=waiting.backlog(connection, Mode.PERSISTENT, offer.name, most),
+            waiting=waiting.backlog(connection, Mode.PERSISTENT, offer.name, most)
+            + waiting.backlog(connection, Mode.AUTO, offer.name, most),
             slots=offer.pool_slots,
             at_least=offer.pool_min,
             at_most=offer.pool_max,
@@ -229,6 +233,8 @@ class Dispatcher:
             log.warning("dispatcher.launch_failed", provider=want.provider, error=why)
         instances.launched(self._database, handles)
         lost = [instances.Exit(instance_id, None, why) for instance_id in ids if instance_id not in handles]
+        if lost:
+            self._rests_until[want.provider] = time.monotonic() + _REST_S
         instances.exited_many(self._database, lost, self._retry)
 
     def _keep_house(self, offers: dict[str, Offer]) -> None:
@@ -236,6 +242,8 @@ class Dispatcher:
         with self._database.begin() as connection:
             forgotten = instances.unasked(connection, _HOUSEKEEPING_S, 1000)
             seen = waiting.occupancy(connection)
+            gone = [o.name for o in offers.values() if not o.pool_max and not seen.instances[Mode.PERSISTENT, o.name]]
+            admission.unseat(connection, gone, older_than_s=_POOL_GONE_S)
             surplus = {
                 offer.name: seen.instances[Mode.PERSISTENT, offer.name] - self._pool_target(connection, offer, seen)
                 for offer in offers.values()
@@ -247,6 +255,8 @@ class Dispatcher:
                 for instance_id in instances.idle_standing(connection, name, offers[name].pool_cooldown_s)[:count]
             ]
         for row in forgotten:
+            if self._rests_until.get(row.provider, 0.0) > time.monotonic():
+                continue  # still a row, asked for again at the next look
             self._start(Wanted(row.provider, row.mode, row.resource_class, row.slots, 1, row.lifetime_s), [row.id])
         if idle:
             log.info("dispatcher.pool_shrinks", instances=[str(i) for i in idle])

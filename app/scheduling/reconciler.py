@@ -27,6 +27,7 @@ _YOUNG_S = 5.0
 """An instance this young may not be in its provider's list yet."""
 _SILENT_S = 60.0
 """A standing instance that nobody watches and that says nothing for so long is gone."""
+_MOST_REST_S = 2.0
 _CLOCKS_S = 1.0
 """Between two looks at what runs out: leases, deadlines, places at semaphores."""
 _GONE_GRACE_S = 20.0
@@ -66,7 +67,10 @@ class Reconciler:
                 try:
                     leads = lead.held()
                     if leads:
+                        began = time.monotonic()
                         self.sweep()
+                        rest_s = min(_MOST_REST_S, 4 * (time.monotonic() - began))
+                        stop.wait(rest_s)  # when instances end all the time, sweeping takes a fifth of it at most
                     self._wait(listener, stop, leads=leads)
                 except (DatabaseUnavailable, StationError) as error:
                     log.warning("reconciler.interrupted", error=str(error))
@@ -78,12 +82,16 @@ class Reconciler:
     def _wait(self, listener: Listener, stop: threading.Event, *, leads: bool) -> None:
         """Until the next sweep is due; sooner when an instance has ended and may have left something behind."""
         until = time.monotonic() + self._settings.sweep_s
+        clocks_at = time.monotonic() + _CLOCKS_S
         while time.monotonic() < until and not stop.is_set():
-            listener.wait(_CLOCKS_S)
-            if leads:
-                self.watch_clocks()
-            if instances.unswept(self._database):
-                stop.wait(0.2)  # those that end together are swept together
+            listener.wait(max(0.0, clocks_at - time.monotonic()))
+            if time.monotonic() >= clocks_at:
+                clocks_at = time.monotonic() + _CLOCKS_S
+                if leads:
+                    self.watch_clocks()
+            else:
+                stop.wait(0.2)  # a storm of wake-ups is one; those that end together are swept together
+            if leads and instances.unswept(self._database):
                 return
 
     def watch_clocks(self) -> None:
@@ -93,7 +101,7 @@ class Reconciler:
             expired = deadlines.expire(connection, self._retry)
         if taken:
             log.warning("reconciler.reclaimed", attempts=[str(attempt_id) for attempt_id in taken[:20]])
-        told = expired + tasks.settle_cancelled(self._database)
+        told = taken + expired + tasks.settle_cancelled(self._database)
         if told:
             self._hands.nudge(told)
 
@@ -120,8 +128,8 @@ class Reconciler:
             self._hands.nudge(failing)
 
     def _check_instances(self) -> None:
+        live = instances.live(self._database)  # before the providers' lists: what has a handle now must be in them
         existing = self._hands.alive()
-        live = instances.live(self._database)
         with self._database.begin() as connection:
             lingering = {found[0] for found in instances.outlived(connection, _GONE_GRACE_S)}
         for instance in live:
@@ -145,7 +153,8 @@ class Reconciler:
         if instance.provider == "static":
             return "no sign of life" if instance.silent_s > _SILENT_S else None
         found = existing.get(instance.provider)
-        if found is not None and instance.id not in found and instance.age_s > _YOUNG_S:
+        asked = instance.handle is not None or instance.state != "requested"
+        if asked and found is not None and instance.id not in found and instance.age_s > _YOUNG_S:
             return "its provider no longer has it"
         return None
 

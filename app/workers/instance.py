@@ -98,10 +98,9 @@ def _connect_signals(here: Seat, settings: Settings) -> None:
             state.should_stop = 0
 
     def on_shutdown(**_: Any) -> None:
-        if here.keeper.busy():
-            timer = threading.Timer(settings.drain_s, here.interrupt)
-            timer.daemon = True
-            timer.start()
+        timer = threading.Timer(settings.drain_s, here.interrupt)  # a claim may be under way: also when nothing is held
+        timer.daemon = True
+        timer.start()
 
     signals.worker_ready.connect(on_ready, weak=False)
     signals.worker_shutting_down.connect(on_shutdown, weak=False)

@@ -75,12 +75,14 @@ class LeaseKeeper:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
+        self._guard = threading.Thread(target=self._watch, name="lease-guard", daemon=True)
         self._renewed_at = time.monotonic()
         self.orphaned = threading.Event()  # the ledger no longer knows this instance, or cannot be reached any more
         self.draining = threading.Event()  # finish what is in hand, take nothing new, leave
 
     def start(self) -> None:
         self._thread.start()
+        self._guard.start()
 
     def close(self) -> None:
         self._closing.set()
@@ -113,21 +115,32 @@ class LeaseKeeper:
         with self._lock:
             tokens = list(self._held.values())
         for token in tokens:
-            token.stop(reason)
+            _stop_aside(token, reason)
 
     def _run(self) -> None:
         ears = _Ears(self._settings)
         period_s = self._settings.lease_s / 3
         due = time.monotonic() + period_s
         while not self._closing.is_set():
-            named = ears.listen(max(0.05, min(1.0, due - time.monotonic())))
-            # Whoever is named learns why from the ledger; an instance that is named is to look at its own row.
-            if time.monotonic() >= due or self._instance_id in named or any(map(self.holds, named)):
-                due = time.monotonic() + period_s
-                self._renew()
+            try:
+                named = ears.listen(max(0.05, min(1.0, due - time.monotonic())))
+                # Whoever is named learns why from the ledger; an instance that is named is to look at its own row.
+                if time.monotonic() >= due or self._instance_id in named or any(map(self.holds, named)):
+                    due = time.monotonic() + period_s
+                    self._renew()
+            except Exception:  # this thread must live, whatever it met: with it goes every lease of the worker
+                log.exception("lease.keeper_failed")
+                self._closing.wait(1.0)
         ears.close()
 
+    def _watch(self) -> None:
+        """Stop the work before its leases lapse, also when the keeper hangs in a call that does not return."""
+        while not self._closing.wait(0.5):
+            if time.monotonic() - self._renewed_at > self._settings.lease_s * 0.8:
+                self.stop_all(EndReason.LOST)
+
     def _renew(self) -> None:
+        began = time.monotonic()
         with self._lock:
             held = list(self._held)
         try:
@@ -140,13 +153,11 @@ class LeaseKeeper:
         except DatabaseUnavailable as error:
             log.warning("lease.not_renewed", error=str(error))
             silent_s = time.monotonic() - self._renewed_at
-            if silent_s > self._settings.lease_s * 0.8:
-                self.stop_all(EndReason.LOST)
             if silent_s > self._settings.orphan_s:
                 log.error("instance.control_plane_gone", silent_s=round(silent_s))
                 self.orphaned.set()
             return
-        self._renewed_at = time.monotonic()
+        self._renewed_at = began
         for attempt_id in held:
             reason = answers.get(attempt_id, EndReason.LOST)
             if reason is not None:
@@ -156,7 +167,13 @@ class LeaseKeeper:
         with self._lock:
             token = self._held.get(attempt_id)
         if token is not None:
-            token.stop(reason)
+            _stop_aside(token, reason)
+
+
+def _stop_aside(token: StopToken, reason: EndReason) -> None:
+    """Ending an environment may take a minute, and others' leases must not wait for it."""
+    if not token.is_set():
+        threading.Thread(target=token.stop, args=(reason,), name="stop-attempt", daemon=True).start()
 
 
 class _Ears:

@@ -19,6 +19,8 @@ from tests.chaos import work as works
 from tests.chaos.ground import Batch, Ground
 from tests.chaos.launchers import faults
 
+_SLOW_S = 30.0
+"""A recovery that took longer is told of."""
 _ENDED = {"succeeded", "failed", "cancelled"}
 
 
@@ -201,7 +203,16 @@ def _recovery(record: _Record, faults_at: list[float], found: Verdict) -> None:
             if first.finished is None or second.claimed is None:
                 continue
             before = [at for at in faults_at if (first.claimed or first.dispatched) <= at <= first.finished]
-            found.recovery_s.append(round(second.claimed - (before[-1] if before else first.finished), 3))
+            took_s = round(second.claimed - (before[-1] if before else first.finished), 3)
+            found.recovery_s.append(took_s)
+            if took_s > _SLOW_S:
+                waited = (
+                    f"{second.dispatched - first.finished:.1f} s for a slot, {second.claimed - second.dispatched:.1f}"
+                )
+                found.notes.append(
+                    f"slow: a {second.mode} task's attempt {second.number} began {took_s:.0f} s after attempt"
+                    f" {first.number} ({first.state}) was struck; it waited {waited} s for a worker"
+                )
     if found.recovery_s:
         ordered = sorted(found.recovery_s)
         found.recovery_p50_s = round(statistics.median(ordered), 2)

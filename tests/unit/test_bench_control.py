@@ -26,6 +26,7 @@ def test_a_quantile_is_a_value_that_was_observed() -> None:
     assert quantile(values, 0.99) == 99.0
     assert quantile(values, 1.0) == 100.0
     assert quantile([7.0], 0.01) == 7.0
+    assert quantile([1.0, 2.0, 3.0], 0.5) == 2.0
     with pytest.raises(ValueError, match="at least one"):
         quantile([], 0.5)
 
