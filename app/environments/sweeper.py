@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -23,6 +25,8 @@ from app.settings import Settings
 
 log = structlog.get_logger()
 
+_JUST_MADE_S = 1.0
+"""The same for scratch folders, which are looked at first."""
 _YOUNG_S = 3.0
 """Its instance may be newer than the list of live ones that we were given."""
 
@@ -44,12 +48,20 @@ class Sweeper:
         to sweep.
         """
         live = {str(instance_id) for instance_id in live_instances}
+        self._sweep_scratch(live)
         removed = [*self._sweep_folders(live), *self._sweep_containers(live)]
         if self._database is not None:
             with self._database.begin() as connection:
                 receipts.destroyed(connection, [thing for thing in removed if thing], Remover.SWEEPER)
             self._settle(self._database)
         return len(removed)
+
+    def _sweep_scratch(self, live: set[str]) -> None:
+        """Remove what attempts of instances that are gone kept beside their environments."""
+        for folder in (self._settings.home / "scratch").glob("*-*-*-*-*"):
+            with suppress(OSError):  # going already
+                if folder.name not in live and time.time() - folder.stat().st_mtime > _JUST_MADE_S:
+                    shutil.rmtree(folder)
 
     def _sweep_containers(self, live: set[str]) -> list[Thing | None]:
         """A thing whose labels do not say whose it was has no line: None."""

@@ -9,7 +9,6 @@ and `app.models.endings` says which is which.
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -102,7 +101,7 @@ def carry_out(claimed: Claim, stations: Stations, token: StopToken) -> EndReason
     bound = structlog.contextvars.bound_contextvars(
         task=claimed.spec.task.name, attempt_id=str(claimed.attempt_id), number=claimed.number
     )
-    with bound, _scratch(stations) as scratch:
+    with bound, _scratch(stations, claimed) as scratch:
         rollout = Rollout(claimed, stations, token, scratch)
         with rollout.open:  # the last environment is given back only when the outcome is on record
             try:
@@ -324,10 +323,11 @@ def _record_teardown(rollout: Rollout) -> None:
 
 
 @contextmanager
-def _scratch(stations: Stations) -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="attempt-", dir=stations.scratch()))
+def _scratch(stations: Stations, claimed: Claim) -> Iterator[Path]:
+    folder = stations.scratch(claimed.instance_id, claimed.attempt_id)
     try:
         yield folder
     finally:
         with suppress(OSError):
             shutil.rmtree(folder)
+            folder.parent.rmdir()  # unless another attempt of this instance has one, too

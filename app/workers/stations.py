@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import UUID
 
 from app.agents import Workshop, agent_named
 from app.agents.base import Agent, ModelEndpoint
@@ -69,9 +70,9 @@ class Stations:
             api_key=self.settings.secret(key_env),
         )
 
-    def scratch(self) -> Path:
-        """Folder for the attempts' files on this host."""
-        folder = self.settings.home / "scratch"
+    def scratch(self, instance_id: UUID, attempt_id: UUID) -> Path:
+        """Folder for an attempt's files on this host; what a killed worker leaves goes with its instance."""
+        folder = self.settings.home / "scratch" / str(instance_id) / f"attempt-{attempt_id.hex[-12:]}"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 

@@ -264,7 +264,7 @@ class Ground:
         }
         found = {what: int(self.rows(statement)[0][0]) for what, statement in counts.items()}
         # A standing pool keeps nothing of a local environment: what is there belongs to nobody.
-        found["local environments"] = len(list((self.settings.home / "local").glob("*")))
+        found["folders"] = len(self._folders())
         return [f"{count} {what}" for what, count in found.items() if count]
 
     def left_behind(self) -> list[str]:
