@@ -283,8 +283,11 @@ class Ground:
         return found
 
     def _folders(self) -> list[str]:
-        kept = [*(self.settings.home / "local").glob("*"), *(self.settings.home / "scratch").glob("*")]
-        return [f"folder {path.parent.name}/{path.name}" for path in kept]
+        """Environments, and what agents wrote beside them; an instance's own, empty folder is nothing."""
+        scratch = [path for path in (self.settings.home / "scratch").glob("*") if any(path.iterdir())]
+        return [
+            f"folder {path.parent.name}/{path.name}" for path in [*(self.settings.home / "local").glob("*"), *scratch]
+        ]
 
     def _containers(self) -> list[str]:
         label = f"megaflow={self.settings.installation}"

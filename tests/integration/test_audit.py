@@ -84,7 +84,7 @@ def running(database: Database, instance_id: UUID | None = None, **values: objec
     return task_id, attempt_id, instance_id
 
 
-def lease(database: Database, attempt_id: UUID, instance_id: UUID, left_s: float = 60.0) -> None:
+def lease(database: Database, attempt_id: UUID, instance_id: UUID, left_s: float = 3600.0) -> None:
     insert(database, "leases", attempt_id=attempt_id, instance_id=instance_id, expires_at=ago(-left_s))
 
 
@@ -100,7 +100,7 @@ def in_order(database: Database) -> None:
     ended = pending(database, state="succeeded", attempts=2, finished_at=ago(3))
     an_attempt(database, ended, number=1, state="lost", instance_id=instance_id, finished_at=ago(9))
     an_attempt(database, ended, number=2, state="finished", instance_id=instance_id, finished_at=ago(3))
-    an_instance(database, state="booting", requested_at=ago(20))
+    an_instance(database, state="booting", requested_at=ago(2))
     an_instance(database, state="failed", requested_at=ago(900), ended_at=ago(800), swept_at=ago(790))
     leaving = an_attempt(
         database,
