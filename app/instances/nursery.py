@@ -40,6 +40,7 @@ log = structlog.get_logger()
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_FORK_S = 0.05
 
 HostInstance = Callable[[InstanceRequest], int]
 """What a forked child does: host the instance; its exit code."""
@@ -244,6 +245,9 @@ class Nursery:
         why = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         log.info("nursery.exited", instance_id=str(instance_id), why=why)
         self._kill_adopted(str(instance_id))
+        if code < 0:
+            time.sleep(_FORK_S)  # what was just being forked carries no mark before it has become its command
+            self._kill_adopted(str(instance_id))
         self._unreported.append((instance_id, code, why))
 
     def _kill_adopted(self, instance_id: str) -> None:

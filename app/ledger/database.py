@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import psycopg
-from sqlalchemy import Connection, NullPool, QueuePool, create_engine, text
+from sqlalchemy import Connection, NullPool, QueuePool, create_engine, event, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from app.errors import DatabaseUnavailable, IllegalMove
@@ -29,6 +30,35 @@ _PATIENCE: dict[str, Any] = {
 """How long a server that says nothing is waited for: a half-open connection must not hold a worker for hours."""
 
 
+ANSWER_S = 30.0
+"""A server that says nothing for so long in the middle of a statement is given up, whatever TCP believes."""
+_IN_TRANSACTION_S = 30
+_LEADER_SILENT_S = 15
+"""The server's patience with a client that went silent: inside a transaction, which holds rows; as the leader."""
+
+_SERVERS_PATIENCE = f"-c idle_in_transaction_session_timeout={_IN_TRANSACTION_S}s"
+
+
+class _Patient(psycopg.Connection[Any]):
+    """A connection that does not wait for ever."""
+
+    def wait(self, gen: Any, *args: Any, **named: Any) -> Any:
+        return super().wait(self._bounded(gen), *args, **named)
+
+    def _bounded(self, gen: Any) -> Any:
+        give_up = time.monotonic() + ANSWER_S
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                if not ready and time.monotonic() > give_up:
+                    self.pgconn.finish()
+                    raise psycopg.OperationalError(f"the server said nothing for {ANSWER_S:.0f} s")
+                wanted = gen.send(ready)
+        except StopIteration as done:
+            return done.value
+
+
 class Database:
     """One PostgreSQL database. Threads may share it.
 
@@ -37,7 +67,7 @@ class Database:
 
     def __init__(self, url: str, *, pooled: bool = True, pool_size: int = 5) -> None:
         self.url = url
-        options = {"connect_args": {"application_name": "megaflow", **_PATIENCE}}
+        options = {"connect_args": {"application_name": "megaflow", "options": _SERVERS_PATIENCE, **_PATIENCE}}
         sqlalchemy_url = url.replace("postgresql://", "postgresql+psycopg://", 1)
         if pooled:
             self.engine = create_engine(
@@ -45,6 +75,7 @@ class Database:
             )
         else:
             self.engine = create_engine(sqlalchemy_url, poolclass=NullPool, **options)
+        event.listen(self.engine, "do_connect", lambda _d, _r, args, named: _Patient.connect(*args, **named))
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
@@ -74,13 +105,15 @@ class Database:
                 raise DatabaseUnavailable(f"the connection to PostgreSQL is gone: {_first_line(error)}") from error
             raise
 
-    def raw(self) -> psycopg.Connection:
+    def raw(self, options: str = "") -> psycopg.Connection:
         """A connection of its own, autocommit, for LISTEN and advisory locks. The caller closes it.
 
         Raises: DatabaseUnavailable.
         """
         try:
-            return psycopg.connect(self.url, autocommit=True, application_name="megaflow-listen", **_PATIENCE)
+            return _Patient.connect(
+                self.url, autocommit=True, application_name="megaflow-listen", options=options, **_PATIENCE
+            )
         except psycopg.OperationalError as error:
             raise DatabaseUnavailable(
                 f"expected PostgreSQL to answer, found: {str(error).strip()}; try `megaflow doctor`"
@@ -159,7 +192,8 @@ class Leadership:
         """
         with self._lock:
             if self._connection is None:
-                self._connection = self._database.raw()
+                # The lock is the session's: a leader that cannot be heard any more must not keep it.
+                self._connection = self._database.raw(f"-c idle_session_timeout={_LEADER_SILENT_S}s")
             try:
                 row = self._connection.execute(
                     "SELECT (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = %(key)s"
