@@ -13,7 +13,7 @@ from app.artifacts import open_store
 from app.artifacts.bundles import store_bundle
 from app.datasets import load
 from app.datasets.base import Reading
-from app.errors import MegaFlowError, SpecInvalid
+from app.errors import DatabaseUnavailable, MegaFlowError, SpecInvalid
 from app.ledger import accept, schedules
 from app.ledger.accept import Accepted, NewRun
 from app.ledger.database import Database
@@ -140,6 +140,9 @@ class Calendar:
         try:
             submission = Submission.model_validate({**schedule.submission, "dataset": schedule.dataset})
             accepted = submit(submission, self._settings, self._database, idempotency_key=key)
+        except DatabaseUnavailable as error:  # says nothing about the schedule: what is unfinished is fired again
+            log.warning("schedule.postponed", schedule=schedule.name, due_at=str(due_at), error=str(error))
+            return
         except MegaFlowError as error:
             log.warning("schedule.failed", schedule=schedule.name, due_at=str(due_at), error=str(error))
             schedules.note(self._database, schedule.id, due_at, run_id=None, failure=str(error))
