@@ -44,6 +44,8 @@ class Settings(BaseSettings):
     """`unix://…` or `tcp://…`; None: DOCKER_HOST, else the default socket."""
     image_mirror: str | None = None
     """Registry (host[:port]/prefix) tried first for every image reference."""
+    registry_auth: SecretStr | None = None
+    """Logins beside those of `docker login`, as JSON: `{"registry.example:5000": "USER:PASSWORD", …}`."""
     base_image: str = "megaflow/base:bookworm"
     """What task recipes build FROM when they take the argument BASE_IMAGE."""
 
@@ -81,6 +83,13 @@ class Settings(BaseSettings):
     """Environments being created at once on one host: beyond about 8 only latency grows."""
     image_builds: int = Field(default=2, ge=1)
     """Image builds and pulls at once on one host."""
+
+    image_disk_high: float = Field(default=0.9, gt=0)
+    """Images leave when the engine's disk is fuller than this: a share of it, or, above 1, bytes of all images."""
+    image_disk_low: float = Field(default=0.8, gt=0)
+    """Until it is no fuller than this, in the same unit. Nothing is pulled ahead above it."""
+    image_prefetch: int = Field(default=8, ge=0)
+    """Images of the next waiting tasks that a host pulls ahead; 0: none."""
 
     # --- Leases and recovery --------------------------------------------------------------------------------------
     lease_s: float = Field(default=30.0, gt=0)

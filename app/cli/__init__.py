@@ -9,7 +9,7 @@ import structlog
 import typer
 from pydantic import ValidationError
 
-from app.cli import audit, control, events, explain, limits, offers, runs, schedules, simulate, stack, worker
+from app.cli import audit, control, events, explain, images, limits, offers, runs, schedules, simulate, stack, worker
 from app.errors import MegaFlowError
 
 cli = typer.Typer(
@@ -25,6 +25,7 @@ schedules.register(cli)
 control.register(cli)
 offers.register(cli)
 limits.register(cli)
+images.register(cli)
 explain.register(cli)
 events.register(cli)
 audit.register(cli)

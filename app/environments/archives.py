@@ -93,6 +93,28 @@ def only_member(archive: bytes) -> tuple[tarfile.TarInfo, bytes]:
         return member, reader.read() if reader else b""
 
 
+def of_tree(folder: Path) -> bytes:
+    """A tar of what is in `folder`, by names relative to it."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for entry in sorted(os.listdir(folder)):
+            tar.add(folder / entry, entry)
+    return buffer.getvalue()
+
+
+def below(archive: bytes) -> bytes:
+    """The same archive without its first folder, below which everything is."""
+    buffer = io.BytesIO()
+    with _opened(archive) as tar, tarfile.open(fileobj=buffer, mode="w") as made:
+        for member in tar:
+            member.name = member.name.partition("/")[2]
+            if member.islnk():
+                member.linkname = member.linkname.partition("/")[2]
+            if member.name:
+                made.addfile(member, tar.extractfile(member) if member.isreg() else None)
+    return buffer.getvalue()
+
+
 def absolute(path: str) -> str:
     """`path` without dots and doubled slashes.
 

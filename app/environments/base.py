@@ -5,16 +5,28 @@ Whoever creates one owns it and ends it with `destroy`; a sweeper reaps by label
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from app.models.shell import CommandResult, Shell
 from app.models.spec import EnvironmentSpec
 
-__all__ = ["CommandResult", "Environment", "EnvironmentProvider", "Origin", "ResetProof", "Tags"]
+__all__ = [
+    "CommandResult",
+    "Environment",
+    "EnvironmentProvider",
+    "Origin",
+    "ResetProof",
+    "Route",
+    "Stats",
+    "Tags",
+    "Times",
+]
 
 
 class Origin(StrEnum):
@@ -22,6 +34,49 @@ class Origin(StrEnum):
 
     FRESH = "fresh"  # made for this attempt
     RECYCLED = "recycled"  # used by an earlier task, reset, proven clean
+
+
+class Route(StrEnum):
+    """By which way an environment came to its attempt: what its phase times are to be compared with."""
+
+    COLD = "cold"  # made while the attempt waited
+    WARM = "warm"  # made ahead, unused
+    RECYCLED = "recycled"  # used by another task, reset, proven clean
+    SNAPSHOT = "snapshot"  # made from what a set-up left
+
+
+@dataclass
+class Times:
+    """How long each phase of one environment took, in seconds. A reset begins anew: it is the next attempt's start.
+
+    Phases: `image`, `create`, `start`, `session` (until the first answer), `set_up`, `reset`, `teardown`.
+    """
+
+    route: Route = Route.COLD
+    phases: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def measure(self, phase: str) -> Iterator[None]:
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self.phases[phase] = time.monotonic() - begun
+
+    def describe(self) -> dict[str, Any]:
+        """`path` and `phases`, to the tenth of a millisecond, as an attempt records them."""
+        return {"path": self.route.value, "phases": {name: round(s, 4) for name, s in self.phases.items()}}
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What an environment uses now; None where the kernel does not show it."""
+
+    processes: int
+    memory_bytes: int | None
+    memory_peak_bytes: int | None
+    cpu_s: float | None
+    oom_kills: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +101,10 @@ class Tags:
             "megaflow.deadline": f"{self.deadline_unix_s:.0f}",
         }
 
+    def name(self) -> str:
+        """`megaflow-ATTEMPT-RANDOM-DEADLINE`: another each time. The sweeper goes by its deadline."""
+        return f"megaflow-{self.attempt_id}-{uuid4().hex[:6]}-{self.deadline_unix_s:.0f}"
+
 
 @dataclass(frozen=True, slots=True)
 class ResetProof:
@@ -67,7 +126,14 @@ class Environment(Shell, Protocol):
         ...
 
     def describe(self) -> dict[str, Any]:
-        """Kind, id, image, origin: what an attempt records about it."""
+        """Kind, id, image, origin, `path` and `phases` (`Times.describe`): what an attempt records about it.
+
+        Answers after the end, too; then with the time of the teardown.
+        """
+        ...
+
+    def stats(self) -> Stats:
+        """What it uses now. Raises: EnvironmentFailed."""
         ...
 
     def reset(self) -> ResetProof:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +22,8 @@ from app.settings import Settings
 
 _CALL_S = 120
 """One call: a busy engine may take long over a start."""
+_REMOVAL_S = 10.0
+_BLANK = b"\r\n\r\n"
 _TRY = "start the engine (`megaflow up` does where it may), or point MEGAFLOW_DOCKER_URL at one"
 
 
@@ -33,7 +36,8 @@ class Engine:
 
     def __init__(self, url: str | None) -> None:
         self.url = url or kwargs_from_env().get("base_url") or "unix:///var/run/docker.sock"
-        self._cpus: int | None = None
+        self._info: dict[str, Any] | None = None
+        self._users: dict[str, str | None] = {}  # by image
         if urlsplit(self.url).scheme not in ("unix", "tcp", "http", "http+unix"):
             raise EngineUnavailable(f"expected an engine at unix://… or tcp://…, found {self.url}; {_TRY}.")
         try:
@@ -45,9 +49,25 @@ class Engine:
     @property
     def cpus(self) -> int:
         """CPUs that the engine has; a container may not be promised more."""
-        if self._cpus is None:
-            self._cpus = int(self.api.info()["NCPU"])
-        return self._cpus
+        return int(self._told["NCPU"])
+
+    @property
+    def architecture(self) -> str:
+        """The kernel's name for it, e.g. `x86_64`."""
+        return str(self._told["Architecture"])
+
+    @property
+    def _told(self) -> dict[str, Any]:
+        if self._info is None:
+            self._info = self.api.info()
+        return self._info
+
+    def user_of(self, image_id: str) -> str | None:
+        """Whom an image wants its processes to run as; None: root. Raises: APIError."""
+        if image_id not in self._users:
+            config = self.api.inspect_image(image_id).get("Config") or {}  # type: ignore[no-untyped-call]
+            self._users[image_id] = config.get("User") or None
+        return self._users[image_id]
 
     @contextmanager
     def named(self, doing: str, otherwise: type[StationError]) -> Iterator[None]:
@@ -76,24 +96,38 @@ class Engine:
         try:
             self.api.remove_container(container_id, v=True, force=True)
         except APIError as error:
-            if error.status_code != 404 and "already in progress" not in str(error):
+            if error.status_code == 404:
+                return
+            if "already in progress" not in str(error):
                 raise
+            self._await_removal(container_id)
 
-    def attach(self, exec_id: str) -> tuple[socket.socket, bytes]:
-        """Start a prepared exec and take its stream: the socket, and what was read of it already.
+    def _await_removal(self, container_id: str) -> None:
+        """Somebody else removes it: gone is what our caller wants to hear."""
+        give_up = time.monotonic() + _REMOVAL_S
+        while time.monotonic() < give_up:
+            try:
+                self.api.inspect_container(container_id)
+            except NotFound:
+                return
+            time.sleep(0.01)
+
+    def attach(self, exec_id: str, *, tty: bool = False) -> socket.socket:
+        """Start a prepared exec and take its stream, which begins with the first byte of its output.
 
         An own connection, because the client library's loses output that arrives together with the headers.
         """
         connection = self._connect()
         try:
-            body = b'{"Detach":false,"Tty":false}'
+            body = json.dumps({"Detach": False, "Tty": tty}).encode()
             head = (
                 f"POST /v{self.api.api_version}/exec/{exec_id}/start HTTP/1.1\r\nHost: engine\r\n"
                 f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
                 "Connection: Upgrade\r\nUpgrade: tcp\r\n\r\n"
             )
             connection.sendall(head.encode() + body)
-            return connection, _accepted(connection)
+            _accepted(connection)
+            return connection
         except BaseException:
             connection.close()
             raise
@@ -136,18 +170,18 @@ def _reason(error: BaseException) -> str:
     return str(explanation or error).strip()
 
 
-def _accepted(connection: socket.socket) -> bytes:
-    received = b""
-    while b"\r\n\r\n" not in received:
-        data = connection.recv(4096)
-        if not data:
+def _accepted(connection: socket.socket) -> None:
+    """Take the headers, and nothing of what follows them. Raises: ConnectionError: the engine refuses."""
+    head = b""
+    while not head.endswith(_BLANK):
+        seen = connection.recv(4096, socket.MSG_PEEK)
+        if not seen:
             raise ConnectionError("the engine closed the connection before it answered")
-        received += data
-    head, _, rest = received.partition(b"\r\n\r\n")
+        end = (head + seen).find(_BLANK)
+        head += connection.recv(len(seen) if end < 0 else end + len(_BLANK) - len(head))
     status = int(head.split(None, 2)[1])
     if status not in (101, 200):
-        raise ConnectionError(_refusal(status, rest))
-    return rest
+        raise ConnectionError(_refusal(status, connection.recv(4096)))
 
 
 def _refusal(status: int, body: bytes) -> str:

@@ -48,9 +48,8 @@ class Execution:
 
     def finish(self, deadline: float) -> dict[str, Any]:
         """Carry the streams until the command has ended, or `deadline` (monotonic) killed it; the engine's record."""
-        self._socket, received = self.engine.attach(self.exec_id)
+        self._socket = self.engine.attach(self.exec_id)
         try:
-            self._take(received)
             self._carry(self._socket, deadline)
         finally:
             self._socket.close()

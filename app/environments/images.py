@@ -2,43 +2,50 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import requests
 import structlog
 from docker.errors import ImageNotFound
-from docker.utils import parse_repository_tag
 from docker.utils.build import tar as tar_context
-from urllib3.exceptions import HTTPError
 
 from app.environments import archives
-from app.environments.disk import disk_named, no_space
+from app.environments.disk import disk_named
 from app.environments.engine import Engine, engine_of
 from app.environments.host_slots import Gate, HostGate, turn
+from app.environments.image_store import names
+from app.environments.image_store.building import Builder
+from app.environments.image_store.cache import ImageCache
+from app.environments.image_store.names import registry_of
+from app.environments.image_store.names import short as _short
+from app.environments.image_store.registry import (
+    Refusal,
+    Refused,
+    Registries,
+    architecture_of,
+    refuse_foreign,
+    wrong_architecture,
+)
 from app.environments.sources import fetch_sources
-from app.errors import DiskFull, EngineUnavailable, EnvironmentFailed, ImageBuildFailed, ImageUnavailable
+from app.errors import DiskFull, EnvironmentFailed, ImageBuildFailed, ImageUnavailable
 from app.models.spec import Build, Bundle, EnvironmentSpec
 from app.settings import Settings
 
 log = structlog.get_logger()
 
-_LOG_TAIL = 3000
+_ASK_S = 60.0
 _BUILD_MEMORY_BYTES = 2 << 30
 """A build step gets at least this much: compilers need more than the tests they build."""
 _ARG_BASE = re.compile(r"^\s*ARG\s+BASE_IMAGE\b", re.IGNORECASE | re.MULTILINE)
 _FROM = re.compile(r"^\s*FROM\s+(?:--platform=\S+\s+)?(\S+)(?:\s+AS\s+(\S+))?", re.IGNORECASE | re.MULTILINE)
-_HUB = ("docker.io", "index.docker.io", "registry-1.docker.io")
+_NEEDED = (("/bin/sh",), ("/bin/sleep", "/usr/bin/sleep"))
+"""Programs that every environment needs, and where they may lie."""
 
 
 class Images:
@@ -55,6 +62,7 @@ class Images:
         self._fetch_bundle = fetch_bundle
         self._locks = settings.home / "run" / "slots"
         self._gate = gate or HostGate(self._locks)
+        self._cache = ImageCache(settings)
 
     @property
     def _engine(self) -> Engine:
@@ -66,91 +74,186 @@ class Images:
         Raises: ImageUnavailable, ImageBuildFailed, EngineUnavailable, DiskFull.
         """
         deadline = time.monotonic() + timeout_s
+        try:
+            found = self._ensured(spec, deadline)
+        except DiskFull:
+            if not self._cache.make_room(urgently=True):
+                raise
+            found = self._ensured(spec, deadline)
+        self._cache.book.used(found, names.key_of(spec))
+        return found
+
+    @contextmanager
+    def kept(self, spec: EnvironmentSpec, *, timeout_s: float) -> Iterator[str]:
+        """As `ensure`; for the length of the block the image stays on the engine, whatever room is needed.
+
+        Raises: ImageUnavailable, ImageBuildFailed, EngineUnavailable, DiskFull.
+        """
+        begun = time.monotonic()
+        with ExitStack() as keeping:
+            try:
+                keeping.enter_context(self._cache.book.kept(names.key_of(spec), timeout_s=timeout_s))
+            except TimeoutError as error:
+                raise ImageUnavailable(f"could not use image {spec.label} in time: {error}; try again.") from error
+            yield self.ensure(spec, timeout_s=timeout_s - (time.monotonic() - begun))
+
+    def here(self, spec: EnvironmentSpec) -> str | None:
+        """The id of the spec's image when the engine has it; nothing is fetched or made.
+
+        Raises: EngineUnavailable.
+        """
+        if spec.build is None:
+            reference = spec.image or ""
+            candidates = [reference, *self._mirrored(reference)]
+        else:
+            candidates = self._built_names(spec.build)
+        return next((found for name in candidates if (found := self.find(name)) is not None), None)
+
+    def refuse_unfit(self, container_id: str, image_id: str, label: str) -> None:
+        """Tell an image without a shell from one with, by a container of it that need not have started.
+
+        Asked of the engine once for an image and host.
+
+        Raises: ImageUnavailable, EngineUnavailable.
+        """
+        if self._cache.book.fit(image_id):
+            return
+        for places in _NEEDED:
+            if not any(self._holds(container_id, path) for path in places):
+                raise ImageUnavailable(
+                    f"image {label} has no {places[0]}: expected a POSIX shell and `sleep` in it, as every environment "
+                    "needs; add them (busybox will do), or name another image."
+                )
+        self._cache.book.note_fit(image_id)
+
+    def _holds(self, container_id: str, path: str) -> bool:
+        api = self._engine.api
+        with self._engine.named(f"look for {path}", ImageUnavailable):
+            url = f"{api.base_url}/v{api.api_version}/containers/{container_id}/archive"
+            reply = api.head(url, params={"path": path}, timeout=_ASK_S)
+            if reply.status_code != 404:
+                reply.raise_for_status()
+            return reply.status_code != 404
+
+    def find(self, reference: str) -> str | None:
+        """The id of an image that the engine has, or None."""
+        found = self._described(reference)
+        return None if found is None else str(found["Id"])
+
+    def _ensured(self, spec: EnvironmentSpec, deadline: float) -> str:
         if spec.build is None:
             return self._pulled(spec.image or "", deadline)
         return self._built(spec.build, max(_BUILD_MEMORY_BYTES, spec.resources.memory_bytes), deadline)
 
-    def find(self, reference: str) -> str | None:
-        """The id of an image that the engine has, or None."""
+    def _described(self, reference: str) -> dict[str, Any] | None:
         try:
             with self._engine.named(f"look for image {reference}", ImageUnavailable):
                 found: dict[str, Any] = self._engine.api.inspect_image(reference)  # type: ignore[no-untyped-call]
-                return str(found["Id"])
+                return found
         except ImageUnavailable as error:
             if isinstance(error.__cause__, ImageNotFound):
                 return None
             raise
+
+    def _runnable(self, reference: str) -> str | None:
+        """As `find`. Raises: ImageUnavailable: it is here, for another architecture."""
+        found = self._described(reference)
+        if found is None:
+            return None
+        refuse_foreign(reference, str(found.get("Architecture") or ""), self._engine)
+        return str(found["Id"])
 
     # --- By reference ---------------------------------------------------------------------------------------------
 
     def _pulled(self, reference: str, deadline: float, *, counted: bool = True) -> str:
         candidates = [*self._mirrored(reference), reference]
         for candidate in reversed(candidates):
-            if (found := self.find(candidate)) is not None:
+            if (found := self._runnable(candidate)) is not None:
                 return found
         # A build's base has a turn of its own: who has a place here must not wait for somebody who waits for a place.
         turn_name = f"{'pull' if counted else 'base'}-{_short(reference)}"
         with self._once(turn_name, f"pull {reference}", deadline, counted=counted):
             for candidate in candidates:
-                if (found := self.find(candidate)) is not None:
+                if (found := self._runnable(candidate)) is not None:
                     return found
             return self._pull_first(reference, candidates, deadline)
 
     def _pull_first(self, reference: str, candidates: list[str], deadline: float) -> str:
         refusals = []
+        cause: Refused | None = None
         for candidate in candidates:
-            begun = time.monotonic()
-            with self._gate.hold(f"image_pulls:{registry_of(candidate)}", None, timeout_s=deadline - begun):
-                refusal = self._pull(candidate, deadline)
-            found = self.find(candidate) if refusal is None else None
-            if found is not None:
-                log.info("image.pulled", image=candidate, took_s=round(time.monotonic() - begun, 3))
-                return found
-            refusals.append(f"{candidate}: {refusal or 'pulled, but not there afterwards'}")
+            try:
+                return self._pull(candidate, reference, deadline)
+            except Refused as refused:
+                cause = refused
+                refusals.append(f"{candidate}: {refused.said}")
         raise ImageUnavailable(
             f"image {reference} is neither on this engine nor could it be pulled ({'; '.join(refusals)}). Check the "
             "reference and `docker login`, load it with `docker load`, or name a registry that has it in "
             "MEGAFLOW_IMAGE_MIRROR."
-        )
+        ) from cause
 
-    def _pull(self, reference: str, deadline: float) -> str | None:
-        """None when it worked, else what the registry said."""
-        repository, tag = parse_repository_tag(reference)
+    def _pull(self, candidate: str, key: str, deadline: float) -> str:
+        """Pull one name and return the image's id. Raises: Refused, ImageUnavailable, DiskFull, EngineUnavailable."""
+        begun = time.monotonic()
+        registries = Registries(self._engine, self._settings)
+        with self._gate.hold(f"image_pulls:{registry_of(candidate)}", None, timeout_s=deadline - begun):
+            try:
+                registries.pull(candidate, deadline)
+            except Refused as refused:
+                if refused.refusal is Refusal.PLATFORM:
+                    raise self._foreign(candidate, registries, deadline) from refused
+                raise
+        found = self._runnable(candidate)
+        if found is None:
+            raise Refused(f"pull {candidate}", "pulled, but not there afterwards", Refusal.OTHER)
+        self._cache.book.made(found, key, [candidate])
+        log.info("image.pulled", image=candidate, took_s=round(time.monotonic() - begun, 3))
+        return found
+
+    def _foreign(self, candidate: str, registries: Registries, deadline: float) -> ImageUnavailable:
+        """What the registry offers instead is worth a question: it is what a person will want to know."""
         try:
-            with self._engine.named(f"pull {reference}", ImageUnavailable):
-                progress = self._engine.api.pull(repository, tag=tag or "latest", stream=True, decode=True)
-                for step in progress:
-                    if "error" in step:
-                        _raise_if_full(step["error"], f"pull {reference}")
-                        return str(step["error"])
-                    if time.monotonic() > deadline:
-                        progress.close()
-                        return "it took longer than this task allows for its image"
-        except ImageUnavailable as error:
-            return str(getattr(error.__cause__, "explanation", None) or error)
-        return None
+            offered = registries.look(candidate, deadline)
+        except Refused:
+            offered = None
+        platforms = ", ".join(offered.platforms) if offered else ""
+        return wrong_architecture(candidate, platforms or "other architectures", architecture_of(self._engine))
 
     def _mirrored(self, reference: str) -> list[str]:
-        """What the mirror calls it: the registry's host is replaced, Docker Hub's bare names get their `library/`."""
         mirror = self._settings.image_mirror
-        if mirror is None or reference.startswith("sha256:"):
-            return []
-        host, path = _located(reference)
-        if host in _HUB and "/" not in path:
-            path = f"library/{path}"
-        return [f"{mirror.rstrip('/')}/{path}"]
+        return [] if mirror is None else names.in_mirror(mirror, reference)
 
     # --- By recipe ------------------------------------------------------------------------------------------------
 
     def _built(self, build: Build, memory_bytes: int, deadline: float) -> str:
-        base = self.find(self._settings.base_image) or ""
-        tag = f"megaflow/task:{_short(build.context.sha256, build.dockerfile, base)}"
-        if (found := self.find(tag)) is not None:
-            return found
-        with self._once(f"build-{tag.rpartition(':')[2]}", f"build {tag}", deadline):
-            if (found := self.find(tag)) is not None:
+        tag, *shared = candidates = self._built_names(build)
+        for candidate in candidates:
+            if (found := self._runnable(candidate)) is not None:
                 return found
+        with self._once(f"build-{tag.rpartition(':')[2]}", f"build {tag}", deadline):
+            for candidate in candidates:
+                if (found := self._runnable(candidate)) is not None:
+                    return found
+            for candidate in shared:
+                if (found := self._from_mirror(candidate, build, deadline)) is not None:
+                    return found
             return self._build(build, tag, memory_bytes, deadline)
+
+    def _built_names(self, build: Build) -> list[str]:
+        """What it is called here once it is built; then, with a mirror, what `megaflow images sync` calls it there."""
+        here = names.built_here(build, self.find(self._settings.base_image) or "")
+        mirror = self._settings.image_mirror
+        return [here] if mirror is None else [here, names.built_for_all(mirror, build, self._settings.base_image)]
+
+    def _from_mirror(self, candidate: str, build: Build, deadline: float) -> str | None:
+        """None when the mirror has no such image or cannot give it: then it is built."""
+        try:
+            return self._pull(candidate, names.key_of(EnvironmentSpec(build=build)), deadline)
+        except Refused as refused:
+            if refused.refusal is not Refusal.ABSENT:
+                log.warning("image.not_from_mirror", image=candidate, reason=refused.said)
+            return None
 
     def _build(self, build: Build, tag: str, memory_bytes: int, deadline: float) -> str:
         begun = time.monotonic()
@@ -167,6 +270,7 @@ class Images:
         found = self.find(tag)
         if found is None:
             raise ImageUnavailable(f"{tag} was built, but is not there afterwards; was it pruned? Try again.")
+        self._cache.book.made(found, names.key_of(EnvironmentSpec(build=build)), [tag])
         log.info("image.built", image=tag, took_s=round(time.monotonic() - begun, 3))
         return found
 
@@ -208,66 +312,11 @@ class Images:
             with turn(self._locks / name, timeout_s=deadline - time.monotonic()):
                 left_s = deadline - time.monotonic()
                 with self._gate.hold(limit, capacity, timeout_s=left_s) if counted else nullcontext():
+                    if counted:
+                        self._cache.make_room()
                     yield
         except TimeoutError as error:
             raise ImageUnavailable(f"could not {doing} in time: {error}; others are being made, try again.") from error
-
-
-@dataclass
-class Builder:
-    """One build on the engine, its output kept in `log_file`."""
-
-    engine: Engine
-    log_file: Path
-
-    def build(self, tag: str, params: dict[str, Any], context: IO[bytes], deadline: float) -> None:
-        """Raises: ImageBuildFailed with the log's tail, DiskFull, EngineUnavailable."""
-        with self.log_file.open("w") as written:
-            try:
-                failure = self._follow(params, context, written, deadline)
-            except (requests.RequestException, HTTPError) as error:
-                if time.monotonic() < deadline:
-                    raise EngineUnavailable(f"build {tag}: the connection to the engine broke ({error}).") from error
-                failure = None
-        if time.monotonic() >= deadline:
-            failure = "it took longer than this task allows for its image"
-        if failure:
-            _raise_if_full(failure, f"build {tag}")
-            tail = self.log_file.read_text(errors="replace")[-_LOG_TAIL:]
-            raise ImageBuildFailed(f"{tag} could not be built: {failure}\nThe log's end ({self.log_file}):\n{tail}")
-
-    def _follow(self, params: dict[str, Any], context: IO[bytes], written: IO[str], deadline: float) -> str | None:
-        """What went wrong, or None. At the deadline the connection is cut, whereupon the engine stops the step."""
-        response = self._start(params, context, max(1.0, deadline - time.monotonic()))
-        with response:
-            if response.status_code != 200:
-                return response.text
-            timer = threading.Timer(max(0.0, deadline - time.monotonic()), response.raw.shutdown)
-            timer.daemon = True
-            timer.start()
-            try:
-                for line in response.iter_lines():
-                    step = json.loads(line)
-                    written.write(str(step.get("stream") or step.get("status") or step.get("error") or ""))
-                    if "error" in step:
-                        return str(step["error"])
-            finally:
-                timer.cancel()
-        return None
-
-    def _start(self, params: dict[str, Any], context: IO[bytes], timeout_s: float) -> requests.Response:
-        # Not the client's own `build`: it hides the response, without which nothing can cut a build that hangs.
-        api = self.engine.api
-        encoded = {key: json.dumps(value) if isinstance(value, dict) else value for key, value in params.items()}
-        with self.engine.named("start a build", ImageBuildFailed):
-            return api.post(
-                f"{api.base_url}/v{api.api_version}/build",
-                params=encoded,
-                data=context,
-                headers={"Content-Type": "application/x-tar"},
-                stream=True,
-                timeout=(30.0, timeout_s),
-            )
 
 
 @lru_cache(maxsize=8)
@@ -278,23 +327,6 @@ def host_of(engine: Engine) -> str:
     """
     with engine.named("ask for its name", EnvironmentFailed):
         return str(engine.api.info()["Name"])
-
-
-def registry_of(reference: str) -> str:
-    """Where an image is pulled from: `docker.io`, `ghcr.io`, `localhost:5000`."""
-    host, _ = _located(reference)
-    return _HUB[0] if host in _HUB else host
-
-
-def _located(reference: str) -> tuple[str, str]:
-    """Registry and path; a name without a registry is Docker Hub's."""
-    host, slash, path = reference.partition("/")
-    named = slash and ("." in host or ":" in host or host == "localhost")
-    return (host, path) if named else (_HUB[0], reference)
-
-
-def _short(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
 def _recipe(folder: Path, name: str) -> str:
@@ -310,8 +342,3 @@ def _bases(recipe: str) -> list[str]:
     found = _FROM.findall(recipe)
     stages = {stage.lower() for _, stage in found if stage}
     return [base for base, _ in found if "$" not in base and base != "scratch" and base.lower() not in stages]
-
-
-def _raise_if_full(text: str, doing: str) -> None:
-    if no_space(text):
-        raise DiskFull(f"{doing}: the engine's disk is full ({text.strip()}); free some with `docker system prune`.")

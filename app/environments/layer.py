@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,20 +52,29 @@ class Layer:
 
     upper: Path
     faces: dict[Path, Face]  # the root's, and those of folders that the engine made (the working folder), parents first
+    ours: frozenset[str]  # mount points that are no part of what a task may change
     outside: dict[Path, tuple[bytes, int, int, int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, container: dict[str, Any]) -> Layer | None:
-        """From the engine's description of a container that never ran; None when it cannot be seen or has volumes."""
+    def of(cls, container: dict[str, Any], ours: Iterable[str] = ()) -> Layer | None:
+        """From the engine's description of a container that never ran; None when it cannot be seen or has volumes.
+
+        `ours`: mounts that tasks cannot leave anything in.
+        """
         data = container.get("GraphDriver", {}).get("Data") or {}
         upper = Path(data.get("UpperDir") or "/nonexistent")
         try:
-            if os.geteuid() != 0 or container["Mounts"] or any(files for _, _, files in os.walk(upper)):
+            if os.geteuid() != 0 or any(files for _, _, files in os.walk(upper)):
                 return None
             folders = [upper, *(Path(folder) for folder, _, _ in os.walk(upper) if Path(folder) != upper)]
-            return cls(upper, {folder: Face.of(folder) for folder in folders})
+            layer = cls(upper, {folder: Face.of(folder) for folder in folders}, frozenset(ours))
         except OSError:
             return None
+        return None if layer.has_volumes(container) else layer
+
+    def has_volumes(self, container: dict[str, Any]) -> bool:
+        """Whether a task could leave something in a mount."""
+        return any(mount["Destination"] not in self.ours for mount in container["Mounts"])
 
     def note_outside(self, container: dict[str, Any]) -> None:
         """Remember /etc/hosts and its like, outside of the layer; the container runs, but no command has yet."""

@@ -18,8 +18,8 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -27,14 +27,17 @@ from typing import IO, Any
 import structlog
 
 from app.environments import archives
-from app.environments.base import CommandResult, ResetProof, Tags
+from app.environments.base import CommandResult, ResetProof, Stats, Tags, Times
 from app.environments.capture import Capture
 from app.environments.disk import disk_named, no_space
 from app.environments.host_slots import Gate, HostGate, turn
+from app.environments.local_stream import LocalInteractive
 from app.environments.processes import COMMAND, HostView, Tree, kill_tree
+from app.environments.remembering import RememberingShell
 from app.environments.sources import fetch_sources
 from app.errors import DiskFull, EnvironmentFailed, ImageBuildFailed, ImageUnavailable
 from app.models.instance import MARK
+from app.models.shell import Interactive, StatefulShell
 from app.models.spec import Build, Bundle, EnvironmentSpec
 from app.settings import Settings
 
@@ -60,6 +63,7 @@ class LocalEnvironment:
         self._spec = spec
         self.root = folder / "root"
         self._gone = threading.Event()
+        self.times = Times()
 
     @property
     def id(self) -> str:
@@ -72,6 +76,7 @@ class LocalEnvironment:
             "image": self._spec.label,
             "origin": "fresh",
             "isolation": "no isolation: a folder and processes of this host",
+            **self.times.describe(),
         }
 
     # --- Commands -------------------------------------------------------------------------------------------------
@@ -88,7 +93,7 @@ class LocalEnvironment:
         begun = time.monotonic()
         self._raise_if_gone()
         mark = uuid.uuid4().hex
-        variables = {**variables_of(self.root, self._spec), **(env or {}), COMMAND: mark, ENVIRONMENT: self.id}
+        variables = self._variables(env, mark)
         folder = self._below(cwd or self._spec.workdir)
         with self._script(command) as argv:
             try:
@@ -117,6 +122,28 @@ class LocalEnvironment:
             truncated=carrier.stdout.truncated or carrier.stderr.truncated,
             duration_s=time.monotonic() - begun,
         )
+
+    def _variables(self, env: Mapping[str, str] | None, mark: str) -> dict[str, str]:
+        return {**variables_of(self.root, self._spec), **(env or {}), COMMAND: mark, ENVIRONMENT: self.id}
+
+    def shell(self, *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> StatefulShell:
+        self._raise_if_gone()
+        return RememberingShell(self.run, str(self._folder), cwd=cwd, env=env)
+
+    def stream(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        tty: bool = False,
+        rows: int = 24,
+        columns: int = 80,
+    ) -> Interactive:
+        self._raise_if_gone()
+        mark = uuid.uuid4().hex
+        folder, variables = self._below(cwd or self._spec.workdir), self._variables(env, mark)
+        return LocalInteractive(list(argv), folder, variables, mark, size=(rows, columns) if tty else None)
 
     @contextmanager
     def _script(self, command: str) -> Iterator[list[str]]:
@@ -157,15 +184,30 @@ class LocalEnvironment:
         with self._files(f"unpack into {path}"):
             archives.unpack(archive, self._below(path))
 
+    def get_tree(self, path: str) -> bytes:
+        target = self._below(path)
+        with self._files(f"read {path}"):
+            if not target.is_dir():
+                raise FileNotFoundError(f"no folder {path} in environment {self.id}.")
+            return archives.of_tree(target)
+
     # --- Life -----------------------------------------------------------------------------------------------------
+
+    def stats(self) -> Stats:
+        """Only the processes can be told from the host's others."""
+        self._raise_if_gone()
+        table = HostView(variable=ENVIRONMENT).scan()
+        return Stats(len(Tree(self.id, alone=False).living(table, None)), None, None, None, None)
 
     def reset(self) -> ResetProof:
         """Never clean: commands may have written anywhere on the host, and a new folder costs little."""
         return ResetProof(clean=False, left=("without isolation nothing can be proven",))
 
     def destroy(self) -> None:
+        first = not self._gone.is_set()
         self._gone.set()
-        end(self._folder)
+        with self.times.measure("teardown") if first else nullcontext():
+            end(self._folder)
 
     def _below(self, path: str) -> Path:
         """Where an absolute path of the task lies; one that is below the root already is taken as it is."""
@@ -300,18 +342,21 @@ class LocalProvider:
 
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> LocalEnvironment:
         deadline = time.monotonic() + timeout_s
-        self.prepare_image(spec, timeout_s=timeout_s)
         folder = self._settings.home / "local" / uuid.uuid4().hex[:16]
         environment = LocalEnvironment(folder, spec)
+        measure = environment.times.measure
+        with measure("image"):
+            self.prepare_image(spec, timeout_s=timeout_s)
         limit, capacity = f"environment_starts:{socket.gethostname()}", self._settings.environment_starts
         try:
             place = self._gate.hold(limit, capacity, timeout_s=deadline - time.monotonic())
-            with disk_named("make an environment"), place:
+            with disk_named("make an environment"), place, measure("create"):
                 folder.mkdir(parents=True)
                 owner = {"megaflow": tags.installation, "labels": tags.labels(), "pid": os.getpid()}
                 (folder / OWNER).write_text(json.dumps(owner))
                 copy(self._tree(spec), environment.root, deadline)
-            self._set_up(environment, spec, deadline)
+            with measure("set_up"):
+                self._set_up(environment, spec, deadline)
         except TimeoutError as error:
             environment.destroy()
             raise EnvironmentFailed(f"no environment could be made within {timeout_s:.0f} s: {error}.") from error

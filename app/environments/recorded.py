@@ -8,18 +8,19 @@ the thing, or finds it gone, makes up for the line.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import structlog
 
-from app.environments.base import CommandResult, Environment, EnvironmentProvider, ResetProof, Tags
+from app.environments.base import CommandResult, Environment, EnvironmentProvider, ResetProof, Stats, Tags
 from app.environments.pool import Adoptable
 from app.errors import DatabaseUnavailable, StationError
 from app.ledger import receipts
 from app.ledger.database import Database
 from app.ledger.receipts import ObjectKind, Owner, Remover, Thing
+from app.models.shell import Interactive, StatefulShell
 from app.models.spec import EnvironmentKind, EnvironmentSpec, Network
 from app.settings import Settings
 
@@ -56,6 +57,27 @@ class RecordedEnvironment:
         stdin: bytes | None = None,
     ) -> CommandResult:
         return self._environment.run(command, cwd=cwd, env=env, timeout_s=timeout_s, stdin=stdin)
+
+    def shell(self, *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> StatefulShell:
+        return self._environment.shell(cwd=cwd, env=env)
+
+    def stream(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        tty: bool = False,
+        rows: int = 24,
+        columns: int = 80,
+    ) -> Interactive:
+        return self._environment.stream(argv, cwd=cwd, env=env, tty=tty, rows=rows, columns=columns)
+
+    def get_tree(self, path: str) -> bytes:
+        return self._environment.get_tree(path)
+
+    def stats(self) -> Stats:
+        return self._environment.stats()
 
     def put(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
         self._environment.put(path, content, mode=mode)

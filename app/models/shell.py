@@ -5,7 +5,7 @@ Agents, graders and environments do not import each other; they meet in this Pro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +20,8 @@ class CommandResult:
     timed_out: bool
     truncated: bool
     duration_s: float
+    out_of_memory: bool = False
+    """The kernel killed for the environment's memory limit while it ran: itself, or a process beside it."""
 
     @property
     def ok(self) -> bool:
@@ -31,8 +33,63 @@ class CommandResult:
         return (self.stdout + self.stderr).decode("utf-8", "replace")
 
 
+class StatefulShell(Protocol):
+    """A shell whose folder and exports live from one command to the next. Whoever opened it closes it.
+
+    Raises: EnvironmentFailed when the environment itself is gone.
+    """
+
+    def run(self, command: str, *, timeout_s: float) -> CommandResult:
+        """Run `command`; its input is empty.
+
+        A command that ends the shell (`exit`, `exec`, `set -e`, a signal) gives its status, and the next one finds a
+        new shell with the folder and the exports of the old one; so it is after a timeout, which kills all that the
+        command started.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the shell; what it left running in the background lives on. Safe to call twice."""
+        ...
+
+
+class Interactive(Protocol):
+    """A program that is talked to while it runs. Whoever opened it closes it."""
+
+    def read(self, timeout_s: float | None = None) -> bytes | None:
+        """What it wrote next (both streams, as it came); b"" at the end, None when nothing came within `timeout_s`."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Send input."""
+        ...
+
+    def close_input(self) -> None:
+        """End of input."""
+        ...
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Tell the terminal its size."""
+        ...
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the program's process group."""
+        ...
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Its exit code (128 + n for a signal), or None when it runs on after `timeout_s`.
+
+        Output that comes meanwhile stays for `read`.
+        """
+        ...
+
+    def close(self) -> None:
+        """Kill it with all that it started, unless it has ended. Safe to call twice."""
+        ...
+
+
 class Shell(Protocol):
-    """Commands and files inside one environment.
+    """Commands and files inside one environment. Safe to share between threads.
 
     A command that fails or times out is an answer, not an error.
 
@@ -54,8 +111,28 @@ class Shell(Protocol):
         """
         ...
 
+    def shell(self, *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> StatefulShell:
+        """A shell that remembers, for as many commands as wanted; several at once do not see each other."""
+        ...
+
+    def stream(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        tty: bool = False,
+        rows: int = 24,
+        columns: int = 80,
+    ) -> Interactive:
+        """Start a program to talk to, with pipes or, with `tty`, a terminal of its own.
+
+        Raises: EnvironmentFailed: also when it cannot be started.
+        """
+        ...
+
     def put(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
-        """Write one file; parent folders are made."""
+        """Write one file; parent folders are made. Raises: DiskFull."""
         ...
 
     def get(self, path: str) -> bytes:
@@ -66,7 +143,17 @@ class Shell(Protocol):
         ...
 
     def put_tree(self, archive: bytes, path: str) -> None:
-        """Unpack an uncompressed tar into the folder `path`, made if missing."""
+        """Unpack an uncompressed tar into the folder `path`, made if missing.
+
+        Raises: SpecInvalid: no tar, or a member leads outside; DiskFull.
+        """
+        ...
+
+    def get_tree(self, path: str) -> bytes:
+        """An uncompressed tar of what is in the folder `path`, by names relative to it.
+
+        Raises: FileNotFoundError: no such folder.
+        """
         ...
 
 

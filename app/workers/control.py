@@ -35,7 +35,7 @@ from app.scheduling.dispatcher import Dispatcher
 from app.scheduling.reconciler import Hands, Reconciler
 from app.settings import Settings, load
 from app.stopping import nudge
-from app.workers import seat
+from app.workers import image_care, seat
 from app.workers.evaluations import Calendar
 from app.workers.webhooks import Webhooks
 
@@ -98,6 +98,8 @@ class Control:
         self._thread("reconciler", lambda: self._reconciler.run(self._stop))
         self._thread("auditor", lambda: self._auditor.run(self._stop))
         self._thread("webhooks", lambda: self._webhooks.run(self._stop))
+        if self._settings.image_prefetch:
+            self._thread("images", lambda: image_care.prefetcher(self._settings, self._database).run(self._stop))
         watched = self._providers.get("docker")
         if watched is not None and hasattr(watched, "watch"):
             self._thread("docker-events", lambda: watched.watch(self._exited, self._stop))

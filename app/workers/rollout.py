@@ -162,7 +162,9 @@ def _environment(rollout: Rollout, purpose: str) -> Iterator[Environment]:
     environment, origin = stations.pool.acquire(
         provider, spec, _tags(rollout), image, timeout_s=limits.environment_timeout_s, allow_reuse=reuse
     )
+    about = environment.describe()
     rollout.torn[purpose] = {"id": environment.id, "origin": origin.value}
+    rollout.torn[purpose] |= {key: about[key] for key in ("path", "phases") if key in about}
     forget = rollout.token.on_cancel(environment.destroy)
     try:
         yield environment
@@ -170,6 +172,7 @@ def _environment(rollout: Rollout, purpose: str) -> Iterator[Environment]:
         forget()
         reuse = reuse and not rollout.token.is_set()
         rollout.torn[purpose]["reset"] = _give_back(stations, environment, reuse=reuse)
+        rollout.torn[purpose]["after"] = environment.describe().get("phases", {})
 
 
 def _give_back(stations: Stations, environment: Environment, *, reuse: bool) -> dict[str, Any] | None:

@@ -2,95 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import tarfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from app.environments import provider_for
-from app.environments.base import Environment, EnvironmentProvider, Tags
+from app.environments.base import Environment, EnvironmentProvider
 from app.errors import EnvironmentFailed, SpecInvalid
-from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec
+from app.models.spec import EnvironmentSpec
 from app.settings import Settings
+from tests.contract.conftest import Create
+from tests.contract.environment_grounds import Ground, tags_of, tar_of
 
 MEBI = 1 << 20
-Create = Callable[[], Environment]
-
-
-def tar_of(files: dict[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size, member.mode = len(content), 0o755 if name.endswith(".sh") else 0o644
-            tar.addfile(member, io.BytesIO(content))
-    return buffer.getvalue()
-
-
-CONTEXT = tar_of({"setup.sh": b'set -e\ncd "$WORKDIR"\necho prepared > ready.txt\n'})
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(EnvironmentKind.DOCKER, marks=pytest.mark.docker, id="docker"),
-        pytest.param(EnvironmentKind.LOCAL, id="local"),
-    ],
-)
-def kind(request: pytest.FixtureRequest) -> EnvironmentKind:
-    found: EnvironmentKind = request.param
-    return found
-
-
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    return Settings(home=tmp_path_factory.mktemp("home"), installation=f"test-{uuid.uuid4().hex[:8]}")
-
-
-@pytest.fixture(scope="module")
-def spec(kind: EnvironmentKind, request: pytest.FixtureRequest) -> EnvironmentSpec:
-    if kind is EnvironmentKind.DOCKER:
-        return EnvironmentSpec(image=request.getfixturevalue("base_image_tag"), env={"GIVEN": "by the task"})
-    bundle = Bundle(sha256=hashlib.sha256(CONTEXT).hexdigest(), size_bytes=len(CONTEXT))
-    return EnvironmentSpec(kind=kind, build=Build(context=bundle), env={"GIVEN": "by the task"})
-
-
-@pytest.fixture(scope="module")
-def provider(kind: EnvironmentKind, settings: Settings) -> Iterator[EnvironmentProvider]:
-    made = provider_for(kind, settings, lambda bundle: CONTEXT)
-    yield made
-    made.sweep(installation=settings.installation)
-
-
-@pytest.fixture(scope="module")
-def create(provider: EnvironmentProvider, spec: EnvironmentSpec, settings: Settings) -> Create:
-    return lambda: provider.create(spec, tags_of(settings.installation), timeout_s=60)
-
-
-@pytest.fixture(scope="module")
-def shared(create: Create) -> Iterator[Environment]:
-    """For tests that leave nothing behind which another could trip over."""
-    environment = create()
-    yield environment
-    environment.destroy()
-
-
-@pytest.fixture
-def own(create: Create) -> Iterator[Environment]:
-    environment = create()
-    yield environment
-    environment.destroy()
-
-
-def tags_of(installation: str) -> Tags:
-    return Tags(installation, uuid.uuid4(), uuid.uuid4(), uuid.uuid4(), uuid.uuid4(), time.time() + 600)
 
 
 # --- Commands -------------------------------------------------------------------------------------------------------
@@ -269,6 +199,30 @@ def test_a_tree_is_unpacked_into_a_new_and_into_an_old_folder(shared: Environmen
     assert shared.run("./run.sh", cwd="/tree/deep", timeout_s=20).stdout == b"ran\n"
 
 
+def test_a_tree_comes_back_as_it_went(shared: Environment) -> None:
+    shared.run(
+        "mkdir -p back/deep; cd back; printf a > a; printf 'b\\377' > deep/b; chmod 750 deep/b; ln -s a l", timeout_s=20
+    )
+    with tarfile.open(fileobj=io.BytesIO(shared.get_tree("/testbed/back"))) as tar:
+        members = {
+            member.name.removeprefix("./").rstrip("/"): member for member in tar if member.name not in (".", "./")
+        }
+        assert set(members) == {"a", "deep", "deep/b", "l"}
+        assert (members["l"].linkname, members["deep/b"].mode, members["deep"].isdir()) == ("a", 0o750, True)
+        content = tar.extractfile(members["deep/b"])
+        assert content is not None
+        assert content.read() == b"b\xff"
+    shared.put_tree(shared.get_tree("/testbed/back"), "/tree/again")
+    assert shared.get("/tree/again/deep/b") == b"b\xff"
+
+
+@pytest.mark.parametrize("path", ["/not/there", "/testbed/no-folder"])
+def test_what_is_no_folder_is_not_found(shared: Environment, path: str) -> None:
+    shared.put("/testbed/no-folder", b"x")
+    with pytest.raises(FileNotFoundError):
+        shared.get_tree(path)
+
+
 @pytest.mark.parametrize("name", ["../outside", "/../../outside", "a/../../outside"])
 def test_a_tree_that_leads_outside_is_refused(shared: Environment, name: str) -> None:
     with pytest.raises(SpecInvalid, match="outside"):
@@ -309,6 +263,10 @@ def test_after_destroy_everything_fails_and_destroy_is_safe_again(create: Create
         lambda: environment.put("/x", b""),
         lambda: environment.get("/x"),
         lambda: environment.put_tree(tar_of({"x": b""}), "/x"),
+        lambda: environment.get_tree("/testbed"),
+        lambda: environment.shell().run("true", timeout_s=5),
+        lambda: environment.stream(["/bin/cat"]),
+        lambda: environment.stats(),
     ]
     for call in calls:
         with pytest.raises(EnvironmentFailed):
@@ -358,10 +316,21 @@ def test_two_environments_do_not_share_files(create: Create, own: Environment) -
     other.destroy()
 
 
-def test_a_description_says_what_it_is(own: Environment, kind: EnvironmentKind) -> None:
-    told = own.describe()
-    assert (told["kind"], told["id"], told["origin"]) == (kind.value, own.id, "fresh")
+def test_a_description_says_what_it_is_and_how_long_it_took(create: Create, ground: Ground) -> None:
+    environment = create()
+    told = environment.describe()
+    assert (told["kind"], told["id"], told["origin"], told["path"]) == (ground.kind, environment.id, "fresh", "cold")
     assert told["image"]
+    assert told["phases"].keys() >= {"image", "create", "set_up"}
+    assert all(0 <= seconds < 60 for seconds in told["phases"].values())
+    environment.destroy()
+    assert environment.describe()["phases"]["teardown"] > 0
+
+
+def test_what_it_uses_can_be_asked_for(own: Environment) -> None:
+    before = own.stats().processes
+    own.run("sleep 30 > /dev/null 2>&1 & sleep 30 > /dev/null 2>&1 &", timeout_s=20)
+    assert own.stats().processes == before + 2
 
 
 def test_a_sweep_takes_ours_but_what_is_kept_and_nobody_elses(
@@ -377,6 +346,8 @@ def test_a_sweep_takes_ours_but_what_is_kept_and_nobody_elses(
         left.run("true", timeout_s=20)
     assert set(provider.sweep(installation=mine)) == {kept.id}
     assert set(provider.sweep(installation=other)) == {foreign.id}
+    for environment in (left, kept, foreign):
+        environment.destroy()
 
 
 def test_a_prepared_image_is_named_the_same_again(

@@ -5,16 +5,19 @@ from __future__ import annotations
 import io
 import socket
 import subprocess
+import sys
 import tarfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from docker.errors import NotFound
 
+from app.environments import ways
 from app.environments.base import Origin, Tags
 from app.environments.docker import DockerEnvironment, DockerProvider
 from app.environments.engine import Engine, engine_of
@@ -165,34 +168,49 @@ def test_labels_tell_whose_it_is(
 # --- Processes ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seen_from", ["the host", "inside"])
-def test_who_cleared_its_environment_and_left_the_session_dies_too(
-    create: Create, seen_from: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if seen_from == "inside":
+WAYS = {
+    "mounted": (ways.MountedHelper,),
+    "copied": (ways.CopiedHelper,),
+    "no helper": (ways.NoHelper, ways.NoHelperNorInit),
+    "no helper, engine elsewhere": (ways.NoHelper, ways.NoHelperNorInit),
+}
+
+
+@pytest.fixture(params=WAYS)
+def by_way(
+    request: pytest.FixtureRequest, settings: Settings, docker_engine: str, monkeypatch: pytest.MonkeyPatch
+) -> DockerProvider:
+    """A provider that knows one way into its containers."""
+    if "elsewhere" in request.param:
         monkeypatch.setattr(HostView, "of_container", lambda container_id, init: None)
-    environment = create()
+    return DockerProvider(settings, fetch_bundle=lambda bundle: b"", ways=WAYS[request.param])
+
+
+def test_who_cleared_its_environment_and_left_the_session_dies_too(
+    by_way: DockerProvider, base_image_tag: str, settings: Settings
+) -> None:
+    environment = by_way.create(EnvironmentSpec(image=base_image_tag), tags_of(settings.installation), timeout_s=60)
     environment.run("setsid sleep 777 > /dev/null 2>&1 &", timeout_s=20)
     hide = "env -i setsid sh -c 'env -i setsid sleep 888 & sleep 999' & env -i sleep 666 & sleep 555"
     assert environment.run(hide, timeout_s=1).timed_out
     lines = out(environment, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
     assert "777" in lines, "a server of an earlier command lives on"
     assert not any(number in lines for number in ("888", "999", "666", "555"))
+    environment.destroy()
 
 
 def test_an_image_with_hardly_more_than_a_shell_is_enough(
-    engine: Engine, provider: DockerProvider, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, by_way: DockerProvider, settings: Settings
 ) -> None:
-    monkeypatch.setattr(HostView, "of_container", lambda container_id, init: None)
     tag = f"megaflow/test-shell:{uuid.uuid4().hex[:8]}"
     engine.api.import_image_from_data(shell_only(), repository=tag.partition(":")[0], tag=tag.partition(":")[2])
     try:
         spec = EnvironmentSpec(image=tag, workdir="/work")
-        environment = provider.create(spec, tags_of(settings.installation), timeout_s=60)
+        environment = by_way.create(spec, tags_of(settings.installation), timeout_s=60)
         environment.put("/deep/er/file", b"x\n")
         assert out(environment, "cat /deep/er/file; pwd") == "x\n/work\n"
-        assert environment.run("sleep 50 & sleep 60", timeout_s=1).timed_out
-        assert out(environment, "cat /proc/[0-9]*/cmdline").count("60") == 0
+        assert environment.run("sleep 50 & sleep 61.7", timeout_s=1).timed_out
+        assert out(environment, "cat /proc/[0-9]*/cmdline").count("61.7") == 0
         environment.destroy()
     finally:
         engine.api.remove_image(tag, force=True)
@@ -212,13 +230,19 @@ def shell_only() -> bytes:
     return buffer.getvalue()
 
 
-def test_a_container_that_vanished_or_died_is_told(create: Create, engine: Engine) -> None:
-    vanished, died = create(), create()
+def test_a_container_that_vanished_or_died_is_told(
+    by_way: DockerProvider, base_image_tag: str, settings: Settings, engine: Engine
+) -> None:
+    spec = EnvironmentSpec(image=base_image_tag)
+    vanished, died = (by_way.create(spec, tags_of(settings.installation), timeout_s=60) for _ in range(2))
     running = ThreadPoolExecutor(1).submit(vanished.run, "sleep 60", timeout_s=90)
-    time.sleep(0.3)
+    dying = ThreadPoolExecutor(1).submit(died.run, "sleep 60", timeout_s=90)
+    for environment in (vanished, died):
+        while "sleep\x0060" not in out(environment, "cat /proc/[0-9]*/cmdline"):
+            time.sleep(0.05)
     engine.api.remove_container(vanished.id, force=True)
-    with pytest.raises(EnvironmentFailed):
-        running.result(timeout=5)
+    with pytest.raises(EnvironmentFailed):  # and no result with exit code 137
+        running.result(timeout=30)
     with pytest.raises(EnvironmentFailed, match="No such container"):
         vanished.run("true", timeout_s=5)
     with pytest.raises(EnvironmentFailed, match="No such container"):
@@ -226,6 +250,106 @@ def test_a_container_that_vanished_or_died_is_told(create: Create, engine: Engin
     engine.api.kill(died.id)
     with pytest.raises(EnvironmentFailed, match="not running"):
         died.run("true", timeout_s=5)
+    with pytest.raises(EnvironmentFailed, match="not running"):
+        dying.result(timeout=30)
+    for environment in (vanished, died):
+        environment.destroy()
+
+
+# --- The way inside -------------------------------------------------------------------------------------------------
+
+
+def test_nothing_of_the_session_can_be_reached_from_inside(create: Create, settings: Settings) -> None:
+    environment = create()
+    assert list((settings.home / "run" / "sessions").iterdir()) == []
+    assert out(environment, "find / -type s 2>/dev/null") == ""
+    assert not environment.run("touch /dev/.megaflow/x", timeout_s=20).ok
+    assert not environment.run("echo x >> /dev/.megaflow-helper", timeout_s=20).ok
+    for _ in range(40):  # and yet new connections find their way
+        assert environment.run("true", timeout_s=20).ok
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(lambda _: environment.run("sleep 0.2", timeout_s=20).ok, range(8)))
+
+
+def test_commands_run_as_the_images_user(
+    engine: Engine, by_way: DockerProvider, settings: Settings, base_image_tag: str
+) -> None:
+    with derived_image(engine, base_image_tag, "USER nobody") as tag:
+        environment = by_way.create(EnvironmentSpec(image=tag), tags_of(settings.installation), timeout_s=60)
+        assert out(environment, "id -un; id -Gn; echo $HOME") == "nobody\nnogroup\n/nonexistent\n"
+        assert not environment.run("touch /etc/mine", timeout_s=20).ok
+        environment.put("/testbed/file", b"x")
+        assert out(environment, "cat /testbed/file") == "x"
+        environment.destroy()
+
+
+@contextmanager
+def derived_image(engine: Engine, base: str, *changes: str) -> Iterator[str]:
+    tag = f"megaflow/test-derived:{uuid.uuid4().hex[:8]}"
+    made = engine.api.create_container(base, "true", labels={"megaflow": "test"})["Id"]
+    try:
+        engine.api.commit(made, tag.partition(":")[0], tag.partition(":")[2], changes="\n".join(changes))
+    finally:
+        engine.api.remove_container(made, force=True)
+    try:
+        yield tag
+    finally:
+        engine.api.remove_image(tag, force=True)
+
+
+CREATE = """
+import sys, time, uuid
+from pathlib import Path
+from app.environments.base import Tags
+from app.environments.docker import DockerProvider
+from app.environments.engine import engine_of
+from app.environments import ways
+from app.environments.ways import contract, copied, mounted
+from app.models.spec import EnvironmentSpec
+from app.settings import Settings
+
+home, installation, image, orphan_exit_s = sys.argv[1:]
+mounted.ORPHAN_EXIT_S = copied.ORPHAN_EXIT_S = int(orphan_exit_s)
+settings = Settings(home=Path(home), installation=installation)
+provider = DockerProvider(settings, fetch_bundle=lambda bundle: b"")
+tags = Tags(installation, *(uuid.uuid4() for _ in range(4)), time.time() + 600)
+environment = provider.create(EnvironmentSpec(image=image), tags, timeout_s=60)
+assert environment.run("echo well", timeout_s=20).stdout == b"well\\n"
+way = ways.choice_for(engine_of(settings), settings.home, ways.WAYS).proven
+print("ready", environment.id, type(way).__name__, flush=True)
+"""
+
+
+def test_an_engine_that_does_not_see_our_files_is_entered_otherwise(tmp_path: Path, base_image_tag: str) -> None:
+    """In a mount namespace of our own, `home` is on a disk that the engine has never seen."""
+    ours = f'mount -t tmpfs none {tmp_path} && exec "$@"'
+    script = CREATE + "environment.put('/a/b', b'x' * 3_000_000); assert len(environment.get('/a/b')) == 3_000_000\n"
+    script += "assert not environment.reset().clean or True\nenvironment.destroy()\n"
+    argv = [sys.executable, "-c", script, str(tmp_path / "h"), f"test-{uuid.uuid4().hex[:8]}", base_image_tag, "60"]
+    done = subprocess.run(["unshare", "-m", "sh", "-c", ours, "sh", *argv], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "CopiedHelper" in done.stdout
+
+
+def test_an_environment_whose_worker_was_killed_ends_itself(
+    settings: Settings, base_image_tag: str, engine: Engine
+) -> None:
+    argv = [sys.executable, "-c", CREATE + "time.sleep(60)", str(settings.home), settings.installation]
+    with subprocess.Popen([*argv, base_image_tag, "1"], stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        try:
+            ready = next(line for line in worker.stdout if line.startswith("ready "))
+            container_id = ready.split()[1]
+            assert "MountedHelper" in ready
+            time.sleep(2.5)  # an idle connection is enough to live on
+            assert engine.api.inspect_container(container_id)["State"]["Running"]
+        finally:
+            worker.kill()
+    until = time.monotonic() + 10
+    while engine.api.inspect_container(container_id)["State"]["Running"]:
+        assert time.monotonic() < until, "it lives on without an owner"
+        time.sleep(0.1)
+    engine.remove(container_id)
 
 
 # --- Reset ----------------------------------------------------------------------------------------------------------
@@ -279,27 +403,26 @@ def test_nothing_is_left_after_a_reset(create: Create) -> None:
     assert environment.describe()["origin"] == "recycled"
 
 
-def test_a_reset_can_be_repeated(create: Create) -> None:
-    environment = create()
-    for turn in range(3):
+def test_a_reset_can_be_repeated(by_way: DockerProvider, base_image_tag: str, settings: Settings) -> None:
+    environment = by_way.create(EnvironmentSpec(image=base_image_tag), tags_of(settings.installation), timeout_s=60)
+    for turn in range(2):
         environment.put("/testbed/x", b"x")
         assert environment.reset().clean, f"turn {turn}"
         assert out(environment, "ls -A /testbed") == ""
+    told = environment.describe()
+    assert (told["origin"], told["path"]) == ("recycled", "recycled")
+    assert told["phases"].keys() == {"start", "session", "reset"}
+    environment.destroy()
 
 
 def test_an_image_with_volumes_is_never_clean(engine: Engine, create: Create, base_image_tag: str) -> None:
-    tag = f"megaflow/test-volume:{uuid.uuid4().hex[:8]}"
-    made = engine.api.create_container(base_image_tag, "true", labels={"megaflow": "test"})["Id"]
-    engine.api.commit(made, tag.partition(":")[0], tag.partition(":")[2], changes="VOLUME /data")
-    engine.api.remove_container(made, force=True)
-    try:
+    with derived_image(engine, base_image_tag, "VOLUME /data") as tag:
         environment = create(image=tag)
-        [volume] = [mount["Name"] for mount in engine.api.inspect_container(environment.id)["Mounts"]]
+        mounts = engine.api.inspect_container(environment.id)["Mounts"]
+        [volume] = [mount["Name"] for mount in mounts if mount["Type"] == "volume"]
         assert not environment.reset().clean
         environment.destroy()
         assert volume not in [found["Name"] for found in engine.api.volumes()["Volumes"] or []]
-    finally:
-        engine.api.remove_image(tag, force=True)
 
 
 # --- Life -----------------------------------------------------------------------------------------------------------
@@ -341,16 +464,17 @@ def test_an_engine_that_does_not_answer_is_named_with_the_mend(settings: Setting
 def test_the_sweeper_takes_orphans_and_the_overdue(
     provider: DockerProvider, base_image_tag: str, settings: Settings
 ) -> None:
-    alive, dead, late = (tags_of(settings.installation, deadline) for deadline in (600, 600, 3))
+    alive, dead, late = (tags_of(settings.installation, deadline) for deadline in (600, 600, 8))
     spec = EnvironmentSpec(image=base_image_tag)
     kept, orphan, overdue = (provider.create(spec, tags, timeout_s=60) for tags in (alive, dead, late))
     assert Sweeper(settings).sweep({alive.instance_id, dead.instance_id, late.instance_id}) == 0
-    time.sleep(4)
+    time.sleep(8.5)
     assert Sweeper(settings).sweep({alive.instance_id, late.instance_id}) == 2
     assert kept.run("true", timeout_s=20).ok
     for gone in (orphan, overdue):
         with pytest.raises(EnvironmentFailed):
             gone.run("true", timeout_s=20)
+        gone.destroy()
     kept.destroy()
 
 

@@ -570,6 +570,7 @@ def test_a_container_a_crash_and_the_sweeper_agree_with_the_engine(
     environment.destroy()
     time.sleep(3.1)  # younger ones are left alone
     assert Sweeper(settings, database).sweep(set()) == 1
+    crashed.destroy()
     job.set("UPDATE instances SET swept_at = now() WHERE id = :instance_id")
     lines = {line.engine_id: line.destroyed_by for line in of_run(database, job.run_id).objects}
     assert lines == {environment.id: "worker", crashed.id: "sweeper"}

@@ -1,0 +1,327 @@
+"""Commands about images: `megaflow images [list | usage | sync | prefetch | evict]`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from app.artifacts import open_store
+from app.artifacts.bundles import fetch_bundle
+from app.cli.show import as_json, console, errors, say
+from app.client import MegaFlow
+from app.environments.host_slots import Gate
+from app.environments.image_store import overview
+from app.environments.image_store.book import Book
+from app.environments.image_store.cache import ImageCache, View
+from app.environments.image_store.names import key_of
+from app.environments.image_store.overview import Line, Wanted
+from app.environments.image_store.sync import Outcome, Sync, Synced, items_of
+from app.environments.images import Images
+from app.errors import DatabaseUnavailable, MegaFlowError, SettingsInvalid, UnknownName
+from app.ledger.upcoming import Need, Upcoming
+from app.models.spec import Bundle
+from app.settings import Settings
+from app.workers import evaluations
+from app.workers.evaluations import Submission
+from app.workers.image_care import StandingGate
+
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+
+_MAKE_S = 3600.0
+
+images = typer.Typer(help="Images: what this host has, what the queue needs, a registry for a dataset.")
+
+
+def register(cli: typer.Typer) -> None:
+    cli.add_typer(images, name="images")
+
+
+@images.callback(invoke_without_command=True)
+def _default(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        show_list(all_images=False, json=False)
+
+
+# --- What is here ---------------------------------------------------------------------------------------------------
+
+
+@images.command(name="list")
+def show_list(
+    all_images: Annotated[bool, typer.Option("--all", help="Also images that MegaFlow knows nothing of.")] = False,
+    json: Json = False,
+) -> None:
+    """Images on this host: size, last use, who needs them when, which would go first."""
+    with MegaFlow() as flow:
+        needs = _needs(flow)
+        view = ImageCache(flow.settings).look()
+    found = overview.lines(view, _wanted(needs))
+    lines = [line for line in found if all_images or line.used_at is not None]
+    if json:
+        as_json([asdict(line) for line in lines])
+        return
+    columns = ("image", "id", "size", "own", "last used", "containers", "needed", "goes")
+    table = Table(*columns, header_style="bold", pad_edge=False)
+    for line in lines:
+        table.add_row(*_cells(line))
+    console.print(table)
+
+
+def _cells(line: Line) -> list[str]:
+    needed = "-" if line.needed_at is None else "now" if line.needed_at == 0 else f"#{line.needed_at}"
+    return [
+        line.image,
+        line.id,
+        _size(line.size_bytes),
+        _size(line.own_bytes),
+        "-" if line.used_at is None else _ago(line.used_at),
+        str(line.containers),
+        needed + (f", {line.waiting} tasks" if line.waiting else ""),
+        line.stays or f"{line.goes}.",
+    ]
+
+
+@images.command()
+def usage(json: Json = False) -> None:
+    """How full the disk is, where the marks are, and which images would go next."""
+    with MegaFlow() as flow:
+        _needs(flow)
+        view = ImageCache(flow.settings).look()
+    found = overview.usage(view)
+    if json:
+        as_json(found)
+        return
+    table = Table(show_header=False, pad_edge=False)
+    for name, value in _usage_rows(view, found):
+        table.add_row(name, value)
+    console.print(table)
+
+
+def _usage_rows(view: View, found: dict[str, Any]) -> list[tuple[str, str]]:
+    disk = view.disk
+    seen = "not visible from here" if disk is None else f"{_size(disk.used_bytes)} of {_size(disk.total_bytes)} used"
+    share = "" if disk is None else f" ({disk.share:.0%})"
+    if disk is None and not view.marks.in_bytes:
+        share = "; give MEGAFLOW_IMAGE_DISK_HIGH and _LOW in bytes, a share means nothing here"
+    over = found["above_high_bytes"]
+    return [
+        ("images", f"{found['images']}, of which {found['ours']} may go by themselves"),
+        ("take", f"{_size(found['image_bytes'])} on disk; {_size(found['unshared_bytes'])} if they shared no layers"),
+        ("engine's disk", seen + share),
+        ("marks", f"images go above {_mark(view.marks.high)} until {_mark(view.marks.low)}"),
+        ("to free now", _size(over) if over else "nothing"),
+        ("next to go", ", ".join(found["next_to_go"]) or "none may"),
+    ]
+
+
+# --- What comes and goes --------------------------------------------------------------------------------------------
+
+
+@images.command()
+def prefetch(
+    count: Annotated[int, typer.Argument(min=1, help="Images that the queue needs next.")] = 8, json: Json = False
+) -> None:
+    """Have the images of the next waiting tasks on this host now."""
+    with MegaFlow() as flow:
+        gate = StandingGate(flow.database, flow.settings.lease_s)
+        ours = Images(flow.settings, fetch_bundle=_bundles(flow.settings), gate=gate)
+        specs = [need.environment for need in Upcoming(flow.database, fair=_fair(flow)).needs()][:count]
+        found = []
+        for spec in specs:
+            if ours.here(spec) is not None:
+                found.append({"image": spec.label, "outcome": "present"})
+                continue
+            say(f"fetching {spec.label}")
+            try:
+                ours.ensure(spec, timeout_s=_MAKE_S)
+                found.append({"image": spec.label, "outcome": "fetched"})
+            except MegaFlowError as error:
+                found.append({"image": spec.label, "outcome": "failed", "error": type(error).__name__})
+                say(f"{spec.label}: {error}")
+    if json:
+        as_json(found)
+    else:
+        _print_outcomes([(row["image"], row["outcome"]) for row in found])
+    if any(row["outcome"] == "failed" for row in found):
+        raise typer.Exit(1)
+
+
+@images.command()
+def evict(
+    names: Annotated[list[str] | None, typer.Argument(help="Images by name or id; none: until the low mark.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    json: Json = False,
+) -> None:
+    """Remove images from this host: those named, else what the queue needs last. What is in use stays."""
+    with MegaFlow() as flow:
+        _needs(flow)
+        cache = ImageCache(flow.settings)
+        view = cache.look()
+        chosen = [_named(view, name) for name in names] if names else _surplus(view)
+        by_id = {image.id: image.names[0] if image.names else image.id for image in view.images}
+        gone = [by_id[i] for i in chosen] if dry_run else cache.evict(view, chosen)
+    stayed = [by_id[i] for i in chosen if by_id[i] not in gone]
+    if json:
+        as_json({"evicted": [] if dry_run else gone, "would_evict": gone if dry_run else [], "in_use": stayed})
+    else:
+        verb = "would go" if dry_run else "evicted"
+        _print_outcomes([*((name, verb) for name in gone), *((name, "in use, stays") for name in stayed)])
+    if stayed and names:
+        raise typer.Exit(1)
+
+
+def _surplus(view: View) -> list[str]:
+    return view.victims(view.above(view.marks.low), time.time())
+
+
+def _named(view: View, name: str) -> str:
+    """Raises: UnknownName."""
+    for image in view.images:
+        if name in image.names or f"{name}:latest" in image.names or name in (image.id, image.held.keys):
+            return image.id
+    close = [image.id for image in view.images if len(name) >= 4 and image.id.removeprefix("sha256:").startswith(name)]
+    if len(close) == 1:
+        return close[0]
+    raise UnknownName.of("image", name, sorted(name for image in view.images for name in image.names)[:30])
+
+
+# --- A registry for a dataset ---------------------------------------------------------------------------------------
+
+
+@images.command()
+def sync(
+    dataset: Annotated[str, typer.Argument(help="As for `megaflow submit`.")],
+    to: Annotated[str | None, typer.Option(help="Registry, HOST[:PORT][/PREFIX]; default: the image mirror.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Only this entry; may be repeated.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N entries.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, max=64, help="Images at a time; builds have a limit of their own.")] = 4,
+    again: Annotated[bool, typer.Option("--again", help="Also what the registry has already.")] = False,
+    json: Json = False,
+) -> None:
+    """Put every image of a dataset into a registry, built or copied. Run it again at any time: it goes on."""
+    with MegaFlow() as flow:
+        target = to or flow.settings.image_mirror
+        if target is None:
+            raise SettingsInvalid("expected a registry: give --to HOST[:PORT], or set MEGAFLOW_IMAGE_MIRROR.")
+        asked = Submission(dataset=dataset, agent="nop", only=tuple(task or ()), limit=limit)
+        specs = [spec.task.environment for spec in evaluations.specs_of(asked, flow.settings)]
+        items = items_of(specs, target, flow.settings.base_image)
+        work = Sync(flow.settings, target, fetch_bundle=_bundles(flow.settings), gate=_gate(flow), again=again)
+        found = _followed(work.run(items, jobs=jobs), len(items))
+    _report(found, target, json=json)
+    if any(done.outcome is Outcome.FAILED for done in found):
+        raise typer.Exit(1)
+
+
+def _followed(work: Iterable[Synced], total: int) -> list[Synced]:
+    """Show what ends while it does."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    found = []
+    with Progress(*columns, console=errors) as progress:
+        line = progress.add_task("images", total=total)
+        for done in work:
+            found.append(done)
+            if done.outcome is Outcome.FAILED:
+                progress.console.print(f"{done.item.spec.label}: {done.error}: {done.message}", markup=False)
+            progress.update(line, advance=1, description=f"{done.outcome.value}: {done.item.spec.label}"[:60])
+    return found
+
+
+def _report(found: Sequence[Synced], target: str, *, json: bool) -> None:
+    counts = {outcome.value: sum(done.outcome is outcome for done in found) for outcome in Outcome}
+    if json:
+        as_json({"registry": target, **counts, "images": [_synced(done) for done in found]})
+        return
+    table = Table("image", "tasks", "outcome", "s", "in the registry", "failure", header_style="bold", pad_edge=False)
+    for done in found:
+        name = "-" if done.outcome is Outcome.FAILED else done.item.target or "-"
+        cells = (done.item.spec.label, str(done.item.tasks), done.outcome.value, f"{done.took_s:.1f}", name)
+        table.add_row(*cells, done.error or "")
+    console.print(table)
+    console.print(f"{target}: " + ", ".join(f"{n} {name}" for name, n in counts.items() if n), highlight=False)
+
+
+def _synced(done: Synced) -> dict[str, Any]:
+    return {
+        "image": done.item.spec.label,
+        "key": done.item.key,
+        "target": done.item.target,
+        "tasks": done.item.tasks,
+        "outcome": done.outcome.value,
+        "took_s": round(done.took_s, 3),
+        "digest": done.digest,
+        "error": done.error,
+        "message": done.message,
+    }
+
+
+# --- What they have in common ---------------------------------------------------------------------------------------
+
+
+def _needs(flow: MegaFlow) -> list[Need]:
+    """What the queue needs, noted for all processes of this host; without a ledger, what was noted last."""
+    try:
+        found = Upcoming(flow.database, fair=_fair(flow)).needs()
+    except DatabaseUnavailable as error:
+        say(f"the queue is not known: {error}")
+        return []
+    Book(flow.settings).note_queue([key_of(need.environment) for need in found])
+    return found
+
+
+def _fair(flow: MegaFlow) -> bool:
+    return flow.settings.dispatch_order == "fair"
+
+
+def _wanted(needs: Sequence[Need]) -> dict[str, Wanted]:
+    return {key_of(need.environment): Wanted(need.position, need.tasks) for need in needs}
+
+
+def _gate(flow: MegaFlow) -> Gate | None:
+    """The fleet's budgets; without a ledger, this host's."""
+    try:
+        with flow.database.begin():
+            return StandingGate(flow.database, flow.settings.lease_s)
+    except DatabaseUnavailable as error:
+        say(f"the limits of the fleet are not known: {error}")
+        return None
+
+
+def _bundles(settings: Settings) -> Callable[[Bundle], bytes]:
+    store = open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url)
+    return lambda bundle: fetch_bundle(store, bundle)
+
+
+def _print_outcomes(rows: Sequence[tuple[str, str]]) -> None:
+    for name, outcome in rows:
+        console.print(f"{outcome}: {name}", highlight=False, soft_wrap=True, markup=False)
+    if not rows:
+        console.print("nothing to do")
+
+
+def _size(count: int) -> str:
+    """Decimal, as `docker images` shows it."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(value) < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB"
+
+
+def _mark(mark: float) -> str:
+    return _size(int(mark)) if mark > 1 else f"{mark:.0%}"
+
+
+def _ago(since: datetime) -> str:
+    seconds = max(0.0, (datetime.now(UTC) - since).total_seconds())
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"

@@ -1,0 +1,79 @@
+"""What an image is called: by a task, on an engine, in a registry. Pure; nothing is looked up."""
+
+from __future__ import annotations
+
+import hashlib
+
+from app.models.spec import Build, EnvironmentSpec
+
+HUB = "docker.io"
+_HUB_ALIASES = (HUB, "index.docker.io", "registry-1.docker.io")
+TASK_REPOSITORY = "megaflow/task"
+"""Where built images live, on an engine and below a mirror."""
+
+
+def short(*parts: str) -> str:
+    """A digest of these texts, fit for a tag or a file name."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+def key_of(spec: EnvironmentSpec) -> str:
+    """What tells a task's image from others on every host: the reference, or the recipe's digest."""
+    if spec.build is None:
+        return spec.image or ""
+    return f"build:{short(spec.build.context.sha256, spec.build.dockerfile)}"
+
+
+def registry_of(reference: str) -> str:
+    """Where an image is pulled from: `docker.io`, `ghcr.io`, `localhost:5000`."""
+    return located(reference)[0]
+
+
+def located(reference: str) -> tuple[str, str]:
+    """Registry and path; a name without a registry is Docker Hub's."""
+    host, slash, path = reference.partition("/")
+    named = slash and ("." in host or ":" in host or host == "localhost")
+    if not named:
+        return HUB, reference
+    return (HUB if host in _HUB_ALIASES else host), path
+
+
+def in_mirror(mirror: str, reference: str) -> list[str]:
+    """What the mirror calls a public image, the likeliest first; empty when it cannot have it.
+
+    The registry's host is replaced, and Docker Hub's bare names get their `library/`. A pinned digest is looked for by
+    itself and by the tag that stands for it: a copy's manifest may have another digest than the original's.
+    """
+    if reference.startswith("sha256:"):
+        return []
+    host, path = located(reference)
+    if host == HUB and "/" not in path:
+        path = f"library/{path}"
+    name = f"{mirror.rstrip('/')}/{path}"
+    return [name, digest_tag(name)] if "@" in name else [name]
+
+
+def manifest_of(path: str) -> tuple[str, str]:
+    """Repository and tag, or digest, of a path in a registry."""
+    name, at, digest = path.partition("@")
+    folder, slash, last = name.rpartition("/")
+    bare, _, tag = last.partition(":")
+    return f"{folder}{slash}{bare}", digest if at else tag or "latest"
+
+
+def digest_tag(reference: str) -> str:
+    """`repo@sha256:abc` as `repo:sha256-abc`, since nobody can push by digest; other references as they are."""
+    if "@" not in reference:
+        return reference
+    repository, digest = manifest_of(reference)
+    return f"{repository}:{digest.replace(':', '-')}"
+
+
+def built_here(build: Build, base_id: str) -> str:
+    """The tag of a recipe's image on the engine that built it: another base makes another image."""
+    return f"{TASK_REPOSITORY}:{short(build.context.sha256, build.dockerfile, base_id)}"
+
+
+def built_for_all(mirror: str, build: Build, base_image: str) -> str:
+    """The tag of a recipe's image in a registry: by context, recipe and the base's name, alike on all hosts."""
+    return f"{mirror.rstrip('/')}/{TASK_REPOSITORY}:{short(build.context.sha256, build.dockerfile, base_image)}"

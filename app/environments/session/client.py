@@ -1,0 +1,231 @@
+"""The session's client: commands, shells, streams and files of one environment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import BinaryIO
+
+from app.environments.session import protocol, transfer
+from app.environments.session.connect import Connect
+from app.environments.session.interactive import Interactive
+from app.environments.session.lane import Lane, LaneLost
+from app.environments.session.lanes import Lanes
+from app.environments.session.outcomes import AFTER_TIMEOUT_S, after_loss, receive_outcome, result_of
+from app.environments.session.protocol import CHUNK_BYTES, KEEP_BYTES, Kind, Outcome, SessionStats, frame
+from app.environments.session.shells import ShellSession
+from app.models.shell import CommandResult
+
+_QUICK_S = 30.0
+"""For requests that take no time of their own."""
+
+
+class SessionClient:
+    """One environment. Safe for many threads: each command under way has a lane of its own.
+
+    Raises: EnvironmentFailed, from every method, when the environment is gone or `close` was called.
+    """
+
+    def __init__(
+        self,
+        connect: Connect,
+        *,
+        label: str = "",
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> None:
+        """`label` names the environment in messages; `cwd`, `env` and `user` hold for every command that names none.
+
+        The helper's own environment (the image's) comes first, then `env`, then the command's.
+        """
+        self._lanes = Lanes(connect, label)
+        self._cwd = cwd
+        self._user = user
+        self._env = protocol.variables(env or {})
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Return as soon as the helper answers; asks every millisecond."""
+        self._lanes.wait_ready(timeout_s)
+
+    # --- Commands -------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float,
+        stdin: bytes | None = None,
+        user: str | None = None,
+        limit_bytes: int = KEEP_BYTES,
+    ) -> CommandResult:
+        """Run a shell command (`str`, by /bin/sh), or a program with its arguments.
+
+        At `timeout_s` everything that it started is killed. When it ends by itself, what it left in the background
+        lives on. `user`: `name`, `uid`, `name:group` or `uid:gid`. Exit code 126: it could not be started (no such
+        folder, not executable), 127: no such program; stderr says why.
+        """
+        begun = time.monotonic()
+        outcome = self.execute(
+            command, cwd=cwd, env=env, timeout_s=timeout_s, stdin=stdin, user=user, limit_bytes=limit_bytes
+        )
+        return result_of(outcome, time.monotonic() - begun)
+
+    def execute(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float,
+        stdin: bytes | None = None,
+        user: str | None = None,
+        limit_bytes: int = KEEP_BYTES,
+        log: tuple[str, int] | None = None,
+    ) -> Outcome:
+        """As `run`, with all that the helper tells: signal, CPU, memory.
+
+        `log`: a path inside and a ceiling in bytes; the streams are written, whole up to it, to that path with
+        `.stdout` and `.stderr` at its end. Reading it from outside, mind that the environment can put a link there.
+        """
+        argv, script = _argv(command)
+        request = protocol.run(
+            argv,
+            script,
+            cwd=cwd or self._cwd,
+            user=user or self._user,
+            env=self._variables(env),
+            timeout_ms=protocol.milliseconds(timeout_s),
+            limit_bytes=limit_bytes,
+            stdin=stdin,
+            log=log,
+        )
+        lane = self._lanes.take()
+        lane.deadline = time.monotonic() + timeout_s + AFTER_TIMEOUT_S
+        try:
+            lane.send(request)
+            if protocol.follows(stdin):
+                _send_input(lane, memoryview(stdin or b""))
+            outcome = receive_outcome(lane, limit_bytes)
+        except LaneLost as error:
+            self._lanes.drop(lane)
+            return after_loss(self._lanes, error)
+        except BaseException:
+            self._lanes.drop(lane)
+            raise
+        self._lanes.give(lane)
+        return outcome
+
+    def _variables(self, env: Mapping[str, str] | None) -> tuple[int, bytes]:
+        if not env:
+            return self._env
+        count, packed = protocol.variables(env)
+        return count + self._env[0], self._env[1] + packed
+
+    def shell(
+        self,
+        *,
+        program: str = "/bin/sh",
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        limit_bytes: int = KEEP_BYTES,
+    ) -> ShellSession:
+        """A shell that remembers. `program`: sh, dash, bash or busybox's ash. Raises: EnvironmentFailed: it is none."""
+        request = protocol.shell_open(
+            program, cwd=cwd or self._cwd, user=user or self._user, env=self._variables(env), limit_bytes=limit_bytes
+        )
+        return ShellSession(self._lanes, request, limit_bytes)
+
+    def stream(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        tty: bool = False,
+        rows: int = 24,
+        columns: int = 80,
+    ) -> Interactive:
+        """Start a program to talk to. Raises: EnvironmentFailed: also when it cannot be started."""
+        request = protocol.stream_open(
+            list(argv),
+            cwd=cwd or self._cwd,
+            user=user or self._user,
+            env=self._variables(env),
+            size=(rows, columns) if tty else None,
+        )
+        return Interactive(self._lanes, request)
+
+    # --- Files ----------------------------------------------------------------------------------------------------
+
+    def put(self, path: str, content: bytes | BinaryIO, *, mode: int = 0o644) -> None:
+        """Write one file; parents are made. Raises: DiskFull; ValueError: `path` is not absolute."""
+        transfer.put(self._lanes, path, content, mode=mode)
+
+    def get(self, path: str, *, limit_bytes: int = 256 << 20) -> bytes:
+        """Read one file. Raises: FileNotFoundError: no file there; EnvironmentFailed: it is larger than the limit."""
+        return transfer.get(self._lanes, Kind.GET, path, limit_bytes=limit_bytes)
+
+    def get_to(self, path: str, file: BinaryIO, *, limit_bytes: int | None = None) -> int:
+        """Read one file into `file`; its size. Raises as `get`."""
+        return transfer.get_to(self._lanes, Kind.GET, path, file.write, limit_bytes=limit_bytes)
+
+    def put_tree(self, archive: bytes | BinaryIO, path: str) -> None:
+        """Unpack an uncompressed tar into the folder `path`, made if missing.
+
+        Raises: SpecInvalid: no tar, or a member leads outside or is neither file, folder nor link; DiskFull.
+        """
+        transfer.put_tree(self._lanes, path, archive)
+
+    def get_tree(self, path: str, *, limit_bytes: int = 256 << 20) -> bytes:
+        """A tar of what is in the folder `path`. Raises: FileNotFoundError."""
+        return transfer.get(self._lanes, Kind.GET_TREE, path, limit_bytes=limit_bytes)
+
+    def get_tree_to(self, path: str, file: BinaryIO, *, limit_bytes: int | None = None) -> int:
+        """The same into `file`; its size."""
+        return transfer.get_to(self._lanes, Kind.GET_TREE, path, file.write, limit_bytes=limit_bytes)
+
+    # --- The whole ------------------------------------------------------------------------------------------------
+
+    def stats(self) -> SessionStats:
+        with self._lanes.lent(_QUICK_S) as lane:
+            lane.send(frame(Kind.STATS))
+            kind, payload = lane.receive(4096)
+            try:
+                if kind is Kind.OK:
+                    return protocol.stats(payload)
+            except ValueError as error:
+                raise LaneLost(f"found no statistics: {error}") from error
+            raise LaneLost(f"expected statistics, found {kind.name}")
+
+    def kill_all(self) -> int:
+        """Kill every process of the environment but the helper; how many. Commands under way end with 137."""
+        with self._lanes.lent(_QUICK_S) as lane:
+            lane.send(frame(Kind.KILL_ALL))
+            kind, payload = lane.receive(4)
+            if kind is not Kind.OK:
+                raise LaneLost(f"expected a number, found {kind.name}")
+            return int.from_bytes(payload, "little")
+
+    def close(self) -> None:
+        """From any thread: what is under way ends with EnvironmentFailed, and is killed inside. Safe to call twice."""
+        self._lanes.close()
+
+
+def _argv(command: str | Sequence[str]) -> tuple[list[str], bytes | None]:
+    if not isinstance(command, str):
+        return list(command), None
+    raw = protocol.encoded(command)
+    if len(raw) < protocol.SCRIPT_BYTES:
+        return ["/bin/sh", "-c", command], None
+    return ["/bin/sh", "/proc/self/fd/250"], raw
+
+
+def _send_input(lane: Lane, content: memoryview) -> None:
+    for at in range(0, len(content), CHUNK_BYTES):
+        lane.send_data(content[at : at + CHUNK_BYTES])
+    lane.send(frame(Kind.END))

@@ -1,0 +1,58 @@
+"""Ways to a helper: what a lane needs of a connection, and the one over a unix socket."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+
+class Stream(Protocol):
+    """What a lane needs of a socket: `socket.socket` and what a driver hijacks from an engine have it.
+
+    `fileno` is polled for input, so an adapter may hold back no bytes that it has already taken from there.
+    """
+
+    def sendall(self, data: bytes | memoryview, /) -> None: ...
+    def recv_into(self, buffer: memoryview, /) -> int: ...
+    def settimeout(self, value: float | None, /) -> None: ...
+    def shutdown(self, how: int, /) -> None: ...
+    def close(self) -> None: ...
+    def fileno(self) -> int: ...
+
+
+Connect = Callable[[], Stream]
+"""Gives a fresh lane each time. Raises OSError when there is none (yet)."""
+
+
+def unix_connector(path: Path) -> Connect:
+    """Connects to the socket at `path`, of any length.
+
+    The folder may be writable from inside, so a link put in the socket's place is not followed: it could lead to any
+    socket of this host.
+    """
+
+    def connect() -> Stream:
+        # Opened as itself, looked at, and connected through the descriptor: nothing can be exchanged in between.
+        place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISSOCK(os.fstat(place).st_mode):
+                raise FileNotFoundError(f"expected the helper's socket at {path}, found something else.")
+            return _connected(f"/proc/self/fd/{place}")
+        finally:
+            os.close(place)
+
+    return connect
+
+
+def _connected(address: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(address)
+    except OSError:
+        connection.close()
+        raise
+    return connection

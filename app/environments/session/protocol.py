@@ -1,0 +1,250 @@
+"""What is said between client and helper: frames of a version, a kind and a length, then fields; little-endian.
+
+`helper/helper.h` holds the same numbers. A text is its length, its bytes and a zero, so that the helper can use it
+where it lies. A reply comes from inside the environment and is believed no further than its bounds.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+
+KEEP_BYTES = 1 << 20
+"""Of each stream of a command, this much of its head and this much of its tail is kept."""
+
+VERSION = 1
+MAGIC = 0x4853464D
+HEADER = struct.Struct("<BBHI")
+CHUNK_BYTES = 256 << 10
+SCRIPT_BYTES = 100_000
+"""A command of this length becomes a script: the kernel refuses an argument of 128 KiB."""
+_INLINE_BYTES = 32 << 10
+_RUN = struct.Struct("<IIIIQ")
+_STREAM_OPEN = struct.Struct("<III")
+_RESULT = struct.Struct("<6I6Q")
+_LENGTH = struct.Struct("<I")
+
+
+class Kind(IntEnum):
+    """What a frame is; below 64 from the client (DATA and END from both), above from the helper."""
+
+    RUN = 1
+    DATA = 2
+    END = 3
+    SHELL_OPEN = 4
+    SHELL_RUN = 5
+    SHELL_CLOSE = 6
+    STREAM_OPEN = 7
+    RESIZE = 8
+    SIGNAL = 9
+    STOP = 10
+    PUT = 11
+    GET = 12
+    PUT_TREE = 13
+    GET_TREE = 14
+    STATS = 15
+    KILL_ALL = 16
+    PING = 17
+    HELLO = 64
+    RESULT = 65
+    OK = 66
+    FAILED = 67
+    OUT = 68
+    ERR = 69
+    EXIT = 70
+
+
+class RunFlag(IntFlag):
+    """How a command is started."""
+
+    STDIN_FOLLOWS = 1
+    CLEAR_ENV = 2
+    AS_SCRIPT = 4
+    TERMINAL = 8
+
+
+class ResultFlag(IntFlag):
+    """What happened to a command."""
+
+    TIMED_OUT = 1
+    NOT_STARTED = 2
+    KILL_INCOMPLETE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStats:
+    """What an environment uses now, as seen from inside; None where the kernel does not show it."""
+
+    processes: int  # but for the helper's own
+    memory_bytes: int | None
+    memory_peak_bytes: int | None
+    cpu_s: float | None
+    oom_kills: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a command ended, as the helper tells it."""
+
+    exit_code: int
+    signal: int
+    flags: ResultFlag
+    stdout: bytes
+    stderr: bytes
+    dropped_bytes: int  # of both streams, for the limit
+    cpu_s: float
+    max_rss_bytes: int
+    wall_s: float
+
+
+# --- Fields ---------------------------------------------------------------------------------------------------------
+
+
+def encoded(text: str) -> bytes:
+    """Raises: ValueError: it holds a zero, which nothing that a program is started with may."""
+    raw = text.encode("utf-8", "surrogateescape")
+    if b"\0" in raw:
+        raise ValueError("expected a text without zero bytes for a command, folder, variable or path.")
+    return raw
+
+
+def text(value: str | None) -> bytes:
+    return field(encoded(value)) if value else b"\0\0\0\0\0"
+
+
+def field(raw: bytes) -> bytes:
+    return b"%b%b\0" % (_LENGTH.pack(len(raw)), raw)
+
+
+def texts(values: Iterable[str]) -> bytes:
+    fields = [text(value) for value in values]
+    return _LENGTH.pack(len(fields)) + b"".join(fields)
+
+
+def variables(env: Mapping[str, str]) -> tuple[int, bytes]:
+    """How many, and their fields one after the other: to be joined with others by `run`."""
+    return len(env), b"".join(text(f"{name}={value}") for name, value in env.items())
+
+
+def frame(kind: Kind, payload: bytes = b"") -> bytes:
+    return HEADER.pack(VERSION, kind, 0, len(payload)) + payload
+
+
+# --- Requests -------------------------------------------------------------------------------------------------------
+
+
+def run(
+    argv: list[str],
+    script: bytes | None,
+    *,
+    cwd: str | None,
+    user: str | None,
+    env: tuple[int, bytes],
+    timeout_ms: int,
+    limit_bytes: int,
+    stdin: bytes | None,
+    log: tuple[str, int] | None,
+) -> bytes:
+    """The frame of a command; longer input follows it (`follows`)."""
+    flags = (RunFlag.AS_SCRIPT if script is not None else 0) | (RunFlag.STDIN_FOLLOWS if follows(stdin) else 0)
+    head = _RUN.pack(flags, timeout_ms, limit_bytes, limit_bytes, log[1] if log else 0)
+    payload = b"".join(
+        (
+            head,
+            text(cwd),
+            text(user),
+            text(log[0] if log else None),
+            field(script or b""),
+            b"\0\0\0\0\0" if stdin is None or follows(stdin) else field(stdin),
+            texts(argv),
+            _LENGTH.pack(env[0]),
+            env[1],
+        )
+    )
+    return frame(Kind.RUN, payload)
+
+
+def follows(stdin: bytes | None) -> bool:
+    return stdin is not None and len(stdin) > _INLINE_BYTES
+
+
+def shell_open(program: str, *, cwd: str | None, user: str | None, env: tuple[int, bytes], limit_bytes: int) -> bytes:
+    head = _LENGTH.pack(limit_bytes) * 2
+    return frame(Kind.SHELL_OPEN, b"".join((head, text(program), text(cwd), text(user), _LENGTH.pack(env[0]), env[1])))
+
+
+def shell_run(command: bytes, *, timeout_ms: int) -> bytes:
+    return frame(Kind.SHELL_RUN, _LENGTH.pack(timeout_ms) + field(command))
+
+
+def stream_open(
+    argv: list[str], *, cwd: str | None, user: str | None, env: tuple[int, bytes], size: tuple[int, int] | None
+) -> bytes:
+    rows, columns = size or (0, 0)
+    head = _STREAM_OPEN.pack(RunFlag.TERMINAL if size else 0, rows, columns)
+    return frame(Kind.STREAM_OPEN, b"".join((head, text(cwd), text(user), texts(argv), _LENGTH.pack(env[0]), env[1])))
+
+
+def milliseconds(timeout_s: float) -> int:
+    """At least one: nought would be no limit."""
+    return min(max(1, round(timeout_s * 1000)), 0xFFFF_FFFF)
+
+
+# --- Replies --------------------------------------------------------------------------------------------------------
+
+
+def result_limit(limit_bytes: int) -> int:
+    """The longest reply that a command with this limit may give."""
+    return _RESULT.size + 4 * limit_bytes + 4096
+
+
+def outcome(payload: memoryview, limit_bytes: int) -> Outcome:
+    """Raises: ValueError: the reply contradicts itself."""
+    if len(payload) < _RESULT.size:
+        raise ValueError("a result without its fields")
+    code, number, flags, _, out, err, out_all, err_all, user_us, system_us, rss, wall_us = _RESULT.unpack_from(payload)
+    start = _RESULT.size
+    if out + err != len(payload) - start or out > out_all or err > err_all:
+        raise ValueError("a result whose lengths do not agree")
+    return Outcome(
+        exit_code=code,
+        signal=number,
+        flags=ResultFlag(flags & 7),
+        stdout=_joined(payload[start : start + out], out_all, limit_bytes),
+        stderr=_joined(payload[start + out :], err_all, limit_bytes),
+        dropped_bytes=out_all - out + err_all - err,
+        cpu_s=(user_us + system_us) / 1e6,
+        max_rss_bytes=rss * 1024,
+        wall_s=wall_us / 1e6,
+    )
+
+
+def _joined(kept: memoryview, total: int, limit_bytes: int) -> bytes:
+    """The bytes; where some are missing between head and tail, a line says how many."""
+    if total == len(kept):
+        return bytes(kept)
+    note = b"\n[... %d bytes left out ...]\n" % (total - len(kept))
+    return b"".join((kept[:limit_bytes], note, kept[limit_bytes:]))
+
+
+def failure(payload: memoryview) -> tuple[int, int, str]:
+    """What a FAILED says: of what kind (0 system, 1 archive, 2 request), the system's error number, the message."""
+    if len(payload) < 8:
+        raise ValueError("a failure without its fields")
+    return payload[0], int.from_bytes(payload[4:8], "little"), bytes(payload[8:2048]).decode("utf-8", "replace")
+
+
+def stats(payload: memoryview) -> SessionStats:
+    """Raises: ValueError: it is no statistics."""
+    lines = (line.partition(" ") for line in bytes(payload).decode("ascii", "replace").splitlines())
+    found = {name: int(value) for name, _, value in lines}
+    cpu_us = found.get("cpu_us")
+    return SessionStats(
+        processes=found.get("processes", 0),
+        memory_bytes=found.get("memory_bytes"),
+        memory_peak_bytes=found.get("memory_peak_bytes"),
+        cpu_s=None if cpu_us is None else cpu_us / 1e6,
+        oom_kills=found.get("oom_kills"),
+    )

@@ -1,0 +1,87 @@
+"""An exec's stream, taken over from the engine: frames of two streams (stdout, stderr) made one, or told apart."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from contextlib import suppress
+
+from docker.errors import DockerException
+from requests import RequestException
+
+from app.environments.engine import Engine
+
+_HEADER = struct.Struct(">BxxxI")
+_STDERR = 2
+_SAID_BYTES = 2000
+
+
+class ExecStream:
+    """A running exec as a stream of bytes, as a session's lane needs it.
+
+    Nothing is read ahead, so that whoever polls `fileno` hears of everything that is there.
+    """
+
+    def __init__(self, connection: socket.socket, *, framed: bool = True, merged: bool = False) -> None:
+        """`framed`: the engine sends frames (it does so unless there is a terminal). `merged`: stderr is read, too."""
+        self._connection = connection
+        self._framed = framed
+        self._merged = merged
+        self._left = 0  # of the frame under way
+        self.said = b""  # on stderr, when it is not merged
+
+    def sendall(self, data: bytes | memoryview, /) -> None:
+        self._connection.sendall(data)
+
+    def recv_into(self, buffer: memoryview, /) -> int:
+        """As a socket's: 0 at the end. Raises: TimeoutError, OSError."""
+        if not self._framed:
+            return self._connection.recv_into(buffer)
+        while not self._left:
+            header = self._exactly(_HEADER.size)
+            if not header:
+                return 0
+            stream, size = _HEADER.unpack(header)
+            if stream == _STDERR and not self._merged:
+                self.said = (self.said + self._exactly(size))[:_SAID_BYTES]
+            else:
+                self._left = size
+        got = self._connection.recv_into(buffer[: self._left])
+        self._left -= got
+        return got
+
+    def _exactly(self, size: int) -> bytes:
+        """So many bytes, or nothing when the stream ended."""
+        found = bytearray()
+        while len(found) < size:
+            piece = self._connection.recv(size - len(found))
+            if not piece:
+                return b""
+            found += piece
+        return bytes(found)
+
+    def settimeout(self, value: float | None, /) -> None:
+        self._connection.settimeout(value)
+
+    def shutdown(self, how: int, /) -> None:
+        self._connection.shutdown(how)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+
+def exec_stream(engine: Engine, container_id: str, argv: list[str]) -> ExecStream:
+    """Start `argv` inside as root, with input, and take its stream.
+
+    Raises: OSError: it cannot be started, or there is no container.
+    """
+    try:
+        exec_id = engine.api.exec_create(container_id, argv, stdin=True, user="0", workdir="/")["Id"]
+        return ExecStream(engine.attach(exec_id))
+    except (DockerException, RequestException) as error:
+        raise ConnectionError(str(error)) from error

@@ -1,0 +1,333 @@
+"""The images of this host as a cache: what goes, what stays, and what is pulled ahead, on a real engine."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from app.environments.base import Tags
+from app.environments.docker import DockerProvider
+from app.environments.engine import Engine, engine_of
+from app.environments.image_store import overview
+from app.environments.image_store.book import Book
+from app.environments.image_store.cache import ImageCache
+from app.environments.image_store.names import key_of
+from app.environments.image_store.overview import Wanted
+from app.environments.image_store.prefetch import Prefetcher, SpareGate
+from app.environments.images import Images
+from app.errors import DiskFull, EngineUnavailable, ImageUnavailable
+from app.models.spec import EnvironmentSpec
+from app.settings import Settings
+from tests.integration.test_images import Contexts
+
+pytestmark = pytest.mark.docker
+
+SMALL = "FROM scratch\nCOPY big /big\nCOPY nonce /nonce\n"
+BIG = "x" * 300_000
+
+
+@pytest.fixture
+def contexts() -> Contexts:
+    return Contexts()
+
+
+@pytest.fixture
+def settings(tmp_path: Path, docker_engine: str) -> Settings:
+    return Settings(home=tmp_path / "home", installation=f"test-{uuid.uuid4().hex[:8]}")
+
+
+@pytest.fixture
+def engine(settings: Settings) -> Iterator[Engine]:
+    found = engine_of(settings)
+    yield found
+    for image in found.api.images(filters={"label": f"megaflow={settings.installation}"}):
+        found.api.remove_image(image["Id"], force=True)
+
+
+@pytest.fixture
+def images(settings: Settings, engine: Engine, contexts: Contexts) -> Images:
+    return Images(settings, fetch_bundle=contexts.fetch)
+
+
+@pytest.fixture
+def cache(settings: Settings, engine: Engine) -> ImageCache:
+    return ImageCache(settings, fresh_s=0.0)
+
+
+Make = Callable[[], tuple[EnvironmentSpec, str]]
+
+
+@pytest.fixture
+def make(images: Images, contexts: Contexts) -> Make:
+    """A new image of 300 kB: its spec and its id."""
+
+    def made() -> tuple[EnvironmentSpec, str]:
+        spec = contexts.spec(SMALL, big=BIG + uuid.uuid4().hex)
+        return spec, images.ensure(spec, timeout_s=60)
+
+    return made
+
+
+def ours(cache: ImageCache) -> set[str]:
+    """Ids of the images that this test brought here."""
+    return {image.id for image in cache.look().images if image.ours}
+
+
+def tight(settings: Settings, over_bytes: int, low_bytes: int | None = None) -> ImageCache:
+    """A cache whose high mark is so much below what the images take now."""
+    taken = ImageCache(settings).look().image_bytes
+    marks = {"image_disk_high": taken - over_bytes, "image_disk_low": taken - (low_bytes or over_bytes)}
+    return ImageCache(settings.model_copy(update=marks), fresh_s=0.0)
+
+
+# --- Evicted ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_image_needed_last_goes_and_no_more_than_needed(settings: Settings, cache: ImageCache, make: Make) -> None:
+    made = [make() for _ in range(4)]
+    cache.book.note_queue([key_of(made[n][0]) for n in (3, 0, 2, 1)])
+    gone = tight(settings, 400_000).make_room()
+    assert len(gone) == 2
+    assert ours(cache) == {made[3][1], made[0][1]}
+
+
+def test_between_the_marks_nothing_goes(settings: Settings, cache: ImageCache, make: Make) -> None:
+    _, image_id = make()
+    taken = cache.look().image_bytes
+    marks = {"image_disk_high": taken + 1000, "image_disk_low": taken - 1000}
+    between = ImageCache(settings.model_copy(update=marks), fresh_s=0.0)
+    assert between.make_room() == []
+    assert between.room_bytes() == -1000
+    assert between.make_room(urgently=True) != []
+    assert image_id not in ours(cache)
+
+
+def test_a_share_of_the_disk_is_measured_where_it_can_be_seen(
+    settings: Settings, cache: ImageCache, make: Make
+) -> None:
+    make()
+    disk = cache.look().disk
+    if disk is None:
+        pytest.skip("the engine's disk cannot be seen from here")
+    full = settings.model_copy(update={"image_disk_high": disk.share / 2, "image_disk_low": disk.share / 2})
+    roomy = settings.model_copy(update={"image_disk_high": 1.0, "image_disk_low": 1.0})
+    assert ImageCache(roomy, fresh_s=0.0).make_room() == []
+    assert len(ImageCache(full, fresh_s=0.0).make_room()) == 1
+    assert ours(cache) == set()
+
+
+def test_what_a_container_has_or_somebody_keeps_stays(
+    settings: Settings, engine: Engine, cache: ImageCache, images: Images, make: Make
+) -> None:
+    (_, contained), (kept, kept_id), (_, spare) = make(), make(), make()
+    container = engine.api.create_container(contained, command=["/nothing"])["Id"]
+    try:
+        with images.kept(kept, timeout_s=10):
+            assert tight(settings, 10**9).make_room() != []
+            assert ours(cache) == {contained, kept_id}
+    finally:
+        engine.remove(container)
+    tight(settings, 10**9).make_room()
+    assert ours(cache) == set()
+    assert spare not in {image.id for image in cache.look().images}
+
+
+def test_what_was_just_used_stays_a_while(settings: Settings, make: Make) -> None:
+    _, image_id = make()
+    patient = tight(settings, 1000)
+    patient._fresh_s = 60.0
+    assert patient.make_room() == []
+    assert image_id in ours(patient)
+
+
+def test_what_was_here_before_us_or_has_a_name_of_a_person_is_not_ours_to_remove(
+    settings: Settings, engine: Engine, cache: ImageCache, make: Make, base_image_tag: str
+) -> None:
+    _, image_id = make()
+    images = Images(settings, fetch_bundle=lambda _: b"")
+    images.ensure(EnvironmentSpec(image=base_image_tag), timeout_s=10)
+    engine.api.tag(image_id, f"mine-{uuid.uuid4().hex[:8]}", "keep")
+    assert tight(settings, 10**9).make_room() == []
+    assert images.find(base_image_tag) is not None
+    assert images.find(image_id) is not None
+
+
+def test_a_container_that_comes_between_choice_and_removal_saves_its_image(
+    engine: Engine, cache: ImageCache, make: Make
+) -> None:
+    _, image_id = make()
+    view = cache.look()
+    container = engine.api.create_container(image_id, command=["/nothing"])["Id"]
+    try:
+        assert cache.evict(view, [image_id]) == []
+    finally:
+        engine.remove(container)
+    assert len(cache.evict(view, [image_id])) == 1
+    assert cache.book.entries() == {}
+
+
+def test_shared_layers_are_counted_once(
+    cache: ImageCache, images: Images, contexts: Contexts, base_image_tag: str
+) -> None:
+    recipe = "ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\nWORKDIR /new\nCOPY big /big\nENV A=1\n"
+    made = [images.ensure(contexts.spec(recipe, big=BIG + str(n)), timeout_s=60) for n in range(2)]
+    base = images.find(base_image_tag)
+    held = {image.id: image.held for image in cache.look().images}
+    below = held[str(base)].layers
+    for image_id in made:
+        assert held[image_id].layers[: len(below)] == below
+        assert sum(layer.size_bytes for layer in held[image_id].layers[len(below) :]) == len(BIG) + 1
+
+
+def test_when_the_engines_disk_is_full_others_go_and_it_is_tried_again(
+    images: Images, cache: ImageCache, contexts: Contexts, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, old = make()
+    images._cache = cache
+    real, tries = images._build, []
+
+    def full_at_first(*arguments: object) -> str:
+        tries.append(arguments)
+        if len(tries) == 1:
+            raise DiskFull("no space left on device")
+        return real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(images, "_build", full_at_first)
+    found = images.ensure(contexts.spec(SMALL, big=BIG), timeout_s=60)
+    assert ours(cache) == {found}
+    assert old != found
+
+
+def test_what_is_shown_of_a_host(cache: ImageCache, make: Make) -> None:
+    made = [make() for _ in range(3)]
+    keys = [key_of(spec) for spec, _ in made]
+    cache.book.note_queue(keys[:2])
+    for file in cache.book._folder.glob("*.json"):  # two minutes pass
+        os.utime(file, (time.time() - 120, time.time() - 120))
+    view = cache.look()
+    lines = overview.lines(view, {keys[0]: Wanted(0, 2), keys[1]: Wanted(7, 16)})
+    shown = {line.id: line for line in lines}
+    here = [shown[image_id.removeprefix("sha256:")[:12]] for _, image_id in made]
+    assert [(line.needed_at, line.waiting, line.goes) for line in here] == [(0, 2, 3), (7, 16, 2), (None, 0, 1)]
+    assert [line.own_bytes for line in here] == [len(BIG) + 64] * 3
+    assert overview.usage(view)["next_to_go"] == [here[2].image, here[1].image, here[0].image]
+    assert {line.stays for line in lines if line.used_at is None} <= {"not ours", "in use", "base"}
+
+
+# --- An image that cannot be an environment ---------------------------------------------------------------------------
+
+
+def test_an_image_without_a_shell_is_told_at_creation_and_leaves_nothing(
+    settings: Settings, engine: Engine, contexts: Contexts
+) -> None:
+    provider = DockerProvider(settings, fetch_bundle=contexts.fetch)
+    tags = Tags(settings.installation, *(uuid.uuid4() for _ in range(4)), time.time() + 60)
+    spec = contexts.spec(SMALL, big="x").model_copy(update={"workdir": "/"})
+    with pytest.raises(ImageUnavailable, match=r"has no /bin/sh"):
+        provider.create(spec, tags, timeout_s=60)
+    label = f"megaflow={settings.installation}"
+    assert not Book(settings).fit(provider.prepare_image(spec, timeout_s=10))
+    assert engine.api.containers(all=True, filters={"label": label}) == []
+
+
+# --- Pulled ahead -----------------------------------------------------------------------------------------------------
+
+
+class Full:
+    """A gate without a free place."""
+
+    def hold(self, limit: str, capacity: int | None, *, timeout_s: float) -> AbstractContextManager[None]:
+        assert timeout_s <= 0
+        raise TimeoutError("no place")
+
+
+def prefetcher(settings: Settings, contexts: Contexts, queue: Sequence[EnvironmentSpec], **more: object) -> Prefetcher:
+    return Prefetcher(settings, queue=lambda far: queue, fetch_bundle=contexts.fetch, **more)  # type: ignore[arg-type]
+
+
+def test_the_next_images_are_fetched_in_the_order_of_the_queue(
+    settings: Settings, images: Images, cache: ImageCache, contexts: Contexts, make: Make
+) -> None:
+    present, _ = make()
+    queue = [contexts.spec(SMALL, big="1"), present, contexts.spec(SMALL, big="2"), contexts.spec(SMALL, big="3")]
+    ahead = prefetcher(settings.model_copy(update={"image_prefetch": 3}), contexts, queue)
+    assert ahead.look()
+    assert images.here(queue[0]) is not None
+    assert images.here(queue[2]) is None
+    assert ahead.look()
+    assert not ahead.look()
+    assert images.here(queue[2]) is not None
+    assert images.here(queue[3]) is None
+    assert cache.book.queue() == [key_of(spec) for spec in queue]
+
+
+def test_nothing_is_pulled_ahead_without_a_free_place_or_above_the_low_mark(
+    settings: Settings, images: Images, contexts: Contexts, engine: Engine
+) -> None:
+    spec = contexts.spec(SMALL, big="1")
+    assert not prefetcher(settings, contexts, [spec], gate=Full()).look()
+    low = settings.model_copy(update={"image_disk_low": 2.0, "image_disk_high": 1e15})
+    sights: list[bool] = []
+
+    def queue(far: bool) -> list[EnvironmentSpec]:
+        sights.append(far)
+        return [spec]
+
+    assert not Prefetcher(low, queue=queue, fetch_bundle=contexts.fetch).look()
+    assert sights == [True]
+    assert images.here(spec) is None
+    assert prefetcher(settings, contexts, [spec]).look()
+
+
+def test_an_image_that_fails_is_left_to_its_task_and_the_next_one_comes(
+    settings: Settings, images: Images, contexts: Contexts, engine: Engine
+) -> None:
+    queue = [contexts.spec("FROM scratch\nCOPY missing /\n"), contexts.spec(SMALL, big="1")]
+    ahead = prefetcher(settings, contexts, queue)
+    while ahead.look():
+        pass
+    assert images.here(queue[1]) is not None
+
+
+def test_one_process_of_a_host_looks_ahead_and_another_takes_over(
+    settings: Settings, contexts: Contexts, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.environments.image_store.prefetch._AWAY_S", 0.05)
+    looks: list[str] = []
+
+    def standing(name: str) -> tuple[threading.Thread, threading.Event]:
+        def queue(far: bool) -> list[EnvironmentSpec]:
+            looks.append(name)
+            raise EngineUnavailable("away")  # which must not end it
+
+        stop = threading.Event()
+        ahead = Prefetcher(settings, queue=queue, fetch_bundle=contexts.fetch)
+        thread = threading.Thread(target=ahead.run, args=(stop,))
+        thread.start()
+        return thread, stop
+
+    one, stop_one = standing("one")
+    while "one" not in looks:
+        time.sleep(0.01)
+    two, stop_two = standing("two")
+    time.sleep(0.3)
+    assert looks.count("one") > 2
+    assert "two" not in looks
+    stop_one.set()
+    one.join(5)
+    while "two" not in looks:
+        time.sleep(0.01)
+    stop_two.set()
+    two.join(5)
+
+
+def test_a_spare_gate_never_waits() -> None:
+    with pytest.raises(TimeoutError):
+        SpareGate(Full()).hold("image_builds:h", 1, timeout_s=100)

@@ -1,0 +1,436 @@
+"""Commands over a real session helper: exit codes, streams, limits, timeouts, background, cancelling."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from app.environments.session import SessionClient, unix_connector
+from app.environments.session.protocol import ResultFlag
+from app.errors import EnvironmentFailed
+from tests.integration.session_ground import Ground, eventually, ground, helper_or_skip, may_unshare, over_stdio
+
+MEBI = 1 << 20
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return helper_or_skip(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="module", params=["init", "beside"])
+def place(request: pytest.FixtureRequest, program: Path) -> Iterator[Ground]:
+    if request.param == "init" and not may_unshare():
+        pytest.skip("namespaces may not be made here")
+    with ground(program, as_init=request.param == "init") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def session(place: Ground) -> SessionClient:
+    return place.client(env={"GIVEN": "by the session", "OVER": "1"}, cwd="/usr")
+
+
+@pytest.fixture
+def inside(program: Path) -> Iterator[Ground]:
+    """A pid namespace of one's own: for what kills everybody."""
+    if not may_unshare():
+        pytest.skip("namespaces may not be made here")
+    with ground(program, as_init=True) as made:
+        yield made
+
+
+def tell(client: SessionClient, command: str) -> bytes:
+    return client.run(command, timeout_s=20).stdout
+
+
+def running(client: SessionClient, mark: str) -> bool:
+    """Whether a process with `mark` on its command line lives; a pattern that does not find itself."""
+    return client.run(["pgrep", "-f", f"[{mark[0]}]{mark[1:]}"], timeout_s=20).ok
+
+
+# --- What a command gives -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("true", 0),
+        ("exit 7", 7),
+        ("exit 255", 255),
+        ("nowhere-to-be-found", 127),
+        ("kill -9 $$", 137),
+        ("kill $$", 143),
+    ],
+)
+def test_the_exit_code_is_exact(session: SessionClient, command: str, code: int) -> None:
+    result = session.run(command, timeout_s=20)
+    assert (result.exit_code, result.timed_out) == (code, False)
+
+
+def test_a_signal_is_told_apart_from_an_exit_code(session: SessionClient) -> None:
+    assert session.execute("kill -9 $$", timeout_s=20).signal == 9
+    assert session.execute("exit 137", timeout_s=20).signal == 0
+
+
+def test_a_program_gets_its_arguments_as_they_are(session: SessionClient) -> None:
+    result = session.run(["printf", "%s|", "a b", "", "$HOME", "ü", "'\n"], timeout_s=20)
+    assert result.stdout == "a b||$HOME|ü|'\n|".encode()
+
+
+def test_the_streams_come_apart_and_binary_safe(session: SessionClient) -> None:
+    result = session.run(r"printf '\000\377\n\r'; printf 'to\000err\376' >&2", timeout_s=20)
+    assert (result.stdout, result.stderr) == (b"\x00\xff\n\r", b"to\x00err\xfe")
+
+
+def test_an_end_without_newline_stays_without(session: SessionClient) -> None:
+    assert tell(session, "printf x") == b"x"
+
+
+def test_a_million_lines_come_whole_when_the_limit_allows(session: SessionClient) -> None:
+    result = session.run("seq 1000000", timeout_s=30, limit_bytes=4 * MEBI)
+    assert (result.stdout.count(b"\n"), result.truncated) == (1_000_000, False)
+    assert result.stdout.endswith(b"999999\n1000000\n")
+
+
+def test_long_output_keeps_its_head_and_its_tail(session: SessionClient) -> None:
+    result = session.run("seq 1000000; echo problem >&2", timeout_s=30, limit_bytes=1000)
+    assert result.truncated
+    assert result.stdout.startswith(b"1\n2\n3\n")
+    assert result.stdout.endswith(b"\n999999\n1000000\n")
+    assert b"[... 6886896 bytes left out ...]" in result.stdout
+    assert len(result.stdout) == 2000 + len(b"\n[... 6886896 bytes left out ...]\n")
+    assert result.stderr == b"problem\n"
+
+
+@pytest.mark.parametrize("size", [1999, 2000, 2001, 2999, 3000, 3001, 70_000])
+def test_the_ring_of_the_tail_is_right_around_its_edges(session: SessionClient, size: int) -> None:
+    content = os.urandom(size)
+    result = session.run("cat", stdin=content, timeout_s=20, limit_bytes=1000)
+    if size <= 2000:
+        assert result.stdout == content
+    else:
+        assert (result.stdout[:1000], result.stdout[-1000:]) == (content[:1000], content[-1000:])
+
+
+def test_a_gigabyte_of_output_costs_neither_memory_nor_the_rest(session: SessionClient) -> None:
+    result = session.run("head -c 1000000000 /dev/zero; echo end", timeout_s=60, limit_bytes=1000)
+    assert result.stdout.endswith(b"\0end\n")
+    assert b"999998004 bytes left out" in result.stdout
+
+
+def test_the_whole_output_goes_to_a_log_up_to_its_ceiling(session: SessionClient, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    session.execute("seq 10000; echo no >&2", timeout_s=20, limit_bytes=10, log=(str(log), 1 << 20))
+    assert Path(f"{log}.stdout").read_bytes() == b"".join(b"%d\n" % n for n in range(1, 10001))
+    assert Path(f"{log}.stderr").read_bytes() == b"no\n"
+    session.execute("seq 10000", timeout_s=20, log=(str(log), 100))
+    assert len(Path(f"{log}.stdout").read_bytes()) == 100
+
+
+def test_input_is_read_to_its_end(session: SessionClient) -> None:
+    for size in (1, 32 << 10, (32 << 10) + 1, 5 * MEBI):
+        sent = os.urandom(size)
+        assert session.run("cat", stdin=sent, timeout_s=20, limit_bytes=5 * MEBI).stdout == sent
+
+
+def test_empty_and_no_input_end_at_once(session: SessionClient) -> None:
+    assert session.run("cat; echo ended", stdin=b"", timeout_s=20).stdout == b"ended\n"
+    assert session.run("cat; echo ended", timeout_s=20).stdout == b"ended\n"
+
+
+@pytest.mark.parametrize("command", ["exec 0<&-; echo done", "echo done", "head -c 1 >/dev/null; echo done"])
+def test_input_that_nobody_reads_hurts_nobody(session: SessionClient, command: str) -> None:
+    assert session.run(command, stdin=b"x" * (8 * MEBI), timeout_s=20).stdout == b"done\n"
+    assert tell(session, "echo next") == b"next\n"
+
+
+def test_a_command_that_never_reads_its_long_input_still_runs_out_of_time(session: SessionClient) -> None:
+    begun = time.monotonic()
+    assert session.run("sleep 60", stdin=b"x" * (8 * MEBI), timeout_s=0.3).timed_out
+    assert time.monotonic() - begun < 3
+
+
+def test_folder_and_variables_come_from_helper_session_and_call(session: SessionClient) -> None:
+    assert tell(session, 'pwd; echo $GIVEN $OVER; test -n "$PATH" && test -n "$HOME" && echo has') == (
+        b"/usr\nby the session 1\nhas\n"
+    )
+    result = session.run("pwd; echo $GIVEN $OVER", cwd="/", env={"OVER": "it's\n"}, timeout_s=20)
+    assert result.stdout == b"/\nby the session it's\n"
+
+
+def test_a_missing_folder_or_program_is_an_answer_that_names_it(session: SessionClient, tmp_path: Path) -> None:
+    result = session.run("true", cwd="/not/there", timeout_s=20)
+    assert (result.exit_code, b"/not/there" in result.stderr) == (126, True)
+    result = session.run(["/not/a/program"], timeout_s=20)
+    assert (result.exit_code, b"/not/a/program" in result.stderr) == (127, True)
+    plain = tmp_path / "plain"
+    plain.write_bytes(b"")
+    assert session.run([str(plain)], timeout_s=20).exit_code == 126
+
+
+def test_a_script_without_its_first_line_runs_as_in_every_shell(session: SessionClient, tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("echo ran $1\n")
+    script.chmod(0o755)
+    assert session.run([str(script), "well"], timeout_s=20).stdout == b"ran well\n"
+
+
+def test_a_command_longer_than_an_argument_may_be_runs_and_has_its_input(session: SessionClient) -> None:
+    result = session.run(f"# {'x' * 3_000_000}\nread line; echo got $line", stdin=b"it\n", timeout_s=20)
+    assert result.stdout == b"got it\n"
+
+
+def test_a_zero_byte_is_refused_before_anything_starts(session: SessionClient) -> None:
+    with pytest.raises(ValueError, match="zero"):
+        session.run("echo a\0b", timeout_s=20)
+
+
+@as_root
+def test_another_user_is_found_by_name_and_number(session: SessionClient) -> None:
+    command = "id -u; id -g; echo $HOME; echo fine > /dev/stdout"
+    assert session.run(command, user="nobody", cwd="/", timeout_s=20).stdout == b"65534\n65534\n/nonexistent\nfine\n"
+    assert session.run("id -u; id -g", user="12345:54321", timeout_s=20).stdout == b"12345\n54321\n"
+    assert session.run("id -g", user="nobody:daemon", timeout_s=20).stdout == b"1\n"
+    result = session.run("true", user="nobody-knows", timeout_s=20)
+    assert (result.exit_code, b"nobody-knows" in result.stderr) == (126, True)
+
+
+def test_signals_reach_commands_as_from_a_terminal(session: SessionClient) -> None:
+    assert session.run("kill -INT $$; echo lived", timeout_s=20).exit_code == 130
+    assert session.run("kill -HUP $$; echo lived", timeout_s=20).exit_code == 129
+    assert session.run("yes | head -1", timeout_s=20).stdout == b"y\n"
+
+
+def test_the_helper_tells_what_a_command_used(session: SessionClient) -> None:
+    outcome = session.execute("i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done", timeout_s=30)
+    assert 0.005 < outcome.cpu_s <= outcome.wall_s * 2
+    assert outcome.max_rss_bytes > 100_000
+
+
+def test_commands_run_side_by_side_each_with_its_own_answer(session: SessionClient) -> None:
+    with ThreadPoolExecutor(20) as threads:
+        answers = list(threads.map(lambda n: session.run(f"sleep 0.2; echo {n}; exit {n}", timeout_s=30), range(20)))
+    assert [(a.exit_code, a.stdout) for a in answers] == [(n, b"%d\n" % n) for n in range(20)]
+
+
+# --- Time -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "exec sleep {n}",
+        "sleep {n} & wait",
+        "setsid sleep {n} > /dev/null 2>&1 & sleep 60",
+        "trap '' TERM INT HUP; sleep {n}; sleep {n}",
+        "setsid sh -c \"setsid env -i sh -c 'sleep {n} & sleep {n}' & sleep 60\" & sleep 60",
+        "(setsid sleep {n} < /dev/null > /dev/null 2>&1 &) & sleep 0.1; kill -STOP $$",
+        "sleep {n} & kill -STOP $!; exec >&- 2>&-; sleep 60",
+    ],
+)
+def test_a_timeout_kills_the_whole_tree_and_nothing_else(session: SessionClient, start: str) -> None:
+    number = f"77{time.monotonic_ns() % 10**9}"
+    session.run("sleep 8080 > /dev/null 2>&1 &", timeout_s=20)
+    begun = time.monotonic()
+    result = session.run("echo before; " + start.format(n=number), timeout_s=0.5)
+    assert (result.exit_code, result.timed_out, result.stdout) == (None, True, b"before\n")
+    assert time.monotonic() - begun < 3
+    assert not running(session, f"sleep {number}")
+    assert running(session, "sleep 8080")
+    session.run("pkill -f '[s]leep 8080'", timeout_s=20)
+
+
+def test_a_command_beside_it_does_not_notice_a_timeout(session: SessionClient) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        other = threads.submit(session.run, "sleep 1; echo whole", timeout_s=30)
+        assert session.run("sleep 60", timeout_s=0.3).timed_out
+        assert other.result().stdout == b"whole\n"
+
+
+@as_root
+def test_a_fork_bomb_is_gone_after_its_time(session: SessionClient) -> None:
+    bomb = "prlimit --pid $$ --nproc=100:100 || exit 99; bomb() { bomb | bomb & }; bomb 2>/dev/null; sleep 60"
+    outcome = session.execute(bomb, user="61234", cwd="/", timeout_s=0.4, limit_bytes=100)
+    assert (outcome.exit_code, outcome.flags) == (137, ResultFlag.TIMED_OUT)
+    assert not session.run("ps -o pid= -u 61234", timeout_s=20).ok
+
+
+# --- Background -----------------------------------------------------------------------------------------------------
+
+
+def test_a_background_process_lives_on_though_it_holds_the_output(session: SessionClient, tmp_path: Path) -> None:
+    begun = time.monotonic()
+    loud = "i=0; while [ $i -lt 20000 ]; do echo $i; i=$((i+1)); done"  # more than a pipe holds, by the shell itself
+    command = f"(sleep 0.5; {loud}; echo x > {tmp_path}/alive) & echo here; exit 5"
+    result = session.run(command, timeout_s=30)
+    assert (result.exit_code, result.stdout) == (5, b"here\n")
+    assert time.monotonic() - begun < 0.45
+    assert eventually((tmp_path / "alive").exists)
+
+
+def test_output_that_comes_just_after_the_end_is_waited_for(session: SessionClient) -> None:
+    assert tell(session, "(sleep 0.03; echo late) & echo early") == b"early\nlate\n"
+
+
+def test_a_command_that_closes_its_streams_is_waited_for(session: SessionClient) -> None:
+    begun = time.monotonic()
+    assert session.run("exec >&- 2>&-; sleep 0.3; exit 4", timeout_s=20).exit_code == 4
+    assert time.monotonic() - begun >= 0.3
+
+
+def test_nothing_becomes_a_zombie(inside: Ground) -> None:
+    session = inside.client()
+    for _ in range(20):
+        session.run("(sleep 0.01 &) ; true", timeout_s=20)
+    assert eventually(lambda: b"Z" not in tell(session, "ps -e -o stat="))
+
+
+# --- The whole environment ------------------------------------------------------------------------------------------
+
+
+def test_killing_everybody_from_inside_ends_the_command_not_the_environment(inside: Ground) -> None:
+    session = inside.client()
+    session.run("sleep 99 > /dev/null 2>&1 &", timeout_s=20)
+    result = session.run("kill -9 -1; sleep 98", timeout_s=20)
+    assert result.exit_code == 137
+    assert b"killed from inside" in result.stderr
+    assert tell(session, "kill -TERM 1; kill -9 1; kill -INT 1; sleep 0.1; echo still") == b"still\n"
+    assert eventually(lambda: not running(session, "sleep 9"))
+
+
+def test_kill_all_leaves_only_the_helper(inside: Ground) -> None:
+    session = inside.client()
+    session.run("for i in 1 2 3; do setsid sleep 90 > /dev/null 2>&1 & done", timeout_s=20)
+    with ThreadPoolExecutor(1) as threads:
+        under_way = threads.submit(session.run, "sleep 90", timeout_s=60)
+        assert eventually(lambda: session.stats().processes == 5)
+        assert session.kill_all() == 5
+        assert under_way.result(timeout=5).exit_code == 137
+    assert session.stats().processes == 0
+    assert session.kill_all() == 0
+
+
+def test_beside_others_kill_all_takes_only_what_came_from_us(program: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as stranger, ground(program, as_init=False) as made:
+        session = made.client()
+        session.run("(setsid sleep 90 > /dev/null 2>&1 &)", timeout_s=20)
+        assert session.kill_all() == 1
+        assert stranger.poll() is None
+        stranger.kill()
+
+
+def test_stats_are_plausible(session: SessionClient) -> None:
+    told = session.stats()
+    assert told.processes >= 0
+    assert told.memory_bytes is None or told.memory_bytes > 0
+    assert told.cpu_s is None or told.cpu_s > 0
+
+
+def test_close_from_another_thread_ends_what_is_under_way_and_kills_it(place: Ground, session: SessionClient) -> None:
+    other = place.client()
+    with ThreadPoolExecutor(1) as threads:
+        under_way = threads.submit(other.run, "setsid sleep 4321", timeout_s=60)
+        assert eventually(lambda: running(session, "sleep 4321"))
+        begun = time.monotonic()
+        other.close()
+        with pytest.raises(EnvironmentFailed, match="destroyed"):
+            under_way.result(timeout=3)
+        assert time.monotonic() - begun < 1
+    assert eventually(lambda: not running(session, "sleep 4321"))
+    other.close()
+    with pytest.raises(EnvironmentFailed, match="destroyed"):
+        other.run("true", timeout_s=5)
+
+
+def test_without_a_client_the_helper_and_its_environment_end(program: Path) -> None:
+    with ground(program, as_init=False, orphan_exit_s=0.3) as made:
+        session = made.client()
+        session.run("sleep 5678 > /dev/null 2>&1 &", timeout_s=20)
+        time.sleep(0.6)
+        assert made.process.poll() is None, "a lane that stays open keeps it"
+        session.close()
+        assert made.process.wait(5) == 0
+    assert subprocess.run(["pgrep", "-f", "[s]leep 5678"], check=False).returncode == 1
+
+
+def test_when_the_helper_dies_everybody_hears_it(inside: Ground) -> None:
+    session = inside.client()
+    with ThreadPoolExecutor(1) as threads:
+        under_way = threads.submit(session.run, "sleep 60", timeout_s=90)
+        time.sleep(0.2)
+        inside.process.kill()
+        with pytest.raises(EnvironmentFailed, match="gone"):
+            under_way.result(timeout=5)
+    with pytest.raises(EnvironmentFailed):
+        session.run("true", timeout_s=5)
+
+
+def test_one_whose_main_process_is_killed_leaves_no_lane(program: Path) -> None:
+    with ground(program, as_init=False) as made:
+        session = made.client()
+        with ThreadPoolExecutor(1) as threads:
+            under_way = threads.submit(session.run, "sleep 8765", timeout_s=90)
+            assert eventually(lambda: subprocess.run(["pgrep", "-f", "[s]leep 8765"], check=False).returncode == 0)
+            os.kill(made.process.pid, signal.SIGKILL)
+            with pytest.raises(EnvironmentFailed):
+                under_way.result(timeout=5)
+        assert subprocess.run(["pgrep", "-f", "[s]leep 8765"], check=False).returncode == 1
+
+
+# --- Other ways in --------------------------------------------------------------------------------------------------
+
+
+def test_over_stdin_and_stdout_it_is_the_same(program: Path, tmp_path: Path) -> None:
+    with over_stdio([str(program), "--stdio"]) as session:
+        assert session.run("echo out; echo err >&2; exit 3", timeout_s=20).exit_code == 3
+        session.run(f"(sleep 0.3; echo x > {tmp_path}/alive) > /dev/null 2>&1 &", timeout_s=20)
+        assert session.run("sleep 60", timeout_s=0.3).timed_out
+        assert tell(session, "echo next") == b"next\n"
+    assert eventually((tmp_path / "alive").exists), "what was left in the background outlives the lane"
+
+
+def test_a_bridge_leads_to_a_helper_that_listens(program: Path, place: Ground) -> None:
+    with over_stdio([str(program), "--bridge", str(place.socket)]) as session:
+        sent = os.urandom(MEBI)
+        assert session.run("cat", stdin=sent, timeout_s=20).stdout == sent
+
+
+def test_an_inherited_socket_serves_as_well(program: Path, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "s"))
+        listening.listen(8)
+        number = listening.fileno()
+        with subprocess.Popen([str(program), "--listen-fd", str(number)], pass_fds=[number]) as process:
+            session = SessionClient(unix_connector(tmp_path / "s"))
+            session.wait_ready(5)
+            assert tell(session, "ls /proc/self/fd") == b"0\n1\n2\n3\n", "nothing of the helper's is handed on"
+            session.close()
+            process.terminate()
+
+
+def test_threads_share_a_client_without_mixing_answers(session: SessionClient) -> None:
+    wrong: list[bytes] = []
+
+    def work(name: str) -> None:
+        for n in range(25):
+            said = session.run(f"echo {name} {n}", timeout_s=20).stdout
+            if said != f"{name} {n}\n".encode():
+                wrong.append(said)
+
+    threads = [threading.Thread(target=work, args=(f"t{n}",)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

@@ -1,0 +1,234 @@
+"""Shells that remember and programs that are talked to, over a real session helper."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from app.environments.session import Interactive, SessionClient, ShellSession
+from app.errors import EnvironmentFailed
+from tests.integration.session_ground import eventually, ground, helper_or_skip, may_unshare
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionClient]:
+    program = helper_or_skip(tmp_path_factory.mktemp("home"))
+    with ground(program, as_init=may_unshare()) as made:
+        yield made.client()
+
+
+@pytest.fixture(params=["sh", "bash"])
+def shell(request: pytest.FixtureRequest, client: SessionClient) -> Iterator[ShellSession]:
+    program = shutil.which(request.param)
+    if program is None:
+        pytest.skip(f"no {request.param} here")
+    made = client.shell(program=program, cwd="/usr", env={"GIVEN": "by the session"})
+    yield made
+    made.close()
+
+
+def said(shell: ShellSession, command: str) -> bytes:
+    result = shell.run(command, timeout_s=10)
+    return result.stdout + result.stderr
+
+
+def test_it_starts_where_and_with_what_it_was_told(shell: ShellSession) -> None:
+    assert said(shell, "pwd; echo $GIVEN") == b"/usr\nby the session\n"
+
+
+def test_folder_exports_variables_functions_and_status_stay(shell: ShellSession) -> None:
+    assert said(shell, "cd /etc; export A='x  y'; B=loc; f() { echo called; }; umask 077") == b""
+    assert said(shell, 'pwd; echo "$A $B"; f; umask') == b"/etc\nx  y loc\ncalled\n0077\n"
+    assert shell.run("false", timeout_s=10).exit_code == 1
+    assert said(shell, "echo $?") == b"1\n"
+
+
+def test_streams_come_apart_and_whatever_bytes_they_are(shell: ShellSession) -> None:
+    result = shell.run(r"printf '\377\000x'; printf '\376' >&2; seq 300000 | tail -n 1", timeout_s=10)
+    assert (result.stdout, result.stderr) == (b"\xff\x00x300000\n", b"\xfe")
+
+
+def test_long_output_keeps_head_and_tail(client: SessionClient) -> None:
+    shell = client.shell(limit_bytes=100)
+    result = shell.run("seq 1000000", timeout_s=20)
+    assert result.truncated
+    assert result.stdout.startswith(b"1\n2\n")
+    assert result.stdout.endswith(b"999999\n1000000\n")
+    assert said(shell, "echo next") == b"next\n"
+    shell.close()
+
+
+def test_input_is_empty(shell: ShellSession) -> None:
+    assert said(shell, "cat; read x || echo nothing") == b"nothing\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [("exit 7", 7), ("set -e; false; echo not reached", 1), ("exec sh -c 'exit 9'", 9), ("kill -9 $$", 137)],
+)
+def test_a_command_that_ends_the_shell_gives_its_status_and_the_next_goes_on(
+    shell: ShellSession, command: str, code: int
+) -> None:
+    shell.run("cd /etc; export A='it''s \"a\"'", timeout_s=10)
+    result = shell.run(f"echo before; {command}", timeout_s=10)
+    assert (result.exit_code, result.stdout) == (code, b"before\n")
+    assert said(shell, 'pwd; echo "$A"; echo $-').startswith(b'/etc\nits "a"\n')
+
+
+def test_what_a_command_changed_before_it_ended_the_shell_is_kept(shell: ShellSession) -> None:
+    shell.run("cd /var; export LATE=1; exit 3", timeout_s=10)
+    assert said(shell, "pwd; echo $LATE") == b"/var\n1\n"
+
+
+def test_the_descriptors_that_scripts_like_are_theirs(shell: ShellSession, tmp_path: Path) -> None:
+    for number in (3, 7, 8, 9):
+        shell.run(f"exec {number}>{tmp_path}/{number}", timeout_s=10)
+    assert said(shell, "echo here >&9; echo there >&3; echo still") == b"still\n"
+    assert ((tmp_path / "9").read_bytes(), (tmp_path / "3").read_bytes()) == (b"here\n", b"there\n")
+
+
+def test_a_syntax_error_is_an_answer(shell: ShellSession) -> None:
+    result = shell.run("if then", timeout_s=10)
+    assert (result.exit_code, b"yntax" in result.stderr) == (2, True)
+    assert said(shell, "pwd") == b"/usr\n"
+
+
+def test_a_timeout_kills_what_the_command_started_and_the_session_goes_on(shell: ShellSession) -> None:
+    shell.run("cd /etc; export A=1; sleep 6161 & echo started", timeout_s=10)
+    begun = time.monotonic()
+    result = shell.run("echo first; sleep 7171 & setsid sleep 7172 & sleep 7173; echo after", timeout_s=0.4)
+    assert (result.exit_code, result.timed_out, result.stdout) == (None, True, b"first\n")
+    assert time.monotonic() - begun < 2
+    assert said(shell, "pwd; echo $A; pgrep -f '[s]leep 717'") == b"/etc\n1\n"
+    assert said(shell, "pgrep -f '[s]leep 6161' > /dev/null && echo spared; pkill -f '[s]leep 6161'") == b"spared\n"
+
+
+def test_a_loop_of_the_shell_itself_runs_out_of_time_too(shell: ShellSession) -> None:
+    assert shell.run("cd /etc; trap '' TERM; while :; do :; done", timeout_s=0.3).timed_out
+    assert said(shell, "echo alive") == b"alive\n"
+
+
+def test_a_command_longer_than_a_pipe_or_an_argument_runs(shell: ShellSession) -> None:
+    assert said(shell, f"x={'y' * 500_000}; echo ${{#x}}") == b"500000\n"
+
+
+def test_sessions_do_not_know_each_other(client: SessionClient) -> None:
+    one, other = client.shell(cwd="/usr"), client.shell(cwd="/etc")
+    with ThreadPoolExecutor(2) as threads:
+        both = list(threads.map(lambda s: s.run("sleep 0.2; pwd; X=1", timeout_s=10).stdout, (one, other)))
+    assert both == [b"/usr\n", b"/etc\n"]
+    one.close()
+    assert said(other, "echo [$X]") == b"[1]\n"
+    other.close()
+
+
+def test_a_shell_whose_carrier_was_killed_is_replaced(client: SessionClient) -> None:
+    shell = client.shell()
+    assert shell.run("kill -9 $PPID; sleep 30", timeout_s=10).exit_code == 137
+    assert said(shell, "echo new") == b"new\n"
+    shell.close()
+
+
+def test_what_a_closed_shell_left_running_lives_on(client: SessionClient) -> None:
+    shell = client.shell()
+    shell.run("(while :; do echo noise; sleep 0.01; done) & exec 2>/dev/null; sleep 5151 &", timeout_s=10)
+    shell.close()
+    shell.close()
+    with pytest.raises(EnvironmentFailed, match="closed"):
+        shell.run("true", timeout_s=5)
+    time.sleep(0.1)
+    assert client.run("pkill -f '[s]leep 5151'", timeout_s=10).ok
+    client.kill_all()
+
+
+def test_what_is_no_shell_is_refused(client: SessionClient) -> None:
+    for program in ("/not/there", "/bin/false"):
+        with pytest.raises(EnvironmentFailed, match=program):
+            client.shell(program=program)
+    with pytest.raises(EnvironmentFailed, match="/no/folder"):
+        client.shell(cwd="/no/folder")
+
+
+def test_another_users_shell_works(client: SessionClient) -> None:
+    shell = client.shell(user="nobody", cwd="/")
+    assert said(shell, "id -u; echo fine > /dev/stdout") == b"65534\nfine\n"
+    shell.close()
+
+
+# --- Streams --------------------------------------------------------------------------------------------------------
+
+
+def until(stream: Interactive, mark: bytes) -> bytes:
+    seen = b""
+    while mark not in seen:
+        piece = stream.read(5)
+        assert piece, f"ended after {seen!r}"
+        seen += piece
+    return seen
+
+
+def test_a_program_is_talked_to_over_pipes(client: SessionClient) -> None:
+    stream = client.stream(["sh", "-c", "while read line; do echo got $line; echo err >&2; done; exit 6"])
+    stream.write(b"one\n")
+    until(stream, b"err\n")
+    stream.write(b"two\n")
+    assert b"got two\n" in until(stream, b"two\n")
+    assert stream.read(0.05) in (b"err\n", None)
+    assert stream.wait(0.05) is None
+    stream.close_input()
+    assert stream.wait(5) == 6
+    stream.close()
+
+
+def test_a_terminal_has_its_size_and_signals(client: SessionClient) -> None:
+    script = "trap 'echo inter''rupted; exit 4' INT; tty; stty size; read x; stty size; while :; do sleep 0.02; done"
+    stream = client.stream(["sh", "-c", script], tty=True, rows=33, columns=99)
+    assert until(stream, b"33 99\r\n").startswith(b"/dev/")
+    stream.resize(20, 40)
+    stream.write(b"go\n")
+    until(stream, b"20 40\r\n")
+    stream.signal(2)
+    until(stream, b"interrupted\r\n")
+    assert stream.wait(5) == 4
+    stream.close()
+
+
+def test_much_goes_both_ways_at_once(client: SessionClient) -> None:
+    stream = client.stream(["cat"])
+    sent = bytes(range(256)) * 20_000
+    with ThreadPoolExecutor(1) as threads:
+        writing = threads.submit(lambda: (stream.write(sent), stream.close_input()))
+        got = b"".join(iter(lambda: stream.read(5) or b"", b""))
+        writing.result(timeout=5)
+    assert got == sent
+    assert stream.wait(5) == 0
+    stream.close()
+
+
+def test_one_who_writes_without_reading_is_not_blocked_at_once(client: SessionClient) -> None:
+    stream = client.stream(["cat"])
+    stream.write(b"x" * 1_500_000)
+    stream.close_input()
+    assert len(b"".join(iter(lambda: stream.read(5) or b"", b""))) == 1_500_000
+    stream.close()
+
+
+@pytest.mark.parametrize("tty", [False, True])
+def test_closing_kills_all_that_was_started(client: SessionClient, tty: bool) -> None:
+    stream = client.stream(["sh", "-c", "trap '' HUP TERM; setsid sleep 3131 & sleep 3132"], tty=tty)
+    alive = lambda: client.run("pgrep -f '[s]leep 313'", timeout_s=10).ok  # noqa: E731
+    assert eventually(alive)
+    stream.close()
+    stream.close()
+    assert stream.read(1) == b""
+    assert eventually(lambda: not alive())
+
+
+def test_what_cannot_be_started_says_so(client: SessionClient) -> None:
+    with pytest.raises(EnvironmentFailed, match="/not/there"):
+        client.stream(["/not/there"])

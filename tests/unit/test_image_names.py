@@ -1,0 +1,182 @@
+"""How images are called, which layers they share, what a registry's words mean, how full is full."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+
+import pytest
+
+from app.environments.image_store import names
+from app.environments.image_store.book import Book
+from app.environments.image_store.cache import layers_of
+from app.environments.image_store.registry import Refusal, login_for, refusal_of, seconds
+from app.environments.image_store.sync import items_of
+from app.environments.image_store.watermark import Disk, Watermarks, above
+from app.errors import SettingsInvalid
+from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec
+from app.settings import Settings
+
+
+def recipe(digit: str, dockerfile: str = "Dockerfile") -> EnvironmentSpec:
+    bundle = Bundle(sha256=digit * 64, size_bytes=1)
+    return EnvironmentSpec(build=Build(context=bundle, dockerfile=dockerfile))
+
+
+@pytest.mark.parametrize(
+    ("reference", "expected"),
+    [
+        ("python:3.11", ["m:5000/p/library/python:3.11"]),
+        ("docker.io/python:3.11", ["m:5000/p/library/python:3.11"]),
+        ("swebench/x:1", ["m:5000/p/swebench/x:1"]),
+        ("ghcr.io/a/b/c", ["m:5000/p/a/b/c"]),
+        ("sha256:" + "a" * 64, []),
+        ("ghcr.io/a/b:1@sha256:00ff", ["m:5000/p/a/b:1@sha256:00ff", "m:5000/p/a/b:sha256-00ff"]),
+    ],
+)
+def test_a_mirror_keeps_the_path(reference: str, expected: list[str]) -> None:
+    assert names.in_mirror("m:5000/p/", reference) == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("a/b", ("a/b", "latest")),
+        ("a/b:1", ("a/b", "1")),
+        ("a/b@sha256:ff", ("a/b", "sha256:ff")),
+        ("b:1@sha256:ff", ("b", "sha256:ff")),
+        ("127.0.0.1:5000/b", ("127.0.0.1:5000/b", "latest")),
+    ],
+)
+def test_repository_and_tag_are_told_apart(path: str, expected: tuple[str, str]) -> None:
+    assert names.manifest_of(path) == expected
+
+
+def test_an_image_of_a_dataset_is_synced_once_and_other_recipes_apart() -> None:
+    specs = [recipe("1"), EnvironmentSpec(image="x"), recipe("1"), recipe("1", "Other"), recipe("2")]
+    specs.append(EnvironmentSpec(kind=EnvironmentKind.LOCAL, image="y"))
+    found = items_of(specs, "m:1", "base:1")
+    assert [(item.tasks, item.spec.label) for item in found] == [
+        (2, "build:111111111111"),
+        (1, "x"),
+        (1, "build:111111111111"),
+        (1, "build:222222222222"),
+    ]
+    assert len({item.target for item in found}) == 4
+    assert items_of(specs, "m:1", "base:2")[0].target != found[0].target
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ('error parsing HTTP 429 response body: unexpected end of JSON input: ""', Refusal.BUSY),
+        ("toomanyrequests: You have reached your pull rate limit.", Refusal.BUSY),
+        ("received unexpected HTTP status: 503 Service Unavailable", Refusal.BUSY),
+        ("manifest unknown", Refusal.ABSENT),
+        ("manifest for 127.0.0.1:5000/x:1 not found: manifest unknown: manifest unknown", Refusal.ABSENT),
+        ("unauthorized: authentication required", Refusal.DENIED),
+        ("pull access denied for x, repository does not exist or may require 'docker login'", Refusal.DENIED),
+        ("no matching manifest for linux/amd64 in the manifest list entries", Refusal.PLATFORM),
+        ('Get "http://127.0.0.1:429/v2/": dial tcp 127.0.0.1:500: connect: connection refused', Refusal.OTHER),
+    ],
+)
+def test_what_a_registry_says_is_understood(said: str, expected: Refusal) -> None:
+    assert refusal_of(said) is expected
+
+
+def test_both_forms_of_retry_after_are_read() -> None:
+    assert seconds("7") == 7
+    later = seconds(format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True))
+    assert later is not None
+    assert 50 < later <= 60
+    assert (seconds("soon"), seconds(None)) == (None, None)
+
+
+def test_logins_come_from_the_settings_and_are_never_shown() -> None:
+    settings = Settings(registry_auth='{"r:5000": "me:pass:word"}')
+    assert login_for(settings, "r:5000") == {"username": "me", "password": "pass:word"}
+    assert login_for(settings, "other") is None
+    assert "me:pass" not in repr(settings)
+    for wrong in ("hunter2", '["hunter2"]'):
+        with pytest.raises(SettingsInvalid) as caught:
+            login_for(Settings(registry_auth=wrong), "r:5000")
+        assert "hunter2" not in str(caught.value)
+
+
+# --- Layers and marks -------------------------------------------------------------------------------------------------
+
+
+def step(size: int, created_by: str) -> dict[str, object]:
+    return {"Size": size, "CreatedBy": created_by}
+
+
+def test_sizes_go_to_the_layers_that_the_steps_made() -> None:
+    newest_first = [
+        step(0, '/bin/sh -c #(nop)  CMD ["sh"]'),
+        step(7, "/bin/sh -c #(nop) COPY file:1 in / "),
+        step(0, "/bin/sh -c #(nop) WORKDIR /testbed"),
+        step(0, "ENV A=1"),
+        step(100, ""),
+    ]
+    assert [layer.size_bytes for layer in layers_of(["x", "y", "z"], newest_first)] == [100, 0, 7]
+
+
+def test_a_history_that_does_not_fit_loses_no_bytes() -> None:
+    found = layers_of(["x", "y"], [step(1, "c"), step(2, "b"), step(4, "a")])
+    assert [layer.size_bytes for layer in found] == [4, 3]
+    assert [layer.size_bytes for layer in layers_of(["x", "y"], [step(5, "a")])] == [5, 0]
+    assert layers_of([], []) == ()
+
+
+def test_a_layer_is_shared_only_on_the_same_ground() -> None:
+    one = layers_of(["base", "env"], [step(1, "b"), step(1, "a")])
+    two = layers_of(["base", "env", "own"], [step(1, "c"), step(1, "b"), step(1, "a")])
+    three = layers_of(["other", "env"], [step(1, "b"), step(1, "a")])
+    assert one == two[:2]
+    assert one[1] != three[1]
+
+
+def test_a_mark_is_a_share_of_the_disk_or_bytes_of_images() -> None:
+    disk = Disk(total_bytes=1000, used_bytes=900)
+    assert above(0.8, disk, 5) == 100
+    assert above(0.95, disk, 5) == -50
+    assert above(0.8, None, 5) == 0
+    assert above(300, disk, 500) == above(300, None, 500) == 200
+
+
+def test_a_low_mark_that_makes_no_sense_is_the_high_one() -> None:
+    def low(high: float, low: float) -> float:
+        return Watermarks.of(Settings(image_disk_high=high, image_disk_low=low)).low
+
+    assert (low(0.9, 0.7), low(0.9, 0.95), low(5e9, 0.5), low(5e9, 4e9)) == (0.7, 0.9, 5e9, 4e9)
+
+
+# --- The book ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_book_tells_ours_from_those_that_were_here(tmp_path: Path) -> None:
+    book = Book(Settings(home=tmp_path))
+    book.used("sha256:aa", "x")
+    book.made("sha256:bb", "y", ["m/y:1"])
+    book.used("sha256:bb", "y")
+    book.used("sha256:bb", "z")
+    found = book.entries()
+    assert (found["sha256:aa"].ours, found["sha256:bb"].ours) == (False, True)
+    assert found["sha256:bb"].keys == {"y", "z"}
+    assert book.entry("sha256:bb").names == {"m/y:1"}
+    book.note_fit("sha256:bb")
+    assert (book.fit("sha256:aa"), book.fit("sha256:bb")) == (False, True)
+    book.forget("sha256:bb")
+    assert not book.fit("sha256:bb")
+    assert set(book.entries()) == {"sha256:aa"}
+
+
+def test_who_keeps_an_image_keeps_evictors_off_but_not_other_users(tmp_path: Path) -> None:
+    book = Book(Settings(home=tmp_path))
+    with book.kept("x", timeout_s=1), book.kept("x", timeout_s=1), book.alone(["w", "x"]) as free:
+        assert not free
+    with book.alone(["w", "x"]) as free:
+        assert free
+        with pytest.raises(TimeoutError, match="x"), book.kept("x", timeout_s=0.05):
+            pass

@@ -1,0 +1,281 @@
+"""The session's client against helpers that lie: replies come from inside an environment that nobody trusts."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from app.environments.session import HelperUnavailable, SessionClient, binary, unix_connector
+from app.environments.session import build as building
+from app.environments.session.lane import Lane, LaneLost
+from app.environments.session.protocol import Kind
+from app.errors import EnvironmentFailed
+
+HELLO = struct.pack("<BBHIII", 1, Kind.HELLO, 0, 8, 0x4853464D, 1)
+RESULT = struct.Struct("<6I6Q")
+
+
+def frame(kind: int, payload: bytes = b"", *, version: int = 1, size: int | None = None) -> bytes:
+    return struct.pack("<BBHI", version, kind, 0, len(payload) if size is None else size) + payload
+
+
+def result(code: int = 0, out: bytes = b"", *, out_size: int | None = None, total: int | None = None) -> bytes:
+    size = len(out) if out_size is None else out_size
+    fixed = RESULT.pack(code, 0, 0, 0, size, 0, size if total is None else total, 0, 0, 0, 0, 0)
+    return frame(Kind.RESULT, fixed + out)
+
+
+class Liar:
+    """Says `greeting` to whoever comes, and `answer` to whatever it hears first; later comers are turned away."""
+
+    def __init__(self, greeting: bytes, answer: bytes) -> None:
+        self._greeting, self._answer = greeting, answer
+        self._ends: list[socket.socket] = []
+
+    def connect(self) -> socket.socket:
+        if self._ends:
+            raise ConnectionRefusedError("once only")
+        ours, theirs = socket.socketpair()
+        self._ends.append(theirs)
+        theirs.sendall(self._greeting)
+        threading.Thread(target=self._speak, args=(theirs,), daemon=True).start()
+        return ours
+
+    def _speak(self, end: socket.socket) -> None:
+        try:
+            if end.recv(1 << 20):
+                end.sendall(self._answer)
+        finally:
+            end.close()
+
+
+@pytest.fixture
+def against() -> Iterator[Callable[..., SessionClient]]:
+    clients: list[SessionClient] = []
+
+    def make(answer: bytes, greeting: bytes = HELLO) -> SessionClient:
+        clients.append(SessionClient(Liar(greeting, answer).connect, label="liar"))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        client.close()
+
+
+def test_an_honest_answer_is_taken(against: Callable[..., SessionClient]) -> None:
+    got = against(result(3, b"out")).run("x", timeout_s=5)
+    assert (got.exit_code, got.stdout, got.truncated) == (3, b"out", False)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        frame(Kind.RESULT, b"", size=0xFFFFFFFF),
+        frame(Kind.RESULT, b"", size=64 << 20),
+        frame(Kind.RESULT, b"short"),
+        frame(Kind.RESULT, b"x" * 72, version=2),
+        frame(99),
+        frame(Kind.OK),
+        frame(Kind.DATA, b"x"),
+        result(out=b"x", out_size=2),
+        result(out=b"xx", total=1),
+        result()[:-1],
+    ],
+)
+def test_an_answer_that_is_none_is_a_failure_of_the_environment(
+    against: Callable[..., SessionClient], answer: bytes
+) -> None:
+    with pytest.raises(EnvironmentFailed, match="liar"):
+        against(answer).run("x", timeout_s=5)
+
+
+@pytest.mark.parametrize("greeting", [b"", frame(Kind.OK), frame(Kind.HELLO, b"who?"), frame(Kind.HELLO, b"x" * 65)])
+def test_who_does_not_greet_as_a_helper_is_not_spoken_to(
+    against: Callable[..., SessionClient], greeting: bytes
+) -> None:
+    client = against(result(), greeting or frame(Kind.END))
+    with pytest.raises(EnvironmentFailed):
+        client.run("x", timeout_s=5)
+
+
+@pytest.mark.parametrize(
+    "answer", [frame(Kind.DATA), frame(Kind.DATA, b"x" * ((256 << 10) + 1)), frame(Kind.FAILED, b"x"), frame(Kind.OK)]
+)
+def test_a_file_that_is_none_is_a_failure(against: Callable[..., SessionClient], answer: bytes) -> None:
+    with pytest.raises(EnvironmentFailed):
+        against(answer).get("/x")
+
+
+@pytest.mark.parametrize("answer", [frame(Kind.OK, b"\xff nonsense\n"), frame(Kind.OK, b"x" * 5000), frame(Kind.END)])
+def test_statistics_that_are_none_are_a_failure(against: Callable[..., SessionClient], answer: bytes) -> None:
+    with pytest.raises(EnvironmentFailed):
+        against(answer).stats()
+
+
+def test_a_promised_length_takes_no_memory_before_it_comes() -> None:
+    ours, theirs = socket.socketpair()
+    lane = Lane(ours)
+    lane.deadline = time.monotonic() + 0.2
+    theirs.sendall(frame(Kind.RESULT, b"x", size=1 << 30))
+    tracemalloc.start()
+    try:
+        with pytest.raises(LaneLost) as silent:
+            lane.receive(1 << 30)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+    assert silent.value.silent
+    lane.close()
+    theirs.close()
+
+
+def test_more_than_was_asked_for_is_refused_before_it_comes() -> None:
+    ours, theirs = socket.socketpair()
+    lane = Lane(ours)
+    lane.deadline = time.monotonic() + 5
+    theirs.sendall(frame(Kind.RESULT, b"", size=1001))
+    with pytest.raises(LaneLost, match="at most 1000 bytes"):
+        lane.receive(1000)
+    lane.close()
+    theirs.close()
+
+
+def test_one_who_drips_is_given_up_in_time() -> None:
+    ours, theirs = socket.socketpair()
+    lane = Lane(ours)
+    stop = threading.Event()
+
+    def drip() -> None:
+        theirs.sendall(frame(Kind.RESULT, b"", size=1000))
+        while not stop.wait(0.02):
+            theirs.send(b"x")
+
+    with ThreadPoolExecutor(1) as threads:
+        dripping = threads.submit(drip)
+        begun = time.monotonic()
+        lane.deadline = begun + 0.3
+        with pytest.raises(LaneLost):
+            lane.receive(1000)
+        assert time.monotonic() - begun < 2
+        stop.set()
+        dripping.result()
+    lane.close()
+    theirs.close()
+
+
+def test_frames_that_come_in_pieces_or_together_are_the_same() -> None:
+    ours, theirs = socket.socketpair()
+    lane = Lane(ours)
+    lane.deadline = time.monotonic() + 10
+    contents = [os.urandom(n) for n in (0, 1, 200_000, 5, 262_144, 262_144, 7)]
+    stream = b"".join(frame(Kind.DATA, content) for content in contents)
+
+    def send() -> None:
+        for at in range(0, len(stream), 9973):
+            theirs.sendall(stream[at : at + 9973])
+
+    with ThreadPoolExecutor(1) as threads:
+        sending = threads.submit(send)
+        assert [bytes(lane.receive(1 << 20)[1]) for _ in contents] == contents
+        sending.result()
+    lane.close()
+    theirs.close()
+
+
+# --- The way to it --------------------------------------------------------------------------------------------------
+
+
+def test_a_link_in_the_sockets_place_is_not_followed(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(tmp_path / "other"))
+        other.listen()
+        (tmp_path / "s").symlink_to("other")
+        with pytest.raises(OSError, match="expected the helper's socket"):
+            unix_connector(tmp_path / "s")()
+        unix_connector(tmp_path / "other")().close()
+
+
+def test_a_long_path_is_no_hindrance(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 120)
+    folder.mkdir()
+    here = Path.cwd()
+    os.chdir(folder)
+    try:
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind("s")
+            listening.listen()
+            unix_connector(folder / "s")().close()
+    finally:
+        os.chdir(here)
+
+
+def test_nobody_there_is_told_within_the_time(tmp_path: Path) -> None:
+    client = SessionClient(unix_connector(tmp_path / "s"), label="void")
+    begun = time.monotonic()
+    with pytest.raises(EnvironmentFailed, match="void expected an answer"):
+        client.wait_ready(0.1)
+    assert time.monotonic() - begun < 2
+
+
+# --- The binary -----------------------------------------------------------------------------------------------------
+
+
+def test_without_a_compiler_the_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(HelperUnavailable, match="gcc and libc6-dev"):
+        binary(tmp_path)
+
+
+def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\necho no such header >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(HelperUnavailable, match="no such header"):
+        binary(tmp_path / "home")
+    assert list((tmp_path / "home/cache/session").iterdir()) == []
+
+
+def test_it_is_compiled_once_whoever_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "cc"
+    compiler.write_text(
+        f'#!/bin/sh\necho x >> {tmp_path}/calls\nwhile [ "$1" != -o ]; do shift; done\necho made > "$2"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with ThreadPoolExecutor(4) as threads:
+        paths = {made.result() for made in [threads.submit(binary, tmp_path / "home") for _ in range(4)]}
+    (path,) = paths
+    assert os.access(path, os.X_OK)
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+    calls = (tmp_path / "calls").read_text()
+    assert binary(tmp_path / "home") == path
+    assert (tmp_path / "calls").read_text() == calls
+
+
+def test_another_source_is_another_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = building._fingerprint()
+    (tmp_path / "x.c").write_text("int main(void) { return 0; }")
+    monkeypatch.setattr(building, "_SOURCE", tmp_path)
+    building._fingerprint.cache_clear()
+    try:
+        assert building._fingerprint() != before
+    finally:
+        building._fingerprint.cache_clear()
+
+
+def test_a_prebuilt_one_is_taken_as_it_is_when_it_can_run(tmp_path: Path) -> None:
+    assert binary(tmp_path, prebuilt=Path("/bin/sh")) == Path("/bin/sh")
+    with pytest.raises(HelperUnavailable, match="not-there"):
+        binary(tmp_path, prebuilt=tmp_path / "not-there")
