@@ -51,7 +51,7 @@ class World:
         self.sent += items
 
     def hands(self) -> Hands:
-        def sweep(live: set[UUID]) -> int:
+        def sweep(live: set[UUID], _ended: Sequence[UUID]) -> int:
             self.swept_with.append(live)
             return 0
 
