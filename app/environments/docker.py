@@ -49,6 +49,10 @@ _FILE_LIMIT_BYTES = 256 << 20
 _COMMAND_LIMIT_BYTES = 100_000
 """The kernel refuses a single argument of 128 KiB; a longer command becomes a script."""
 _ENGINE_ONLY = ("/dev", "/proc", "/sys")
+_AS_IF_ALL_DIED = (None, 137)
+"""Exit codes of a command that was killed with its container, among others."""
+_DYING_S = 5.0
+"""So long the engine may take to note that a container has ended whose processes are dead."""
 
 
 class DockerEnvironment:
@@ -127,8 +131,11 @@ class DockerEnvironment:
                 record = execution.finish(begun + timeout_s)
         self._raise_if_gone()
         out, err = execution.stdout, execution.stderr
-        if record["ExitCode"] in (126, 127) and not record["Pid"] and not execution.timed_out:
-            # Never started: the engine's reason came over the stream. No such folder, no shell.
+        never_started = record["ExitCode"] in (126, 127) and not record["Pid"]
+        if not execution.timed_out and (never_started or record["ExitCode"] in _AS_IF_ALL_DIED):
+            self._raise_if_dead()
+        if never_started and not execution.timed_out:
+            # The engine's reason came over the stream. No such folder, no shell.
             out, err = err, out
         return CommandResult(
             exit_code=None if execution.timed_out else record["ExitCode"],
@@ -306,6 +313,27 @@ class DockerEnvironment:
     def _raise_if_gone(self) -> None:
         if self._gone.is_set():
             raise EnvironmentFailed(f"environment {self._id[:12]} was destroyed.")
+
+    def _raise_if_dead(self) -> None:
+        """Tell a command that died from a container that did: the engine hears of a command's end first."""
+        with self._living("look whether it lives"):
+            give_up = time.monotonic() + _DYING_S
+            while not self._answers():
+                state = self._engine.api.inspect_container(self._id)["State"]
+                if not state["Running"]:
+                    raise EnvironmentFailed(f"environment {self._id[:12]} is not running any more")
+                if time.monotonic() > give_up:  # full of processes, then
+                    return
+                time.sleep(0.05)
+
+    def _answers(self) -> bool:
+        """Whether a process can be started inside: not once its first process is dead, whatever the engine believes."""
+        try:
+            return self._quiet(["/bin/sh", "-c", "echo here"]) == b"here\n"
+        except EnvironmentFailed as error:
+            if missing(error):
+                raise
+            return False
 
     def _fate(self) -> str:
         """How the container ended, when it did."""

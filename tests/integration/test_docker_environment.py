@@ -215,10 +215,13 @@ def shell_only() -> bytes:
 def test_a_container_that_vanished_or_died_is_told(create: Create, engine: Engine) -> None:
     vanished, died = create(), create()
     running = ThreadPoolExecutor(1).submit(vanished.run, "sleep 60", timeout_s=90)
-    time.sleep(0.3)
+    dying = ThreadPoolExecutor(1).submit(died.run, "sleep 60", timeout_s=90)
+    for environment in (vanished, died):
+        while "sleep\x0060" not in out(environment, "cat /proc/[0-9]*/cmdline"):
+            time.sleep(0.05)
     engine.api.remove_container(vanished.id, force=True)
-    with pytest.raises(EnvironmentFailed):
-        running.result(timeout=5)
+    with pytest.raises(EnvironmentFailed):  # and no result with exit code 137
+        running.result(timeout=30)
     with pytest.raises(EnvironmentFailed, match="No such container"):
         vanished.run("true", timeout_s=5)
     with pytest.raises(EnvironmentFailed, match="No such container"):
@@ -226,6 +229,8 @@ def test_a_container_that_vanished_or_died_is_told(create: Create, engine: Engin
     engine.api.kill(died.id)
     with pytest.raises(EnvironmentFailed, match="not running"):
         died.run("true", timeout_s=5)
+    with pytest.raises(EnvironmentFailed, match="not running"):
+        dying.result(timeout=30)
 
 
 # --- Reset ----------------------------------------------------------------------------------------------------------
@@ -341,11 +346,11 @@ def test_an_engine_that_does_not_answer_is_named_with_the_mend(settings: Setting
 def test_the_sweeper_takes_orphans_and_the_overdue(
     provider: DockerProvider, base_image_tag: str, settings: Settings
 ) -> None:
-    alive, dead, late = (tags_of(settings.installation, deadline) for deadline in (600, 600, 3))
+    alive, dead, late = (tags_of(settings.installation, deadline) for deadline in (600, 600, 8))
     spec = EnvironmentSpec(image=base_image_tag)
     kept, orphan, overdue = (provider.create(spec, tags, timeout_s=60) for tags in (alive, dead, late))
     assert Sweeper(settings).sweep({alive.instance_id, dead.instance_id, late.instance_id}) == 0
-    time.sleep(4)
+    time.sleep(8.5)
     assert Sweeper(settings).sweep({alive.instance_id, late.instance_id}) == 2
     assert kept.run("true", timeout_s=20).ok
     for gone in (orphan, overdue):
