@@ -24,7 +24,7 @@ def options(settings: Settings) -> dict[str, Any]:
         "broker_connection_retry_on_startup": True,
         "broker_connection_max_retries": None,  # a worker outlives any restart of the broker
         "broker_transport_options": {
-            "socket_timeout": 30,
+            "socket_timeout": 10,  # well above the second that a consumer asks to wait; a stop must not outlast it
             "socket_connect_timeout": 5,
             "socket_keepalive": True,
             "health_check_interval": 10,  # notices a half-open connection

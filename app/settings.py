@@ -62,7 +62,7 @@ class Settings(BaseSettings):
     persistent_slots: int = Field(default=4, ge=1)
     """Attempts at once on one standing instance."""
     pool_cooldown_s: float = Field(default=60.0, ge=0)
-    """A standing instance above the pool's minimum leaves when it had nothing to do for so long."""
+    """A pool that has had more standing instances than it needs for so long drains the least busy of them."""
     quarantine_after: int = Field(default=3, ge=1)
     """A standing instance whose last so many attempts all ended for reasons of infrastructure takes nothing new."""
     orphan_s: float = Field(default=180.0, gt=0)

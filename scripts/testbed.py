@@ -22,12 +22,23 @@ def main(arguments: Sequence[str]) -> int:
         try:
             if not _prepare(settings) and _in_ci():
                 return 69
-            return subprocess.run([sys.executable, "-m", "pytest", *arguments]).returncode  # noqa: S603 (this interpreter)
+            command = [sys.executable, "-m", "pytest", *_spread(arguments), *arguments]
+            return subprocess.run(command).returncode  # noqa: S603 (this interpreter)
         except KeyboardInterrupt:
             return 130
         finally:
             if engine.stop_engine(settings):
                 _say("stopped the Docker engine that was started for the tests")
+
+
+_MOST_PROCESSES = 4
+
+
+def _spread(arguments: Sequence[str]) -> list[str]:
+    """Options that run whole files beside each other; `-n 0` among the arguments runs one after the other."""
+    if any(a.startswith(("-n", "--numprocesses")) for a in arguments):
+        return []
+    return ["-n", str(min(_MOST_PROCESSES, os.cpu_count() or 1)), "--dist", "loadfile"]
 
 
 PACKAGES = {"docker-registry": "docker-registry", "docker-compose": "docker-compose"}

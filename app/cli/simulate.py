@@ -162,14 +162,14 @@ def _synthetic(count: int, plan: Plan) -> list[AgentTask]:
 
 def _follow(flow: MegaFlow, plan: Plan) -> None:
     """Show progress until all have ended. Raises: WaitTimeout."""
-    from app.workers import simulation_report
+    from app.ledger import simulated
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     give_up = None if plan.timeout_s is None else time.monotonic() + plan.timeout_s
     with Progress(*columns, console=errors) as progress:
         line = progress.add_task("tasks ended", total=plan.total)
         while True:
-            states = simulation_report.states(flow.database)
+            states = simulated.states(flow.database)
             ended = sum(states.get(state.value, 0) for state in ENDED_TASK)
             running = states.get("running", 0)
             progress.update(line, completed=ended, description=f"{running} running, tasks ended")

@@ -6,8 +6,9 @@ import json
 import shutil
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -41,29 +42,30 @@ class Sweeper:
         self._settings = settings
         self._database = database
 
-    def sweep(self, live_instances: set[UUID]) -> int:
+    def sweep(self, live_instances: set[UUID], ended: Collection[UUID] = ()) -> int:
         """Remove what belongs to no live instance or is overdue; how many. Instances are their provider's to end.
 
+        What belongs to an instance that is known to have `ended` goes at once, else it is left alone while it is young.
         What is on record as standing and is not there is recorded as gone. An engine that does not answer has nothing
         to sweep.
         """
-        live = {str(instance_id) for instance_id in live_instances}
-        self._sweep_scratch(live)
-        removed = [*self._sweep_folders(live), *self._sweep_containers(live)]
+        owners = _Owners({str(one) for one in live_instances}, {str(one) for one in ended})
+        self._sweep_scratch(owners)
+        removed = [*self._sweep_folders(owners), *self._sweep_containers(owners)]
         if self._database is not None:
             with self._database.begin() as connection:
                 receipts.destroyed(connection, [thing for thing in removed if thing], Remover.SWEEPER)
             self._settle(self._database)
         return len(removed)
 
-    def _sweep_scratch(self, live: set[str]) -> None:
+    def _sweep_scratch(self, owners: _Owners) -> None:
         """Remove what attempts of instances that are gone kept beside their environments."""
         for folder in (self._settings.home / "scratch").glob("*-*-*-*-*"):
             with suppress(OSError):  # going already
-                if folder.name not in live and time.time() - folder.stat().st_mtime > _JUST_MADE_S:
+                if owners.lack(folder.name, folder.stat().st_mtime, _JUST_MADE_S):
                     shutil.rmtree(folder)
 
-    def _sweep_containers(self, live: set[str]) -> list[Thing | None]:
+    def _sweep_containers(self, owners: _Owners) -> list[Thing | None]:
         """A thing whose labels do not say whose it was has no line: None."""
         labels = [f"megaflow={self._settings.installation}", f"{ROLE}=environment"]
         removed = []
@@ -71,7 +73,7 @@ class Sweeper:
             engine = engine_of(self._settings)
             with engine.named("sweep environments", EnvironmentFailed):
                 for found in engine.api.containers(all=True, filters={"label": labels}):
-                    if _doomed(found["Labels"], found["Created"], _deadline(found), live):
+                    if _doomed(found["Labels"], found["Created"], _deadline(found), owners):
                         log.warning("environment.swept", environment=found["Id"])
                         engine.remove(found["Id"])
                         removed.append(_thing(ObjectKind.CONTAINER, found["Id"], found["Labels"], found["Created"]))
@@ -79,7 +81,7 @@ class Sweeper:
             log.debug("sweeper.engine_failed", reason=str(error))
         return removed
 
-    def _sweep_folders(self, live: set[str]) -> list[Thing | None]:
+    def _sweep_folders(self, owners: _Owners) -> list[Thing | None]:
         removed = []
         for file in (self._settings.home / "local").glob(f"*/{OWNER}"):
             try:
@@ -88,7 +90,7 @@ class Sweeper:
             except (OSError, ValueError, KeyError):  # going, or half written: the next sweep sees it
                 continue
             ours = labels["megaflow"] == self._settings.installation
-            if ours and _doomed(labels, made, float(labels["megaflow.deadline"]), live):
+            if ours and _doomed(labels, made, float(labels["megaflow.deadline"]), owners):
                 log.warning("environment.swept", environment=file.parent.name)
                 end(file.parent)
                 removed.append(_thing(ObjectKind.FOLDER, file.parent.name, labels, made))
@@ -113,9 +115,20 @@ def _thing(kind: ObjectKind, identity: str, labels: Mapping[str, str], made: flo
     return Thing(kind, identity, Owner(run, task, attempt, instance), datetime.fromtimestamp(made, UTC))
 
 
-def _doomed(labels: dict[str, str], made: float, deadline: float, live: set[str]) -> bool:
-    now = time.time()
-    return now > deadline or (labels.get("megaflow.instance") not in live and now - made > _YOUNG_S)
+@dataclass(frozen=True, slots=True)
+class _Owners:
+    """Whom things may belong to: instance ids as labels have them."""
+
+    live: set[str]
+    ended: set[str]
+
+    def lack(self, instance_id: str | None, made: float, young_s: float) -> bool:
+        """True when this owner is gone; one that is in neither list may be newer than the lists."""
+        return instance_id in self.ended or (instance_id not in self.live and time.time() - made > young_s)
+
+
+def _doomed(labels: dict[str, str], made: float, deadline: float, owners: _Owners) -> bool:
+    return time.time() > deadline or owners.lack(labels.get("megaflow.instance"), made, _YOUNG_S)
 
 
 def _deadline(container: dict[str, Any]) -> float:

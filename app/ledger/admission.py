@@ -32,13 +32,13 @@ WITH chosen AS (
     SELECT * FROM unnest(CAST(:tasks AS uuid[]), CAST(:attempts AS uuid[]), CAST(:modes AS text[]))
         AS c(task_id, attempt_id, mode)
 ), free AS MATERIALIZED (
-    SELECT id FROM tasks WHERE id = ANY(CAST(:tasks AS uuid[])) AND state = 'pending' AND in_line
+    SELECT id, group_started FROM tasks WHERE id = ANY(CAST(:tasks AS uuid[])) AND state = 'pending' AND in_line
         AND cancel_requested_at IS NULL ORDER BY id FOR UPDATE SKIP LOCKED
 ), moved AS (
     UPDATE tasks t SET state = 'admitted', attempts = t.attempts + 1, mode = c.mode, group_started = true
     FROM chosen c JOIN free ON free.id = c.task_id WHERE t.id = c.task_id
     RETURNING t.id AS task_id, t.run_id, t.group_id, t.attempts AS number, t.resource_class, t.user_name,
-        t.accepted_at, c.attempt_id, c.mode
+        t.accepted_at, c.attempt_id, c.mode, free.group_started AS had_started
 ), dispatched AS (
     INSERT INTO attempts (id, task_id, number, user_name, mode, resource_class, phases)
     SELECT attempt_id, task_id, number, user_name, mode, resource_class,
@@ -49,15 +49,19 @@ WITH chosen AS (
     SELECT 'attempt.admitted', run_id, task_id, attempt_id, jsonb_build_object('number', number, 'mode', mode)
     FROM moved
 )
-SELECT attempt_id, number, mode, resource_class, run_id, group_id FROM moved
+SELECT attempt_id, number, mode, resource_class, run_id, group_id, had_started FROM moved
 """)
+
+_MOST_SIBLINGS = 1000
+"""So many are marked at a time; when a group has more, the first of the rest to be admitted marks the next."""
 
 _START_GROUPS = text("""
 UPDATE tasks SET group_started = true
 WHERE id IN (
-    SELECT t.id FROM tasks t JOIN unnest(CAST(:runs AS uuid[]), CAST(:groups AS uuid[])) AS g(run_id, group_id)
-        ON t.run_id = g.run_id AND t.group_id = g.group_id
-    WHERE t.state = 'pending' AND NOT t.group_started ORDER BY t.id FOR UPDATE OF t SKIP LOCKED)
+    SELECT s.id FROM unnest(CAST(:runs AS uuid[]), CAST(:groups AS uuid[])) AS g(run_id, group_id)
+    CROSS JOIN LATERAL (
+        SELECT t.id FROM tasks t WHERE t.run_id = g.run_id AND t.group_id = g.group_id AND t.state = 'pending'
+            AND NOT t.group_started ORDER BY t.id LIMIT :most FOR UPDATE SKIP LOCKED) s)
 """)
 
 
@@ -75,9 +79,10 @@ def admit(connection: Connection, choices: Iterable[tuple[UUID, Mode]]) -> list[
             "modes": [mode.value for _, mode in pairs],
         },
     ).all()
-    groups = list({(row.run_id, row.group_id) for row in rows})
+    groups = list({(row.run_id, row.group_id) for row in rows if not row.had_started})
     if groups:
-        connection.execute(_START_GROUPS, {"runs": [g[0] for g in groups], "groups": [g[1] for g in groups]})
+        begun = {"runs": [g[0] for g in groups], "groups": [g[1] for g in groups], "most": _MOST_SIBLINGS}
+        connection.execute(_START_GROUPS, begun)
     return [_published(row) for row in rows]
 
 

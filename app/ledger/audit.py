@@ -9,7 +9,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from app.ledger import attempts, classes, events, instances, limits, quotas, tasks
+from app.ledger import classes, ends, events, instances, limits, quotas, tasks
 from app.ledger.audit_checks import AGES, CHECKS, LINES, USED, Check, Mend, Severity
 from app.ledger.classes import STANDARD, Offer
 from app.ledger.database import Database
@@ -272,7 +272,7 @@ def _mend_rows(connection: Connection, check: Check, ids: list[str], retry: Retr
     match check.mend:
         case Mend.LOSE:
             failure = Failure(error="StaleWriter", message=f"taken back by the auditor: {check.means}")
-            return len(attempts.lose(connection, [UUID(one) for one in ids], failure, EndReason.LOST, retry))
+            return len(ends.lose(connection, [UUID(one) for one in ids], failure, EndReason.LOST, retry))
         case Mend.FREE:
             statement = f"DELETE FROM {check.table} WHERE {_among(check.table)}"  # noqa: S608
         case Mend.UNBIND:

@@ -11,7 +11,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, text
 
 from app.errors import AmbiguousName, SpecInvalid, UnknownName
-from app.ledger import attempts, events, results
+from app.ledger import ends, events, results
 from app.ledger.database import Database
 from app.ledger.events import Fact
 from app.models.endings import EndReason, RetryPolicy
@@ -94,7 +94,7 @@ def _take_away(connection: Connection, retry: RetryPolicy) -> list[UUID]:
         ),
         {"grace": GRACE_S},
     ).scalars()
-    return attempts.lose(connection, list(hung), _FAILURE, EndReason.EXPIRED, retry)
+    return ends.lose(connection, list(hung), _FAILURE, EndReason.EXPIRED, retry)
 
 
 def _tell(connection: Connection, due: Sequence[Row[Any]]) -> None:

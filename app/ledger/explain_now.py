@@ -68,7 +68,8 @@ def dispatcher_leads(connection: Connection) -> bool:
 
 _BEFORE = text("""
 SELECT count(*) AS length, count(*) FILTER (WHERE priority > :priority OR priority = :priority AND (
-    run_id < :run OR run_id = :run AND (group_started AND NOT :started OR group_started = :started AND id < :id)
+    (attempts > 0) > :again OR (attempts > 0) = :again AND (
+    run_id < :run OR run_id = :run AND (group_started AND NOT :started OR group_started = :started AND id < :id))
 )) AS before
 FROM tasks WHERE state = 'pending' AND in_line AND requested_mode = :mode AND resource_class = :class
     AND user_name = :user
@@ -76,12 +77,13 @@ FROM tasks WHERE state = 'pending' AND in_line AND requested_mode = :mode AND re
 
 
 def _place(connection: Connection, row: Row[Any], look: Look) -> Place:
-    """The order of a line is that of its index: priority, run, started groups first, then arrival."""
+    """The order of a line is that of its index: see `app.ledger.waiting.heads`."""
     own = connection.execute(
         _BEFORE,
         {
             "priority": row.priority,
             "run": row.run_id,
+            "again": row.attempts > 0,
             "started": row.group_started,
             "id": row.id,
             "mode": row.requested_mode,

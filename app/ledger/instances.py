@@ -11,7 +11,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, text
 from uuid_utils import compat as uuids
 
-from app.ledger import attempts, events
+from app.ledger import ends, events
 from app.ledger.database import Database
 from app.models.endings import EndReason, RetryPolicy
 from app.models.outcome import Failure
@@ -287,21 +287,19 @@ def _take_back(connection: Connection, gone: dict[UUID, tuple[int | None, str]],
         reason = EndReason.INTERRUPTED if code == INTERRUPTED_EXIT else EndReason.LOST
         failure = Failure(error="InstanceFailed", message=f"its instance is gone: {why}")
         company = len(attempt_ids) > 1 and reason is EndReason.LOST
-        attempts.lose(connection, attempt_ids, failure, reason, retry, company=company)
+        ends.lose(connection, attempt_ids, failure, reason, retry, company=company)
 
 
-def idle_standing(connection: Connection, resource_class: str, idle_s: float) -> list[UUID]:
-    """Standing instances of a class that have had nothing to do for so long, the longest idle first."""
+def least_busy(connection: Connection, resource_class: str, most: int) -> list[UUID]:
+    """Standing instances of a class that could leave at the least cost: those that run least, the newest first."""
     rows = connection.execute(
         text(
-            "SELECT i.id FROM instances i LEFT JOIN LATERAL (SELECT"
-            " max(coalesce(a.finished_at, clock_timestamp())) AS last FROM attempts a WHERE a.instance_id = i.id) w"
-            " ON true WHERE i.mode = 'persistent' AND i.resource_class = :class AND i.state = 'ready'"
-            " AND i.provider <> 'static'"
-            " AND coalesce(w.last, i.ready_at) < clock_timestamp() - make_interval(secs => :idle)"
-            " ORDER BY coalesce(w.last, i.ready_at)"
+            "SELECT i.id FROM instances i WHERE i.mode = 'persistent' AND i.resource_class = :class"
+            " AND i.state = 'ready' AND i.provider <> 'static' ORDER BY"
+            " (SELECT count(*) FROM attempts a WHERE a.instance_id = i.id AND a.finished_at IS NULL),"
+            " i.ready_at DESC LIMIT :most"
         ),
-        {"class": resource_class, "idle": idle_s},
+        {"class": resource_class, "most": most},
     )
     return list(rows.scalars())
 

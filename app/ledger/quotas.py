@@ -59,7 +59,7 @@ def load(connection: Connection) -> QuotaBook:
     return QuotaBook({row.user_name: Quota(*row) for row in rows}, {row.user_name: row.spent_usd for row in accounts})
 
 
-# --- Enforcement in the enqueuing and accounting transactions -------------------------------------------------------
+# --- Enforcement in the enqueuing transaction -----------------------------------------------------------------------
 
 
 def check_pending(connection: Connection, user_name: str, adding: int) -> None:
@@ -98,20 +98,6 @@ _PENDING = text(
     "(SELECT 1 FROM tasks WHERE state = 'pending' AND in_line AND user_name = :user LIMIT :most) UNION ALL"
     " (SELECT 1 FROM tasks WHERE state = 'pending' AND NOT in_line AND user_name = :user LIMIT :most)) AS waiting"
 )
-
-
-def charge(connection: Connection, user_name: str, usd: float) -> None:
-    """Add what a user has spent, in the transaction that records for what."""
-    if not (math.isfinite(usd) and usd >= 0):
-        raise LimitInvalid(f"expected a cost of 0 or more US dollars, found {usd!r}; nothing was charged")
-    if usd:
-        connection.execute(
-            text(
-                "INSERT INTO accounts (user_name, spent_usd) VALUES (:user, :usd)"
-                " ON CONFLICT (user_name) DO UPDATE SET spent_usd = accounts.spent_usd + excluded.spent_usd"
-            ),
-            {"user": user_name, "usd": usd},
-        )
 
 
 # --- Changing quotas ------------------------------------------------------------------------------------------------

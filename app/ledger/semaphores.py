@@ -130,30 +130,21 @@ _RENEW = text(_RENEWING.format("holder = ANY(CAST(:holders AS uuid[]))") + " RET
 _RENEW_OF = text(_RENEWING.format("attempt_id = ANY(CAST(:attempts AS uuid[]))"))
 
 
-def drop_of(connection: Connection, attempt_ids: Sequence[UUID]) -> None:
-    """Take away what attempts hold, in the transaction that ends them."""
-    chosen = "attempt_id = ANY(CAST(:attempts AS uuid[]))"
-    names = connection.execute(text(_DROPPING.format(chosen)), {"attempts": list(attempt_ids)}).scalars()
-    wake_waiters(connection, sorted(set(names)))
-
-
 def sweep(database: Database) -> int:
     """Take away what lapsed, and what belongs to an attempt or an instance that has ended; how many rows went.
 
     Raises: DatabaseUnavailable.
     """
     with database.begin() as connection:
-        names = connection.execute(text(_DROPPING.format(_OVER))).scalars().all()
+        names = connection.execute(_SWEEP).scalars().all()
         wake_waiters(connection, sorted(set(names)))
         return len(names)
 
 
-_DROPPING = (
-    "DELETE FROM holds WHERE (limit_name, holder) IN"
-    " (SELECT limit_name, holder FROM holds h WHERE {} FOR UPDATE SKIP LOCKED) RETURNING limit_name"
-)
-_OVER = (
-    "expires_at <= clock_timestamp()"
+_SWEEP = text(
+    "DELETE FROM holds WHERE (limit_name, holder) IN (SELECT limit_name, holder FROM holds h"
+    " WHERE expires_at <= clock_timestamp()"
     " OR EXISTS (SELECT FROM attempts a WHERE a.id = h.attempt_id AND a.state NOT IN ('dispatched', 'running'))"
     " OR EXISTS (SELECT FROM instances i WHERE i.id = h.instance_id AND i.state IN ('terminated', 'failed'))"
+    " FOR UPDATE SKIP LOCKED) RETURNING limit_name"
 )

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from app.ledger import attempts
+from app.ledger import ends
 from app.models.endings import EndReason, RetryPolicy
 from app.models.outcome import Failure
 from app.models.spec import Mode
@@ -34,6 +34,7 @@ class Candidate:
     task_id: UUID
     priority: int
     run_id: UUID  # later runs have higher ids
+    again: bool = False  # it had its turn and lost it
 
 
 # A loose index scan: one probe per line, however many tasks stand in it.
@@ -57,20 +58,20 @@ def lines(connection: Connection) -> list[LineKey]:
 
 
 _HEADS = text("""
-SELECT l.ord, c.id, c.priority, c.run_id
+SELECT l.ord, c.id, c.priority, c.run_id, c.again
 FROM unnest(CAST(:modes AS text[]), CAST(:classes AS text[]), CAST(:users AS text[]), CAST(:takes AS int[]))
     WITH ORDINALITY AS l(mode, resource_class, user_name, take, ord)
 CROSS JOIN LATERAL (
-    SELECT id, priority, run_id, group_started FROM tasks
+    SELECT id, priority, run_id, group_started, attempts > 0 AS again FROM tasks
     WHERE state = 'pending' AND in_line AND requested_mode = l.mode AND resource_class = l.resource_class
         AND user_name = l.user_name
-    ORDER BY priority DESC, run_id, group_started DESC, id LIMIT l.take) c
-ORDER BY l.ord, c.priority DESC, c.run_id, c.group_started DESC, c.id
+    ORDER BY priority DESC, (attempts > 0) DESC, run_id, group_started DESC, id LIMIT l.take) c
+ORDER BY l.ord, c.priority DESC, c.again DESC, c.run_id, c.group_started DESC, c.id
 """)
 
 
 def heads(connection: Connection, wanted: Sequence[tuple[LineKey, int]]) -> dict[LineKey, list[Candidate]]:
-    """The first so many of each line: by priority, then run, started groups first, then arrival."""
+    """The first so many of each line: by priority, what lost its turn, run, started groups first, then arrival."""
     if not wanted:
         return {}
     values = {
@@ -81,25 +82,33 @@ def heads(connection: Connection, wanted: Sequence[tuple[LineKey, int]]) -> dict
     }
     found: dict[LineKey, list[Candidate]] = {line: [] for line, _ in wanted}
     for row in connection.execute(_HEADS, values):
-        found[wanted[row.ord - 1][0]].append(Candidate(row.id, row.priority, row.run_id))
+        found[wanted[row.ord - 1][0]].append(Candidate(row.id, row.priority, row.run_id, row.again))
     return found
 
 
-def backlog(connection: Connection, mode: Mode, resource_class: str, most: int) -> int:
-    """Tasks in line that asked for `mode` in this class, counted up to `most`."""
-    return int(
-        connection.execute(
-            text(
-                "SELECT count(*) FROM (SELECT 1 FROM tasks WHERE state = 'pending' AND in_line"
-                " AND requested_mode = :mode AND resource_class = :class LIMIT :most) waiting"
-            ),
-            {"mode": mode.value, "class": resource_class, "most": most},
-        ).scalar_one()
-    )
+_BACKLOGS = text("""
+SELECT l.ord, (SELECT count(*) FROM (SELECT 1 FROM tasks WHERE state = 'pending' AND in_line
+    AND requested_mode = l.mode AND resource_class = l.resource_class AND user_name = l.user_name LIMIT :most) waiting)
+FROM unnest(CAST(:modes AS text[]), CAST(:classes AS text[]), CAST(:users AS text[]))
+    WITH ORDINALITY AS l(mode, resource_class, user_name, ord)
+""")
+
+
+def backlogs(connection: Connection, keys: Sequence[LineKey], most: int) -> dict[LineKey, int]:
+    """Tasks in each of these lines, counted up to `most`."""
+    if not keys:
+        return {}
+    values = {
+        "modes": [line.mode.value for line in keys],
+        "classes": [line.resource_class for line in keys],
+        "users": [line.user_name for line in keys],
+        "most": most,
+    }
+    return {keys[row[0] - 1]: row[1] for row in connection.execute(_BACKLOGS, values)}
 
 
 STILLBORN_S = 30.0
-"""How far back one looks for instances that never became ready."""
+"""How far back one looks for instances that came to nothing: never ready, or, for one task, gone without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +122,7 @@ class Occupancy:
     instances: Counter[Key] = field(default_factory=Counter)  # that have not ended and are not draining
     slots: Counter[Key] = field(default_factory=Counter)  # of instances that take work
     draining: Counter[Key] = field(default_factory=Counter)  # live attempts on instances that take nothing new
-    stillborn: Counter[Key] = field(default_factory=Counter)  # died before they were ready, lately, and none became so
+    stillborn: Counter[Key] = field(default_factory=Counter)  # came to nothing lately, and none fared better
 
 
 def occupancy(connection: Connection) -> Occupancy:
@@ -164,10 +173,11 @@ def _note_stillborn(connection: Connection, found: Occupancy) -> None:
     for row in connection.execute(
         text(
             "SELECT f.mode, f.resource_class, f.stillborn FROM (SELECT mode, resource_class, count(*) AS stillborn"
-            " FROM instances WHERE state = 'failed' AND ready_at IS NULL AND handle IS NOT NULL"
+            " FROM instances WHERE state = 'failed' AND handle IS NOT NULL"
+            " AND (ready_at IS NULL OR mode = 'ephemeral' AND attempt_id IS NULL)"
             " AND requested_at > clock_timestamp() - make_interval(secs => :s) GROUP BY 1, 2) f"
             " WHERE NOT EXISTS (SELECT 1 FROM instances i WHERE i.mode = f.mode"
-            " AND i.resource_class = f.resource_class"
+            " AND i.resource_class = f.resource_class AND (i.mode = 'persistent' OR i.attempt_id IS NOT NULL)"
             " AND i.ready_at > clock_timestamp() - make_interval(secs => :s))"
         ),
         {"s": STILLBORN_S},
@@ -244,11 +254,11 @@ def reclaim_lapsed(connection: Connection, retry: RetryPolicy) -> list[UUID]:
         ),
         {"ids": list(ids)},
     ).scalars()
-    taken = attempts.lose(connection, list(lapsed), _LAPSED, EndReason.LOST, retry)
+    taken = ends.lose(connection, list(lapsed), _LAPSED, EndReason.LOST, retry)
     overdue = connection.execute(
         text("SELECT id FROM attempts WHERE state = 'running' AND deadline_at < clock_timestamp() ORDER BY id")
     ).scalars()
-    return taken + attempts.lose(connection, list(overdue), _OVERDUE, EndReason.DEADLINE, retry)
+    return taken + ends.lose(connection, list(overdue), _OVERDUE, EndReason.DEADLINE, retry)
 
 
 _LAPSED = Failure(error="StaleWriter", message="its worker stopped renewing the lease")

@@ -93,7 +93,3 @@ class RetryPolicy:
 
     base_s: float
     cap_s: float
-
-    def longest_s(self, faults: int) -> float:
-        """The whole of it after `faults` (>= 1) faults. The ledger computes the same where it ends attempts."""
-        return min(self.cap_s, self.base_s * 2.0 ** (faults - 1))

@@ -117,6 +117,7 @@ class Task(Base):
             "resource_class",
             "user_name",
             text("priority DESC"),
+            text("(attempts > 0) DESC"),
             "run_id",
             text("group_started DESC"),
             "id",
@@ -172,7 +173,7 @@ class Attempt(Base):
             "state",
             postgresql_where=text("state IN ('dispatched', 'running')"),
         ),
-        Index("attempts_instance_id_idx", "instance_id"),
+        Index("attempts_instance_id_finished_at_idx", "instance_id", "finished_at"),
         Index(
             "attempts_unclaimed_idx",
             "mode",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
 import structlog
@@ -24,8 +25,9 @@ from app.ledger.waiting import Bound, LineKey, Occupancy
 from app.models.endings import RetryPolicy
 from app.models.instance import InstanceRequest
 from app.models.spec import Mode
-from app.scheduling import policy
+from app.scheduling import policy, pools
 from app.scheduling.policy import Decision, Key, Line, Order, Standing
+from app.scheduling.pools import Rests, Surplus
 from app.settings import Settings
 
 log = structlog.get_logger()
@@ -35,10 +37,8 @@ Launch = Callable[[str, Sequence[InstanceRequest]], dict[UUID, str]]
 Publish = Callable[[Sequence[Published]], None]
 """Puts hints into their queues. Raises what the broker raises: they are sent again later."""
 
-_REST_S = 0.5
-"""A provider that cannot be reached is left alone for so long."""
 _STILLBORN = 5
-"""After so many instances in a row that died before they were ready, no more are asked for until time has passed."""
+"""After so many instances in a row that came to nothing, no more are asked for until time has passed."""
 _HOUSEKEEPING_S = 2.0
 """Between two looks at what events do not tell: instances never asked for, hints that nobody claimed, idle pools."""
 _POOL_GONE_S = 5.0
@@ -56,7 +56,8 @@ class Dispatcher:
         self._launch = launch
         self._publish = publish
         self._retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
-        self._rests_until: dict[str, float] = {}  # provider: monotonic seconds
+        self._rests = Rests()
+        self._surplus = Surplus()
         self._bound: set[Bound] | None = None  # what is on record as binding; None: not read yet
         self._kept_house_at = -_HOUSEKEEPING_S
 
@@ -70,15 +71,20 @@ class Dispatcher:
                     if lead.held():
                         due_s = self._decide(stop)
                     else:
-                        self._bound = None
+                        self._forget()
                     listener.wait(due_s)
                 except DatabaseUnavailable as error:
                     log.warning("dispatcher.database_unavailable", error=str(error))
-                    self._bound = None
+                    self._forget()
                     stop.wait(1.0)
         finally:
             listener.close()
             lead.release()
+
+    def _forget(self) -> None:
+        """What we remember is of the past: somebody else may have decided since."""
+        self._bound = None
+        self._surplus.forget()
 
     def _decide(self, stop: threading.Event) -> float:
         """Look until nothing is left to do; how long to sleep at most. A storm of wake-ups costs half the time."""
@@ -101,10 +107,11 @@ class Dispatcher:
             promoted = admission.promote(connection, 10 * settings.dispatch_batch)
             seen = waiting.occupancy(connection)
             offers = classes.load(connection, settings)
-            decision, more = self._choose(connection, offers, seen)
+            view = self._view(connection, offers, seen)
+            decision, more = self._choose(connection, view)
             admitted = admission.admit(connection, decision.chosen) if decision.chosen else []
             seen.unclaimed.update((item.mode, item.resource_class) for item in admitted)
-            wanted = self._wanted(connection, offers, seen)
+            wanted = self._wanted(connection, view)
             requested = [(want, instances.request(connection, want)) for want in wanted]
             due = admitted
             if keep_house:
@@ -121,18 +128,22 @@ class Dispatcher:
 
     # --- Choosing ---------------------------------------------------------------------------------------------------
 
-    def _choose(self, connection: Connection, offers: dict[str, Offer], seen: Occupancy) -> tuple[Decision, bool]:
-        """Who goes now; True when the batch, and not a limit, kept somebody waiting."""
-        capacity = _capacity(offers, seen)
-        free = policy.free_slots(capacity, seen.live - seen.draining)
+    def _view(self, connection: Connection, offers: dict[str, Offer], seen: Occupancy) -> View:
         paused, book = pauses.paused(connection), quotas.load(connection)
         keys = waiting.lines(connection)
         standings = {user: _standing(user, book, seen) for user in {key.user_name for key in keys}}
+        return View(offers, seen, {key: _paused(key, paused) for key in keys}, standings)
+
+    def _choose(self, connection: Connection, view: View) -> tuple[Decision, bool]:
+        """Who goes now; True when the batch, and not a limit, kept somebody waiting."""
+        seen, standings = view.seen, view.standings
+        capacity = _capacity(view.offers, seen)
+        free = policy.free_slots(capacity, seen.live - seen.draining)
         held_up: dict[tuple[Mode, str, str], tuple[str, ...]] = {}
         open_lines: list[LineKey] = []
-        for key in keys:
+        for key, paused in view.lines.items():
             bare = Line(key.user_name, key.mode, key.resource_class)
-            why = _paused(key, paused) or policy.obstacles(bare, capacity, free, standings[key.user_name])
+            why = paused or policy.obstacles(bare, capacity, free, standings[key.user_name])
             if why:
                 held_up[key] = why
             else:
@@ -160,7 +171,7 @@ class Dispatcher:
                 key.user_name,
                 key.mode,
                 key.resource_class,
-                [policy.Waiting(c.task_id, c.priority, c.run_id) for c in found[key][: take - 1]],
+                [policy.Waiting(c.task_id, c.priority, c.run_id, c.again) for c in found[key][: take - 1]],
                 more=len(found[key]) >= take,
             )
             for key, take in wanted
@@ -178,38 +189,35 @@ class Dispatcher:
 
     # --- Instances --------------------------------------------------------------------------------------------------
 
-    def _wanted(self, connection: Connection, offers: dict[str, Offer], seen: Occupancy) -> list[Wanted]:
+    def _wanted(self, connection: Connection, view: View) -> list[Wanted]:
+        seen, offers = view.seen, view.offers
         wanted = []
         for (mode, name), gap in policy.missing_ephemeral(seen.unclaimed, seen.coming).items():
             if name in offers:
                 provider, lifetime_s = offers[name].ephemeral_provider, self._settings.ephemeral_lifetime_s
                 wanted.append(Wanted(provider, mode, name, 1, gap, lifetime_s))
+        backlogs = self._backlogs(connection, view)
         for offer in offers.values():
-            growth = self._pool_target(connection, offer, seen) - seen.instances[Mode.PERSISTENT, offer.name]
+            growth = pools.target(offer, seen, backlogs, view.standings) - seen.instances[Mode.PERSISTENT, offer.name]
+            self._surplus.note(offer.name, -growth)
             if growth > 0:
                 pool = (offer.persistent_provider, Mode.PERSISTENT, offer.name, offer.pool_slots)
                 wanted.append(Wanted(*pool, growth, None))
-        now = time.monotonic()
         return [
             want
             for want in wanted
-            if self._rests_until.get(want.provider, 0.0) <= now
-            and seen.stillborn[want.mode, want.resource_class] < _STILLBORN
+            if not self._rests.resting(want.provider) and seen.stillborn[want.mode, want.resource_class] < _STILLBORN
         ]
 
-    def _pool_target(self, connection: Connection, offer: Offer, seen: Occupancy) -> int:
-        if offer.pool_min == offer.pool_max:
-            return offer.pool_max
-        key = (Mode.PERSISTENT, offer.name)
-        most = offer.pool_max * offer.pool_slots
-        return policy.pool_target(
-            held=seen.live[key] - seen.draining[key],
-            waiting=waiting.backlog(connection, Mode.PERSISTENT, offer.name, most)
-            + waiting.backlog(connection, Mode.AUTO, offer.name, most),
-            slots=offer.pool_slots,
-            at_least=offer.pool_min,
-            at_most=offer.pool_max,
-        )
+    def _backlogs(self, connection: Connection, view: View) -> dict[LineKey, int]:
+        """What waits for pools that follow their backlog, as far as it matters to them."""
+        sizes = {name: o.pool_max * o.pool_slots for name, o in view.offers.items() if pools.elastic(o)}
+        keys = [
+            key
+            for key, paused in view.lines.items()
+            if not paused and key.mode is not Mode.EPHEMERAL and key.resource_class in sizes
+        ]
+        return waiting.backlogs(connection, keys, max(sizes.values(), default=0))
 
     def _start(self, want: Wanted, ids: Sequence[UUID]) -> None:
         """Ask the provider; whatever it could not start is closed at once, and asked for again at the next look."""
@@ -229,12 +237,13 @@ class Dispatcher:
             handles = self._launch(want.provider, requests)
         except InstanceFailed as error:
             why = str(error)
-            self._rests_until[want.provider] = time.monotonic() + _REST_S
             log.warning("dispatcher.launch_failed", provider=want.provider, error=why)
         instances.launched(self._database, handles)
         lost = [instances.Exit(instance_id, None, why) for instance_id in ids if instance_id not in handles]
         if lost:
-            self._rests_until[want.provider] = time.monotonic() + _REST_S
+            self._rests.failed(want.provider, wholly=not handles)
+        else:
+            self._rests.worked(want.provider)
         instances.exited_many(self._database, lost, self._retry)
 
     def _keep_house(self, offers: dict[str, Offer]) -> None:
@@ -244,23 +253,20 @@ class Dispatcher:
             seen = waiting.occupancy(connection)
             gone = [o.name for o in offers.values() if not o.pool_max and not seen.instances[Mode.PERSISTENT, o.name]]
             admission.unseat(connection, gone, older_than_s=_POOL_GONE_S)
-            surplus = {
-                offer.name: seen.instances[Mode.PERSISTENT, offer.name] - self._pool_target(connection, offer, seen)
-                for offer in offers.values()
-            }
-            idle = [
+            due = {o.name: self._surplus.due(o.name, o.pool_cooldown_s) for o in offers.values()}
+            spare = [
                 instance_id
-                for name, count in surplus.items()
-                if count > 0
-                for instance_id in instances.idle_standing(connection, name, offers[name].pool_cooldown_s)[:count]
+                for name, count in due.items()
+                if count
+                for instance_id in instances.least_busy(connection, name, count)
             ]
         for row in forgotten:
-            if self._rests_until.get(row.provider, 0.0) > time.monotonic():
+            if self._rests.resting(row.provider):
                 continue  # still a row, asked for again at the next look
             self._start(Wanted(row.provider, row.mode, row.resource_class, row.slots, 1, row.lifetime_s), [row.id])
-        if idle:
-            log.info("dispatcher.pool_shrinks", instances=[str(i) for i in idle])
-            instances.drain(self._database, idle, "the pool needs fewer")
+        if spare:
+            log.info("dispatcher.pool_shrinks", instances=[str(i) for i in spare])
+            instances.drain(self._database, spare, "the pool needs fewer")
 
     # --- Hints ------------------------------------------------------------------------------------------------------
 
@@ -276,6 +282,16 @@ class Dispatcher:
             return
         with self._database.begin() as connection:
             admission.mark_published(connection, items)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What one look saw. `lines`: each with the pauses that hold it; `standings`: of the users who stand in them."""
+
+    offers: dict[str, Offer]
+    seen: Occupancy
+    lines: dict[LineKey, tuple[str, ...]]
+    standings: dict[str, Standing]
 
 
 def _capacity(offers: dict[str, Offer], seen: Occupancy) -> dict[Key, int]:

@@ -1,7 +1,8 @@
 """The scheduler's decisions as pure functions: no I/O, so that a simulator can run the same code.
 
-The order: priority; then weighted fair share between users; then first come first served; within a run, groups that
-have started. `Order.FIFO` leaves the fair share out, as in the paper. Source: MegaFlow, section 2.3 (Task Scheduler).
+The order: priority; then what had its turn and lost it; then weighted fair share between users; then first come first
+served; within a run, groups that have started. `Order.FIFO` leaves the fair share out, as in the paper.
+Source: MegaFlow, section 2.3 (Task Scheduler).
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ class Order(StrEnum):
 
 
 class Waiting(NamedTuple):
-    """One task at the head of a line. `arrival` sorts runs as they came."""
+    """One task at the head of a line. `arrival` sorts runs as they came; `again`: it runs once more."""
 
     identity: Any
     priority: int
     arrival: Any
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,7 @@ def admit(
     return Decision(chosen, binding)
 
 
-_Rank = tuple[int, float, Any]
+_Rank = tuple[int, bool, float, Any]
 _Entry = tuple[_Rank, tuple[Mode, str, str], int, Line]
 
 
@@ -179,7 +181,7 @@ def _entry(line: Line, position: int, standing: Standing, order: Order) -> _Entr
 def _rank(line: Line, position: int, standing: Standing, order: Order) -> _Rank:
     task = line.waiting[position]
     share = standing.share(line.resource_class) if order is Order.FAIR else 0.0
-    return -task.priority, share, task.arrival
+    return -task.priority, not task.again, share, task.arrival
 
 
 def missing_ephemeral(unclaimed: Mapping[Key, int], coming: Mapping[Key, int]) -> Counter[Key]:
@@ -189,6 +191,19 @@ def missing_ephemeral(unclaimed: Mapping[Key, int], coming: Mapping[Key, int]) -
     """
     gaps = {key: count - coming.get(key, 0) for key, count in unclaimed.items() if key[0] is Mode.EPHEMERAL}
     return Counter({key: gap for key, gap in gaps.items() if gap > 0})
+
+
+def servable(waiting: Iterable[tuple[str, int]], standings: Mapping[str, Standing]) -> int:
+    """Of so many waiting tasks of each user, those that free slots could take: quotas keep the rest waiting."""
+    counts: Counter[str] = Counter()
+    for user_name, count in waiting:
+        counts[user_name] += count
+    bounded = [
+        min(count, max(0.0, standings[user].running_left()))
+        for user, count in counts.items()
+        if not standings[user].spent_up
+    ]
+    return int(sum(bounded))
 
 
 def pool_target(*, held: int, waiting: int, slots: int, at_least: int, at_most: int) -> int:

@@ -42,8 +42,9 @@ class Hands:
     """By provider: the instances that exist. A provider that does not answer is left out."""
     terminate: Callable[[str, UUID, str], None]
     """Provider, instance, handle."""
-    sweep: Callable[[set[UUID]], int]
-    """Remove every environment that belongs to none of these instances, or is past its deadline; how many."""
+    sweep: Callable[[set[UUID], Sequence[UUID]], int]
+    """Live instances, and some that have ended: remove every environment that belongs to none of the first, or is past
+    its deadline; how many. What belongs to the second goes however young it is."""
     nudge: Callable[[Sequence[UUID]], None]
     """Tell running attempts at once that they must stop."""
 
@@ -112,7 +113,7 @@ class Reconciler:
         self._check_instances()
         self._quarantine()
         gone = instances.unswept(self._database)
-        removed = self._hands.sweep(instances.live_ids(self._database))
+        removed = self._hands.sweep(instances.live_ids(self._database), gone)
         if removed:
             log.warning("reconciler.swept", environments=removed)
         instances.swept(self._database, gone)

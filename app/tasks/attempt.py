@@ -13,6 +13,10 @@ from app.models.instance import queue_of
 from app.models.outcome import Hint
 from app.workers import seat
 
+_PATIENCE = {"socket_timeout": 5, "socket_connect_timeout": 5}
+"""Seconds for a connection of publishing's own, other than for a worker's that waits for messages: while a broker is
+silent the dispatcher has better to do, and sends again later."""
+
 
 @shared_task(name="attempt.run")
 def run(**hint: Any) -> str:
@@ -23,10 +27,11 @@ def run(**hint: Any) -> str:
 def publish(celery: Celery, items: Sequence[Published]) -> None:
     """Put hints into the queues of their mode and class, over one connection, many in one round trip.
 
-    Raises: whatever the transport raises when the broker is away; some of the hints may have been sent.
+    Raises: whatever the transport raises when the broker is away, or has been silent for some seconds; some of the
+        hints may have been sent.
     """
     with (
-        celery.connection_for_write() as connection,
+        celery.connection_for_write(transport_options=_PATIENCE) as connection,
         producers[connection].acquire(block=True) as producer,
         producer.batch(),
     ):

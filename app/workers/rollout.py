@@ -24,7 +24,7 @@ from app.environments.base import Environment, Tags
 from app.environments.recorded import Recording
 from app.errors import AgentFailed, DatabaseUnavailable, MegaFlowError, StaleWriter, StationError
 from app.grading.base import Grade, Submission
-from app.ledger import attempts
+from app.ledger import attempts, ends
 from app.ledger.attempts import Claim
 from app.models.endings import BLAME, PERMANENT, Blame, EndReason, reason_of
 from app.models.outcome import Artifact, ArtifactKind, Failure, Phase, Verdict
@@ -122,7 +122,7 @@ def _walk(rollout: Rollout) -> EndReason:
     assert report is not None
     artifacts = _store(rollout)
     rollout.passed(Phase.STORED)
-    rollout.write(attempts.finish, end_reason=report.end_reason, verdict=grade.verdict, artifacts=artifacts)
+    rollout.write(ends.finish, end_reason=report.end_reason, verdict=grade.verdict, artifacts=artifacts)
     return report.end_reason
 
 
@@ -308,12 +308,13 @@ def _record_failure(rollout: Rollout, error: Exception) -> EndReason:
     permanent = isinstance(error, PERMANENT)
     try:
         rollout.write(
-            attempts.fail,
+            ends.fail,
             end_reason=reason,
             failure=failure,
             artifacts=artifacts,
             permanent=permanent,
             retry=rollout.stations.retry,
+            waits=rollout.gate.waited,
         )
     except StaleWriter as stale:
         log.warning("attempt.stale", error=str(stale))
@@ -322,7 +323,7 @@ def _record_failure(rollout: Rollout, error: Exception) -> EndReason:
 
 
 def _record_teardown(rollout: Rollout) -> None:
-    rollout.write(attempts.record_teardown, {"teardown": rollout.torn})
+    rollout.write(ends.record_teardown, {"teardown": rollout.torn})
 
 
 @contextmanager

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Protocol
 from uuid import UUID
 
-from app.ledger import attempts
-from app.ledger.attempts import Claim, Failed, Finished, Passage
+from app.ledger import attempts, ends
+from app.ledger.attempts import Claim, Passage
 from app.ledger.database import Database
+from app.ledger.ends import Failed, Finished
 from app.models.endings import EndReason, RetryPolicy
 from app.models.outcome import Failure
 from app.workers.simulation_actors import Attempt, Dice, Instance, Step
@@ -51,8 +52,8 @@ class Work:
         """How it writes."""
         return [
             Verb("door", lambda passed: attempts.pass_doors(database, [p for _, p in passed]), self._heard_doors),
-            Verb("finish", lambda ended: attempts.finish_many(database, [f for _, f in ended]), self._heard_end),
-            Verb("fail", lambda ended: attempts.fail_many(database, [f for _, f in ended], retry), self._heard_end),
+            Verb("finish", lambda ended: ends.finish_many(database, [f for _, f in ended]), self._heard_end),
+            Verb("fail", lambda ended: ends.fail_many(database, [f for _, f in ended], retry), self._heard_end),
         ]
 
     def start(self, lane: Lane) -> None:

@@ -32,7 +32,7 @@ DROP INDEX tasks_group_id_idx;
 DROP INDEX tasks_waiting_idx;
 CREATE INDEX tasks_run_id_group_id_idx ON tasks (run_id, group_id);
 CREATE INDEX tasks_line_idx ON tasks
-    (requested_mode, resource_class, user_name, priority DESC, run_id, group_started DESC, id)
+    (requested_mode, resource_class, user_name, priority DESC, (attempts > 0) DESC, run_id, group_started DESC, id)
     WHERE state = 'pending' AND in_line;
 CREATE INDEX tasks_delayed_idx ON tasks (available_at) WHERE state = 'pending' AND NOT in_line;
 CREATE INDEX tasks_deadline_idx ON tasks (deadline_at)
@@ -44,6 +44,8 @@ ALTER TABLE attempts
     ADD COLUMN cost_usd double precision;
 UPDATE attempts a SET user_name = t.user_name FROM tasks t WHERE t.id = a.task_id;
 ALTER TABLE attempts ALTER COLUMN user_name SET NOT NULL;
+DROP INDEX attempts_instance_id_idx;
+CREATE INDEX attempts_instance_id_finished_at_idx ON attempts (instance_id, finished_at);
 DROP INDEX attempts_live_idx;
 CREATE INDEX attempts_live_idx ON attempts (mode, resource_class, user_name, state)
     WHERE state IN ('dispatched', 'running');
@@ -55,7 +57,7 @@ DROP INDEX instances_open_idx;
 DROP INDEX instances_requested_at_idx;
 CREATE INDEX instances_unswept_idx ON instances (ended_at)
     WHERE swept_at IS NULL AND state IN ('terminated', 'failed');
-CREATE INDEX instances_stillborn_idx ON instances (requested_at) WHERE state = 'failed' AND ready_at IS NULL;
+CREATE INDEX instances_stillborn_idx ON instances (requested_at) WHERE state = 'failed';
 
 -- A stream that a reader can follow without missing what commits late.
 ALTER TABLE events ADD COLUMN txid bigint NOT NULL DEFAULT 0;

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.ledger import admission, attempts, instances
+from app.ledger import admission, attempts, ends, instances
 from app.ledger.attempts import Claim
 from app.ledger.instances import Wanted
 from app.models.endings import EndReason
@@ -107,5 +107,5 @@ def _finished(here: Ground) -> Claim:
     assert claim is not None
     attempts.pass_door(here.database, claim, Phase.STORED)
     verdict = Verdict(reward=1.0, counts=True)
-    attempts.finish(here.database, claim, end_reason=EndReason.SUBMITTED, verdict=verdict, artifacts=[])
+    ends.finish(here.database, claim, end_reason=EndReason.SUBMITTED, verdict=verdict, artifacts=[])
     return claim

@@ -41,6 +41,16 @@ class Relay:
                     self._frozen.add(end)
             return len(self._frozen) // 2
 
+    def deafen(self) -> None:
+        """Who connects from here on is taken by nobody, and not refused either."""
+        with self._lock:
+            self._selector.unregister(self._listener)
+
+    def hear(self) -> None:
+        """Who connected meanwhile is carried after all, and so are new ones; what was frozen stays so."""
+        with self._lock:
+            self._selector.register(self._listener, selectors.EVENT_READ)
+
     def cut(self) -> int:
         """Close every connection; how many."""
         with self._lock:

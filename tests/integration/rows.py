@@ -12,12 +12,18 @@ from sqlalchemy import text
 from app.ledger.database import Database
 from tests.building import new_id
 
-NOW = datetime.now(UTC)
+_now = datetime.now(UTC)
+
+
+def begin() -> None:
+    """Now is now: called before every test, and by those that write many ledgers."""
+    global _now
+    _now = datetime.now(UTC)
 
 
 def ago(seconds: float) -> datetime:
-    """A moment before this test session began; exact, so that spans can be compared."""
-    return NOW - timedelta(seconds=seconds)
+    """A moment before this test began; exact, so that spans can be compared."""
+    return _now - timedelta(seconds=seconds)
 
 
 def insert(database: Database, table: str, **values: Any) -> None:

@@ -324,7 +324,7 @@ def test_an_engine_that_does_not_see_our_files_is_entered_otherwise(tmp_path: Pa
     """In a mount namespace of our own, `home` is on a disk that the engine has never seen."""
     ours = f'mount -t tmpfs none {tmp_path} && exec "$@"'
     script = CREATE + "environment.put('/a/b', b'x' * 3_000_000); assert len(environment.get('/a/b')) == 3_000_000\n"
-    script += "assert not environment.reset().clean or True\nenvironment.destroy()\n"
+    script += "environment.reset()\nenvironment.destroy()\n"
     argv = [sys.executable, "-c", script, str(tmp_path / "h"), f"test-{uuid.uuid4().hex[:8]}", base_image_tag, "60"]
     done = subprocess.run(["unshare", "-m", "sh", "-c", ours, "sh", *argv], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from app.errors import QuotaExceeded, SpecInvalid
-from app.ledger import accept, admission, attempts, classes, instances, pauses, quotas, results
+from app.ledger import accept, admission, attempts, classes, ends, instances, pauses, quotas, results
 from app.ledger.accept import Accepted, NewRun
 from app.ledger.database import Database
 from app.models.endings import EndReason
@@ -20,7 +20,7 @@ from app.models.spec import Mode
 from app.models.states import InstanceState, TaskState
 from app.scheduling.dispatcher import Dispatcher
 from app.settings import Settings
-from tests.building import RETRY, a_spec, accepted, claimed, ready_instance
+from tests.building import RETRY, a_spec, accepted, claimed, dispatched, ready_instance
 from tests.integration.test_scheduling import World
 from tests.services import MakeSettings
 
@@ -151,7 +151,7 @@ def test_a_paused_run_waits_also_when_one_of_its_tasks_comes_back(dispatcher: Di
     claim = attempts.claim_any(database, instance, lease_s=30)
     assert claim is not None
     pauses.pause(database, "run", str(run.run_id), "looking into it")
-    attempts.fail(
+    ends.fail(
         database,
         claim,
         end_reason=EndReason.INFRASTRUCTURE,
@@ -198,12 +198,9 @@ def test_an_elastic_pool_grows_with_its_backlog_and_shrinks_when_it_has_been_idl
     claims = [attempts.claim_any(database, r.instance_id, lease_s=30) for r in world.launched for _ in range(2)]
     done = [claim for claim in claims if claim is not None]
     assert len(done) == 5
-    attempts.fail_many(
+    ends.fail_many(
         database,
-        [
-            attempts.Failed(claim, EndReason.CANCELLED, Failure(error="X", message="x"), permanent=True)
-            for claim in done
-        ],
+        [ends.Failed(claim, EndReason.CANCELLED, Failure(error="X", message="x"), permanent=True) for claim in done],
         RETRY,
     )
     dispatcher._kept_house_at = -10.0
@@ -244,8 +241,8 @@ def test_an_instance_on_which_task_after_task_fails_is_found(database: Database)
             assert instances.failing(connection, 3) == [], number
         claim = attempts.claim_any(database, instance, lease_s=30)
         assert claim is not None
-        failed = attempts.Failed(claim, reason, Failure(error="X", message="x"), permanent=True)
-        assert attempts.fail_many(database, [failed], RETRY) == {claim.attempt_id}
+        failed = ends.Failed(claim, reason, Failure(error="X", message="x"), permanent=True)
+        assert ends.fail_many(database, [failed], RETRY) == {claim.attempt_id}
     with database.begin() as connection:
         assert instances.failing(connection, 3) == [instance]
 
@@ -291,3 +288,147 @@ def test_many_are_claimed_and_finished_at_once_and_each_only_by_its_own(database
 def test_a_deadline_in_the_past_or_without_a_zone_is_refused(database: Database, deadline: datetime) -> None:
     with pytest.raises(SpecInvalid, match="deadline"):
         submit(database, "a", 1, deadline_at=deadline)
+
+
+# --- What lost its turn ---------------------------------------------------------------------------------------------
+
+
+def test_what_lost_its_turn_goes_before_everything_else_of_its_priority(
+    dispatcher: Dispatcher, database: Database, world: World
+) -> None:
+    submit(database, "crowd", 1, replicas=20)
+    submit(database, "small", 4)
+    dispatcher.pass_once()
+    assert live_by_user(database) == {"crowd": 3, "small": 3}
+    first = world.launched[0].instance_id
+    instances.ready(database, first)
+    unlucky = attempts.claim(database, world.sent[0].hint, first, lease_s=30)
+    assert unlucky is not None
+    instances.exited(database, unlucky.instance_id, 137, "killed", RETRY)
+    submit(database, "late", 5)  # holds nothing yet: fair share alone would let it go first
+    world.sent.clear()
+    dispatcher.pass_once()
+    with database.begin() as connection:
+        task = "SELECT attempts, state FROM tasks WHERE id = :id"
+        assert tuple(connection.execute(text(task), {"id": unlucky.task_id}).one()) == (2, "admitted")
+    assert live_by_user(database)["late"] == 0
+
+
+def test_a_loss_in_company_sets_nobody_apart_who_may_have_no_instance(database: Database) -> None:
+    quotas.set_quota(database, "default", instances=0)
+    instance = ready_instance(database)
+    dispatched(database, accepted(database, 2))
+    for _ in range(2):
+        assert attempts.claim_any(database, instance, lease_s=30) is not None
+    instances.exited(database, instance, 137, "killed", RETRY)
+    with database.begin() as connection:
+        rows = connection.execute(text("SELECT requested_mode, faults, state FROM tasks")).all()
+    assert [tuple(row) for row in rows] == [("persistent", 1, "pending")] * 2
+
+
+def test_the_siblings_of_a_large_group_are_marked_a_thousand_at_a_time(
+    dispatcher: Dispatcher, database: Database
+) -> None:
+    submit(database, "crowd", 1, replicas=2500)
+
+    def marked() -> int:
+        with database.begin() as connection:
+            waiting = "SELECT count(*) FROM tasks WHERE group_started AND state = 'pending'"
+            return int(connection.execute(text(waiting)).scalar_one())
+
+    dispatcher.pass_once()
+    assert marked() == 1000
+    with database.begin() as connection:
+        connection.execute(text("DELETE FROM attempts"))
+        connection.execute(text("DELETE FROM tasks WHERE group_started"))
+    dispatcher.pass_once()
+    assert marked() == 1000
+
+
+# --- Providers and pools --------------------------------------------------------------------------------------------
+
+
+def test_workers_that_die_before_they_take_anything_are_not_replaced_for_ever(
+    dispatcher: Dispatcher, database: Database, world: World
+) -> None:
+    submit(database, "a", 1)
+    for _ in range(40):
+        dispatcher.pass_once()
+        for request in instances_of(database, world):
+            instances.ready(database, request)
+            instances.exited(database, request, 1, "it could not import", RETRY)
+    assert len(world.launched) == 5
+
+
+def test_a_provider_that_is_down_is_asked_less_and_less_often(
+    dispatcher: Dispatcher, database: Database, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("app.scheduling.pools.time.monotonic", lambda: clock[0])
+    world.broken.add("process")
+    submit(database, "a", 1)
+
+    def asked() -> int:
+        with database.begin() as connection:
+            return int(connection.execute(text("SELECT count(*) FROM instances")).scalar_one())
+
+    for _ in range(600):  # five minutes
+        dispatcher.pass_once()
+        clock[0] += 0.5
+    assert 8 <= asked() <= 22
+    world.broken.clear()
+    clock[0] += 31
+    dispatcher.pass_once()
+    assert len(world.launched) == 1
+
+
+def test_a_pool_that_has_more_than_it_needs_shrinks_though_all_of_it_is_used_now_and_then(
+    dispatcher: Dispatcher, database: Database, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("app.scheduling.pools.time.monotonic", lambda: clock[0])
+    classes.set_class(database, "standard", pool_min=0, pool_max=3, pool_slots=1, pool_cooldown_s=60.0)
+    accepted(database, 3)
+    dispatcher.pass_once()
+    held = []
+    for request in world.launched:
+        instances.ready(database, request.instance_id)
+    dispatcher.pass_once()
+    for request in world.launched:
+        claim = attempts.claim_any(database, request.instance_id, lease_s=600)
+        assert claim is not None
+        held.append(claim)
+    for claim in held[1:]:
+        failed = ends.Failed(claim, EndReason.CANCELLED, Failure(error="X", message="x"), permanent=True)
+        ends.fail_many(database, [failed], RETRY)
+    for _ in range(2):
+        dispatcher._kept_house_at = -10.0
+        dispatcher.pass_once()
+        assert {live.state for live in instances.live(database)} == {"ready"}
+        clock[0] += 59.0
+    clock[0] += 2.0
+    dispatcher._kept_house_at = -10.0
+    dispatcher.pass_once()
+    states = {live.id: live.state for live in instances.live(database)}
+    assert states.pop(held[0].instance_id) == "ready", "the one at work stays"
+    assert list(states.values()) == ["draining"] * 2
+
+
+def test_what_may_not_run_anyway_does_not_make_a_pool_grow(
+    dispatcher: Dispatcher, database: Database, world: World
+) -> None:
+    classes.set_class(database, "standard", pool_min=0, pool_max=9, pool_slots=1)
+    for user in ("bounded", "halted", "broke"):
+        specs = [a_spec(f"example-{n}", mode=Mode.PERSISTENT) for n in range(5)]
+        accept.accept(database, NewRun(specs=specs, user_name=user))
+    quotas.set_quota(database, "bounded", running=2)
+    quotas.set_quota(database, "broke", spend_usd=0.0)
+    pauses.pause(database, "user", "halted", reason="")
+    dispatcher.pass_once()
+    assert len(world.launched) == 2
+
+
+def instances_of(database: Database, world: World) -> list[UUID]:
+    """Ids of the launched instances that have not ended."""
+    live = {one.id for one in instances.live(database)}
+    return [request.instance_id for request in world.launched if request.instance_id in live]

@@ -11,7 +11,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import text
 
 from app.errors import IdempotencyConflict, IllegalMove, StaleWriter, UnknownName
-from app.ledger import accept, admission, attempts, events, instances, results, tasks, waiting
+from app.ledger import accept, admission, attempts, ends, events, instances, results, tasks, waiting
 from app.ledger.accept import NewRun
 from app.ledger.database import Database
 from app.models.endings import EndReason
@@ -120,7 +120,7 @@ def test_a_finished_task_keeps_verdict_phases_and_artifacts(database: Database) 
     claim = claimed(database)
     attempts.pass_door(database, claim, Phase.ENVIRONMENT_READY, environment={"id": "c1", "origin": "fresh"})
     patch = Artifact(kind=ArtifactKind.PATCH, key="k", url="file:///k", size_bytes=3, sha256="0" * 64)
-    attempts.finish(database, claim, end_reason=EndReason.SUBMITTED, verdict=GOOD, artifacts=[patch])
+    ends.finish(database, claim, end_reason=EndReason.SUBMITTED, verdict=GOOD, artifacts=[patch])
     (result,) = results.results(database, [claim.task_id])
     assert (result.state, result.reward, result.end_reason) == (TaskState.SUCCEEDED, 1.0, EndReason.SUBMITTED)
     assert result.artifacts == (patch,)
@@ -136,7 +136,7 @@ def test_a_lost_attempt_may_write_no_more_and_the_next_may(database: Database) -
     instances.exited(database, old.instance_id, -9, "killed by SIGKILL", RETRY)
     for write in (
         lambda: attempts.pass_door(database, old, Phase.GRADED),
-        lambda: attempts.finish(database, old, end_reason=EndReason.SUBMITTED, verdict=GOOD, artifacts=[]),
+        lambda: ends.finish(database, old, end_reason=EndReason.SUBMITTED, verdict=GOOD, artifacts=[]),
     ):
         with pytest.raises(StaleWriter):
             write()
@@ -146,7 +146,7 @@ def test_a_lost_attempt_may_write_no_more_and_the_next_may(database: Database) -
     new = attempts.claim(database, item.hint, ready_instance(database), lease_s=30)
     assert new is not None
     assert new.number == 2
-    attempts.finish(database, new, end_reason=EndReason.SUBMITTED, verdict=GOOD, artifacts=[])
+    ends.finish(database, new, end_reason=EndReason.SUBMITTED, verdict=GOOD, artifacts=[])
     (result,) = results.results(database, [old.task_id])
     assert [attempt.state for attempt in result.attempts] == ["lost", "finished"]
 
@@ -154,14 +154,14 @@ def test_a_lost_attempt_may_write_no_more_and_the_next_may(database: Database) -
 def test_infrastructure_faults_are_retried_up_to_the_limit_and_then_not_measured(database: Database) -> None:
     claim = claimed(database, max_attempts=2)
     fault = {"end_reason": EndReason.ENVIRONMENT_ERROR, "failure": BROKEN, "artifacts": [], "retry": RETRY}
-    attempts.fail(database, claim, permanent=False, **fault)  # type: ignore[arg-type]
+    ends.fail(database, claim, permanent=False, **fault)  # type: ignore[arg-type]
     assert results.state_of(database, claim.task_id) is TaskState.PENDING
     with database.begin() as connection:
         assert admission.promote(connection, 10) == 1
         (item,) = admission.admit(connection, [(claim.task_id, Mode.PERSISTENT)])
     second = attempts.claim(database, item.hint, ready_instance(database), lease_s=30)
     assert second is not None
-    attempts.fail(database, second, permanent=False, **fault)  # type: ignore[arg-type]
+    ends.fail(database, second, permanent=False, **fault)  # type: ignore[arg-type]
     (result,) = results.results(database, [claim.task_id])
     assert (result.state, result.reward, len(result.attempts)) == (TaskState.FAILED, None, 2)
 
@@ -169,7 +169,7 @@ def test_infrastructure_faults_are_retried_up_to_the_limit_and_then_not_measured
 def test_an_interruption_uses_up_no_retry(database: Database) -> None:
     claim = claimed(database, max_attempts=1)
     told = Failure(error="Stopped", message="drained")
-    attempts.fail(
+    ends.fail(
         database,
         claim,
         end_reason=EndReason.INTERRUPTED,
@@ -183,7 +183,7 @@ def test_an_interruption_uses_up_no_retry(database: Database) -> None:
 
 def test_a_permanent_fault_ends_the_task_at_once(database: Database) -> None:
     claim = claimed(database)
-    attempts.fail(
+    ends.fail(
         database,
         claim,
         end_reason=EndReason.ENVIRONMENT_ERROR,
@@ -235,7 +235,7 @@ def test_a_cancelled_task_that_is_lost_is_cancelled_not_retried(database: Databa
 
 def test_retry_reopens_only_what_was_not_measured(database: Database) -> None:
     good, bad = claimed(database), claimed(database, max_attempts=1)
-    attempts.finish(database, good, end_reason=EndReason.SUBMITTED, verdict=GOOD, artifacts=[])
+    ends.finish(database, good, end_reason=EndReason.SUBMITTED, verdict=GOOD, artifacts=[])
     instances.exited(database, bad.instance_id, -9, "killed", RETRY)
     assert tasks.retry(database, [good.task_id, bad.task_id]) == [bad.task_id]
     (result,) = results.results(database, [bad.task_id])
@@ -251,7 +251,7 @@ def test_an_exit_is_recorded_once(database: Database) -> None:
 def test_events_tell_a_tasks_story_in_order(database: Database) -> None:
     claim = claimed(database)
     attempts.pass_door(database, claim, Phase.IMAGE_READY)
-    attempts.finish(database, claim, end_reason=EndReason.SUBMITTED, verdict=GOOD, artifacts=[])
+    ends.finish(database, claim, end_reason=EndReason.SUBMITTED, verdict=GOOD, artifacts=[])
     kinds = [event.kind for event in events.of_task(database, claim.task_id)]
     assert kinds == ["attempt.admitted", "attempt.claimed", "attempt.image_ready", "attempt.finished"]
 

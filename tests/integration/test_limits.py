@@ -34,14 +34,16 @@ from app.environments.host_slots import turn
 from app.environments.images import Images, _short
 from app.environments.local import LocalProvider
 from app.errors import DatabaseUnavailable, EnvironmentFailed, ImageUnavailable, LimitInvalid, QuotaExceeded
-from app.ledger import limits, quotas, semaphores
+from app.ledger import attempts, ends, limits, quotas, semaphores
 from app.ledger.database import Database
 from app.ledger.quotas import Quota
 from app.model_service.limiter import ModelLimiter, ledger_capacities, prefix_of
+from app.models.endings import EndReason
+from app.models.outcome import Failure, Phase
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
 from app.workers.gates import LedgerGate
-from tests.building import new_id
+from tests.building import RETRY, claimed, new_id
 from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, facts, insert, one
 from tests.services import MakeSettings
 
@@ -178,17 +180,15 @@ def test_two_enqueues_of_one_user_cannot_take_the_same_room(database: Database) 
     assert len(refused) == 1
 
 
-def test_what_is_charged_adds_up_and_an_account_can_begin_again(database: Database) -> None:
-    with database.begin() as connection:
-        quotas.charge(connection, "alice", 0.25)
-        quotas.charge(connection, "alice", 0.5)
-        quotas.charge(connection, "bob", 0.0)
-        with pytest.raises(LimitInvalid):
-            quotas.charge(connection, "alice", -1.0)
-    assert _book(database).spent("alice") == 0.75
+def test_what_attempts_cost_adds_up_and_an_account_can_begin_again(database: Database) -> None:
+    first, second = claimed(database), claimed(database)
+    for claim, cost in ((first, 0.25), (first, 0.5), (second, 0.125), (second, 0.0)):  # of the attempt, so far
+        attempts.pass_door(database, claim, Phase.AGENT_STARTED, cost_usd=cost)
+    user = one(database, "SELECT DISTINCT user_name FROM tasks").user_name
+    assert _book(database).spent(user) == 0.625
     assert _book(database).spent("bob") == 0.0
-    assert quotas.reset_spent(database, "alice") == 0.75
-    assert _book(database).spent("alice") == 0.0
+    assert quotas.reset_spent(database, user) == 0.625
+    assert _book(database).spent(user) == 0.0
     with pytest.raises(LimitInvalid):
         quotas.reset_spent(database, "bob")
 
@@ -342,19 +342,16 @@ def test_the_sweep_takes_what_lapsed_and_what_outlived_its_attempt_or_instance(d
 
 
 def test_what_an_attempt_holds_is_renewed_and_ended_with_it(database: Database) -> None:
-    attempt, other = new_id(), new_id()
-    for holder, owner in ((new_id(), attempt), (new_id(), attempt), (new_id(), other)):
-        semaphores.ask(database, LIMIT, holder, capacity_default=9, lease_s=1, attempt_id=owner)
-    with database.begin() as connection:
-        semaphores.renew_of(connection, [attempt], lease_s=600)
+    claim, other = claimed(database), claimed(database)
+    for owner in (claim, claim, other):
+        about = owner.attempt_id
+        semaphores.ask(database, LIMIT, new_id(), capacity_default=9, lease_s=1, attempt_id=about)
+    attempts.renew(database, [claim.attempt_id], lease_s=600)
     far = "SELECT count(*) FROM holds WHERE expires_at > clock_timestamp() + interval '500 s'"
     assert one(database, far).count == 2
-    with database.raw() as listening:
-        listening.execute("LISTEN megaflow_holds")
-        with database.begin() as connection:
-            semaphores.drop_of(connection, [attempt])
-        assert [n.payload for n in listening.notifies(timeout=5, stop_after=1)] == [LIMIT]
-    assert _rows(database) == 1
+    fault = Failure(error="EnvironmentFailed", message="gone")
+    ends.fail_many(database, [ends.Failed(claim, EndReason.ENVIRONMENT_ERROR, fault)], RETRY)
+    assert one(database, "SELECT attempt_id FROM holds").attempt_id == other.attempt_id
 
 
 def test_renewals_sweeps_and_askers_never_wait_for_each_other_for_good(database_url: str) -> None:
@@ -376,8 +373,6 @@ def test_renewals_sweeps_and_askers_never_wait_for_each_other_for_good(database_
     def sweeping(_: int) -> None:
         while time.monotonic() < until:
             semaphores.sweep(database)
-            with database.begin() as connection:
-                semaphores.drop_of(connection, [attempt])
 
     try:
         with ThreadPoolExecutor(5) as threads:
@@ -427,11 +422,13 @@ def test_a_client_stopped_in_the_middle_of_asking_does_not_keep_the_others_out(
 
 
 def test_asking_bounds_how_long_it_may_be_stopped_in_the_middle(database: Database) -> None:
+    show = "SHOW idle_in_transaction_session_timeout"
+    (usual,) = one(database, show)
     with database.begin() as connection:
         connection.execute(semaphores._IN_TURN, {"limit": LIMIT})
-        timeout = connection.execute(text("SHOW idle_in_transaction_session_timeout")).scalar_one()
+        timeout = connection.execute(text(show)).scalar_one()
     assert timeout == "5s"
-    assert one(database, "SHOW idle_in_transaction_session_timeout").idle_in_transaction_session_timeout == "0"
+    assert one(database, show) == (usual,) != ("5s",), "only for as long as it asks"
 
 
 def test_a_ledger_that_does_not_answer_is_an_infrastructure_fault_after_a_bounded_wait() -> None:
@@ -683,8 +680,7 @@ def test_quotas_are_shown_with_their_use_and_changed_live(megaflow: Run, databas
     shown = {use["user"]: use for use in megaflow("quota", "--json")}  # type: ignore[attr-defined]
     assert shown["alice"]["quota"]["pending"] is None
     assert (shown["alice"]["pending"], shown["alice"]["own"]) == (1, True)
-    with database.begin() as connection:
-        quotas.charge(connection, "alice", 1.25)
+    insert(database, "accounts", user_name="alice", spent_usd=1.25)
     assert "$1.25 of $2.50" in str(megaflow("quota"))
     megaflow("quota", "reset", "alice")
     megaflow("quota", "clear", "alice")

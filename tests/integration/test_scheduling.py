@@ -9,14 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
+import psycopg
 import pytest
 from sqlalchemy import text
 
 from app.errors import InstanceFailed
-from app.ledger import attempts, instances, results, schedules
+from app.ledger import attempts, ends, instances, results, schedules
 from app.ledger.admission import Published
 from app.ledger.database import Database, Leadership
+from app.models.endings import EndReason, RetryPolicy
 from app.models.instance import InstanceRequest
+from app.models.outcome import Failure
 from app.models.spec import Mode
 from app.models.states import TaskState
 from app.scheduling.dispatcher import Dispatcher
@@ -51,7 +54,7 @@ class World:
         self.sent += items
 
     def hands(self) -> Hands:
-        def sweep(live: set[UUID]) -> int:
+        def sweep(live: set[UUID], _ended: Sequence[UUID]) -> int:
             self.swept_with.append(live)
             return 0
 
@@ -275,6 +278,20 @@ def test_an_attempt_past_its_deadline_is_taken_away(database: Database, settings
     assert result.attempts[0].end_reason == "deadline"
 
 
+def test_the_wait_after_a_fault_doubles_up_to_its_cap_and_is_at_least_half_of_it(database: Database) -> None:
+    retry, fault = RetryPolicy(base_s=1, cap_s=10), Failure(error="EnvironmentFailed", message="gone")
+    longest = [1, 2, 4, 8, 10, 10]
+    for before in range(len(longest)):
+        claim = claimed(database, max_attempts=10)
+        with database.begin() as connection:
+            connection.execute(text("UPDATE tasks SET faults = :n WHERE id = :id"), {"n": before, "id": claim.task_id})
+        ends.fail_many(database, [ends.Failed(claim, EndReason.ENVIRONMENT_ERROR, fault)], retry)
+    with database.begin() as connection:
+        waits = connection.execute(text("SELECT data->'retry_in_s' FROM events WHERE data ? 'retry_in_s' ORDER BY id"))
+        for wait_s, most in zip(waits.scalars(), longest, strict=True):
+            assert most / 2 <= wait_s <= most
+
+
 # --- Calendar -------------------------------------------------------------------------------------------------------
 
 
@@ -323,6 +340,35 @@ def test_a_firing_whose_process_died_is_made_up_for_once(database: Database, set
     assert calendar.tick(now) == 1
     assert calendar.tick(now) == 0
     assert len(results.runs(database)) == 1
+
+
+def test_a_firing_whose_session_ends_is_no_failure_and_fires_again(
+    database: Database, database_url: str, settings: Settings
+) -> None:
+    _due_schedule(database)
+    now, calendar = _on_the_minute(), Calendar(settings, database)
+    ticking = "datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%INTO runs%'"
+    with ThreadPoolExecutor(1) as thread, psycopg.connect(database_url) as other:
+        other.execute("LOCK TABLE runs IN EXCLUSIVE MODE")  # it has taken the due time, and is to submit
+        tick = thread.submit(calendar.tick, now)
+        give_up = time.monotonic() + 30
+        while not other.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {ticking}").fetchall():
+            assert time.monotonic() < give_up
+            assert not tick.done()
+            time.sleep(0.05)
+            other.execute("SELECT pg_stat_clear_snapshot()")
+        other.rollback()
+        tick.result(timeout=30)
+    ((_, run_id, failure),) = schedules.last_fires(database).values()
+    assert (run_id, failure) == (None, None)
+    assert results.runs(database) == []
+    with database.begin() as connection:
+        connection.execute(text("UPDATE schedule_fires SET fired_at = fired_at - interval '2 min'"))
+    assert calendar.tick(now) == 1
+    assert calendar.tick(now) == 0
+    (run,) = results.runs(database)
+    ((_, run_id, failure),) = schedules.last_fires(database).values()
+    assert (run_id, failure) == (run.id, None)
 
 
 def test_a_schedule_whose_dataset_is_gone_notes_why(database: Database, settings: Settings) -> None:

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import text
 
 from app.errors import DatabaseUnavailable, StaleWriter
-from app.ledger import accept, admission, attempts, audit, instances, pauses, receipts, results, tasks, waiting
+from app.ledger import accept, admission, attempts, audit, ends, instances, pauses, receipts, results, tasks, waiting
 from app.ledger.accept import NewRun
 from app.ledger.admission import Published
 from app.ledger.attempts import Claim
@@ -91,11 +91,11 @@ class Busy:
         match self.random.random():
             case lucky if lucky < 0.5:
                 verdict = Verdict(reward=1.0, counts=True)
-                attempts.finish(self.database, claim, end_reason=EndReason.SUBMITTED, verdict=verdict, artifacts=[])
+                ends.finish(self.database, claim, end_reason=EndReason.SUBMITTED, verdict=verdict, artifacts=[])
             case lucky if lucky < 0.8:
                 failure = Failure(error="x", message="x")
                 reason = self.random.choice(_RESULT)
-                attempts.fail(
+                ends.fail(
                     self.database,
                     claim,
                     end_reason=reason,

@@ -14,6 +14,7 @@ from app.ledger.database import Database
 from app.models.endings import EndReason
 from app.scheduling.auditor import Auditor
 from app.settings import Settings
+from tests.integration import rows
 from tests.integration import test_audit as faults
 from tests.services import MakeSettings
 
@@ -62,6 +63,7 @@ def test_whatever_breaks_is_mended_and_the_rest_left_alone(database: Database, i
     @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
     def check(breaks: list[faults.Break]) -> None:
         _empty(database)
+        rows.begin()
         for fault in breaks:
             fault(database)
         faults.in_order(database)

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 from sqlalchemy import text
 
 from app.errors import StaleWriter
-from app.ledger import accept, admission, attempts, instances, tasks, waiting
+from app.ledger import accept, admission, attempts, ends, instances, tasks, waiting
 from app.ledger.accept import NewRun
 from app.ledger.admission import Published
 from app.ledger.attempts import Claim
@@ -29,7 +29,9 @@ from app.models.spec import Mode
 from tests.building import RETRY, a_spec, ready_instance
 
 modes = st.sampled_from([Mode.EPHEMERAL, Mode.PERSISTENT])
-ends = st.sampled_from([EndReason.ENVIRONMENT_ERROR, EndReason.MODEL_ERROR, EndReason.INTERRUPTED, EndReason.CANCELLED])
+faults = st.sampled_from(
+    [EndReason.ENVIRONMENT_ERROR, EndReason.MODEL_ERROR, EndReason.INTERRUPTED, EndReason.CANCELLED]
+)
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -86,17 +88,17 @@ class LedgerMachine(RuleBasedStateMachine):
         """A worker reports, perhaps for the second time, perhaps long after it was given up."""
         verdict = Verdict(reward=1.0, counts=True)
         try:
-            attempts.finish(self.database, claim, end_reason=EndReason.SUBMITTED, verdict=verdict, artifacts=[])
+            ends.finish(self.database, claim, end_reason=EndReason.SUBMITTED, verdict=verdict, artifacts=[])
         except StaleWriter:
             return
         assert claim.task_id not in self.finished, "a task was finished twice"
         self.finished.add(claim.task_id)
 
-    @rule(claim=claims, reason=ends)
+    @rule(claim=claims, reason=faults)
     def fail(self, claim: Claim, reason: EndReason) -> None:
         failure = Failure(error="x", message="x")
         try:
-            attempts.fail(
+            ends.fail(
                 self.database,
                 claim,
                 end_reason=reason,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app import errors
-from app.models.endings import BLAME, PERMANENT, Blame, EndReason, RetryPolicy, reason_of
+from app.models.endings import BLAME, PERMANENT, Blame, EndReason, reason_of
 
 
 def test_every_end_reason_has_somebody_to_blame() -> None:
@@ -44,7 +44,3 @@ def test_only_the_agents_own_failure_is_a_result_among_station_errors() -> None:
 def test_permanent_faults_are_refusals_not_outages() -> None:
     assert not any(issubclass(errors.EngineUnavailable, kind) for kind in PERMANENT)
     assert not any(issubclass(errors.ImageUnavailable, kind) for kind in PERMANENT)
-
-
-def test_the_backoff_doubles_up_to_its_cap() -> None:
-    assert [RetryPolicy(base_s=1, cap_s=10).longest_s(n) for n in range(1, 7)] == [1, 2, 4, 8, 10, 10]

@@ -7,23 +7,14 @@ import time
 from app.models.spec import Mode
 from tests.chaos.case import case
 from tests.chaos.ground import Ground
+from tests.chaos.load import submit_both, under_load
 from tests.chaos.work import Work
-
-_WORK = Work(seconds=1.0)
-
-
-def _load(ground: Ground, count: int = 12) -> None:
-    ground.start()
-    ground.pool_ready()
-    ground.submit(count, mode=Mode.EPHEMERAL, work=_WORK, name="e", exclusive=True)
-    ground.submit(count, mode=Mode.PERSISTENT, work=_WORK, name="p", exclusive=True)
-    ground.acting(2)
 
 
 @case("redis-kill")
 def redis_kill(ground: Ground) -> None:
     """SIGKILL to Redis under load, three seconds of silence, and it comes back with its data."""
-    _load(ground)
+    under_load(ground)
     ground.struck("redis SIGKILL")
     ground.servers.kill_redis(keep_data=True)
     time.sleep(3)
@@ -33,7 +24,7 @@ def redis_kill(ground: Ground) -> None:
 @case("redis-kill-data-lost")
 def redis_kill_data_lost(ground: Ground) -> None:
     """SIGKILL to Redis under load, and it comes back empty, twice."""
-    _load(ground)
+    under_load(ground)
     for _ in range(2):
         ground.struck("redis SIGKILL, data lost")
         ground.servers.kill_redis(keep_data=False)
@@ -45,7 +36,7 @@ def redis_kill_data_lost(ground: Ground) -> None:
 @case("redis-flushall")
 def redis_flushall(ground: Ground) -> None:
     """FLUSHALL again and again under load."""
-    _load(ground)
+    under_load(ground)
     with ground.servers.redis() as client:
         for _ in range(8):
             ground.struck("FLUSHALL")
@@ -56,7 +47,7 @@ def redis_flushall(ground: Ground) -> None:
 @case("redis-connections-cut")
 def redis_connections_cut(ground: Ground) -> None:
     """CLIENT KILL of everybody, again and again under load."""
-    _load(ground)
+    under_load(ground)
     with ground.servers.redis() as client:
         for _ in range(8):
             ground.struck("CLIENT KILL")
@@ -68,7 +59,7 @@ def redis_connections_cut(ground: Ground) -> None:
 @case("redis-half-open", relays=("redis",), within_s=150)
 def redis_half_open(ground: Ground) -> None:
     """Every connection to Redis goes silent without closing: Redis hands hints to consumers that never hear them."""
-    _load(ground)
+    under_load(ground)
     assert ground.redis_relay is not None
     ground.struck("redis half-open")
     ground.redis_relay.freeze()
@@ -80,8 +71,7 @@ def redis_hangs(ground: Ground) -> None:
     what runs goes on, what waits waits."""
     ground.start()
     ground.pool_ready()
-    ground.submit(4, mode=Mode.EPHEMERAL, work=Work(seconds=8.0), name="e", exclusive=True)
-    ground.submit(4, mode=Mode.PERSISTENT, work=Work(seconds=8.0), name="p", exclusive=True)
+    submit_both(ground, 4, Work(seconds=8.0))
     ground.acting(5)
     ground.struck("redis SIGSTOP")
     ground.servers.pause_redis(9.0)

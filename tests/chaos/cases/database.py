@@ -7,23 +7,14 @@ import time
 from app.models.spec import Mode
 from tests.chaos.case import case
 from tests.chaos.ground import Ground
+from tests.chaos.load import A_SECOND, under_load
 from tests.chaos.work import Work
-
-_WORK = Work(seconds=1.0)
-
-
-def _load(ground: Ground, count: int = 12, work: Work = _WORK) -> None:
-    ground.start()
-    ground.pool_ready()
-    ground.submit(count, mode=Mode.EPHEMERAL, work=work, name="e", exclusive=True)
-    ground.submit(count, mode=Mode.PERSISTENT, work=work, name="p", exclusive=True)
-    ground.acting(2)
 
 
 @case("postgres-restart")
 def postgres_restart(ground: Ground) -> None:
     """PostgreSQL is restarted in good order under load."""
-    _load(ground)
+    under_load(ground)
     ground.struck("postgres restart")
     ground.servers.stop_postgres()
     time.sleep(1)
@@ -33,7 +24,7 @@ def postgres_restart(ground: Ground) -> None:
 @case("postgres-kill")
 def postgres_kill(ground: Ground) -> None:
     """SIGKILL to the postmaster under load, twice: what was committed is there, what was not is done again."""
-    _load(ground)
+    under_load(ground)
     for _ in range(2):
         ground.struck("postgres SIGKILL")
         ground.servers.kill_postgres()
@@ -44,7 +35,7 @@ def postgres_kill(ground: Ground) -> None:
 @case("postgres-away-for-two-leases", within_s=120)
 def postgres_away(ground: Ground) -> None:
     """PostgreSQL is away for longer than two leases: workers stop their own work in time, and all runs again."""
-    _load(ground, 5, Work(seconds=4.0, max_attempts=4))
+    under_load(ground, 5, Work(seconds=4.0, max_attempts=4))
     ground.struck("postgres away")
     ground.servers.stop_postgres()
     time.sleep(7)
@@ -54,7 +45,7 @@ def postgres_away(ground: Ground) -> None:
 @case("postgres-sessions-ended")
 def postgres_sessions_ended(ground: Ground) -> None:
     """pg_terminate_backend of random sessions, ten times a second for ten seconds."""
-    _load(ground)
+    under_load(ground)
     for _ in range(100):
         if ground.servers.end_sessions(ground.database_name, 0.2):
             ground.struck("sessions ended")
@@ -65,7 +56,7 @@ def postgres_sessions_ended(ground: Ground) -> None:
 def postgres_half_open(ground: Ground) -> None:
     """Every connection to PostgreSQL goes silent without closing: workers, nursery and control must notice by
     themselves; agents of lapsed leases do not go on beside their successors."""
-    _load(ground, 5, Work(seconds=6.0))
+    under_load(ground, 5, Work(seconds=6.0))
     assert ground.postgres_relay is not None
     ground.struck("postgres half-open")
     ground.postgres_relay.freeze()
@@ -79,7 +70,7 @@ def connections_used_up(ground: Ground) -> None:
     ground.struck("few connections")
     ground.start(within_s=120)
     ground.submit(24, mode=Mode.EPHEMERAL, name="e")
-    ground.submit(12, mode=Mode.PERSISTENT, work=_WORK, name="p")
+    ground.submit(12, mode=Mode.PERSISTENT, work=A_SECOND, name="p")
     if not ground.wait(90):
         ground.notes.append("not done in 90 s with few connections; the server was given more")
     ground.servers.stop_postgres()

@@ -10,6 +10,7 @@ from tests.chaos.case import case
 from tests.chaos.ground import Ground
 from tests.chaos.launchers import faults
 from tests.chaos.launchers.faults import Rule
+from tests.chaos.load import submit_both
 from tests.chaos.work import Work
 
 _OF_WORKERS = ("claim", "renew", "door", "finish", "teardown", "ready")
@@ -22,8 +23,7 @@ def _in_doubt(point: str, program: str, times: int) -> None:
         rule = Rule(point, "commit", do="error", times=times)
         plans = {program: [rule]}
         ground.start(nursery=plans.get("nursery", []), control=plans.get("control", []))
-        ground.submit(4, mode=Mode.EPHEMERAL, work=_WORK, name="e", exclusive=True)
-        ground.submit(4, mode=Mode.PERSISTENT, work=_WORK, name="p", exclusive=True)
+        submit_both(ground, 4, _WORK)
         if point == "reclaim":
             ground.acting(1)
 

@@ -11,20 +11,14 @@ from app.models.spec import Mode
 from tests.chaos.case import case
 from tests.chaos.ground import Ground
 from tests.chaos.launchers.faults import Rule
+from tests.chaos.load import submit_both
 from tests.chaos.work import Work
-
-_WORK = Work(seconds=1.0)
-
-
-def _load(ground: Ground, count: int = 12) -> None:
-    ground.submit(count, mode=Mode.EPHEMERAL, work=_WORK, name="e", exclusive=True)
-    ground.submit(count, mode=Mode.PERSISTENT, work=_WORK, name="p", exclusive=True)
 
 
 def _killed(name: str, rule: Rule, about: str) -> None:
     def act(ground: Ground) -> None:
         ground.start(control=[rule])
-        _load(ground, 8)
+        submit_both(ground, 8)
 
     act.__doc__ = about
     case(name, short=name == "dispatcher-killed-after-commit", within_s=120)(act)
@@ -56,7 +50,7 @@ _killed(
 def two_control_workers(ground: Ground) -> None:
     """Two control workers all the time, each with dispatcher, reconciler and sweeper: no double effect."""
     ground.start("nursery", "control", "control-2")
-    _load(ground)
+    submit_both(ground)
 
 
 @case("two-reconcilers-no-lock")
@@ -66,7 +60,7 @@ def two_without_lock(ground: Ground) -> None:
     both = [Rule("lead", "before", do="yes")]
     kills = [Rule("door", "after", phase="agent_ended", number=1, chance=0.5)]
     ground.start("nursery", "control", "control-2", led=False, nursery=kills, control=both, control_2=both)
-    _load(ground)
+    submit_both(ground)
 
 
 @case("two-beats", least_faults=0, settings={"schedule_tick_s": 1.0})
@@ -114,7 +108,7 @@ def leader_paused(ground: Ground) -> None:
     """SIGSTOP to the deciding control worker, its session is ended and another takes over; then SIGCONT: the first
     one's late writes change nothing."""
     ground.start("nursery", "control", "control-2")
-    _load(ground)
+    submit_both(ground)
     ground.acting(2)
     for name in ("control", "control-2"):
         ground.struck(f"SIGSTOP {name}")
@@ -131,7 +125,7 @@ def leader_paused_in_mid_decision(ground: Ground) -> None:
     woken and goes on where it was."""
     plan = [Rule("admit", "commit", do="stop", times=2)]
     ground.start("nursery", "control", "control-2", control=plan, control_2=plan)
-    _load(ground, 8)
+    submit_both(ground, 8)
     for _ in range(2):
         time.sleep(6)
         for name in ("control", "control-2"):
@@ -142,7 +136,7 @@ def leader_paused_in_mid_decision(ground: Ground) -> None:
 def control_killed(ground: Ground) -> None:
     """SIGKILL to the control worker every four seconds under load."""
     ground.start()
-    _load(ground, 16)
+    submit_both(ground, 16)
     for _ in range(5):
         time.sleep(4)
         ground.struck("control SIGKILL")
@@ -154,9 +148,7 @@ def rolling_restart(ground: Ground) -> None:
     """A deploy under load: control workers and nursery are restarted in good order, one after the other, twice. An
     interruption uses up no retry: tasks of one attempt's patience end graded."""
     ground.start("nursery", "control", "control-2")
-    patient = Work(seconds=2.0, max_attempts=1)
-    ground.submit(12, mode=Mode.EPHEMERAL, work=patient, name="e", exclusive=True)
-    ground.submit(12, mode=Mode.PERSISTENT, work=patient, name="p", exclusive=True)
+    submit_both(ground, work=Work(seconds=2.0, max_attempts=1))
     ground.acting(2)
     for name in ("control", "nursery", "control-2") * 2:
         ground.struck(f"restart of {name}")
@@ -168,7 +160,7 @@ def rolling_restart(ground: Ground) -> None:
 def submitted_while_down(ground: Ground) -> None:
     """Everything of ours is killed at once while tasks wait and run, more are accepted, and everything comes back."""
     ground.start()
-    _load(ground, 4)
+    submit_both(ground, 4)
     ground.acting(1)
     ground.struck("all killed")
     for name in ("control", "nursery"):

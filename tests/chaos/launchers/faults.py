@@ -35,10 +35,10 @@ POINTS: dict[str, tuple[str, ...]] = {
     "claim": ("app.ledger.attempts:claim", "app.ledger.attempts:claim_many"),
     "renew": ("app.ledger.attempts:renew",),
     "door": ("app.ledger.attempts:pass_door", "app.ledger.attempts:pass_doors"),
-    "finish": ("app.ledger.attempts:finish", "app.ledger.attempts:finish_many"),
-    "fail": ("app.ledger.attempts:fail", "app.ledger.attempts:fail_many"),
+    "finish": ("app.ledger.ends:finish", "app.ledger.ends:finish_many"),
+    "fail": ("app.ledger.ends:fail", "app.ledger.ends:fail_many"),
     "give_back": ("app.ledger.admission:give_back",),
-    "teardown": ("app.ledger.attempts:record_teardown",),
+    "teardown": ("app.ledger.ends:record_teardown",),
     "ready": ("app.ledger.instances:ready", "app.ledger.instances:ready_many"),
     "seen": ("app.ledger.instances:seen",),
     # of the nursery and the control worker

@@ -1,0 +1,318 @@
+"""How an attempt ends in the ledger: graded, not measured, or taken away; and what becomes of its task.
+
+An end is conditional on the attempt's number and state, as every write: see `app.ledger.attempts`. Locks are taken in
+its order: attempt, then task.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from app.ledger import events
+from app.ledger.attempts import Claim, stale
+from app.ledger.database import Database
+from app.ledger.events import OUTCOME
+from app.models.endings import BLAME, Blame, EndReason, RetryPolicy
+from app.models.outcome import Artifact, Failure, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A graded attempt."""
+
+    claimed: Claim
+    end_reason: EndReason
+    verdict: Verdict
+    artifacts: Sequence[Artifact] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An attempt that was not measured. `permanent`: another one would end the same; `waits`: as `Passage` has them."""
+
+    claimed: Claim
+    end_reason: EndReason
+    failure: Failure
+    artifacts: Sequence[Artifact] = ()
+    permanent: bool = False
+    waits: Mapping[str, float] = field(default_factory=dict)
+
+
+_FINISH = text("""
+WITH ending AS (
+    SELECT * FROM unnest(CAST(:ids AS uuid[]), CAST(:numbers AS int[]), CAST(:reasons AS text[]),
+        CAST(:verdicts AS jsonb[])) AS e(id, number, reason, verdict)
+), mine AS MATERIALIZED (
+    SELECT a.id FROM attempts a JOIN ending e ON e.id = a.id AND e.number = a.number
+    WHERE a.state = 'running' ORDER BY a.id FOR UPDATE OF a
+), done AS (
+    UPDATE attempts a SET state = 'finished', finished_at = clock_timestamp(), end_reason = e.reason,
+        verdict = e.verdict
+    FROM ending e JOIN mine ON mine.id = e.id WHERE a.id = e.id
+    RETURNING a.id, a.task_id, a.instance_id, e.reason, e.verdict
+), freed AS (
+    DELETE FROM leases WHERE attempt_id = ANY(CAST(:ids AS uuid[])) AND attempt_id IN (SELECT id FROM done)
+), left_line AS (
+    DELETE FROM holds WHERE attempt_id = ANY(CAST(:ids AS uuid[])) AND attempt_id IN (SELECT id FROM done)
+), ended AS (
+    UPDATE tasks t SET state = 'succeeded', finished_at = clock_timestamp(), end_reason = done.reason,
+        verdict = done.verdict, failure = NULL
+    FROM done WHERE t.id = done.task_id RETURNING t.id, t.run_id
+), facts AS (
+    INSERT INTO events (kind, run_id, task_id, attempt_id, instance_id, data)
+    SELECT 'attempt.finished', ended.run_id, ended.id, done.id, done.instance_id,
+        jsonb_build_object('end_reason', done.reason, 'reward', done.verdict->'reward')
+    FROM done JOIN ended ON ended.id = done.task_id
+)
+SELECT done.id, pg_notify(:channel, ended.id::text) FROM done JOIN ended ON ended.id = done.task_id
+""")
+
+
+def finish_many(database: Database, endings: Sequence[Finished]) -> set[UUID]:
+    """Record graded attempts: their tasks have succeeded, whatever the reward. The attempts that were recorded."""
+    if not endings:
+        return set()
+    values = {
+        "ids": [e.claimed.attempt_id for e in endings],
+        "numbers": [e.claimed.number for e in endings],
+        "reasons": [e.end_reason.value for e in endings],
+        "verdicts": [e.verdict.model_dump_json() for e in endings],
+        "channel": OUTCOME,
+    }
+    with database.begin() as connection:
+        done = {row.id for row in connection.execute(_FINISH, values)}
+        _store_artifacts(connection, [(e.claimed.attempt_id, a) for e in endings for a in e.artifacts], done)
+        if done:
+            events.wake_dispatcher(connection)
+    return done
+
+
+def finish(
+    database: Database, claimed: Claim, *, end_reason: EndReason, verdict: Verdict, artifacts: Sequence[Artifact]
+) -> None:
+    """Record a graded attempt: the task has succeeded, whatever the reward.
+
+    Raises: StaleWriter: nothing was written.
+    """
+    if not finish_many(database, [Finished(claimed, end_reason, verdict, artifacts)]):
+        raise stale(claimed)
+
+
+# What follows is decided on the locked row of the task, so that a cancel that comes at the same time is not missed.
+# When an instance died with several on board (`company`), nobody knows which of them killed it: none is blamed, and
+# each goes on in an instance of its own (where its user may have one), where the next loss is its own. That happens to
+# a task once.
+_END_UNMEASURED = text("""
+WITH ending AS (
+    SELECT * FROM unnest(CAST(:ids AS uuid[]), CAST(:numbers AS int[]), CAST(:states AS text[]),
+        CAST(:reasons AS text[]), CAST(:blames AS text[]), CAST(:failures AS jsonb[]), CAST(:permanents AS bool[]),
+        CAST(:companies AS bool[]), CAST(:waits AS jsonb[]))
+        AS e(id, number, state, reason, blame, failure, permanent, company, waits)
+), mine AS MATERIALIZED (
+    SELECT a.id FROM attempts a JOIN ending e ON e.id = a.id AND (e.number IS NULL OR e.number = a.number)
+    WHERE a.state = 'running' ORDER BY a.id FOR UPDATE OF a
+), done AS (
+    UPDATE attempts a SET state = e.state, finished_at = clock_timestamp(), end_reason = e.reason,
+        failure = e.failure, waits = a.waits || e.waits
+    FROM ending e JOIN mine ON mine.id = e.id WHERE a.id = e.id
+    RETURNING a.id, a.number, a.task_id, a.instance_id, e.state, e.reason, e.blame, e.failure, e.permanent,
+        e.company
+), freed AS (
+    DELETE FROM leases WHERE attempt_id = ANY(CAST(:ids AS uuid[])) AND attempt_id IN (SELECT id FROM done)
+), left_line AS (
+    DELETE FROM holds WHERE attempt_id = ANY(CAST(:ids AS uuid[])) AND attempt_id IN (SELECT id FROM done)
+), locked AS MATERIALIZED (
+    SELECT t.id, t.run_id, t.faults, t.max_attempts, t.cancel_requested_at, t.cancel_reason, t.requested_mode,
+        t.resource_class, t.user_name
+    FROM tasks t WHERE t.id IN (SELECT task_id FROM done) ORDER BY t.id FOR UPDATE
+), judged AS (
+    SELECT l.*, d.id AS attempt_id, d.number, d.instance_id, d.state, d.reason, d.failure, d.blame, d.permanent,
+        d.company AND l.requested_mode <> 'ephemeral' AND EXISTS (
+            SELECT 1 FROM resource_classes c WHERE c.name = l.resource_class AND (c.ephemeral_capacity > 0
+                OR (c.name = 'standard' AND c.ephemeral_capacity IS NULL)))
+            AND coalesce((SELECT q.instances FROM quotas q WHERE q.user_name IN (l.user_name, '*')
+                ORDER BY q.user_name = '*' LIMIT 1), 1) > 0 AS apart
+    FROM locked l JOIN done d ON d.task_id = l.id
+), counted AS (
+    SELECT j.*, j.faults + (j.blame = 'infrastructure' AND NOT j.apart)::int AS now_faults FROM judged j
+), decided AS (
+    SELECT c.*,
+        CASE WHEN c.cancel_requested_at IS NOT NULL THEN coalesce(c.cancel_reason, 'cancelled')
+             WHEN c.blame = 'person' THEN c.reason END AS stopped,
+        c.permanent OR c.blame = 'result' OR c.now_faults >= c.max_attempts AS over,
+        CASE WHEN c.blame = 'interruption' AND c.now_faults = 0 THEN 0 ELSE
+            least(:cap, :base * 2 ^ least(30, greatest(1, c.now_faults) - 1)) * (0.5 + random() / 2) END AS wait_s
+    FROM counted c
+), moved AS (
+    UPDATE tasks t SET faults = d.now_faults,
+        requested_mode = CASE WHEN d.apart THEN 'ephemeral' ELSE t.requested_mode END,
+        state = CASE WHEN d.stopped IS NOT NULL THEN 'cancelled' WHEN d.over THEN 'failed' ELSE 'pending' END,
+        end_reason = CASE WHEN d.stopped IS NOT NULL THEN d.stopped WHEN d.over THEN d.reason END,
+        failure = CASE WHEN d.stopped IS NOT NULL OR d.over THEN d.failure END,
+        finished_at = CASE WHEN d.stopped IS NOT NULL OR d.over THEN clock_timestamp() END,
+        in_line = false, available_at = clock_timestamp() + make_interval(secs => d.wait_s)
+    FROM decided d WHERE t.id = d.id RETURNING t.id, t.state
+), facts AS (
+    INSERT INTO events (kind, run_id, task_id, attempt_id, instance_id, data)
+    SELECT 'attempt.' || d.state, d.run_id, d.id, d.attempt_id, d.instance_id,
+        d.failure || jsonb_build_object('end_reason', d.reason) || CASE WHEN m.state = 'pending'
+            THEN jsonb_build_object('retry_in_s', d.wait_s, 'apart', d.apart)
+            ELSE jsonb_build_object('task', m.state) END
+    FROM decided d JOIN moved m ON m.id = d.id
+)
+SELECT d.attempt_id, CASE WHEN m.state <> 'pending' THEN pg_notify(:channel, d.id::text) END
+FROM decided d JOIN moved m ON m.id = d.id
+""")
+
+
+def fail_many(database: Database, endings: Sequence[Failed], retry: RetryPolicy) -> set[UUID]:
+    """Record attempts that were not measured; each task waits for its next, or ends when there is none."""
+    if not endings:
+        return set()
+    with database.begin() as connection:
+        done = _end_unmeasured(
+            connection,
+            retry,
+            ids=[e.claimed.attempt_id for e in endings],
+            numbers=[e.claimed.number for e in endings],
+            states=[_STATE_OF.get(BLAME[e.end_reason], "error") for e in endings],
+            reasons=[e.end_reason for e in endings],
+            failures=[e.failure for e in endings],
+            permanents=[e.permanent for e in endings],
+            companies=[False] * len(endings),
+            waits=[e.waits for e in endings],
+        )
+        _store_artifacts(connection, [(e.claimed.attempt_id, a) for e in endings for a in e.artifacts], done)
+    return done
+
+
+_STATE_OF = {Blame.PERSON: "cancelled", Blame.INTERRUPTION: "interrupted"}
+"""What an attempt is called that ended so by itself; one that was taken away is lost, or interrupted."""
+
+
+def fail(
+    database: Database,
+    claimed: Claim,
+    *,
+    end_reason: EndReason,
+    failure: Failure,
+    artifacts: Sequence[Artifact],
+    permanent: bool,
+    retry: RetryPolicy,
+    waits: Mapping[str, float] | None = None,
+) -> None:
+    """Record an attempt that was not measured; the task waits for its next one, or ends when there is none.
+
+    Raises: StaleWriter: nothing was written.
+    """
+    if not fail_many(database, [Failed(claimed, end_reason, failure, artifacts, permanent, waits or {})], retry):
+        raise stale(claimed)
+
+
+def lose(
+    connection: Connection,
+    attempt_ids: Sequence[UUID],
+    failure: Failure,
+    end_reason: EndReason,
+    retry: RetryPolicy,
+    *,
+    company: bool = False,
+) -> list[UUID]:
+    """Take running attempts away from whoever had them, within the caller's transaction; returns those taken.
+
+    company: they ended together, and at most one of them is the reason.
+    """
+    count = len(attempt_ids)
+    if not count:
+        return []
+    state = "interrupted" if BLAME[end_reason] is Blame.INTERRUPTION else "lost"
+    taken = _end_unmeasured(
+        connection,
+        retry,
+        ids=list(attempt_ids),
+        numbers=[None] * count,
+        states=[state] * count,
+        reasons=[end_reason] * count,
+        failures=[failure] * count,
+        permanents=[False] * count,
+        companies=[company] * count,
+        waits=[{}] * count,
+    )
+    return [attempt_id for attempt_id in attempt_ids if attempt_id in taken]
+
+
+def _end_unmeasured(
+    connection: Connection,
+    retry: RetryPolicy,
+    *,
+    ids: Sequence[UUID],
+    numbers: Sequence[int | None],
+    states: Sequence[str],
+    reasons: Sequence[EndReason],
+    failures: Sequence[Failure],
+    permanents: Sequence[bool],
+    companies: Sequence[bool],
+    waits: Sequence[Mapping[str, float]],
+) -> set[UUID]:
+    rows = connection.execute(
+        _END_UNMEASURED,
+        {
+            "ids": list(ids),
+            "numbers": list(numbers),
+            "states": list(states),
+            "reasons": [reason.value for reason in reasons],
+            "blames": [BLAME[reason].value for reason in reasons],
+            "failures": [failure.model_dump_json() for failure in failures],
+            "permanents": list(permanents),
+            "companies": list(companies),
+            "waits": [json.dumps(dict(each)) for each in waits],
+            "base": retry.base_s,
+            "cap": retry.cap_s,
+            "channel": OUTCOME,
+        },
+    )
+    done = {row.attempt_id for row in rows}
+    if done:
+        events.wake_dispatcher(connection)
+    return done
+
+
+def _store_artifacts(connection: Connection, artifacts: Sequence[tuple[UUID, Artifact]], of: set[UUID]) -> None:
+    rows = [{"attempt_id": i, **artifact.model_dump(mode="json")} for i, artifact in artifacts if i in of]
+    if rows:
+        connection.execute(
+            text(
+                "INSERT INTO artifacts (attempt_id, kind, key, url, size_bytes, sha256, missing)"
+                " VALUES (:attempt_id, :kind, :key, :url, :size_bytes, :sha256, :missing)"
+            ),
+            rows,
+        )
+
+
+def record_teardown(database: Database, claimed: Claim, found: Mapping[str, Any]) -> None:
+    """Record that nothing of the attempt is left. Allowed after its end: it says nothing about the outcome."""
+    with database.begin() as connection:
+        connection.execute(
+            text(
+                "UPDATE attempts SET phases = phases || jsonb_build_object('torn_down', clock_timestamp()),"
+                " environment = environment || CAST(:found AS jsonb) WHERE id = :id"
+            ),
+            {"id": claimed.attempt_id, "found": json.dumps(dict(found))},
+        )
+        events.append(
+            connection,
+            events.Fact(
+                "attempt.torn_down",
+                claimed.run_id,
+                claimed.task_id,
+                claimed.attempt_id,
+                claimed.instance_id,
+                dict(found),
+            ),
+        )

@@ -1,0 +1,91 @@
+"""Standing pools: how many instances each should have, and when it has had too many for long enough."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+
+from app.ledger.classes import Offer
+from app.ledger.waiting import LineKey, Occupancy
+from app.models.spec import Mode
+from app.scheduling import policy
+from app.scheduling.policy import Standing
+
+
+def elastic(offer: Offer) -> bool:
+    """True when its pool follows the backlog."""
+    return offer.pool_min != offer.pool_max
+
+
+def target(offer: Offer, seen: Occupancy, backlogs: Mapping[LineKey, int], standings: Mapping[str, Standing]) -> int:
+    """Instances that the class's pool should have now; `backlogs`: of the lines that may be served at all."""
+    if not elastic(offer):
+        return offer.pool_max
+    key = (Mode.PERSISTENT, offer.name)
+    waiting = [
+        (line.user_name, count)
+        for line, count in backlogs.items()
+        if line.resource_class == offer.name and line.mode is not Mode.EPHEMERAL
+    ]
+    return policy.pool_target(
+        held=seen.live[key] - seen.draining[key],
+        waiting=policy.servable(waiting, standings),
+        slots=offer.pool_slots,
+        at_least=offer.pool_min,
+        at_most=offer.pool_max,
+    )
+
+
+class Surplus:
+    """What each pool has had too much of, all the time since when; in memory of whoever decides."""
+
+    def __init__(self) -> None:
+        self._least: dict[str, tuple[float, int]] = {}  # class: monotonic seconds since then, at least so many
+
+    def note(self, name: str, surplus: int) -> None:
+        """A look at a pool: it has `surplus` instances more than it needs."""
+        if surplus <= 0:
+            self._least.pop(name, None)
+            return
+        since, least = self._least.get(name, (time.monotonic(), surplus))
+        self._least[name] = (since, min(least, surplus))
+
+    def due(self, name: str, cooldown_s: float) -> int:
+        """Instances that the pool has not needed for `cooldown_s`; the count begins anew."""
+        since, least = self._least.get(name, (0.0, 0))
+        if not least or time.monotonic() - since < cooldown_s:
+            return 0
+        del self._least[name]
+        return least
+
+    def forget(self) -> None:
+        """Somebody else has decided meanwhile."""
+        self._least.clear()
+
+
+class Rests:
+    """Providers that are left alone for a while because they failed: longer with each failure in a row."""
+
+    _FIRST_S = 0.5
+    _LONGEST_S = 30.0
+
+    def __init__(self) -> None:
+        self._failures: dict[str, int] = {}
+        self._until: dict[str, float] = {}  # monotonic seconds
+
+    def resting(self, provider: str) -> bool:
+        return self._until.get(provider, 0.0) > time.monotonic()
+
+    def worked(self, provider: str) -> None:
+        self._failures.pop(provider, None)
+        self._until.pop(provider, None)
+
+    def failed(self, provider: str, *, wholly: bool) -> None:
+        """It started nothing (`wholly`), or only a part of what it was asked for. Twice in one look is once."""
+        if self.resting(provider):
+            return
+        failures = self._failures.get(provider, 0) + 1 if wholly else 1
+        self._failures[provider] = failures
+        rest_s = min(self._LONGEST_S, self._FIRST_S * 2.0 ** min(30, failures - 1))
+        self._until[provider] = time.monotonic() + rest_s * (0.75 + random.random() / 4)
