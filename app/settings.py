@@ -42,6 +42,9 @@ class Settings(BaseSettings):
     """An S3-compatible server; None: AWS. Credentials come from boto3's own chain."""
     docker_url: str | None = None
     """`unix://…` or `tcp://…`; None: DOCKER_HOST, else the default socket."""
+    container_runtime: Literal["auto", "docker"] = "auto"
+    """Who makes containers: `docker`, an engine always; `auto`: this host itself by an OCI runtime where it allows that
+    and the task wants no network, which takes a tenth of the time, else an engine."""
     image_mirror: str | None = None
     """Registry (host[:port]/prefix) tried first for every image reference."""
     registry_auth: SecretStr | None = None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from app.errors import MegaFlowError
 from app.settings import Settings
-from app.stack import base_image, engine
+from app.stack import base_image, engine, tools
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -41,7 +41,7 @@ def _spread(arguments: Sequence[str]) -> list[str]:
     return ["-n", str(min(_MOST_PROCESSES, os.cpu_count() or 1)), "--dist", "loadfile"]
 
 
-PACKAGES = {"docker-registry": "docker-registry", "docker-compose": "docker-compose"}
+PACKAGES = {"docker-registry": "docker-registry", "docker-compose": "docker-compose", "runc": "runc"}
 """Programs that some tests drive, and their Debian packages. Without them, those tests skip, or fail in CI."""
 
 
@@ -62,6 +62,7 @@ def _prepare(settings: Settings) -> bool:
     if not found.available:
         _say(f"no Docker engine: {found.why}; try: {found.mend}")
         return False
+    tools.ensure_tools(settings, may_install=True, report=_say)
     try:
         base_image.ensure_base_image(settings, report=_say)
     except MegaFlowError as error:

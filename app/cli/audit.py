@@ -18,7 +18,7 @@ from app.ledger import audit as audit_
 from app.ledger import receipts, results
 from app.ledger.audit import Finding, Look
 from app.ledger.receipt_check import Difference, World, compare
-from app.ledger.receipts import InstanceLine, ObjectKind, ObjectLine, Receipt
+from app.ledger.receipts import InstanceLine, ObjectLine, Receipt
 from app.models.endings import RetryPolicy
 from app.settings import Settings
 
@@ -78,7 +78,7 @@ def _compared(flow: MegaFlow, run_id: UUID) -> tuple[Receipt, World, list[Differ
 def _of_concern(found: World, said: Receipt) -> World:
     """Whose silence leaves something of this run unseen: an engine that it never used may be missing."""
     used = {line.provider for line in said.instances}
-    if any(line.kind is not ObjectKind.FOLDER for line in said.objects):
+    if any(line.kind.engines for line in said.objects):
         used.add("engine")
     return replace(found, silent=tuple(name for name in found.silent if name in used))
 

@@ -12,7 +12,8 @@ from app.settings import Settings
 __all__ = ["KINDS", "provider_for"]
 
 KINDS: dict[EnvironmentKind, str] = {
-    EnvironmentKind.DOCKER: "a container with limits and no network, on a Docker engine",
+    EnvironmentKind.DOCKER: "a container with limits, made by a Docker engine or, where that gives the same, as oci",
+    EnvironmentKind.OCI: "the same without a daemon, on Linux as root: an OCI runtime on unpacked images",
     EnvironmentKind.LOCAL: "a temporary folder and marked processes of this host; no isolation",
 }
 
@@ -28,10 +29,18 @@ def provider_for(
     without the engine's client can still use the other kind.
     """
     match kind:
-        case EnvironmentKind.DOCKER:
+        case EnvironmentKind.DOCKER if settings.container_runtime == "docker":
             from app.environments.docker import DockerProvider
 
             return DockerProvider(settings, fetch_bundle=fetch_bundle, gate=gate)
+        case EnvironmentKind.DOCKER:
+            from app.environments.choice import QuickestProvider
+
+            return QuickestProvider(settings, fetch_bundle=fetch_bundle, gate=gate)
+        case EnvironmentKind.OCI:
+            from app.environments.oci import OciProvider
+
+            return OciProvider(settings, fetch_bundle=fetch_bundle, gate=gate)
         case EnvironmentKind.LOCAL:
             from app.environments.local import LocalProvider
 

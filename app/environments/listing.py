@@ -12,6 +12,7 @@ from uuid import UUID
 
 from app.environments.engine import ROLE, Engine, engine_of
 from app.environments.local import OWNER
+from app.environments.oci import Records
 from app.errors import EngineUnavailable, EnvironmentFailed
 from app.ledger.receipt_check import Listed
 from app.ledger.receipts import ObjectKind
@@ -19,8 +20,8 @@ from app.settings import Settings
 
 
 def listed(settings: Settings) -> tuple[list[Listed], bool]:
-    """Containers, networks, volumes and folders with our label, and whether an engine answered."""
-    folders = list(_folders(settings))
+    """Containers, networks, volumes, folders and environments with our label, and whether an engine answered."""
+    folders = [*_folders(settings), *_engineless(settings)]
     try:
         engine = engine_of(settings)
         with engine.named("list what is ours", EnvironmentFailed):
@@ -71,6 +72,12 @@ def _folders(settings: Settings) -> Iterator[Listed]:
             yield _listed(ObjectKind.FOLDER, file.parent.name, str(file.parent), labels, _made(file))
 
 
+def _engineless(settings: Settings) -> Iterator[Listed]:
+    for found in Records(settings.home.resolve()).all():
+        if found.installation == settings.installation:
+            yield _listed(ObjectKind.ENVIRONMENT, found.id, found.image, found.labels, found.made_unix_s)
+
+
 def labels_of(owner: Path) -> dict[str, str]:
     """The labels of a local environment; nothing when it is going or half written."""
     try:
@@ -93,7 +100,7 @@ def _ours(settings: Settings) -> dict[str, str]:
 
 def _listed(kind: ObjectKind, identity: str, name: str, labels: Mapping[str, str], made: float) -> Listed:
     run, attempt, instance = (label_id(labels, part) for part in ("run", "attempt", "instance"))
-    role = labels.get(ROLE, "environment" if kind is ObjectKind.FOLDER else "")
+    role = labels.get(ROLE, "" if kind.engines else "environment")
     return Listed(kind, identity, name, role, run, attempt, instance, max(0.0, time.time() - made))
 
 

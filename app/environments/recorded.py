@@ -21,7 +21,7 @@ from app.ledger import receipts
 from app.ledger.database import Database
 from app.ledger.receipts import ObjectKind, Owner, Remover, Thing
 from app.models.shell import Interactive, StatefulShell
-from app.models.spec import EnvironmentKind, EnvironmentSpec, Network
+from app.models.spec import EnvironmentSpec, Network
 from app.settings import Settings
 
 log = structlog.get_logger()
@@ -100,6 +100,10 @@ class RecordedEnvironment:
             log.warning("environment.end_not_recorded", environment=self.id, error=str(error))
 
 
+_OBJECTS = {"local": ObjectKind.FOLDER, "oci": ObjectKind.ENVIRONMENT}
+"""What a receipt calls an environment that says to be of this kind; any other is a container."""
+
+
 class Recording:
     """A provider whose environments are recorded as soon as they exist."""
 
@@ -115,7 +119,7 @@ class Recording:
         begun = time.time()
         environment = self._provider.create(spec, tags, timeout_s=timeout_s)
         try:
-            own, shared = self._made(environment.id, spec, tags, begun)
+            own, shared = self._made(environment, spec, tags, begun)
             self._note([*own, *shared])
         except BaseException:
             environment.destroy()
@@ -132,14 +136,17 @@ class Recording:
         except DatabaseUnavailable as error:
             log.warning("environment.not_recorded", environment=things[0].id, error=str(error))
 
-    def _made(self, identity: str, spec: EnvironmentSpec, tags: Tags, begun: float) -> tuple[list[Thing], list[Thing]]:
+    def _made(
+        self, environment: Environment, spec: EnvironmentSpec, tags: Tags, begun: float
+    ) -> tuple[list[Thing], list[Thing]]:
         """What goes with the environment, and what stays for others (the first network of an installation)."""
-        owner, now = owner_of(tags), datetime.now(UTC)
-        if spec.kind is EnvironmentKind.LOCAL:
-            return [Thing(ObjectKind.FOLDER, identity, owner, now)], []
+        identity, owner, now = environment.id, owner_of(tags), datetime.now(UTC)
+        kind = _OBJECTS.get(environment.describe()["kind"], ObjectKind.CONTAINER)
+        if not kind.engines:
+            return [Thing(kind, identity, owner, now)], []
         from app.environments import listing  # the engine's client is not everywhere
 
-        own = [Thing(ObjectKind.CONTAINER, identity, owner, now)]
+        own = [Thing(kind, identity, owner, now)]
         shared: list[Thing] = []
         try:
             volumes = listing.volumes_of(self._settings, identity)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import socket
 import time
@@ -18,6 +19,8 @@ import structlog
 from app.environments.engine import ROLE, engine_of
 from app.environments.listing import label_id, listed
 from app.environments.local import OWNER, end
+from app.environments.oci import Records
+from app.environments.oci import end as end_environment
 from app.errors import EngineUnavailable, EnvironmentFailed
 from app.ledger import receipts
 from app.ledger.database import Database
@@ -51,7 +54,7 @@ class Sweeper:
         """
         owners = _Owners({str(one) for one in live_instances}, {str(one) for one in ended})
         self._sweep_scratch(owners)
-        removed = [*self._sweep_folders(owners), *self._sweep_containers(owners)]
+        removed = [*self._sweep_folders(owners), *self._sweep_engineless(owners), *self._sweep_containers(owners)]
         if self._database is not None:
             with self._database.begin() as connection:
                 receipts.destroyed(connection, [thing for thing in removed if thing], Remover.SWEEPER)
@@ -96,6 +99,24 @@ class Sweeper:
                 removed.append(_thing(ObjectKind.FOLDER, file.parent.name, labels, made))
         return removed
 
+    def _sweep_engineless(self, owners: _Owners) -> list[Thing | None]:
+        """What stands here without an engine."""
+        home = self._settings.home.resolve()
+        removed: list[Thing | None] = []
+        for one in list(Records(home).all()):
+            ours = one.installation == self._settings.installation
+            deadline = one.deadline_unix_s or math.inf
+            # Without labels it was being made when its maker died.
+            if not one.labels or (ours and _doomed(one.labels, one.made_unix_s, deadline, owners)):
+                try:
+                    end_environment(home, one.id)
+                except EnvironmentFailed as error:  # the next sweep tries again
+                    log.error("sweeper.environment_stays", environment=one.id, reason=str(error))
+                    continue
+                log.warning("environment.swept", environment=one.id)
+                removed.append(_thing(ObjectKind.ENVIRONMENT, one.id, one.labels, one.made_unix_s))
+        return removed
+
     def _settle(self, database: Database) -> None:
         """The ledger is read first: what is recorded after our look at the world is newer than it."""
         standing = receipts.open_in_sight(database, socket.gethostname())
@@ -103,7 +124,7 @@ class Sweeper:
             return
         there, engine = listed(self._settings)
         ids = {thing.id for thing in there}
-        gone = [one for one, kind in standing if one not in ids and (engine or kind is ObjectKind.FOLDER)]
+        gone = [one for one, kind in standing if one not in ids and (engine or not kind.engines)]
         with database.begin() as connection:
             receipts.vanished(connection, gone)
 

@@ -55,7 +55,7 @@ def _objects_differ(receipt: Receipt, world: World) -> list[Difference]:
     there = {thing.id for thing in world.things}
     found = []
     for line in receipt.objects:
-        seen = line.kind is ObjectKind.FOLDER or "engine" not in world.silent
+        seen = not line.kind.engines or "engine" not in world.silent
         what, left = None, False
         if line.destroyed_at is not None and line.engine_id in there:
             what, left = f"on record as removed by the {line.destroyed_by}, and still there", True

@@ -26,6 +26,12 @@ class ObjectKind(StrEnum):
     NETWORK = "network"
     VOLUME = "volume"
     FOLDER = "folder"  # of a local environment
+    ENVIRONMENT = "environment"  # made on its host without an engine
+
+    @property
+    def engines(self) -> bool:
+        """True when an engine lists it; else its host's disk tells."""
+        return self not in (ObjectKind.FOLDER, ObjectKind.ENVIRONMENT)
 
 
 class Remover(StrEnum):
@@ -125,7 +131,8 @@ def _arrays(things: Sequence[Thing]) -> dict[str, list[Any]]:
 _IN_SIGHT = text("""
 SELECT o.engine_id, o.kind FROM engine_objects o JOIN instances i ON i.id = o.instance_id
 WHERE o.destroyed_at IS NULL AND o.created_at < clock_timestamp() - interval '5 s'
-    AND (i.provider = 'process' OR i.provider = 'docker' AND (o.kind <> 'folder' OR i.state IN ('terminated', 'failed'))
+    AND (i.provider = 'process' OR i.provider = 'docker' AND (o.kind NOT IN ('folder', 'environment')
+        OR i.state IN ('terminated', 'failed'))
         OR i.provider = 'static' AND split_part(coalesce(i.handle, ''), ':', 1) = :host)
 """)
 

@@ -31,7 +31,8 @@ class Mode(StrEnum):
 
 
 class EnvironmentKind(StrEnum):
-    DOCKER = "docker"
+    DOCKER = "docker"  # a container; how it is made is `Settings.container_runtime`
+    OCI = "oci"  # a container made without a daemon, by name
     LOCAL = "local"  # a temporary folder and a process group: no isolation, only by name
 
 
@@ -68,6 +69,7 @@ class Resources(Wire):
     cpus: float = Field(default=2.0, gt=0, le=256)
     memory_bytes: int = Field(default=2 << 30, ge=16 << 20)  # swap is not added
     pids: int = Field(default=512, ge=16)
+    disk_bytes: int | None = Field(default=None, ge=64 << 20)  # what it may write; None: 16 GiB, where it is watched
 
 
 class EnvironmentSpec(Wire):

@@ -14,7 +14,8 @@ import requests
 import structlog
 from docker.errors import APIError, NotFound
 
-from app.errors import EngineUnavailable
+from app.environments.oci import Records, end
+from app.errors import EngineUnavailable, EnvironmentFailed
 from app.settings import PREFIX, Settings
 from app.stack import postgres, redis
 from app.stack.engine import connected
@@ -86,6 +87,20 @@ def remove_from_engine(settings: Settings) -> Removed:
             )
     except (EngineUnavailable, requests.ConnectionError):
         return Removed()
+
+
+def end_environments(settings: Settings) -> int:
+    """End every environment of this installation that no engine knows of; how many."""
+    home = settings.home.resolve()
+    ended = 0
+    for one in list(Records(home).all()):
+        if one.installation == settings.installation:
+            try:
+                end(home, one.id)
+                ended += 1
+            except EnvironmentFailed as error:
+                log.error("leftovers.environment_stays", environment=one.id, reason=str(error))
+    return ended
 
 
 def strangers_in_engine(settings: Settings) -> int:

@@ -15,7 +15,7 @@ from app.errors import ImageBuildFailed, ImageUnavailable, InstallationFailed
 from app.ledger import schema
 from app.ledger.database import Database, dispatcher_leads
 from app.settings import Settings
-from app.stack import base_image, engine, flower, leftovers, ports, postgres, redis, supervisor
+from app.stack import base_image, engine, flower, leftovers, ports, postgres, redis, supervisor, tools
 from app.stack.engine import DOCKERD, Dockerd, EngineReport
 from app.stack.home import environment, exclusively, logs_folder, prepare, run_folder
 from app.stack.leftovers import Removed
@@ -116,6 +116,8 @@ def down(settings: Settings, report: Report, *, purge: bool = False, table: Tabl
         removed = leftovers.remove_from_engine(settings)
         if removed.anything:
             report(f"removed {removed.containers} containers, {removed.networks} networks, {removed.volumes} volumes")
+        if environments := leftovers.end_environments(settings):
+            report(f"ended {environments} environments that stood without an engine")
         engine_stopped, strangers = _stop_engine(settings, report)
     if purge:
         _purge(settings)
@@ -138,6 +140,7 @@ def _ensure_engine(
         except (ImageBuildFailed, ImageUnavailable) as error:
             # Datasets that bring their own images need no base.
             report(f"no base image: {error}")
+    tools.ensure_tools(settings, may_install=may_install, report=report)
     return found
 
 

@@ -65,6 +65,11 @@ def of_kind(kind: EnvironmentKind) -> Callable[[Settings], EnvironmentProvider]:
     return lambda settings: provider_for(kind, settings, lambda bundle: CONTEXT)
 
 
+def engine_made(settings: Settings) -> EnvironmentProvider:
+    """Containers of an engine, also where this host could make them by itself."""
+    return of_kind(EnvironmentKind.DOCKER)(settings.model_copy(update={"container_runtime": "docker"}))
+
+
 def by_way(*names: str) -> Callable[[Settings], EnvironmentProvider]:
     """Containers that are entered by these ways alone."""
 
@@ -88,7 +93,8 @@ def prepared_folder(request: pytest.FixtureRequest) -> EnvironmentSpec:
 
 
 GROUNDS = [
-    Ground("docker", "docker", of_kind(EnvironmentKind.DOCKER), base_image),
+    Ground("docker", "docker", engine_made, base_image),
+    Ground("oci", "oci", of_kind(EnvironmentKind.OCI), base_image),
     Ground("docker-helper-copied", "docker", by_way("CopiedHelper"), base_image),
     Ground("docker-no-helper", "docker", by_way("NoHelper", "NoHelperNorInit"), base_image),
     Ground("local", "local", of_kind(EnvironmentKind.LOCAL), prepared_folder, isolates=False, marks=()),

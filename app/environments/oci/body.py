@@ -1,0 +1,245 @@
+"""One environment's files, limits and processes: started, stopped, ended. Talking to it is the session's affair."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from app.environments.disk import disk_named
+from app.environments.oci import kernel, namespace, overlay
+from app.environments.oci.cgroups import Cgroup
+from app.environments.oci.records import Records
+from app.environments.oci.runtime import Runtime, runtime_of
+from app.environments.oci.specification import Plan, configuration
+from app.environments.oci.store import ImageStore, StoredImage
+from app.environments.oci.system_layer import stacked, system_layer
+from app.errors import EnvironmentFailed
+from app.models.spec import Resources
+
+log = structlog.get_logger()
+
+_END_S = 20.0
+"""The kernel may take long over a process in the middle of a disk's work."""
+_BACKLOG = 128
+
+
+@dataclass(frozen=True)
+class Site:
+    """What all environments of one home share."""
+
+    home: Path
+    records: Records
+    store: ImageStore
+    runtime: Runtime
+    system: str  # the layer above every image
+
+    @classmethod
+    def of(cls, home: Path, runtime: Runtime, helper: Path) -> Site:
+        """helper: the session's. Raises: DiskFull."""
+        store = ImageStore(home)
+        site = cls(home, Records(home), store, runtime, system_layer(store, helper))
+        site.root.mkdir(parents=True, exist_ok=True)
+        return site
+
+    @property
+    def root(self) -> Path:
+        """Where file systems are mounted: one place for all, since each start sees only its own."""
+        return self.home / "environments" / "root"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How an environment is to be started."""
+
+    image: StoredImage
+    resources: Resources
+    env: Mapping[str, str]
+    workdir: str
+
+
+class Body:
+    """The environment of a record, which must have been written before."""
+
+    def __init__(self, site: Site, identity: str) -> None:
+        self._site = site
+        self.id = identity
+        self.folder = site.records.place(identity)
+        self.cgroup = Cgroup(identity)
+
+    @property
+    def upper(self) -> Path:
+        """What was written, as overlayfs keeps it."""
+        return self.folder / "upper"
+
+    @property
+    def _work(self) -> Path:
+        return self.folder / "work"
+
+    @property
+    def _configuration(self) -> Path:
+        return self.folder / "config.json"
+
+    @property
+    def _log(self) -> Path:
+        return self.folder / "runtime.log"
+
+    @property
+    def address(self) -> Path:
+        """Where its helper listens."""
+        return self.folder / "s"
+
+    @property
+    def pid(self) -> int | None:
+        """Its first process by this host's numbers."""
+        return self._site.runtime.pid(self.id)
+
+    @property
+    def lives(self) -> bool:
+        """Whether its first process runs: with it everything would have ended."""
+        first = self.pid
+        return first is not None and first in self.cgroup.processes()
+
+    def processes(self) -> list[int]:
+        """What runs in it but for the session's helper, by this host's numbers."""
+        first = self.pid
+        helper = None if first is None else _program(first)
+        return [pid for pid in self.cgroup.processes() if _program(pid) not in (helper, None)]
+
+    # --- Start ----------------------------------------------------------------------------------------------------
+
+    def start(self, wish: Wish) -> None:
+        """Start it with an empty layer of its own; connections are taken from now on.
+
+        Raises: EnvironmentFailed, DiskFull.
+        """
+        with disk_named(f"start environment {self.id[:12]}"):
+            try:
+                self._start(wish)
+            except OSError as error:
+                raise EnvironmentFailed(f"environment {self.id[:12]} could not be started: {error}") from error
+
+    def _start(self, wish: Wish) -> None:
+        self.upper.mkdir()
+        self._work.mkdir()
+        self._write_configuration(wish)
+        self.cgroup.make(wish.resources, self._site.runtime.devices)
+        layers = [self._site.store.layers / name for name in stacked(self._site.system, wish.image.layers)]
+        with self._listening() as listening:
+            namespace.apart(lambda: self._born(wish, layers, listening), needs=self._site.home)
+
+    def _born(self, wish: Wish, layers: list[Path], listening: socket.socket) -> None:
+        """In a thread whose mounts and limits are the environment's."""
+        root = self._site.root
+        overlay.mount(layers, self.upper, self._work, root)
+        handle = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            kernel.make_folders_inside(handle, wish.workdir)
+        finally:
+            os.close(handle)
+        with self.cgroup.joined() as prefix:
+            self._site.runtime.start(self.id, self.folder, self._log, listening, prefix)
+
+    def _listening(self) -> socket.socket:
+        """The socket that the helper inherits: reachable by its name out here, nameless inside."""
+        found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        folder = os.open(self.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            found.bind(f"/proc/self/fd/{folder}/{self.address.name}")  # a socket's name has 107 bytes at most
+            os.chmod(self.address, 0o600)
+            found.listen(_BACKLOG)
+        except BaseException:
+            found.close()
+            raise
+        finally:
+            os.close(folder)
+        return found
+
+    def _write_configuration(self, wish: Wish) -> None:
+        annotations, rules = self._site.runtime.seccomp()
+        plan = Plan(
+            root=self._site.root,
+            env={**wish.image.env, **wish.env},
+            cgroup_mounts=self.cgroup.mounts(),
+            annotations=annotations,
+            seccomp=rules,
+            cgroup=self._site.runtime.cgroup(self.id),
+        )
+        self._configuration.write_text(json.dumps(configuration(plan)))
+
+    # --- End ------------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Kill everything, leaving the files; done when nothing runs. Safe to call twice.
+
+        Raises: EnvironmentFailed: something would not die.
+        """
+        first = self.pid
+        if not self.cgroup.end(timeout_s=_END_S):
+            raise EnvironmentFailed(f"environment {self.id[:12]} would not die within {_END_S:.0f} s.")
+        if first is not None:
+            with suppress(ChildProcessError):  # ours only where nobody else adopts orphans
+                os.waitpid(first, os.WNOHANG)
+        self._site.runtime.forget(self.id)
+
+    def wipe(self) -> int:
+        """Remove all files of a stopped environment; how many it had written."""
+        count = sum(len(folders) + len(files) for _, folders, files in os.walk(self.upper))
+        for folder in (self.upper, self._work):
+            with suppress(FileNotFoundError):
+                shutil.rmtree(folder)
+        for file in (self._configuration, self._log, self.address):
+            file.unlink(missing_ok=True)
+        return count
+
+    def end(self) -> None:
+        """Stop and remove everything, the record last. Safe to call twice, from any process.
+
+        Raises: EnvironmentFailed: something would not die, or go; its record stays for the sweeper.
+        """
+        self.stop()
+        try:
+            self.wipe()
+            self._site.records.remove(self.id)
+        except OSError as error:
+            if self.folder.exists():
+                raise EnvironmentFailed(f"the files of environment {self.id[:12]} would not go: {error}") from error
+
+
+def end(home: Path, identity: str) -> None:
+    """End an environment by its id alone, whichever process made it, also where none could be made now.
+
+    Raises: EnvironmentFailed: something would not die, or go.
+    """
+    runtime = runtime_of(home) or Runtime("none", Path("/nonexistent"), home / "run" / "oci", home / "cache" / "oci")
+    Body(Site(home, Records(home), ImageStore(home), runtime, ""), identity).end()
+
+
+def _program(pid: int) -> tuple[int, int] | None:
+    """Which file a process runs; None when it has just ended."""
+    try:
+        found = os.stat(f"/proc/{pid}/exe")
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def written_bytes(folder: Path) -> int:
+    """What the files below take on disk."""
+    total = 0
+    pending = [str(folder)]
+    while pending:
+        with suppress(OSError), os.scandir(pending.pop()) as entries:  # files come and go
+            for entry in entries:
+                with suppress(OSError):
+                    total += entry.stat(follow_symlinks=False).st_blocks * 512
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(entry.path)
+    return total

@@ -1,0 +1,99 @@
+"""Disk limits without the file system's help: what environments have written is looked at, and who took too much ends.
+
+A look costs a call when the disk's free space has not shrunk; only then are folders added up.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from pathlib import Path
+
+import structlog
+
+from app.environments.oci.environment import OciEnvironment
+from app.errors import StationError
+from app.models.spec import EnvironmentSpec
+
+log = structlog.get_logger()
+
+LIMIT_BYTES = 16 << 30
+"""What an environment may write when its task says nothing else."""
+_LOOK_S = 0.5
+_GROWTH_BYTES = 32 << 20
+"""So much less free space is worth a closer look."""
+_CLOSER_LOOK_S = 10.0
+"""A closer look comes at the latest after so long: environments may grow while others shrink."""
+_RESERVE = 0.02
+"""Of the disk, kept for the host: below it the largest environment ends, whatever its limit."""
+
+
+def limit_of(spec: EnvironmentSpec) -> int:
+    """Bytes that an environment may write."""
+    return int(getattr(spec.resources, "disk_bytes", None) or LIMIT_BYTES)
+
+
+class DiskWatch:
+    """Watches the environments of one provider, while there are any."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._watched: weakref.WeakKeyDictionary[OciEnvironment, int] = weakref.WeakKeyDictionary()
+        self._thread: threading.Thread | None = None
+        self._free_bytes = 0
+        self._looked = 0.0
+
+    def watch(self, environment: OciEnvironment, limit_bytes: int) -> None:
+        """Until it is gone, or nobody knows it any more."""
+        with self._lock:
+            self._watched[environment] = limit_bytes
+            if self._thread is None or not self._thread.is_alive():  # a fork has no threads of its parent
+                self._free_bytes = 0
+                self._thread = threading.Thread(target=self._go_on, name="disk-watch", daemon=True)
+                self._thread.start()
+
+    def _go_on(self) -> None:
+        while True:
+            time.sleep(_LOOK_S)
+            with self._lock:
+                for environment in [one for one in self._watched if one.gone]:
+                    del self._watched[environment]
+                if not self._watched:
+                    self._thread = None
+                    return
+            try:
+                self.look()
+            except OSError as error:
+                log.warning("disk_watch.failed", reason=str(error))
+
+    def look(self) -> None:
+        """End those that are over their limits, or the largest when the disk is nearly full."""
+        disk = os.statvfs(self._folder)
+        free_bytes = disk.f_bavail * disk.f_frsize
+        full = free_bytes < disk.f_blocks * disk.f_frsize * _RESERVE
+        shrunk = free_bytes < self._free_bytes - _GROWTH_BYTES
+        if not (full or shrunk or time.monotonic() - self._looked > _CLOSER_LOOK_S):
+            self._free_bytes = max(self._free_bytes, free_bytes)
+            return
+        self._looked, self._free_bytes = time.monotonic(), free_bytes
+        self._look_closer(full)
+
+    def _look_closer(self, full: bool) -> None:
+        with self._lock:
+            watched = list(self._watched.items())
+        sizes = {environment: environment.written_bytes() for environment, _ in watched}
+        for environment, limit_bytes in watched:
+            if sizes[environment] > limit_bytes:
+                self._end(environment, f"disk limit of {limit_bytes} bytes reached, {sizes[environment]} written")
+        largest = max(sizes, key=lambda one: sizes[one], default=None)
+        if full and largest is not None and sizes[largest] > _GROWTH_BYTES:
+            self._end(largest, f"the host's disk is nearly full, and it had written most ({sizes[largest]} bytes)")
+
+    def _end(self, environment: OciEnvironment, why: str) -> None:
+        try:
+            environment.fail(why)
+        except (OSError, StationError) as error:
+            log.warning("environment.not_ended", environment=environment.id, reason=str(error))

@@ -1,0 +1,214 @@
+"""Images of the engine on this host, by content hash: made and pulled there, used here without it.
+
+The engine's own layer folders are not mounted: it may remove them under us. Where they are visible their files are
+linked into the store instead, which copies nothing, shares the page cache with the engine's containers, and outlives
+the engine's copy. Elsewhere the image is exported.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from app.environments.engine import Engine
+from app.environments.oci import kernel, namespace
+from app.environments.oci.store import ImageStore, StoredImage, image_of, layer_name
+from app.environments.oci.unpack import Digesting, Fill, unpack
+from app.errors import ImageUnavailable
+
+log = structlog.get_logger()
+
+_OPAQUE = "trusted.overlay.opaque"
+_ENTANGLED = ("trusted.overlay.redirect", "trusted.overlay.metacopy")
+"""A folder or file with one of these means something only together with the engine's other layers."""
+
+
+def take(engine: Engine, image_id: str, store: ImageStore, *, timeout_s: float) -> StoredImage:
+    """Have an image of the engine in the store.
+
+    Raises: ImageUnavailable, EngineUnavailable, DiskFull.
+    """
+    with engine.named(f"look at image {image_id}", ImageUnavailable):
+        about: dict[str, Any] = engine.api.inspect_image(image_id)  # type: ignore[no-untyped-call]
+    digests = about["RootFS"].get("Layers") or []
+    if not digests:
+        raise ImageUnavailable(f"expected layers in image {image_id}, found none.")
+    image = image_of(about["Id"], digests, about.get("Config") or {})
+    store.announce(image)
+    folders = _visible(about, len(digests))
+    for name, folder in zip(image.layers, folders, strict=False):
+        _link(store, name, folder, timeout_s)
+    if store.image(image.id) is None:
+        _export(engine, image, store, timeout_s)
+    if (found := store.image(image.id)) is None:
+        raise ImageUnavailable(f"image {image_id}: the engine's export lacks some of its {len(digests)} layers.")
+    return found
+
+
+# --- By links -------------------------------------------------------------------------------------------------------
+
+
+def _visible(about: dict[str, Any], count: int) -> list[Path]:
+    """The engine's folders of the layers, bottom first; none when it keeps them otherwise, or not here."""
+    driver = about.get("GraphDriver") or {}
+    data = driver.get("Data") or {}
+    if driver.get("Name") != "overlay2" or not data.get("UpperDir") or os.geteuid() != 0:
+        return []
+    lower = [folder for folder in (data.get("LowerDir") or "").split(":") if folder]
+    folders = [Path(folder) for folder in (*reversed(lower), data["UpperDir"])]
+    return folders if len(folders) == count and all(folder.is_dir() for folder in folders) else []
+
+
+def _link(store: ImageStore, name: str, folder: Path, timeout_s: float) -> None:
+    """Have a layer by linking the engine's files; when that cannot be, leave it to the export."""
+
+    def fill(fresh: Path) -> int:
+        return namespace.apart(lambda: _linked(folder, fresh), needs=fresh)
+
+    try:
+        store.add_layer(name, fill, timeout_s=timeout_s)
+    except (OSError, _Entangled) as error:
+        if isinstance(error, OSError) and error.errno not in (errno.EXDEV, errno.EMLINK, errno.EPERM, errno.ENOENT):
+            raise
+        log.debug("layer.not_linked", layer=name, reason=str(error))
+
+
+class _Entangled(Exception):
+    """A layer that is no whole by itself."""
+
+
+def _linked(source: Path, target: Path) -> int:
+    identity = source.stat()
+    _uncover(source)
+    seen = source.stat()
+    if (seen.st_dev, seen.st_ino) != (identity.st_dev, identity.st_ino):
+        raise OSError(errno.EXDEV, "the engine's folder is a file system of its own", str(source))
+    return _link_folder(str(source), str(target))
+
+
+def _uncover(folder: Path) -> None:
+    """Take away what the engine has mounted over its own folder: the kernel links within one mount only."""
+    covers = []
+    for line in Path("/proc/thread-self/mountinfo").read_text().splitlines():
+        where = line.split()[4].encode().decode("unicode_escape")
+        if where != "/" and folder.is_relative_to(where):
+            covers.append(where)
+    for where in reversed(covers):
+        kernel.unmount(where)
+
+
+def _link_folder(source: str, target: str) -> int:
+    size_bytes = 0
+    with os.scandir(source) as entries:
+        for entry in entries:
+            about = entry.stat(follow_symlinks=False)
+            place = f"{target}/{entry.name}"
+            if stat.S_ISDIR(about.st_mode):
+                os.mkdir(place)
+                size_bytes += _link_folder(entry.path, place)
+            else:
+                if stat.S_ISREG(about.st_mode):
+                    _refuse_entangled(entry.path)
+                    size_bytes += about.st_size
+                if not _is_device(about):
+                    os.link(entry.path, place, follow_symlinks=False)
+    _dress(source, target)
+    return size_bytes
+
+
+def _is_device(about: os.stat_result) -> bool:
+    """Not so what overlayfs takes for a deletion."""
+    return stat.S_ISBLK(about.st_mode) or (stat.S_ISCHR(about.st_mode) and about.st_rdev != 0)
+
+
+def _dress(source: str, target: str) -> None:
+    about = os.stat(source)
+    os.chown(target, about.st_uid, about.st_gid)
+    os.chmod(target, stat.S_IMODE(about.st_mode))
+    _refuse_entangled(source)
+    for name in os.listxattr(source):
+        if name == _OPAQUE or not name.startswith("trusted.overlay."):
+            os.setxattr(target, name, os.getxattr(source, name))
+    os.utime(target, ns=(about.st_atime_ns, about.st_mtime_ns))
+
+
+def _refuse_entangled(path: str) -> None:
+    if any(name in _ENTANGLED for name in os.listxattr(path, follow_symlinks=False)):
+        raise _Entangled(f"{path} refers to other layers")
+
+
+# --- By export ------------------------------------------------------------------------------------------------------
+
+
+class _Stream:
+    """The engine's export as a file."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+        self._rest = b""
+
+    def read(self, size: int = -1, /) -> bytes:
+        while len(self._rest) < size and (chunk := next(self._chunks, None)) is not None:
+            self._rest += chunk
+        data, self._rest = self._rest[:size], self._rest[size:]
+        return data
+
+
+def _export(engine: Engine, image: StoredImage, store: ImageStore, timeout_s: float) -> None:
+    """Unpack the export as it comes. It names its layers only at the end, but their content tells who they are."""
+    with engine.named(f"export image {image.id}", ImageUnavailable):
+        chunks = engine.api.get_image(image.id)
+        stream = _Stream(iter(chunks))
+        with tarfile.open(fileobj=stream, mode="r|", bufsize=1 << 20) as tar:  # type: ignore[call-overload]
+            for member in tar:
+                tar.members = []
+                content = tar.extractfile(member) if member.isreg() and _may_be_layer(member.name) else None
+                if content is not None:
+                    _take_layer(store, image, member.name, content, timeout_s)
+
+
+def _may_be_layer(name: str) -> bool:
+    return name.endswith("/layer.tar") or name.startswith("blobs/sha256/")
+
+
+def _take_layer(store: ImageStore, image: StoredImage, name: str, content: Any, timeout_s: float) -> None:
+    if name.startswith("blobs/"):  # newer engines name each by its digest
+        known = layer_name(name.rpartition("/")[2])
+        if known in image.layers:
+            store.add_layer(known, _of_digest(content, known), timeout_s=timeout_s)
+        return
+    _take_unnamed(store, image, content, timeout_s)
+
+
+def _of_digest(content: Any, name: str) -> Fill:
+    def fill(fresh: Path) -> int:
+        digesting = Digesting(content)
+        size_bytes = unpack(digesting, fresh)
+        if layer_name(digesting.finish()) != name:
+            raise ImageUnavailable(f"the engine's export is damaged: layer {name} has another content.")
+        return size_bytes
+
+    return fill
+
+
+def _take_unnamed(store: ImageStore, image: StoredImage, content: Any, timeout_s: float) -> None:
+    with store.scratch() as fresh:
+        digesting = Digesting(content)
+        size_bytes = unpack(digesting, fresh)
+        name = layer_name(digesting.finish())
+        if name not in image.layers:
+            raise ImageUnavailable(f"the engine's export of {image.id} has a layer {name} which the image has not.")
+
+        def fill(place: Path) -> int:
+            place.rmdir()
+            fresh.rename(place)
+            return size_bytes
+
+        store.add_layer(name, fill, timeout_s=timeout_s)

@@ -1,0 +1,123 @@
+"""Which stored image a task's environment wants: from the engine where one answers, else from the registry."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable
+
+import structlog
+
+from app.environments.engine import engine_of
+from app.environments.host_slots import Gate, turn
+from app.environments.image_store.names import built_for_all, in_mirror, registry_of
+from app.environments.images import Images
+from app.environments.oci import engine_images
+from app.environments.oci.registry import Reference, Registry
+from app.environments.oci.store import ImageStore, StoredImage
+from app.errors import EngineUnavailable, ImageUnavailable
+from app.models.spec import Bundle, EnvironmentSpec
+from app.settings import Settings
+
+log = structlog.get_logger()
+
+_BELIEVED_S = 30.0
+"""So long a reference is taken for what it was when it was last asked for: a tag may move."""
+
+
+class OciImages:
+    """The images of one home, made and fetched once however many ask."""
+
+    def __init__(
+        self, settings: Settings, store: ImageStore, *, fetch_bundle: Callable[[Bundle], bytes], gate: Gate
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._gate = gate
+        self._engines = Images(settings, fetch_bundle=fetch_bundle, gate=gate)
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[str, float]] = {}  # image id and until when it is believed
+
+    def ensure(self, spec: EnvironmentSpec, *, timeout_s: float) -> StoredImage:
+        """Have the spec's image in the store.
+
+        Raises: ImageUnavailable, ImageBuildFailed, EngineUnavailable, DiskFull.
+        """
+        name = spec.image or (spec.build.model_dump_json() if spec.build else "")
+        if (known := self._believed(name)) is not None:
+            return known
+        image = self._found(spec, time.monotonic() + timeout_s)
+        with self._lock:
+            self._known[name] = (image.id, time.monotonic() + _BELIEVED_S)
+        return image
+
+    def _believed(self, name: str) -> StoredImage | None:
+        with self._lock:
+            image_id, until = self._known.get(name, ("", 0.0))
+        return self._store.image(image_id) if time.monotonic() < until else None
+
+    def _found(self, spec: EnvironmentSpec, deadline: float) -> StoredImage:
+        reference = spec.image
+        if reference is not None and reference.startswith("sha256:") and (here := self._store.image(reference)):
+            return here
+        try:
+            with self._engines.kept(spec, timeout_s=deadline - time.monotonic()) as image_id:
+                image = self._store.image(image_id) or self._taken(image_id, deadline)
+        except EngineUnavailable as error:
+            log.debug("image.without_engine", image=spec.label, reason=str(error))
+            return self._pulled(reference or self._built_elsewhere(spec, error), deadline)
+        if reference is not None:
+            self._store.remember(reference, image_id)
+        return image
+
+    def _built_elsewhere(self, spec: EnvironmentSpec, error: EngineUnavailable) -> str:
+        """What the mirror calls the image of a recipe, which cannot be built here."""
+        mirror = self._settings.image_mirror
+        if mirror is None or spec.build is None:
+            raise EngineUnavailable(
+                f"an image made by a recipe needs a container engine to build it, or a registry in "
+                f"MEGAFLOW_IMAGE_MIRROR that has it: {error}"
+            ) from error
+        return built_for_all(mirror, spec.build, self._settings.base_image)
+
+    def _taken(self, image_id: str, deadline: float) -> StoredImage:
+        left_s = max(0.0, deadline - time.monotonic())
+        return engine_images.take(engine_of(self._settings), image_id, self._store, timeout_s=left_s)
+
+    def _pulled(self, reference: str, deadline: float) -> StoredImage:
+        """One that was here before is not asked for again, as an engine does it, too."""
+        if (here := self._recalled(reference)) is not None:
+            return here
+        name = f"oci-pull-{hashlib.sha256(reference.encode()).hexdigest()[:24]}"
+        try:
+            with turn(self._settings.home / "run" / "slots" / name, timeout_s=deadline - time.monotonic()):
+                return self._recalled(reference) or self._pull_first(reference, deadline)
+        except TimeoutError as error:
+            raise ImageUnavailable(f"could not pull {reference} in time: {error}; try again.") from error
+
+    def _recalled(self, reference: str) -> StoredImage | None:
+        image_id = self._store.recall(reference)
+        return self._store.image(image_id) if image_id else None
+
+    def _pull_first(self, reference: str, deadline: float) -> StoredImage:
+        refusals = []
+        for candidate in self._candidates(reference):
+            limit, begun = f"image_pulls:{registry_of(candidate)}", time.monotonic()
+            try:
+                with self._gate.hold(limit, None, timeout_s=deadline - begun):
+                    image = Registry(Reference.parse(candidate), deadline).pull(self._store)
+            except ImageUnavailable as error:
+                refusals.append(str(error))
+                continue
+            self._store.remember(reference, image.id)
+            log.info("image.pulled", image=candidate, took_s=round(time.monotonic() - begun, 3))
+            return image
+        raise ImageUnavailable(
+            f"image {reference} is not here and could not be pulled ({' '.join(refusals)}). Check the reference and "
+            "the login, or name a registry that has it in MEGAFLOW_IMAGE_MIRROR."
+        )
+
+    def _candidates(self, reference: str) -> list[str]:
+        mirror = self._settings.image_mirror
+        return [*(in_mirror(mirror, reference) if mirror else []), reference]

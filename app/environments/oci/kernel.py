@@ -1,0 +1,104 @@
+"""The system calls that Python 3.11 does not have: namespaces, mounts, lookups that stay inside a folder.
+
+All raise OSError with the kernel's errno. The lock of the interpreter is free while they run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import posixpath
+
+CLONE_FS = 0x200
+CLONE_NEWNS = 0x20000
+
+MS_RDONLY = 1
+MS_NODEV = 4
+MS_REC = 16384
+MS_SLAVE = 1 << 19
+_MNT_DETACH = 2
+
+_OPENAT2 = 437  # the same number on every machine: calls have been numbered alike since 2019
+_RESOLVE_NO_MAGICLINKS = 0x02
+_RESOLVE_IN_ROOT = 0x10
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = [("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64)]
+
+
+def machine() -> str:
+    """This machine in the words of image manifests: `amd64`, `arm64`."""
+    name = platform.machine()
+    return {"x86_64": "amd64", "aarch64": "arm64"}.get(name, name)
+
+
+def unshare(flags: int) -> None:
+    """Take the calling thread, and it alone, out of what it shares with the others."""
+    _check(_libc.unshare(flags), "unshare")
+
+
+def join_mounts(namespace: int) -> None:
+    """Let the calling thread see the mounts of a namespace (a file descriptor); it must share no folder with others."""
+    _check(_libc.setns(namespace, CLONE_NEWNS), "setns")
+
+
+def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    """mount(2). `options` is limited to a page by the kernel."""
+    words = [None if word is None else os.fsencode(word) for word in (source, target, kind, options)]
+    _check(_libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3]), target)
+
+
+def unmount(target: str) -> None:
+    """Take a mount out of sight at once; the kernel ends it when its last user has gone."""
+    _check(_libc.umount2(os.fsencode(target), _MNT_DETACH), target)
+
+
+def open_inside(root: int, path: str, flags: int) -> int:
+    """Open `path` as if the folder `root` (a file descriptor) were /: neither links nor dots lead out of it."""
+    how = _OpenHow(flags | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
+    found = _libc.syscall(
+        ctypes.c_long(_OPENAT2), root, os.fsencode(path or "."), ctypes.byref(how), ctypes.c_size_t(ctypes.sizeof(how))
+    )
+    return _check(found, path)
+
+
+def make_folders_inside(root: int, path: str, *, mode: int = 0o755, links: int = 40) -> None:
+    """Make the folder `path` and its parents below `root`; those that are there stay as they are.
+
+    Links are followed inside `root`, also to where nothing is yet; at most `links` of these.
+    """
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    for depth in range(1, len(parts) + 1):
+        name = "/".join(parts[:depth])
+        try:
+            os.close(open_inside(root, name, os.O_PATH | os.O_DIRECTORY))
+        except FileNotFoundError:
+            target = _make_folder_inside(root, "/".join(parts[: depth - 1]), parts[depth - 1], mode)
+            if target is not None:
+                if not links:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path) from None
+                make_folders_inside(root, target, mode=mode, links=links - 1)
+
+
+def _make_folder_inside(root: int, folder: str, name: str, mode: int) -> str | None:
+    """Make one folder; when a link to nowhere is in its place, where that leads."""
+    parent = open_inside(root, folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        os.mkdir(name, mode, dir_fd=parent)
+        return None
+    except FileExistsError:
+        return posixpath.join("/", folder, os.readlink(name, dir_fd=parent))
+    finally:
+        os.close(parent)
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), what)
+    return int(result)

@@ -1,0 +1,193 @@
+"""Makes environments without a daemon."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import socket
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import structlog
+
+from app.environments.base import Route, Tags, Times
+from app.environments.host_slots import Gate, HostGate, turn
+from app.environments.oci.body import Body, Site
+from app.environments.oci.disk_watch import DiskWatch, limit_of
+from app.environments.oci.environment import OciEnvironment
+from app.environments.oci.images import OciImages
+from app.environments.oci.records import Record
+from app.environments.oci.runtime import runtime_of
+from app.environments.oci.store import ImageStore, StoredImage
+from app.environments.oci.trial import available
+from app.environments.session import binary
+from app.errors import EnvironmentFailed, ImageUnavailable
+from app.models.spec import Bundle, EnvironmentSpec, Network
+from app.settings import Settings
+
+log = structlog.get_logger()
+
+
+@dataclass
+class Order:
+    """One environment that was asked for."""
+
+    spec: EnvironmentSpec
+    tags: Tags
+    deadline: float  # monotonic
+    times: Times = field(default_factory=Times)
+
+    @property
+    def left_s(self) -> float:
+        return self.deadline - time.monotonic()
+
+
+class OciProvider:
+    """Makes environments on this host; `gate` bounds how many at a time (None: on this host alone)."""
+
+    def __init__(
+        self, settings: Settings, *, fetch_bundle: Callable[[Bundle], bytes], gate: Gate | None = None
+    ) -> None:
+        self._settings = settings
+        self._gate = gate or HostGate(settings.home / "run" / "slots")
+        self._home = settings.home.resolve()
+        self._images = OciImages(settings, ImageStore(self._home), fetch_bundle=fetch_bundle, gate=self._gate)
+        self._watch = DiskWatch(self._home)
+        self._unkept: set[str] = set()  # set-ups whose result is more than files: each environment runs them itself
+
+    @cached_property
+    def _site(self) -> Site:
+        """Raises: EnvironmentFailed: this host does not allow it."""
+        runtime = runtime_of(self._home)
+        if (why := available(self._settings)) is not None or runtime is None:
+            raise EnvironmentFailed(f"environments of the kind `oci` cannot be made here: {why}; use `docker`.")
+        return Site.of(self._home, runtime, binary(self._home))
+
+    @property
+    def store(self) -> ImageStore:
+        """The unpacked images."""
+        return self._site.store
+
+    def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
+        return self._images.ensure(spec, timeout_s=timeout_s).id
+
+    # --- Creation -------------------------------------------------------------------------------------------------
+
+    def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> OciEnvironment:
+        """As every provider; set-up commands run once per image and host, their result is kept as a layer."""
+        deadline = time.monotonic() + timeout_s
+        if spec.network is not Network.NONE:
+            raise EnvironmentFailed(
+                f"expected no network for the kind `oci`, found {spec.network.value}; use `docker`."
+            )
+        order = Order(spec, tags, deadline)
+        with order.times.measure("image"):
+            image = self._images.ensure(spec, timeout_s=timeout_s)
+        if not spec.setup:
+            order.times.phases["set_up"] = 0.0
+            return self._started(order, image)
+        key = setup_key(spec, image.id)
+        if (made := self._from_kept(order, key)) is not None:
+            return made
+        if key in self._unkept:
+            return self._set_up(order, image)
+        return self._first_of_its_kind(order, key, image)
+
+    def _from_kept(self, order: Order, key: str) -> OciEnvironment | None:
+        """On what the same set-up made before; None when nobody kept it."""
+        kept = self._site.store.snapshot(key)
+        if kept is None:
+            return None
+        order.times.route = Route.SNAPSHOT
+        order.times.phases["set_up"] = 0.0
+        return self._started(order, kept)
+
+    def _first_of_its_kind(self, order: Order, key: str, image: StoredImage) -> OciEnvironment:
+        """Run the set-up and keep what it made; who asks for the same meanwhile waits for it."""
+        place = self._settings.home / "run" / "slots" / f"oci-setup-{key[:24]}"
+        try:
+            with turn(place, timeout_s=order.left_s):
+                if (made := self._from_kept(order, key)) is not None:
+                    return made
+                environment = self._set_up(order, image)
+                self._keep(environment, key)
+                return environment
+        except TimeoutError as error:
+            raise EnvironmentFailed(f"another environment's set-up did not end in time: {error}.") from error
+
+    def _keep(self, environment: OciEnvironment, key: str) -> None:
+        try:
+            if (reason := environment.snapshot(key)) is not None:
+                self._unkept.add(key)
+                log.info("environment.setup_not_kept", environment=environment.id, reason=reason)
+        except BaseException:
+            environment.destroy()
+            raise
+
+    def _set_up(self, order: Order, image: StoredImage) -> OciEnvironment:
+        environment = self._started(order, image)
+        environment.mark_set_up()
+        try:
+            with order.times.measure("set_up"):
+                for command in order.spec.setup:
+                    result = environment.run(command, timeout_s=max(0.1, order.left_s))
+                    if not result.ok:
+                        how = "ran out of time" if result.timed_out else f"exit code {result.exit_code}"
+                        what = f"set-up command {shlex.quote(command)}: {how}"
+                        raise EnvironmentFailed(f"{what}: {result.text()[-2000:]}")
+        except BaseException:
+            environment.destroy()
+            raise
+        return environment
+
+    def _started(self, order: Order, image: StoredImage) -> OciEnvironment:
+        limit, capacity = f"environment_starts:{socket.gethostname()}", self._settings.environment_starts
+        try:
+            with self._gate.hold(limit, capacity, timeout_s=order.left_s), order.times.measure("create"):
+                environment = self._start(order, image)
+        except TimeoutError as error:
+            raise EnvironmentFailed(f"no environment could be started in time: {error}.") from error
+        self._watch.watch(environment, limit_of(order.spec))
+        log.info("environment.created", environment=environment.id, image=order.spec.label)
+        return environment
+
+    def _start(self, order: Order, image: StoredImage) -> OciEnvironment:
+        site, identity, spec = self._site, uuid.uuid4().hex, order.spec
+        with site.store.in_use():
+            if not all(site.store.has_layer(name) for name in image.layers):
+                raise ImageUnavailable(f"image {spec.label} was here and is gone ({image.id}); try again.")
+            site.records.write(Record(identity, order.tags.labels(), spec.label, image.id, image.layers))
+        environment = OciEnvironment(site, identity, spec, image, order.times)
+        try:
+            environment.start()
+            if not site.records.exists(identity):  # a sweeper was here meanwhile, and could not see all of it
+                raise EnvironmentFailed(f"environment {identity[:12]} was removed while it started.")
+        except BaseException:
+            environment.destroy()
+            raise
+        return environment
+
+    # --- Removal --------------------------------------------------------------------------------------------------
+
+    def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
+        """Also ends what killed processes left half made."""
+        kept, site, removed = keep or {}, self._site, []
+        for record in list(site.records.all()):
+            if record.installation in (installation, "") and not kept.get(record.id, False):
+                Body(site, record.id).end()
+                removed.append(record.id)
+        return removed
+
+    def evict(self, image_id: str) -> int:
+        """Give an image's disk space back; how many bytes. One in use stays: 0."""
+        return self.store.remove(image_id, keep=self._site.records.layers_in_use())
+
+
+def setup_key(spec: EnvironmentSpec, image_id: str) -> str:
+    """What two environments must share so that the set-up of one serves the other."""
+    parts = [image_id, list(spec.setup), sorted(spec.env.items()), spec.workdir, spec.network.value]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -1,0 +1,146 @@
+"""What exists here: one small file in each environment's folder, written first and removed last.
+
+From the folder's name alone all else follows (cgroup, runtime's state), so that whoever finds it can end it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import struct
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One environment: whose it is, and which layers it stands on."""
+
+    id: str
+    labels: dict[str, str]
+    image: str  # as the task names it
+    image_id: str
+    layers: tuple[str, ...] = ()  # names in the store
+    made_unix_s: float = field(default_factory=time.time)
+
+    @property
+    def installation(self) -> str:
+        return self.labels.get("megaflow", "")
+
+    @property
+    def deadline_unix_s(self) -> float:
+        """When its attempt should have ended; 0 when it does not say."""
+        return float(self.labels.get("megaflow.deadline", 0))
+
+
+class Records:
+    """The records of one home."""
+
+    def __init__(self, home: Path) -> None:
+        self.folder = home / "environments" / "oci"
+
+    def place(self, identity: str) -> Path:
+        """The folder of an environment's files."""
+        return self.folder / identity
+
+    def write(self, record: Record) -> None:
+        """Write or replace; whole at once, for readers in other processes. Makes the environment's folder."""
+        file = self._file(record.id)
+        try:
+            file.parent.mkdir()
+        except FileExistsError:
+            pass
+        except FileNotFoundError:
+            self._make_folder()
+            file.parent.mkdir()
+        fresh = file.with_name(f".{_NAME}.{threading.get_ident()}")
+        fresh.write_text(json.dumps(asdict(record)))
+        fresh.rename(file)
+
+    def _make_folder(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _scatter(self.folder)
+
+    def relabel(self, identity: str, labels: dict[str, str]) -> None:
+        """Give a living environment to somebody else. One that is gone stays gone."""
+        found = self.read(identity)
+        if found is not None:
+            self.write(replace(found, labels=labels))
+
+    def restack(self, identity: str, layers: Sequence[str]) -> None:
+        """Note that an environment stands on other layers now."""
+        found = self.read(identity)
+        if found is not None:
+            self.write(replace(found, layers=tuple(layers)))
+
+    def read(self, identity: str) -> Record | None:
+        return _parsed(self._file(identity))
+
+    def exists(self, identity: str) -> bool:
+        return self._file(identity).exists()
+
+    def remove(self, identity: str) -> None:
+        """The folder with it, which must be empty but for the record."""
+        with suppress(FileNotFoundError):
+            for name in os.listdir(self.place(identity)):
+                if name.startswith("."):  # half written by somebody who was killed
+                    os.unlink(self.place(identity) / name)
+            self._file(identity).unlink(missing_ok=True)
+            self.place(identity).rmdir()
+
+    def all(self) -> Iterator[Record]:
+        """Every environment that may exist, of whichever process; nobody's (no labels) after a minute."""
+        with suppress(FileNotFoundError):
+            for name in sorted(os.listdir(self.folder)):
+                found = self.read(name) or self._nameless(name)
+                if found is not None:
+                    yield found
+
+    def _nameless(self, identity: str) -> Record | None:
+        """A folder that does not say whose it is: its maker was killed, or is just making it; then it is none yet."""
+        try:
+            made = self.place(identity).stat().st_mtime
+        except FileNotFoundError:
+            return None
+        return Record(identity, {}, "", "", made_unix_s=made) if time.time() - made > _YOUNG_S else None
+
+    def layers_in_use(self) -> set[str]:
+        return {layer for record in self.all() for layer in record.layers}
+
+    def _file(self, identity: str) -> Path:
+        return self.folder / identity / _NAME
+
+
+_NAME = "record.json"
+_YOUNG_S = 60.0
+_GET_FLAGS, _SET_FLAGS = 0x80086601, 0x40086602
+_UNRELATED = 0x00020000
+
+
+def _scatter(folder: Path) -> None:
+    """Tell ext4 that what is in the folders below is unrelated, so that it spreads them over the disk.
+
+    Side by side they would share one small table of inodes, in which ext4 without a journal passes over everything that
+    was deleted in the last minutes: after a thousand environments each new folder costs a millisecond.
+    """
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        flags = struct.unpack("l", fcntl.ioctl(handle, _GET_FLAGS, struct.pack("l", 0)))[0]
+        fcntl.ioctl(handle, _SET_FLAGS, struct.pack("l", flags | _UNRELATED))
+    except OSError:  # another file system
+        pass
+    finally:
+        os.close(handle)
+
+
+def _parsed(file: Path) -> Record | None:
+    try:
+        values = json.loads(file.read_text())
+        return Record(**{**values, "layers": tuple(values["layers"])})
+    except (OSError, ValueError, KeyError, TypeError):  # going, or torn by a full disk
+        return None

@@ -1,0 +1,295 @@
+"""Images of a registry, without an engine: version 2 of the registries' interface, everything checked by its digest."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import requests
+import structlog
+
+from app.environments.disk import disk_named
+from app.environments.image_store.names import HUB, located, manifest_of
+from app.environments.oci import kernel
+from app.environments.oci.store import ImageStore, StoredImage, image_of, layer_name
+from app.environments.oci.unpack import Readable, from_tar
+from app.errors import ImageUnavailable
+
+log = structlog.get_logger()
+
+_LISTS = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
+_MANIFESTS = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
+_ACCEPT = ", ".join((*_LISTS, *_MANIFESTS))
+_HUB_SERVER = "registry-1.docker.io"
+_NEAR = ("localhost", "127.", "[::1]")
+"""Registries of this machine, which are spoken to without encryption."""
+_CALL_S = 60.0
+_CHUNK_BYTES = 1 << 20
+_GZIP_BYTES = 64 << 10
+"""Read at a time of what may unpack to a thousand times as much."""
+_PATIENCE_S = 30.0
+"""The longest wait that a registry may ask for between two tries."""
+_TRIES = 5
+_DIGEST = re.compile(r"^sha256:[0-9a-f]{64}$")
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Where an image is: registry, repository, and a tag or a digest."""
+
+    host: str
+    repository: str
+    version: str
+
+    @classmethod
+    def parse(cls, text: str) -> Reference:
+        """From what people write: `python:3.12`, `ghcr.io/a/b@sha256:…`, `localhost:5000/x`."""
+        host, path = located(text)
+        if host == HUB:
+            host, path = _HUB_SERVER, path if "/" in path else f"library/{path}"
+        repository, version = manifest_of(path)
+        return cls(host, repository, version)
+
+    @property
+    def url(self) -> str:
+        scheme = "http" if self.host.startswith(_NEAR) else "https"
+        return f"{scheme}://{self.host}/v2/{self.repository}"
+
+
+@dataclass
+class Registry:
+    """One repository of one registry, for the time of one pull. Raises: ImageUnavailable, DiskFull."""
+
+    reference: Reference
+    deadline: float  # monotonic
+    _session: requests.Session = field(default_factory=requests.Session)
+    _authorisation: str | None = None
+
+    def pull(self, store: ImageStore) -> StoredImage:
+        """Have the image in the store; its layers are fetched one after another, those that are here are not."""
+        with self._session:
+            manifest = self._manifest(self.reference.version)
+            config_digest = _digest(manifest["config"])
+            config = json.loads(self._small("blobs", config_digest, config_digest))
+            image = image_of(config_digest, config["rootfs"]["diff_ids"], config.get("config") or {})
+            if len(image.layers) != len(manifest["layers"]):
+                raise self._refused(
+                    f"its {len(manifest['layers'])} layers are {len(image.layers)} by its configuration"
+                )
+            store.announce(image)
+            for digest, blob in zip(config["rootfs"]["diff_ids"], manifest["layers"], strict=True):
+                self._layer(store, digest, blob)
+        found = store.image(image.id)
+        if found is None:
+            raise self._refused("a layer was removed meanwhile; try again")
+        return found
+
+    def _layer(self, store: ImageStore, digest: str, blob: Mapping[str, Any]) -> None:
+        def fill(folder: Path) -> int:
+            with self._fetched(_digest(blob)) as packed, unpacked(packed) as stream:
+                return from_tar(stream, digest)(folder)
+
+        store.add_layer(layer_name(digest), fill, timeout_s=max(0.0, self.deadline - time.monotonic()))
+
+    @contextmanager
+    def _fetched(self, digest: str) -> Iterator[IO[bytes]]:
+        """A blob in a temporary file, checked."""
+        with disk_named(f"fetch {digest}"), tempfile.TemporaryFile() as file:
+            found = hashlib.sha256()
+            with self._get("blobs", digest, stream=True) as answer:
+                for chunk in answer.iter_content(_CHUNK_BYTES):
+                    found.update(chunk)
+                    file.write(chunk)
+                    if time.monotonic() > self.deadline:
+                        raise self._refused("it took longer than this task allows for its image")
+            if f"sha256:{found.hexdigest()}" != digest:
+                raise self._refused(f"blob {digest} arrived with another content")
+            file.seek(0)
+            yield file
+
+    # --- Manifests ------------------------------------------------------------------------------------------------
+
+    def _manifest(self, version: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self._small("manifests", version, version))
+        if "manifests" in found:
+            return self._manifest(_digest(self._fitting(found["manifests"])))
+        if "config" not in found or "layers" not in found:
+            raise self._refused(f"expected a manifest of version 2, found {found.get('mediaType') or 'another format'}")
+        return found
+
+    def _fitting(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        platforms = [choice.get("platform") or {} for choice in choices]
+        for choice, platform in zip(choices, platforms, strict=True):
+            if (platform.get("os"), platform.get("architecture")) == ("linux", kernel.machine()):
+                return choice
+        there = sorted({f"{one.get('os')}/{one.get('architecture')}" for one in platforms})
+        raise self._refused(f"expected an image for linux/{kernel.machine()}, found {', '.join(there)}")
+
+    def _small(self, kind: str, name: str, digest: str) -> bytes:
+        with self._get(kind, name) as answer:
+            content: bytes = answer.content
+        if _DIGEST.match(digest) and f"sha256:{hashlib.sha256(content).hexdigest()}" != digest:
+            raise self._refused(f"{digest} arrived with another content")
+        return content
+
+    # --- Calls ----------------------------------------------------------------------------------------------------
+
+    def _get(self, kind: str, name: str, *, stream: bool = False) -> requests.Response:
+        """One call; a busy registry is asked again, as it wishes."""
+        for attempt in range(_TRIES):
+            try:
+                answer = self._ask(f"{self.reference.url}/{kind}/{name}", stream=stream)
+            except requests.RequestException as error:
+                if attempt == _TRIES - 1:
+                    raise self._refused(f"no answer from {self.reference.host} ({error})") from error
+                self._wait(2.0**attempt * 0.2)
+                continue
+            if answer.ok:
+                return answer
+            if (answer.status_code != 429 and answer.status_code < 500) or attempt == _TRIES - 1:
+                raise self._refused(f"{answer.status_code} for {kind}/{name}: {_words(answer)}")
+            self._wait(_asked_wait_s(answer, 2.0**attempt * 0.2))
+        raise AssertionError("unreachable")
+
+    def _ask(self, url: str, *, stream: bool) -> requests.Response:
+        answer = self._send(url, stream=stream)
+        if answer.status_code == 401 and self._authorisation is None:
+            self._authorisation = self._authorised(answer.headers.get("WWW-Authenticate", ""))
+            answer = self._send(url, stream=stream)
+        return answer
+
+    def _send(self, url: str, *, stream: bool) -> requests.Response:
+        headers = {"Accept": _ACCEPT}
+        if self._authorisation:
+            headers["Authorization"] = self._authorisation
+        left_s = max(0.1, min(_CALL_S, self.deadline - time.monotonic()))
+        # Not through the session's own: it would put a password of ~/.netrc in the place of our token.
+        return self._session.get(url, headers=headers, stream=stream, timeout=left_s, auth=_as_it_is)
+
+    def _authorised(self, challenge: str) -> str:
+        """What the registry wants to see: a token from where it says, or the password itself."""
+        login = _login(self.reference.host)
+        scheme, _, rest = challenge.partition(" ")
+        if scheme.lower() == "basic" and login:
+            return f"Basic {login}"
+        if scheme.lower() != "bearer":
+            raise self._refused("it wants a login: `docker login` first")
+        asked = dict(re.findall(r'(\w+)="([^"]*)"', rest))
+        params = {name: asked[name] for name in ("service", "scope") if name in asked}
+        headers = {"Authorization": f"Basic {login}"} if login else {}
+        answer = self._session.get(asked["realm"], params=params, headers=headers, timeout=_CALL_S, auth=_as_it_is)
+        if not answer.ok:
+            raise self._refused(f"no token for it ({answer.status_code}): `docker login` first")
+        found = answer.json()
+        return f"Bearer {found.get('token') or found['access_token']}"
+
+    def _wait(self, seconds: float) -> None:
+        if time.monotonic() + seconds > self.deadline:
+            raise self._refused("the registry was too busy for the time that this task allows for its image")
+        time.sleep(seconds)
+
+    def _refused(self, why: str) -> ImageUnavailable:
+        one = self.reference
+        return ImageUnavailable(f"image {one.host}/{one.repository}:{one.version} cannot be pulled: {why}.")
+
+
+def _as_it_is(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    return request
+
+
+def _digest(blob: Mapping[str, Any]) -> str:
+    digest = str(blob.get("digest", ""))
+    if not _DIGEST.match(digest):
+        raise ImageUnavailable(f"expected a sha256 digest in the registry's answer, found {digest!r}.")
+    return digest
+
+
+def _words(answer: requests.Response) -> str:
+    with answer, suppress(ValueError, LookupError, TypeError):
+        return str(answer.json()["errors"][0]["message"])
+    return answer.reason or "no reason given"
+
+
+def _asked_wait_s(answer: requests.Response, otherwise_s: float) -> float:
+    with answer, suppress(KeyError, ValueError):
+        return min(_PATIENCE_S, float(answer.headers["Retry-After"]))
+    return otherwise_s
+
+
+def _login(host: str) -> str | None:
+    """What `docker login` has kept for a registry."""
+    folder = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
+    names = [host, f"https://{host}", *(["https://index.docker.io/v1/", "docker.io"] if host == _HUB_SERVER else [])]
+    with suppress(OSError, ValueError):
+        known: dict[str, Any] = json.loads((folder / "config.json").read_text()).get("auths", {})
+        for name in names:
+            if auth := known.get(name, {}).get("auth"):
+                base64.b64decode(auth, validate=True)
+                return str(auth)
+    return None
+
+
+# --- Compression ----------------------------------------------------------------------------------------------------
+
+
+class _Gunzip:
+    """A gzip file, also one of several parts."""
+
+    def __init__(self, source: IO[bytes]) -> None:
+        self._source = source
+        self._inflate = zlib.decompressobj(31)
+        self._rest = bytearray()
+
+    def read(self, size: int = -1, /) -> bytes:
+        while len(self._rest) < size:
+            data = self._inflate.unused_data or self._source.read(_GZIP_BYTES)
+            if not data:
+                break
+            if self._inflate.eof:
+                self._inflate = zlib.decompressobj(31)
+            self._rest += self._inflate.decompress(data)
+        found = bytes(self._rest[:size])
+        del self._rest[:size]
+        return found
+
+
+@contextmanager
+def unpacked(file: IO[bytes]) -> Iterator[Readable]:
+    """The content of a layer's blob, whichever way it is compressed."""
+    magic = file.read(4)
+    file.seek(0)
+    if magic[:2] == b"\x1f\x8b":
+        yield _Gunzip(file)
+    elif magic == b"\x28\xb5\x2f\xfd":
+        with _zstd(file) as stream:
+            yield stream
+    else:
+        yield file
+
+
+@contextmanager
+def _zstd(file: IO[bytes]) -> Iterator[Readable]:
+    program = shutil.which("zstd")
+    if program is None:
+        raise ImageUnavailable("a layer is compressed with zstd, which is not installed here: `apt install zstd`.")
+    os.lseek(file.fileno(), 0, os.SEEK_SET)  # what the file object calls its place is not yet the kernel's
+    command = [program, "-dc"]
+    with subprocess.Popen(command, stdin=file, stdout=subprocess.PIPE) as process:  # noqa: S603 (a constant)
+        assert process.stdout is not None
+        try:
+            yield process.stdout
+        finally:
+            process.kill()

@@ -1,0 +1,94 @@
+"""What an environment is started with: the runtime's config.json, hardened as Docker's engine does it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.environments.docker import CAP_DROP
+from app.environments.oci.system_layer import HELPER, HOSTNAME
+
+ENGINE_CAPABILITIES = [
+    *("AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE", "NET_RAW"),
+    *("SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT"),
+]
+"""What Docker's engine gives a container that asks for nothing."""
+CAPABILITIES = [f"CAP_{name}" for name in ENGINE_CAPABILITIES if name not in CAP_DROP]
+
+LISTENING = 3
+"""The helper's inherited socket: the first file that a runtime hands on."""
+
+_MASKED = [
+    *(f"/proc/{name}" for name in ("acpi", "asound", "interrupts", "kcore", "keys", "latency_stats", "sched_debug")),
+    *(f"/proc/{name}" for name in ("scsi", "timer_list", "timer_stats")),
+    "/sys/devices/virtual/powercap",
+    "/sys/firmware",
+]
+_READ_ONLY = [f"/proc/{name}" for name in ("bus", "fs", "irq", "sys", "sysrq-trigger")]
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_NAMESPACES = ("mount", "network", "uts", "pid", "ipc")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One environment, as a runtime must know it."""
+
+    root: Path  # where its file system will be mounted
+    env: Mapping[str, str]  # the image's, then the task's
+    cgroup_mounts: list[dict[str, object]]
+    annotations: Mapping[str, str]
+    seccomp: Mapping[str, Any] | None  # None: the runtime was given the compiled filter
+    cgroup: str | None = None  # for a runtime that must have one of its own
+
+
+def configuration(plan: Plan) -> dict[str, Any]:
+    """config.json for `plan`. No limits: the cgroup that it is born in has them."""
+    linux: dict[str, Any] = {
+        "namespaces": [{"type": name} for name in _NAMESPACES],
+        "maskedPaths": _MASKED,
+        "readonlyPaths": _READ_ONLY,
+        "sysctl": {"net.ipv4.ip_unprivileged_port_start": "0", "net.ipv4.ping_group_range": "0 2147483647"},
+    }
+    if plan.cgroup is not None:
+        linux["cgroupsPath"] = plan.cgroup
+    if plan.seccomp is not None:
+        linux["seccomp"] = dict(plan.seccomp)
+    return {
+        "ociVersion": "1.0.2",
+        "process": _process(plan),
+        "root": {"path": str(plan.root)},
+        "hostname": HOSTNAME,
+        "mounts": [*_MOUNTS, *plan.cgroup_mounts],
+        "annotations": dict(plan.annotations),
+        "linux": linux,
+    }
+
+
+def _process(plan: Plan) -> dict[str, Any]:
+    env = {"PATH": _PATH, "HOSTNAME": HOSTNAME, **plan.env}
+    return {
+        "user": {"uid": 0, "gid": 0, "additionalGids": [0]},
+        "args": [f"/{HELPER}", "--listen-fd", str(LISTENING)],
+        "env": [f"{name}={value}" for name, value in env.items()],
+        "cwd": "/",
+        "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), CAPABILITIES),
+        "noNewPrivileges": True,
+        "oomScoreAdj": 500,  # a host short of memory ends a task before a worker
+    }
+
+
+def _mount(destination: str, kind: str, source: str, *options: str) -> dict[str, object]:
+    return {"destination": destination, "type": kind, "source": source, "options": list(options)}
+
+
+_CLOSED = ("nosuid", "noexec", "nodev")
+_MOUNTS = [
+    _mount("/proc", "proc", "proc", *_CLOSED),
+    _mount("/dev", "tmpfs", "tmpfs", "nosuid", "strictatime", "mode=755", "size=64k"),
+    _mount("/dev/pts", "devpts", "devpts", "nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"),
+    _mount("/dev/mqueue", "mqueue", "mqueue", *_CLOSED),
+    _mount("/dev/shm", "tmpfs", "shm", *_CLOSED, "mode=1777", "size=64m"),
+    _mount("/sys", "sysfs", "sysfs", *_CLOSED, "ro"),
+]

@@ -1,0 +1,105 @@
+"""Whether this host lets us do all this: found out by doing it once, not by guessing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+import uuid
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+
+from app.environments.oci.body import Body, Site, Wish
+from app.environments.oci.records import Record
+from app.environments.oci.runtime import Runtime, runtime_of
+from app.environments.oci.specification import CAPABILITIES
+from app.environments.oci.store import StoredImage
+from app.environments.session import SessionClient, binary, unix_connector
+from app.errors import StationError
+from app.models.spec import Resources
+from app.settings import Settings
+
+log = structlog.get_logger()
+
+_READY_S = 20.0
+_LIMITS = Resources(cpus=0.5, memory_bytes=64 << 20, pids=32)
+_CAPABILITY_BITS = {"CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "FSETID": 4, "KILL": 5, "SETGID": 6, "SETUID": 7}
+
+_lock = threading.Lock()
+_known: dict[Path, str | None] = {}
+
+
+def available(settings: Settings) -> str | None:
+    """Why environments of this kind cannot be made here; None when they can. Tried once per process and home.
+
+    The trial starts an environment without an image, asks whether its limits, its filter of system calls and its
+    capabilities hold, and ends it: some 50 ms; the first time on a machine the session's helper is compiled, too.
+    """
+    with _lock:
+        home = settings.home.resolve()
+        if home not in _known:
+            _known[home] = _refusal(home)
+            if (why := _known[home]) is not None:
+                log.info("oci.unavailable", reason=why)
+        return _known[home]
+
+
+def _refusal(home: Path) -> str | None:
+    if sys.platform != "linux":
+        return f"it needs Linux, this is {sys.platform}"
+    if os.geteuid() != 0:
+        return "it needs root"
+    runtime = runtime_of(home)
+    if runtime is None:
+        return "no OCI runtime was found; install Debian's `crun`"
+    try:
+        return _tried(home, runtime)
+    except (StationError, OSError) as error:
+        return f"a trial failed: {error}"
+
+
+def _tried(home: Path, runtime: Runtime) -> str | None:
+    helper = binary(home)
+    place = home / "run" / f"oci-trial-{uuid.uuid4().hex[:12]}"  # on the same disk as the real ones
+    place.mkdir(parents=True)
+    site = Site.of(place, replace(runtime, state=place / "state"), helper)
+    body = Body(site, f"trial{uuid.uuid4().hex}")
+    try:
+        site.records.write(Record(body.id, {}, "trial", "trial"))
+        (site.store.layers / "empty").mkdir(parents=True)
+        body.start(Wish(StoredImage("trial", ("empty",)), _LIMITS, {}, "/testbed"))
+        return _looked_at(body, site)
+    finally:
+        with suppress(StationError):
+            body.end()
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _looked_at(body: Body, site: Site) -> str | None:
+    session = SessionClient(unix_connector(body.address), label="the trial")
+    try:
+        session.wait_ready(_READY_S)
+        first = body.pid
+        if first is None or first not in body.cgroup.processes():
+            return "the environment is not in the cgroup that was made for it"
+        status = dict(line.split(":\t", 1) for line in Path(f"/proc/{first}/status").read_text().splitlines())
+        site.runtime.keep_filter(body.id)
+    finally:
+        session.close()
+    return _loose(status)
+
+
+def _loose(status: dict[str, str]) -> str | None:
+    """What of the hardening the kernel does not confirm."""
+    allowed = sum(1 << _CAPABILITY_BITS[name.removeprefix("CAP_")] for name in CAPABILITIES)
+    if status.get("Seccomp") != "2":
+        return "the filter of system calls is not in force"
+    if status.get("NoNewPrivs") != "1":
+        return "new privileges could be gained inside"
+    if any(int(status[f"Cap{kind}"], 16) & ~allowed for kind in ("Bnd", "Eff", "Prm", "Inh")):
+        return "there are more capabilities inside than were given"
+    return None

@@ -1,0 +1,46 @@
+"""Programs of this host that make environments quick: a compiler for the session helper, an OCI runtime, zstd.
+
+Nothing here is needed: without the compiler each command costs the engine's way in, without the runtime each
+environment costs the engine's start.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from app.environments.session import HelperUnavailable, binary
+from app.settings import Settings
+from app.stack.engine import Report
+from app.stack.home import logs_folder
+
+PACKAGES = {"cc": ("gcc", "libc6-dev"), "crun": ("crun",), "zstd": ("zstd",)}
+"""Debian's packages of each program."""
+
+
+def ensure_tools(settings: Settings, *, may_install: bool, report: Report) -> tuple[str, ...]:
+    """Install what is missing, where that is possible, and have the session helper compiled; what is still missing."""
+    missing = [program for program in PACKAGES if shutil.which(program) is None]
+    packages = [package for program in missing for package in PACKAGES[program]]
+    if packages and may_install and os.geteuid() == 0 and shutil.which("apt-get") is not None:
+        report(f"installing {' '.join(packages)} from Debian's packages")
+        _install(packages, logs_folder(settings) / "apt.log")
+    try:
+        binary(settings.home)
+    except HelperUnavailable as error:
+        report(f"commands in environments will be slow: {error}")
+    return tuple(program for program in PACKAGES if shutil.which(program) is None)
+
+
+def _install(packages: list[str], log: Path) -> None:
+    environ = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    install = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
+    with log.open("ab") as output:
+        for step in (install, ["apt-get", "update"], install):
+            done = subprocess.run(  # noqa: S603 (constants of this module)
+                step, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            )
+            if step is install and done.returncode == 0:
+                return

@@ -1,0 +1,137 @@
+"""What tests of the kind `oci` stand on: a tiny image of this host's programs, and a provider with its own home."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.environments.base import Tags
+from app.environments.oci import OciProvider, available
+from app.environments.oci.cgroups import Cgroup
+from app.environments.oci.store import ImageStore, image_of, layer_name
+from app.models.spec import EnvironmentSpec
+from app.settings import Settings
+from tests.services import missing, short_folder
+
+PROGRAMS = (
+    *("sh", "bash", "cat", "ls", "sleep", "head", "tr", "id", "mkdir", "rm", "touch", "stat", "date", "mv", "ln", "dd"),
+    *("readlink", "mknod", "mount", "unshare", "hostname", "find", "sort", "env", "chmod", "chown", "tail"),
+)
+MEBI = 1 << 20
+
+
+def programs(folder: Path) -> int:
+    """Fill `folder` with a system that has a shell: programs of this host and their libraries."""
+    for name in ("bin", "tmp", "etc", "root"):
+        (folder / name).mkdir()
+    (folder / "tmp").chmod(0o1777)
+    (folder / "etc" / "passwd").write_text("root:x:0:0:root:/root:/bin/sh\nsomebody:x:1234:1234::/tmp:/bin/sh\n")
+    found = [Path(path) for name in PROGRAMS if (path := shutil.which(name)) is not None]
+    listed = subprocess.run(["ldd", *map(str, found)], capture_output=True, text=True, check=True).stdout
+    libraries = {word for word in listed.split() if word.startswith("/") and not word.endswith(":")}
+    for path in found:
+        shutil.copyfile(path, folder / "bin" / path.name)
+        (folder / "bin" / path.name).chmod(0o755)
+    for library in libraries:
+        place = folder / library.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(library, place)
+        place.chmod(0o755)
+    return 1
+
+
+@pytest.fixture(scope="session")
+def oci_programs() -> Iterator[Path]:
+    """The layer with programs, made once; shared by links."""
+    with short_folder() as folder:
+        (folder / "layer").mkdir()
+        programs(folder / "layer")
+        yield folder / "layer"
+
+
+def add_image(store: ImageStore, layers: dict[str, Path], **config: object) -> str:
+    """An image of folders, by their digests, bottom first; its id."""
+    text = repr((list(layers), config))
+    image_id = f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+    store.announce(image_of(image_id, list(layers), config))
+    for digest, folder in layers.items():
+        store.add_layer(layer_name(digest), lambda place, folder=folder: _copied(folder, place), timeout_s=10)
+    return image_id
+
+
+def _copied(source: Path, target: Path) -> int:
+    subprocess.run(["cp", "-a", f"{source}/.", target], check=True)
+    return sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
+
+
+@pytest.fixture(scope="session")
+def oci_cache() -> Iterator[Path]:
+    """The compiled helper and the compiled filter, shared by all homes."""
+    with short_folder() as folder:
+        yield folder
+
+
+@pytest.fixture
+def oci_settings(oci_cache: Path) -> Iterator[Settings]:
+    """Settings of a home of this test's own, on a host that allows the kind."""
+    with short_folder() as folder:
+        (folder / "h").mkdir()
+        (folder / "h" / "cache").symlink_to(oci_cache)
+        settings = Settings(
+            home=folder / "h", installation=f"test-{uuid.uuid4().hex[:8]}", docker_url="unix:///nowhere"
+        )
+        if (why := available(settings)) is not None:
+            missing(f"environments without a daemon: {why}")
+        yield settings
+
+
+@pytest.fixture
+def oci(oci_settings: Settings) -> Iterator[OciProvider]:
+    made = OciProvider(oci_settings, fetch_bundle=lambda bundle: b"")
+    yield made
+    made.sweep(installation=oci_settings.installation)
+    assert left_over(oci_settings.home) == []
+
+
+@pytest.fixture
+def tiny(oci: OciProvider, oci_programs: Path) -> EnvironmentSpec:
+    """The tiny image as a task wants it."""
+    image_id = add_image(oci.store, {"sha256:programs": oci_programs}, Env=["FROM_IMAGE=yes"])
+    return EnvironmentSpec(image=image_id, env={"GIVEN": "by the task"})
+
+
+def tags(installation: str) -> Tags:
+    return Tags(installation, uuid.uuid4(), uuid.uuid4(), uuid.uuid4(), uuid.uuid4(), time.time() + 600)
+
+
+def left_over(home: Path) -> list[str]:
+    """What of a home's environments is still there: folders, cgroups, what a runtime keeps."""
+    found = [str(place) for parent in ("environments/oci", "run/oci") for place in (home / parent).glob("*")]
+    names = {Path(place).name for place in found}
+    groups = [str(place) for place in Path("/sys/fs/cgroup").glob("*/megaflow-*") if place.name[9:] in names]
+    return [*found, *groups, *(str(folder) for name in names for folder in Cgroup(name).folders if folder.exists())]
+
+
+def alive(home: Path) -> list[int]:
+    """Processes of this host whose file system is an environment of `home`."""
+    found = []
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and f"{home.name}/environments/oci/" in _root_mount(name):
+                found.append(int(name))
+        except OSError:
+            continue
+    return found
+
+
+def _root_mount(pid: str) -> str:
+    lines = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
+    return next((line for line in lines if line.split()[4] == "/"), "")

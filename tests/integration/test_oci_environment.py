@@ -1,0 +1,287 @@
+"""Environments without a daemon, started for real: hardening, limits, endings, resets, set-ups kept."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from app.environments.oci import OciEnvironment, OciProvider, disk_watch, runtime, trial
+from app.environments.oci.specification import CAPABILITIES
+from app.errors import EnvironmentFailed, ImageUnavailable
+from app.models.spec import EnvironmentSpec, Network, Resources
+from app.settings import Settings
+from tests.integration.oci_ground import MEBI, add_image, alive, left_over, tags
+from tests.integration.oci_ground import oci as oci
+from tests.integration.oci_ground import oci_cache as oci_cache
+from tests.integration.oci_ground import oci_programs as oci_programs
+from tests.integration.oci_ground import oci_settings as oci_settings
+from tests.integration.oci_ground import tiny as tiny
+from tests.services import missing
+
+
+def create(oci: OciProvider, spec: EnvironmentSpec, settings: Settings) -> OciEnvironment:
+    return oci.create(spec, tags(settings.installation), timeout_s=30)
+
+
+@pytest.fixture
+def own(oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings) -> Iterator[OciEnvironment]:
+    environment = create(oci, tiny, oci_settings)
+    yield environment
+    environment.destroy()
+
+
+# --- What a process inside may do -----------------------------------------------------------------------------------
+
+
+def test_a_process_has_the_engines_capabilities_without_those_we_drop(own: OciEnvironment) -> None:
+    status = own.run("cat /proc/self/status", timeout_s=10).text()
+    lines = dict(line.split(":\t") for line in status.splitlines())
+    assert lines["CapBnd"] == lines["CapEff"] == lines["CapPrm"] == "00000000000000fb"
+    assert lines["CapInh"] == lines["CapAmb"] == "0000000000000000"
+    assert (lines["NoNewPrivs"], lines["Seccomp"]) == ("1", "2")
+    assert len(CAPABILITIES) == bin(0xFB).count("1")
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        "unshare --user true",
+        "mount -t tmpfs none /tmp",
+        "mknod /tmp/disk b 254 0",
+        "echo 1 > /proc/sys/kernel/printk",
+        "echo b > /proc/sysrq-trigger",
+        "echo 0 > /sys/fs/cgroup/memory/cgroup.procs || echo 0 > /sys/fs/cgroup/cgroup.procs",
+        "mkdir /sys/fs/cgroup/mine",
+        "echo 99999999999 > /sys/fs/cgroup/memory/memory.limit_in_bytes",
+    ],
+)
+def test_what_would_reach_the_host_is_refused(own: OciEnvironment, attempt: str) -> None:
+    assert not own.run(attempt, timeout_s=10).ok
+
+
+def test_the_kernels_secrets_are_masked(own: OciEnvironment) -> None:
+    assert own.run("head -c 1 /proc/keys /proc/timer_list; ls /sys/firmware", timeout_s=10).stdout.strip() in (
+        b"==> /proc/keys <==\n\n==> /proc/timer_list <==",
+    )
+
+
+def test_the_network_is_the_environments_own_loopback(own: OciEnvironment) -> None:
+    assert own.run("cat /proc/net/dev", timeout_s=10).text().count(":") == 1
+    spoken = "exec 3<>/dev/tcp/127.0.0.1/9 || exit 5"
+    refused = own.run(f"bash -c '{spoken}'", timeout_s=10)
+    assert refused.exit_code == 5
+    assert b"refused" in refused.stderr, "the loopback must be up: down, it is 'unreachable'"
+
+
+def test_names_resolve_to_the_environment_itself(own: OciEnvironment) -> None:
+    assert own.run("hostname; cat /etc/hostname", timeout_s=10).stdout == b"environment\nenvironment\n"
+    assert b"127.0.0.1\tlocalhost" in own.get("/etc/hosts")
+    assert own.run("echo 10.0.0.1 other >> /etc/hosts", timeout_s=10).ok
+
+
+def test_the_images_variables_and_user_hold(oci: OciProvider, oci_programs: Path, oci_settings: Settings) -> None:
+    image_id = add_image(oci.store, {"sha256:programs": oci_programs}, Env=["A=image", "B=image"], User="somebody")
+    spec = EnvironmentSpec(image=image_id, env={"B": "task"}, workdir="/tmp")
+    environment = create(oci, spec, oci_settings)
+    assert environment.run('echo "$A $B"; id -u', timeout_s=10).stdout == b"image task\n1234\n"
+    environment.destroy()
+
+
+def test_a_working_folder_behind_a_link_is_made_inside(
+    oci: OciProvider, tmp_path: Path, oci_programs: Path, oci_settings: Settings
+) -> None:
+    (tmp_path / "layer").mkdir()
+    (tmp_path / "layer" / "out").symlink_to(tmp_path)
+    image_id = add_image(oci.store, {"sha256:programs": oci_programs, "sha256:link": tmp_path / "layer"})
+    environment = create(oci, EnvironmentSpec(image=image_id, workdir="/out/deep"), oci_settings)
+    assert environment.run("pwd -P", timeout_s=10).stdout.decode() == f"{tmp_path}/deep\n"
+    assert not (tmp_path / "deep").exists()
+    environment.destroy()
+
+
+def test_an_image_of_127_layers_starts(
+    oci: OciProvider, tmp_path: Path, oci_programs: Path, oci_settings: Settings
+) -> None:
+    layers = {"sha256:programs": oci_programs}
+    for number in range(126):
+        folder = tmp_path / f"{number}"
+        folder.mkdir()
+        (folder / f"f{number}").touch()
+        layers[f"sha256:{number:064x}"[::-1][:64]] = folder
+    environment = create(oci, EnvironmentSpec(image=add_image(oci.store, layers)), oci_settings)
+    assert environment.run("ls /f0 /f125", timeout_s=10).ok
+    environment.destroy()
+
+
+def test_a_network_is_refused_with_the_kind_that_has_one(
+    oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings
+) -> None:
+    with pytest.raises(EnvironmentFailed, match="`docker`"):
+        create(oci, tiny.model_copy(update={"network": Network.OPEN}), oci_settings)
+
+
+# --- Limits ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_memory_limit_is_named_and_the_environment_lives_on(
+    oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings
+) -> None:
+    spec = tiny.model_copy(update={"resources": Resources(memory_bytes=48 * MEBI)})
+    environment = create(oci, spec, oci_settings)
+    grow = "x=x; while :; do x=$x$x; done"
+    killed = environment.run(f"exec bash -c '{grow}'", timeout_s=30)
+    assert (killed.exit_code, killed.out_of_memory) == (137, True)
+    assert b"memory limit of 50331648 bytes" in killed.stderr
+    crashed = environment.run("kill -9 $$", timeout_s=10)
+    assert (crashed.exit_code, crashed.stderr, crashed.out_of_memory) == (137, b"", False), (
+        "a crash is not told as a memory limit"
+    )
+    environment.destroy()
+
+
+def test_a_fork_bomb_stays_inside_and_goes_at_once(
+    oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings
+) -> None:
+    spec = tiny.model_copy(update={"resources": Resources(pids=64, cpus=0.5)})
+    environment, neighbour = create(oci, spec, oci_settings), create(oci, tiny, oci_settings)
+    bomb = ThreadPoolExecutor(1).submit(environment.run, "b() { b | b & }; b; sleep 30", timeout_s=60)
+    time.sleep(0.5)
+    assert neighbour.run("true", timeout_s=10).ok
+    begun = time.monotonic()
+    environment.destroy()
+    assert time.monotonic() - begun < 5
+    with pytest.raises(EnvironmentFailed, match="destroyed"):
+        bomb.result(timeout=5)
+    neighbour.destroy()
+    assert alive(oci_settings.home) == []
+
+
+def test_a_disk_filler_is_ended_with_its_reason(
+    oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_watch, "LIMIT_BYTES", 100 * MEBI)
+    monkeypatch.setattr(disk_watch, "_LOOK_S", 0.05)
+    environment, neighbour = create(oci, tiny, oci_settings), create(oci, tiny, oci_settings)
+    with pytest.raises(EnvironmentFailed, match=r"disk limit of 104857600 bytes"):
+        environment.run("dd if=/dev/zero of=/big bs=1M count=400; sleep 30", timeout_s=40)
+    with pytest.raises(EnvironmentFailed, match="disk limit"):
+        environment.run("true", timeout_s=5)
+    assert neighbour.run("true", timeout_s=10).ok
+    environment.destroy()
+    neighbour.destroy()
+
+
+def test_when_the_first_process_dies_commands_say_so(own: OciEnvironment) -> None:
+    os.kill(own._body.pid, 9)
+    with pytest.raises(EnvironmentFailed, match="not running"):
+        own.run("true", timeout_s=5)
+
+
+# --- Reset and set-up -----------------------------------------------------------------------------------------------
+
+
+def test_a_reset_leaves_nothing_of_the_task_before(own: OciEnvironment) -> None:
+    own.run(
+        "echo x > /etc/hosts; rm /bin/id; echo y > /dev/shm/z; touch /root/.profile; sleep 77 & sleep 78 &",
+        timeout_s=10,
+    )
+    before = own.id
+    proof = own.reset()
+    assert (proof.clean, proof.left) == (True, ())
+    assert proof.removed >= 3
+    assert proof.killed >= 2
+    assert (own.id, own.describe()["origin"]) == (before, "recycled")
+    assert b"localhost" in own.get("/etc/hosts")
+    assert own.run("id; ls -A /dev/shm /root", timeout_s=10).stdout.startswith(b"uid=0")
+    assert b"sleep" not in own.run("cat /proc/[0-9]*/comm", timeout_s=10).stdout
+
+
+def test_a_set_up_runs_once_and_its_files_are_in_every_environment(
+    oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings
+) -> None:
+    commands = ("cat /proc/sys/kernel/random/uuid > /made", "rm -r /etc; mkdir /etc; echo new > /etc/only")
+    spec = tiny.model_copy(update={"setup": commands})
+    with ThreadPoolExecutor(3) as threads:
+        made = list(threads.map(lambda _: create(oci, spec, oci_settings), range(3)))
+    assert len({environment.get("/made") for environment in made}) == 1
+    assert made[1].get("/etc/only") == b"new\n"
+    with pytest.raises(FileNotFoundError):
+        made[1].get("/etc/passwd")
+    made[0].run("echo changed > /made", timeout_s=10)
+    assert made[0].reset().clean
+    assert made[0].get("/made") == made[1].get("/made")
+    for environment in made:
+        environment.destroy()
+
+
+def test_a_set_up_that_leaves_a_server_running_is_run_in_every_environment(
+    oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings
+) -> None:
+    spec = tiny.model_copy(update={"setup": ("cat /proc/sys/kernel/random/uuid > /made; sleep 60 > /dev/null 2>&1 &",)})
+    first, second = create(oci, spec, oci_settings), create(oci, spec, oci_settings)
+    assert first.get("/made") != second.get("/made")
+    assert b"sleep" in second.run("cat /proc/[0-9]*/comm", timeout_s=10).stdout
+    assert not first.reset().clean
+    first.destroy()
+    second.destroy()
+
+
+def test_a_failed_set_up_leaves_nothing(oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings) -> None:
+    with pytest.raises(EnvironmentFailed, match=r"(?s)exit code 3.*sorry"):
+        create(oci, tiny.model_copy(update={"setup": ("echo sorry; exit 3",)}), oci_settings)
+    assert left_over(oci_settings.home) == []
+
+
+# --- Which runtime, and where it cannot be ----------------------------------------------------------------------------
+
+
+def test_runc_serves_where_there_is_no_crun(
+    oci_settings: Settings, tiny: EnvironmentSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("runc", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin") is None:
+        missing("Debian's runc")
+    find = shutil.which
+    monkeypatch.setattr(trial, "_known", {})
+    monkeypatch.setattr(runtime.shutil, "which", lambda name, **where: None if name == "crun" else find(name, **where))
+    provider = OciProvider(oci_settings, fetch_bundle=lambda bundle: b"")
+    spec = tiny.model_copy(update={"resources": Resources(memory_bytes=64 * MEBI)})
+    environment = create(provider, spec, oci_settings)
+    assert environment.describe()["runtime"].startswith("runc")
+    killed = environment.run("exec bash -c 'x=x; while :; do x=$x$x; done'", timeout_s=30)
+    assert (killed.exit_code, killed.out_of_memory) == (137, True)
+    assert environment.reset().clean
+    environment.destroy()
+    assert (left_over(oci_settings.home), alive(oci_settings.home)) == ([], [])
+
+
+def test_a_host_without_a_runtime_is_told_what_to_install(
+    oci_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "_known", {})
+    monkeypatch.setattr(trial, "runtime_of", lambda home: None)
+    assert "`crun`" in (trial.available(oci_settings) or "")
+    with pytest.raises(EnvironmentFailed, match="`docker`"):
+        _ = OciProvider(oci_settings, fetch_bundle=lambda bundle: b"").store
+
+
+def test_a_trial_that_fails_says_why_and_leaves_nothing(
+    oci_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unmountable(*anything: object) -> None:
+        raise OSError(1, "Operation not permitted", "overlay")
+
+    monkeypatch.setattr(trial, "_known", {})
+    monkeypatch.setattr("app.environments.oci.kernel.mount", unmountable)
+    assert "overlay" in (trial.available(oci_settings) or "")
+    assert list((oci_settings.home / "run").glob("oci-trial-*")) == []
+
+
+def test_an_image_that_is_nowhere_is_named(oci: OciProvider, oci_settings: Settings) -> None:
+    with pytest.raises(ImageUnavailable, match="no/such"):
+        create(oci, EnvironmentSpec(image="localhost:1/no/such"), oci_settings)

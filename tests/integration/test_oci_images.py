@@ -1,0 +1,400 @@
+"""Images without an engine at work: linked or exported from one, pulled from a registry, shared, kept while in use."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import http.server
+import io
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import tarfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import docker
+import pytest
+import requests
+
+from app.environments.engine import engine_of
+from app.environments.image_store.names import built_for_all
+from app.environments.oci import OciProvider, engine_images, kernel
+from app.environments.oci.registry import Reference, Registry
+from app.environments.oci.store import ImageStore, StoredImage, layer_name
+from app.errors import EngineUnavailable, ImageUnavailable
+from app.models.spec import Build, Bundle, EnvironmentSpec
+from app.settings import Settings
+from tests.integration.oci_ground import add_image, tags
+from tests.integration.oci_ground import oci as oci
+from tests.integration.oci_ground import oci_cache as oci_cache
+from tests.integration.oci_ground import oci_programs as oci_programs
+from tests.integration.oci_ground import oci_settings as oci_settings
+from tests.integration.oci_ground import tiny as tiny
+from tests.services import missing, serving, short_folder
+
+LISTING = "find / -xdev -path /proc -prune -o -path /dev -prune -o -path /sys -prune -o -print | sort"
+OURS = (
+    "/.megaflow-session",
+    "/.dockerenv",
+    "/etc",
+    "/etc/hosts",
+    "/etc/hostname",
+    "/etc/resolv.conf",
+    "/etc/mtab",
+    "/testbed",
+)
+
+
+def soon() -> float:
+    return time.monotonic() + 60
+
+
+# --- From an engine -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def layered(docker_engine: str, oci_programs: Path) -> Iterator[str]:
+    """An image of the engine: programs, then files deleted, replaced and a folder made anew; its id."""
+    client = docker.from_env()
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        tar.add(oci_programs, ".")
+    tag = f"megaflow-test-{uuid.uuid4().hex[:8]}"
+    client.api.import_image_from_data(packed.getvalue(), repository=tag)
+    script = "mkdir /d; echo 1 > /d/old; rm /bin/tail; chmod 700 /bin/env; chown 12:34 /bin/env"
+    ids = [_committed(client, tag, script, tag), _committed(client, tag, "rm -r /d; mkdir /d; echo 2 > /d/new", tag)]
+    yield ids[-1]
+    client.images.remove(tag, force=True)
+    client.close()
+
+
+def _committed(client: docker.DockerClient, image: str, script: str, tag: str) -> str:
+    container = client.containers.run(image, ["/bin/sh", "-c", script], detach=True, network_mode="none")
+    try:
+        container.wait(timeout=30)
+        return str(container.commit(repository=tag).id)
+    finally:
+        container.remove(force=True)
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("way", ["linked", "exported"])
+def test_an_engines_image_is_the_same_here(
+    oci: OciProvider, oci_settings: Settings, layered: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "exported":
+        monkeypatch.setattr(engine_images, "_visible", lambda about, count: [])
+    else:
+        monkeypatch.setattr(engine_images, "_export", lambda *anything: None)
+    engine = engine_of(Settings(home=oci_settings.home))
+    image = engine_images.take(engine, layered, oci.store, timeout_s=60)
+    assert len(image.layers) == 3
+    environment = oci.create(EnvironmentSpec(image=image.id), tags(oci_settings.installation), timeout_s=30)
+    look = f"{LISTING}; stat -c '%n %a %u %g %s' /bin/env /bin/sh /d; cat /d/new"
+    here = environment.run(look, timeout_s=30)
+    environment.destroy()
+    client = docker.from_env()
+    there = client.containers.run(layered, ["/bin/sh", "-c", look], remove=True, network_mode="none")
+    client.close()
+
+    def told(output: bytes) -> list[str]:
+        return [line for line in output.decode().splitlines() if line not in OURS]
+
+    assert told(here.stdout) == told(there)
+    assert "/d/old" not in told(here.stdout)
+    assert "/bin/tail" not in told(here.stdout)
+    if way == "linked":
+        (program,) = (oci.store.layers / image.layers[0]).glob("bin/bash")
+        assert program.stat().st_nlink > 1, "the engine's files were copied, not linked"
+
+
+@pytest.mark.docker
+def test_an_image_that_the_engine_forgets_stays_usable(
+    oci: OciProvider, oci_settings: Settings, docker_engine: str, oci_programs: Path
+) -> None:
+    client = docker.from_env()
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        tar.add(oci_programs, ".")
+    tag = f"megaflow-test-{uuid.uuid4().hex[:8]}"
+    client.api.import_image_from_data(packed.getvalue(), repository=tag)
+    provider = OciProvider(oci_settings.model_copy(update={"docker_url": None}), fetch_bundle=lambda bundle: b"")
+    image_id = provider.prepare_image(EnvironmentSpec(image=tag), timeout_s=60)
+    client.images.remove(tag, force=True)
+    client.close()
+    environment = oci.create(EnvironmentSpec(image=image_id), tags(oci_settings.installation), timeout_s=30)
+    assert environment.run("bash -c 'echo works'", timeout_s=10).stdout == b"works\n"
+    environment.destroy()
+
+
+def test_a_recipe_without_an_engine_says_what_it_needs(oci: OciProvider, oci_settings: Settings) -> None:
+    bundle = Bundle(sha256="0" * 64, size_bytes=1)
+    with pytest.raises(EngineUnavailable, match="engine to build"):
+        oci.prepare_image(EnvironmentSpec(build=Build(context=bundle)), timeout_s=5)
+
+
+# --- From a registry ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def registry() -> Iterator[str]:
+    """`127.0.0.1:PORT` of a registry of this test's own."""
+    program = shutil.which("docker-registry")
+    if program is None:
+        missing("Debian's docker-registry")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        host = f"127.0.0.1:{probe.getsockname()[1]}"
+    with short_folder() as folder:
+        storage = f"{{filesystem: {{rootdirectory: {folder}/data}}}}"
+        (folder / "config.yml").write_text(f"version: 0.1\nstorage: {storage}\nhttp: {{addr: '{host}'}}\n")
+        command = (str(program), "serve", str(folder / "config.yml"))
+        with serving(command, logfile=folder / "log", user=None, stop=signal.SIGTERM):
+            _await(host)
+            yield host
+
+
+def _await(host: str) -> None:
+    deadline = soon()
+    while time.monotonic() < deadline:
+        try:
+            requests.get(f"http://{host}/v2/", timeout=1)
+            return
+        except requests.ConnectionError:
+            time.sleep(0.05)
+    raise AssertionError("the registry does not answer")
+
+
+def sha(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def push_blob(base: str, data: bytes) -> str:
+    where = requests.post(f"{base}/blobs/uploads/", timeout=10).headers["Location"]
+    mark = "&" if "?" in where else "?"
+    assert requests.put(f"{where}{mark}digest={sha(data)}", data=data, timeout=10).status_code == 201
+    return sha(data)
+
+
+def push_manifest(base: str, version: str, content: dict[str, object]) -> str:
+    data = json.dumps(content).encode()
+    headers = {"Content-Type": str(content["mediaType"])}
+    assert requests.put(f"{base}/manifests/{version}", data=data, headers=headers, timeout=10).status_code == 201
+    return sha(data)
+
+
+def packed(folder: Path) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for entry in sorted(folder.iterdir()):
+            tar.add(entry, entry.name)
+    return buffer.getvalue()
+
+
+def zstd(data: bytes) -> bytes:
+    if shutil.which("zstd") is None:
+        missing("the program zstd")
+    return subprocess.run(["zstd", "-c"], input=data, capture_output=True, check=True).stdout
+
+
+def push_image(host: str, name: str, blobs: list[tuple[bytes, bytes]], architecture: str, tag: str = "latest") -> str:
+    """Push layers, each as it is and as it is sent, under an index with one architecture; the image's id."""
+    base = f"http://{host}/v2/{name}"
+    diff_ids = [sha(plain) for plain, _ in blobs]
+    config = {"architecture": architecture, "os": "linux", "config": {"Env": ["A=b"]}}
+    config_data = json.dumps({**config, "rootfs": {"type": "layers", "diff_ids": diff_ids}}).encode()
+    layers = [{"mediaType": "any", "size": len(sent), "digest": push_blob(base, sent)} for _, sent in blobs]
+    kind = "application/vnd.oci.image.manifest.v1+json"
+    about = {"mediaType": "application/vnd.oci.image.config.v1+json", "size": len(config_data)}
+    manifest = {"schemaVersion": 2, "mediaType": kind, "layers": layers}
+    manifest["config"] = {**about, "digest": push_blob(base, config_data)}
+    size = len(json.dumps(manifest).encode())
+    digest = push_manifest(base, sha(json.dumps(manifest).encode()), manifest)
+    platform = {"os": "linux", "architecture": architecture}
+    entry = {"mediaType": kind, "digest": digest, "size": size, "platform": platform}
+    index = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [entry]}
+    push_manifest(base, tag, index)
+    return sha(config_data)
+
+
+def test_an_image_is_pulled_without_an_engine_and_once(
+    oci: OciProvider, oci_settings: Settings, registry: str, oci_programs: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "layer").mkdir()
+    (tmp_path / "layer" / "second").write_text("zstd")
+    first, second = packed(oci_programs), packed(tmp_path / "layer")
+    half = len(first) // 2
+    parts = gzip.compress(first[:half], 1) + gzip.compress(first[half:], 1)
+    image_id = push_image(registry, "some/image", [(first, parts), (second, zstd(second))], kernel.machine())
+    spec = EnvironmentSpec(image=f"{registry}/some/image")
+    with ThreadPoolExecutor(3) as threads:
+        ids = set(threads.map(lambda _: oci.prepare_image(spec, timeout_s=60), range(3)))
+    assert ids == {image_id}
+    environment = oci.create(spec, tags(oci_settings.installation), timeout_s=30)
+    assert environment.run('echo "$A $(cat /second)"', timeout_s=10).stdout == b"b zstd\n"
+    environment.destroy()
+
+
+def test_an_image_that_was_pulled_is_not_asked_for_again(
+    oci_settings: Settings, registry: str, oci_programs: Path
+) -> None:
+    plain = packed(oci_programs)
+    image_id = push_image(registry, "x", [(plain, plain)], kernel.machine())
+    store = ImageStore(oci_settings.home.resolve())
+    Registry(Reference.parse(f"{registry}/x"), soon()).pull(store)
+    store.remember("elsewhere.example/x", image_id)
+    provider = OciProvider(oci_settings, fetch_bundle=lambda bundle: b"")
+    assert provider.prepare_image(EnvironmentSpec(image="elsewhere.example/x"), timeout_s=5) == image_id
+
+
+def test_the_mirror_is_asked_first(oci_settings: Settings, registry: str, oci_programs: Path) -> None:
+    plain = packed(oci_programs)
+    image_id = push_image(registry, "far/library/x", [(plain, plain)], kernel.machine())
+    settings = oci_settings.model_copy(update={"image_mirror": f"{registry}/far"})
+    provider = OciProvider(settings, fetch_bundle=lambda bundle: b"")
+    assert provider.prepare_image(EnvironmentSpec(image="x"), timeout_s=30) == image_id
+
+
+def test_an_image_for_another_machine_is_refused_with_what_there_is(tmp_path: Path, registry: str) -> None:
+    push_image(registry, "x", [], "s390x")
+    with pytest.raises(ImageUnavailable, match=f"expected an image for linux/{kernel.machine()}, found linux/s390x"):
+        Registry(Reference.parse(f"{registry}/x"), soon()).pull(ImageStore(tmp_path))
+
+
+def test_a_layer_with_another_content_than_its_configuration_says_is_refused(tmp_path: Path, registry: str) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "f").write_text("real")
+    plain = packed(tmp_path / "a")
+    push_image(registry, "x", [(plain + b"\0" * 512, plain)], kernel.machine())
+    store = ImageStore(tmp_path / "home")
+    with pytest.raises(ImageUnavailable, match="a layer is damaged"):
+        Registry(Reference.parse(f"{registry}/x"), soon()).pull(store)
+    assert list(store.layers.iterdir()) == []
+    assert store.images() == []
+
+
+@contextmanager
+def answering(*answers: tuple[int, dict[str, str], bytes]) -> Iterator[tuple[str, list[str]]]:
+    """A server that gives these answers one after another; its address, and who asked with what authorisation."""
+    left, asked = list(answers), []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(f"{self.path} {self.headers.get('Authorization')}")
+            status, headers, body = left.pop(0)
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value.replace("HERE", f"127.0.0.1:{self.server.server_address[1]}"))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *anything: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}", asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_busy_registry_is_asked_again_and_a_token_is_fetched(tmp_path: Path) -> None:
+    challenge = {"WWW-Authenticate": 'Bearer realm="http://HERE/token",service="s",scope="repository:x:pull"'}
+    broken = {"errors": [{"code": "MANIFEST_UNKNOWN", "message": "no such manifest here"}]}
+    answers = [
+        (429, {"Retry-After": "0"}, b""),
+        (503, {}, b""),
+        (401, challenge, b""),
+        (200, {}, b'{"token": "t0ken"}'),
+        (404, {}, json.dumps(broken).encode()),
+    ]
+    with answering(*answers) as (host, asked), pytest.raises(ImageUnavailable, match=r"404.*no such manifest here"):
+        Registry(Reference.parse(f"{host}/x"), soon()).pull(ImageStore(tmp_path))
+    assert len(asked) == 5
+    assert asked[3].startswith("/token?service=s&scope=repository")
+    assert asked[4] == "/v2/x/manifests/latest Bearer t0ken"
+
+
+def test_a_registry_that_stays_busy_is_given_up(tmp_path: Path) -> None:
+    with answering(*[(503, {}, b"")] * 9) as (host, _), pytest.raises(ImageUnavailable, match=r"503|too busy"):
+        Registry(Reference.parse(f"{host}/x"), time.monotonic() + 1.0).pull(ImageStore(tmp_path))
+
+
+def test_a_recipes_image_that_others_built_is_taken_from_the_mirror(
+    oci_settings: Settings, registry: str, oci_programs: Path
+) -> None:
+    build = Build(context=Bundle(sha256="0" * 64, size_bytes=1))
+    name = built_for_all("m", build, oci_settings.base_image).removeprefix("m/")
+    plain = packed(oci_programs)
+    path, _, tag = name.partition(":")
+    image_id = push_image(registry, path, [(plain, plain)], kernel.machine(), tag)
+    provider = OciProvider(oci_settings.model_copy(update={"image_mirror": registry}), fetch_bundle=lambda bundle: b"")
+    assert provider.prepare_image(EnvironmentSpec(build=build), timeout_s=30) == image_id
+
+
+# --- The store ------------------------------------------------------------------------------------------------------
+
+
+def test_a_layer_that_many_ask_for_is_made_once(tmp_path: Path) -> None:
+    made, store = [], ImageStore(tmp_path)
+
+    def fill(folder: Path) -> int:
+        made.append(folder)
+        time.sleep(0.2)
+        (folder / "f").touch()
+        return 7
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: store.add_layer("name", fill, timeout_s=10), range(4)))
+    assert (len(made), store.size_bytes(["name"])) == (1, 7)
+
+
+def test_a_layer_that_could_not_be_made_leaves_nothing(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path)
+    with pytest.raises(ValueError, match="half way"):
+        store.add_layer("name", _fail, timeout_s=1)
+    assert list(store.layers.iterdir()) == []
+
+
+def _fail(folder: Path) -> int:
+    (folder / "half").touch()
+    raise ValueError("half way")
+
+
+def test_an_image_in_use_is_not_removed_and_shared_layers_stay(
+    oci: OciProvider, oci_settings: Settings, oci_programs: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "f").write_text("x" * 1000)
+    shared = {"sha256:programs": oci_programs}
+    small, large = add_image(oci.store, shared), add_image(oci.store, {**shared, "sha256:more": tmp_path / "more"})
+    environment = oci.create(EnvironmentSpec(image=large), tags(oci_settings.installation), timeout_s=30)
+    assert oci.evict(large) == 0
+    assert oci.store.image(large) is not None
+    assert environment.run("cat /f | head -c 1", timeout_s=10).stdout == b"x"
+    environment.destroy()
+    assert oci.evict(large) == 1000
+    assert (oci.store.image(large), oci.store.image(small) is not None) == (None, True)
+    assert oci.evict(small) > 0
+    assert [one for one in oci.store.layers.iterdir() if not one.name.startswith("y")] == []
+
+
+def test_what_killed_processes_left_is_tidied_away(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path)
+    store.announce(StoredImage("sha256:half", (layer_name("sha256:here"), layer_name("sha256:never"))))
+    store.add_layer("here", lambda folder: 1, timeout_s=1)
+    store.add_layer("nobodys", lambda folder: 10, timeout_s=1)
+    for left in (".new-x", ".old-x"):
+        (store.layers / left / "deep").mkdir(parents=True)
+    assert store.tidy(keep=set()) == 10
+    assert [one.name for one in store.layers.iterdir()] == ["here"]

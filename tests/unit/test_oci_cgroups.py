@@ -1,0 +1,73 @@
+"""Limits, written for either version of the kernel's control groups."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from app.environments.oci import cgroups
+from app.environments.oci.cgroups import Cgroup
+from app.models.spec import Resources
+
+LIMITS = Resources(cpus=0.5, memory_bytes=64 << 20, pids=77)
+
+
+@pytest.fixture
+def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What would be written to the kernel's files, by name below /sys/fs/cgroup."""
+    written: dict[str, str] = {}
+
+    def note(file: Path, value: int | str) -> None:
+        written[str(file.relative_to(tmp_path))] = str(value)
+
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
+    monkeypatch.setattr(cgroups, "_write", note)
+    return written
+
+
+@pytest.mark.parametrize("counts_swap", [True, False])
+def test_version_1_limits_memory_with_swap_cpu_processes_and_devices(
+    tmp_path: Path, kernel: dict[str, str], counts_swap: bool
+) -> None:
+    for controller in ("memory", "cpu", "pids", "devices"):
+        (tmp_path / controller / "megaflow-x").mkdir(parents=True)
+    if counts_swap:
+        (tmp_path / "memory/megaflow-x/memory.memsw.limit_in_bytes").touch()
+    Cgroup("x").make(LIMITS)
+    assert kernel["memory/megaflow-x/memory.limit_in_bytes"] == str(64 << 20)
+    assert ("memory/megaflow-x/memory.memsw.limit_in_bytes" in kernel) == counts_swap
+    assert kernel["cpu/megaflow-x/cpu.cfs_quota_us"] == "50000"
+    assert kernel["pids/megaflow-x/pids.max"] == "77"
+    assert kernel["devices/megaflow-x/devices.deny"] == "a"
+    assert set(map(os.path.basename, kernel)) >= {"devices.allow", "cpu.cfs_period_us"}
+
+
+def test_version_2_has_its_controllers_enabled_and_one_folder(tmp_path: Path, kernel: dict[str, str]) -> None:
+    (tmp_path / "cgroup.controllers").write_text("cpu io memory pids")
+    (tmp_path / "cgroup.subtree_control").write_text("io memory")
+    (tmp_path / "megaflow-x").mkdir()
+    (tmp_path / "megaflow-x" / "memory.swap.max").touch()
+    group = Cgroup("x")
+    group.make(LIMITS)
+    assert kernel["cgroup.subtree_control"] == "+cpu +pids"
+    assert kernel["megaflow-x/memory.max"] == str(64 << 20)
+    assert kernel["megaflow-x/memory.swap.max"] == "0"
+    assert kernel["megaflow-x/cpu.max"] == "50000 100000"
+    assert kernel["megaflow-x/pids.max"] == "77"
+    with group.joined() as prefix:
+        assert prefix[:2] == ["/bin/sh", "-c"]
+        assert str(tmp_path / "megaflow-x" / "cgroup.procs") in prefix[2]
+
+
+def test_a_process_of_another_group_is_not_taken_for_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
+    for controller in ("memory", "cpu", "pids", "devices"):
+        (tmp_path / controller / "megaflow-x").mkdir(parents=True)
+        (tmp_path / controller / "megaflow-x" / "cgroup.procs").write_text(f"1\n{os.getpid()}\n{os.getppid()}\n")
+    assert Cgroup("x").processes() == []
+
+
+def test_ending_what_is_not_there_is_fine() -> None:
+    assert Cgroup("no-such-environment").end(timeout_s=1.0)

@@ -1,0 +1,97 @@
+"""What a runtime is told, and what images and registries are called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from app.environments.docker import CAP_DROP
+from app.environments.oci import seccomp
+from app.environments.oci.provider import setup_key
+from app.environments.oci.registry import Reference
+from app.environments.oci.specification import ENGINE_CAPABILITIES, Plan, configuration
+from app.environments.oci.store import image_of
+from app.environments.oci.system_layer import stacked
+from app.models.spec import EnvironmentSpec
+
+
+def plan(**changes: object) -> Plan:
+    values: dict[str, object] = {
+        "root": Path("/r"),
+        "env": {"A": "b"},
+        "cgroup_mounts": [],
+        "annotations": {},
+        "seccomp": None,
+    }
+    return Plan(**(values | changes))  # type: ignore[arg-type]
+
+
+def test_capabilities_are_the_engines_without_ours_and_none_is_inheritable() -> None:
+    sets = configuration(plan())["process"]["capabilities"]
+    assert set(sets) == {"bounding", "effective", "permitted"}
+    assert {name.removeprefix("CAP_") for name in sets["bounding"]} == set(ENGINE_CAPABILITIES) - set(CAP_DROP)
+
+
+def test_every_namespace_but_the_users_is_its_own() -> None:
+    names = {one["type"] for one in configuration(plan())["linux"]["namespaces"]}
+    assert names == {"mount", "network", "uts", "pid", "ipc"}
+
+
+def test_the_tasks_variables_win_over_the_defaults() -> None:
+    env = configuration(plan(env={"PATH": "/mine"}))["process"]["env"]
+    assert "PATH=/mine" in env
+    assert len({entry.partition("=")[0] for entry in env}) == len(env)
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["mount", "umount2", "unshare", "setns", "bpf", "chroot", "keyctl", "io_uring_setup", "kexec_load", "init_module"],
+)
+def test_calls_that_reach_the_host_are_not_allowed(call: str) -> None:
+    rules = seccomp.profile("amd64")
+    assert rules["defaultAction"] == "SCMP_ACT_ERRNO"
+    assert all(call not in rule["names"] for rule in rules["syscalls"])
+
+
+def test_an_unknown_machine_has_rules_without_architectures() -> None:
+    assert "architectures" not in seccomp.profile("riscv64")
+    assert "SCMP_ARCH_AARCH64" in seccomp.profile("arm64")["architectures"]
+
+
+@pytest.mark.parametrize(
+    ("text", "url", "version"),
+    [
+        ("python", "https://registry-1.docker.io/v2/library/python", "latest"),
+        ("docker.io/a/b:1.2", "https://registry-1.docker.io/v2/a/b", "1.2"),
+        ("localhost:5000/x", "http://localhost:5000/v2/x", "latest"),
+        ("127.0.0.1:5000/x/y:z", "http://127.0.0.1:5000/v2/x/y", "z"),
+        ("ghcr.io/a/b@sha256:" + "0" * 64, "https://ghcr.io/v2/a/b", "sha256:" + "0" * 64),
+        ("ghcr.io/a/b:tag@sha256:" + "1" * 64, "https://ghcr.io/v2/a/b", "sha256:" + "1" * 64),
+    ],
+)
+def test_a_reference_is_read_as_engines_read_it(text: str, url: str, version: str) -> None:
+    found = Reference.parse(text)
+    assert (found.url, found.version) == (url, version)
+
+
+def test_an_images_configuration_is_taken_with_its_gaps() -> None:
+    image = image_of("sha256:x", ["sha256:" + "a" * 64], {"Env": ["A=1=2", "B="], "User": None})
+    assert (image.env, image.user, image.layers) == ({"A": "1=2", "B": ""}, "", ("a" * 24,))
+
+
+def test_what_a_set_up_wrote_lies_above_our_own_layer_and_that_above_the_image() -> None:
+    assert stacked("ysystem", ["bottom", "top", "ssnapshot"]) == ["ssnapshot", "ysystem", "top", "bottom"]
+
+
+def test_two_set_ups_share_a_result_only_when_all_that_they_see_is_the_same() -> None:
+    spec = EnvironmentSpec(image="x", setup=("make",))
+    key = setup_key(spec, "sha256:1")
+    assert key == setup_key(spec.model_copy(update={"image": "another name"}), "sha256:1")
+    others = [
+        setup_key(spec, "sha256:2"),
+        setup_key(spec.model_copy(update={"setup": ("make", "install")}), "sha256:1"),
+        setup_key(spec.model_copy(update={"env": {"A": "b"}}), "sha256:1"),
+        setup_key(spec.model_copy(update={"workdir": "/w"}), "sha256:1"),
+    ]
+    assert len({key, *others}) == 5
