@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap demo test check format lock worker-image services-image bench-main bench-control chaos down clean
+.PHONY: help bootstrap demo test check format lock worker-image services-image bench-main bench-control bench-env chaos down clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -51,6 +51,9 @@ bench-main: bootstrap ## tasks per minute in both modes, and the overhead per ta
 
 bench-control: bootstrap ## enqueue, dispatch, 10,000 at once, reaction, fairness; beside Celery and procrastinate
 	@$(BIN)/python -m bench.control
+
+bench-env: bootstrap ## environments beside mini-swe-agent, SWE-ReX, Harbor, Inspect, swebench and the bare engine
+	@$(BIN)/python -m bench.environments
 
 chaos: bootstrap ## break everything, one case after the other, and count what was lost, doubled or unexpected
 	@$(BIN)/python -m tests.chaos --long

@@ -115,11 +115,11 @@ class DockerProvider:
             try:
                 with times.measure("create"):
                     container_id = self._create(engine, spec, tags, image_id, network, entrance)
-                    self._images.refuse_unfit(container_id, image_id, spec.label)
                     about = engine.api.inspect_container(container_id)
                 user = None if entrance.as_image_says else engine.user_of(image_id)
                 inside = Inside(container_id, spec.workdir, user)
                 layer = Layer.of(about, {str(mount["Target"]) for mount in entrance.mounts})
+                self._images.refuse_unfit(container_id, image_id, spec.label)  # leaves files in the layer
                 environment = DockerEnvironment(engine, inside, spec, image_id, entrance, layer, times)
                 environment.start(proven=proven)
             except BaseException as error:

@@ -240,5 +240,6 @@ def _stop_engine(settings: Settings, report: Report) -> tuple[bool, int]:
 
 def _purge(settings: Settings) -> None:
     postgres.purge(settings)
-    for folder in (settings.home / "redis", settings.home / "artifacts", logs_folder(settings), run_folder(settings)):
+    names = ("redis", "artifacts", "cache", "environments", "images")
+    for folder in (*(settings.home / name for name in names), logs_folder(settings), run_folder(settings)):
         shutil.rmtree(folder, ignore_errors=True)

@@ -21,6 +21,7 @@ import psutil
 from sqlalchemy import text
 
 from app.environments.engine import engine_of
+from app.environments.oci import Records
 from app.errors import DatabaseUnavailable, EngineUnavailable, EnvironmentFailed
 from app.instances.simulated import SimulatedProvider
 from app.ledger import accept
@@ -269,7 +270,7 @@ class Ground:
 
     def left_behind(self) -> list[str]:
         """What exists although everything was stopped: processes, folders, containers."""
-        return [*self._processes(), *self._folders(), *self._containers()]
+        return [*self._processes(), *self._folders(), *self._environments(), *self._containers()]
 
     def _processes(self) -> list[str]:
         own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents()), *self.spared()}
@@ -288,6 +289,10 @@ class Ground:
         return [
             f"folder {path.parent.name}/{path.name}" for path in [*(self.settings.home / "local").glob("*"), *scratch]
         ]
+
+    def _environments(self) -> list[str]:
+        """Those that no engine knows of."""
+        return [f"environment {one.id}" for one in Records(self.settings.home.resolve()).all()]
 
     def _containers(self) -> list[str]:
         label = f"megaflow={self.settings.installation}"

@@ -1,0 +1,72 @@
+"""No environment at all: one long-lived shell of this host. What the agent's commands cost by themselves."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from live import Live, WithoutFiles
+
+
+class Bare:
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._folder = options["folder"]
+
+    def start(self) -> Live:
+        return BareShell(self._folder)
+
+    def versions(self) -> dict[str, str]:
+        return {"python": platform.python_version()}
+
+    def extra(self) -> dict[str, Callable[..., Any]]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+class BareShell(WithoutFiles):
+    """Every command in a subshell of one bash, so that a `cd` stays where it was given.
+
+    The benchmark gives a folder in memory: the least that the commands can take, without waiting for a disk.
+    """
+
+    container = ""
+    ends_quickly = True
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="bare-", dir=folder))
+        self._shell = subprocess.Popen(
+            ["bash", "--norc", "--noprofile"],  # noqa: S607
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=self._folder,
+            env={**os.environ, "PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"},
+        )
+
+    def run(self, command: str) -> tuple[int, bytes]:
+        assert self._shell.stdin is not None
+        assert self._shell.stdout is not None
+        home = command.replace("/tmp/agent", str(self._folder / "agent"))
+        self._shell.stdin.write(f"( {home}\n) </dev/null\nprintf '\\n-- %d --\\n' $?\n".encode())
+        self._shell.stdin.flush()
+        output = b""
+        while not (output.endswith(b" --\n") and b"\n-- " in output):
+            output += self._shell.stdout.readline()
+        said, _, code = output.rpartition(b"\n-- ")
+        return int(code.split()[0]), said
+
+    def stop(self) -> None:
+        self._shell.kill()
+        self._shell.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+contender = Bare
