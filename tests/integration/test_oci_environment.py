@@ -247,7 +247,7 @@ def test_runc_serves_where_there_is_no_crun(
     if shutil.which("runc", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin") is None:
         missing("Debian's runc")
     find = shutil.which
-    monkeypatch.setattr(trial, "_known", {})
+    untried(oci_settings, monkeypatch)
     monkeypatch.setattr(runtime.shutil, "which", lambda name, **where: None if name == "crun" else find(name, **where))
     provider = OciProvider(oci_settings, fetch_bundle=lambda bundle: b"")
     spec = tiny.model_copy(update={"resources": Resources(memory_bytes=64 * MEBI)})
@@ -263,11 +263,26 @@ def test_runc_serves_where_there_is_no_crun(
 def test_a_host_without_a_runtime_is_told_what_to_install(
     oci_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial, "_known", {})
+    untried(oci_settings, monkeypatch)
     monkeypatch.setattr(trial, "runtime_of", lambda home: None)
     assert "`crun`" in (trial.available(oci_settings) or "")
     with pytest.raises(EnvironmentFailed, match="`docker`"):
         _ = OciProvider(oci_settings, fetch_bundle=lambda bundle: b"").store
+
+
+def untried(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if nobody had ever asked."""
+    monkeypatch.setattr(trial, "_known", {})
+    for note in (settings.home / "run").glob("oci-allowed-*"):
+        note.unlink()
+
+
+def test_what_one_process_tried_another_believes(oci_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    untried(oci_settings, monkeypatch)
+    assert trial.available(oci_settings) is None
+    monkeypatch.setattr(trial, "_known", {})  # another process
+    monkeypatch.setattr(trial, "_tried", lambda *_: pytest.fail("tried again"))
+    assert trial.available(oci_settings) is None
 
 
 def test_a_trial_that_fails_says_why_and_leaves_nothing(
@@ -276,7 +291,7 @@ def test_a_trial_that_fails_says_why_and_leaves_nothing(
     def unmountable(*anything: object) -> None:
         raise OSError(1, "Operation not permitted", "overlay")
 
-    monkeypatch.setattr(trial, "_known", {})
+    untried(oci_settings, monkeypatch)
     monkeypatch.setattr("app.environments.oci.kernel.mount", unmountable)
     assert "overlay" in (trial.available(oci_settings) or "")
     assert list((oci_settings.home / "run").glob("oci-trial-*")) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import sys
@@ -34,7 +35,8 @@ _known: dict[Path, str | None] = {}
 
 
 def available(settings: Settings) -> str | None:
-    """Why environments of this kind cannot be made here; None when they can. Tried once per process and home.
+    """Why environments of this kind cannot be made here; None when they can. Tried once per home and boot, as long as
+    runtime, helper and namespaces are the same; a refusal is tried again by each process.
 
     The trial starts an environment without an image, asks whether its limits, its filter of system calls and its
     capabilities hold, and ends it: some 50 ms; the first time on a machine the session's helper is compiled, too.
@@ -57,9 +59,23 @@ def _refusal(home: Path) -> str | None:
     if runtime is None:
         return "no OCI runtime was found; install Debian's `crun`"
     try:
-        return _tried(home, runtime)
+        allowed = home / "run" / f"oci-allowed-{_circumstances(runtime, binary(home))}"
+        if allowed.exists():
+            return None
+        if (why := _tried(home, runtime)) is None:
+            allowed.touch()
+        return why
     except (StationError, OSError) as error:
         return f"a trial failed: {error}"
+
+
+def _circumstances(runtime: Runtime, helper: Path) -> str:
+    """What the outcome of a trial depends on, as a digest."""
+    about = runtime.program.stat()
+    kernel_side = [Path("/proc/sys/kernel/random/boot_id").read_text()]
+    kernel_side += [os.readlink(f"/proc/self/ns/{name}") for name in ("mnt", "pid", "cgroup", "user")]
+    parts = [*kernel_side, str(runtime.program), about.st_mtime_ns, about.st_size, helper.name]
+    return hashlib.sha256("\0".join(str(part) for part in parts).encode()).hexdigest()[:24]
 
 
 def _tried(home: Path, runtime: Runtime) -> str | None:
