@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from app.environments.base import Environment, EnvironmentProvider, Tags
 from app.environments.docker import DockerProvider
-from app.environments.engine import engine_of
+from app.environments.engine import url_of
 from app.environments.host_slots import Gate
 from app.environments.oci import OciProvider, available
 from app.models.spec import Bundle, EnvironmentSpec, Network
@@ -30,12 +30,10 @@ class QuickestProvider:
         return self._for(spec).create(spec, tags, timeout_s=timeout_s)
 
     def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
-        removed = self._docker.sweep(installation=installation, keep=keep)
-        if available(self._settings) is None:
-            removed += self._oci.sweep(installation=installation, keep=keep)
-        return removed
+        removed = self._oci.sweep(installation=installation, keep=keep) if available(self._settings) is None else []
+        return removed + self._docker.sweep(installation=installation, keep=keep)
 
     def _for(self, spec: EnvironmentSpec) -> EnvironmentProvider:
-        here = engine_of(self._settings).url.startswith("unix://")
+        here = url_of(self._settings).startswith("unix://")
         fits = here and spec.network is Network.NONE
         return self._oci if fits and available(self._settings) is None else self._docker

@@ -35,7 +35,7 @@ class Engine:
     """A connection to one engine; safe to share between threads."""
 
     def __init__(self, url: str | None) -> None:
-        self.url = url or kwargs_from_env().get("base_url") or "unix:///var/run/docker.sock"
+        self.url = _url(url)
         self._info: dict[str, Any] | None = None
         self._users: dict[str, str | None] = {}  # by image
         if urlsplit(self.url).scheme not in ("unix", "tcp", "http", "http+unix"):
@@ -144,6 +144,15 @@ class Engine:
                 raise
             return connection
         return socket.create_connection((parts.hostname or "localhost", parts.port or 2375), timeout=_CALL_S)
+
+
+def url_of(settings: Settings) -> str:
+    """Where the engine of the settings is, whether it answers or not."""
+    return _url(settings.docker_url)
+
+
+def _url(named: str | None) -> str:
+    return named or str(kwargs_from_env().get("base_url") or "unix:///var/run/docker.sock")
 
 
 def engine_of(settings: Settings) -> Engine:

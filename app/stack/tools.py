@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 from app.environments.session import HelperUnavailable, binary
@@ -18,20 +19,33 @@ from app.stack.home import logs_folder
 
 PACKAGES = {"cc": ("gcc", "libc6-dev"), "crun": ("crun",), "zstd": ("zstd",)}
 """Debian's packages of each program."""
+_PATIENCE_S = 120.0
 
 
 def ensure_tools(settings: Settings, *, may_install: bool, report: Report) -> tuple[str, ...]:
     """Install what is missing, where that is possible, and have the session helper compiled; what is still missing."""
     missing = [program for program in PACKAGES if shutil.which(program) is None]
     packages = [package for program in missing for package in PACKAGES[program]]
-    if packages and may_install and os.geteuid() == 0 and shutil.which("apt-get") is not None:
+    tried = settings.home / "run" / "tools-tried"  # once for each set of what is missing: an index may be out of reach
+    wanted = " ".join(packages)
+    if (
+        packages
+        and (not tried.exists() or tried.read_text() != wanted)
+        and may_install
+        and os.geteuid() == 0
+        and shutil.which("apt-get") is not None
+    ):
         report(f"installing {' '.join(packages)} from Debian's packages")
         _install(packages, logs_folder(settings) / "apt.log")
+        tried.write_text(wanted)
     try:
         binary(settings.home)
     except HelperUnavailable as error:
         report(f"commands in environments will be slow: {error}")
-    return tuple(program for program in PACKAGES if shutil.which(program) is None)
+    still = tuple(program for program in PACKAGES if shutil.which(program) is None)
+    if "crun" in still and settings.container_runtime == "auto":
+        report("environments start the engine's slow way: crun is missing (Debian: apt-get install crun)")
+    return still
 
 
 def _install(packages: list[str], log: Path) -> None:
@@ -39,8 +53,14 @@ def _install(packages: list[str], log: Path) -> None:
     install = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
     with log.open("ab") as output:
         for step in (install, ["apt-get", "update"], install):
-            done = subprocess.run(  # noqa: S603 (constants of this module)
-                step, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
-            )
-            if step is install and done.returncode == 0:
-                return
+            with suppress(subprocess.TimeoutExpired):
+                done = subprocess.run(  # noqa: S603 (constants of this module)
+                    step,
+                    env=environ,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    timeout=_PATIENCE_S,
+                )
+                if step is install and done.returncode == 0:
+                    return

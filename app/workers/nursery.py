@@ -18,6 +18,7 @@ import app.tasks.attempt
 import app.tasks.schedule  # noqa: F401
 from app import logs
 from app.celery_app import app as celery_app
+from app.environments.oci import available
 from app.errors import MegaFlowError
 from app.instances import nursery
 from app.models.instance import MARK
@@ -29,6 +30,8 @@ def main() -> None:
     settings = load()
     logs.configure(settings.log_level)
     celery_app.loader.import_default_modules()
+    if settings.container_runtime == "auto":
+        available(settings)  # tried once here; what is forked from here knows
     nursery.main(settings, MARK, lambda request: instance.host(celery_app, request, settings))
 
 

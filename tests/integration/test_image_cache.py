@@ -22,10 +22,12 @@ from app.environments.image_store.names import key_of
 from app.environments.image_store.overview import Wanted
 from app.environments.image_store.prefetch import Prefetcher, SpareGate
 from app.environments.images import Images
+from app.environments.oci import OciProvider, available
 from app.errors import DiskFull, EngineUnavailable, ImageUnavailable
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from tests.integration.test_images import Contexts
+from tests.services import missing
 
 pytestmark = pytest.mark.docker
 
@@ -235,6 +237,27 @@ def test_an_image_without_a_shell_is_told_at_creation_and_leaves_nothing(
     label = f"megaflow={settings.installation}"
     assert not Book(settings).fit(provider.prepare_image(spec, timeout_s=10))
     assert engine.api.containers(all=True, filters={"label": label}) == []
+
+
+def test_what_an_environment_without_an_engine_stands_on_stays_and_goes_afterwards(
+    settings: Settings, cache: ImageCache, contexts: Contexts, base_image_tag: str
+) -> None:
+    settings = settings.model_copy(update={"base_image": base_image_tag})
+    if (why := available(settings)) is not None:
+        missing(f"environments without an engine: {why}")
+    recipe = "ARG BASE_IMAGE\nFROM $BASE_IMAGE\nCOPY big /big\nCOPY nonce /nonce\n"
+    spec = contexts.spec(recipe, big=BIG).model_copy(update={"workdir": "/"})
+    provider = OciProvider(settings, fetch_bundle=contexts.fetch)
+    tags = Tags(settings.installation, *(uuid.uuid4() for _ in range(4)), time.time() + 60)
+    environment = provider.create(spec, tags, timeout_s=60)
+    image = environment.describe()["image_id"]
+    tight(settings, 10**9).make_room()
+    assert environment.run("cat /nonce", timeout_s=10).ok
+    assert ours(cache) == {image}
+    environment.destroy()
+    tight(settings, 10**9).make_room()
+    assert ours(cache) == set()
+    assert provider.store.image(image) is None
 
 
 # --- Pulled ahead -----------------------------------------------------------------------------------------------------

@@ -7,11 +7,15 @@ import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from app.environments.host_slots import turn
 from app.environments.oci import OciEnvironment, OciProvider, disk_watch, runtime, trial
+from app.environments.oci.cgroups import Cgroup
+from app.environments.oci.provider import setup_key
 from app.environments.oci.specification import CAPABILITIES
 from app.errors import EnvironmentFailed, ImageUnavailable
 from app.models.spec import EnvironmentSpec, Network, Resources
@@ -119,6 +123,31 @@ def test_an_image_of_127_layers_starts(
     environment.destroy()
 
 
+def test_an_image_with_the_same_layer_twice_starts(
+    oci: OciProvider, tmp_path: Path, oci_programs: Path, oci_settings: Settings
+) -> None:
+    image_id = add_image(oci.store, {"sha256:programs": oci_programs})
+    image = oci.store.image(image_id)
+    assert image is not None
+    oci.store.announce(replace(image, layers=image.layers * 2))
+    environment = create(oci, EnvironmentSpec(image=image_id), oci_settings)
+    assert environment.run("true", timeout_s=10).ok
+    environment.destroy()
+
+
+def test_an_image_without_a_shell_is_named_as_such(oci: OciProvider, tmp_path: Path, oci_settings: Settings) -> None:
+    (tmp_path / "bin").mkdir()
+    image_id = add_image(oci.store, {"sha256:empty": tmp_path})
+    with pytest.raises(ImageUnavailable, match="no /bin/sh"):
+        create(oci, EnvironmentSpec(image=image_id), oci_settings)
+    assert left_over(oci_settings.home) == []
+
+
+def test_other_users_of_the_host_do_not_reach_the_files(own: OciEnvironment, oci_settings: Settings) -> None:
+    modes = {name: (oci_settings.home / name).stat().st_mode & 0o777 for name in ("environments", "images")}
+    assert modes == {"environments": 0o700, "images": 0o700}
+
+
 def test_a_network_is_refused_with_the_kind_that_has_one(
     oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings
 ) -> None:
@@ -177,6 +206,25 @@ def test_a_disk_filler_is_ended_with_its_reason(
     neighbour.destroy()
 
 
+def test_on_a_full_disk_only_the_largest_of_all_processes_environments_ends(
+    oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, large = create(oci, tiny, oci_settings), create(oci, tiny, oci_settings)
+    for environment, size in ((small, 40), (large, 60)):
+        assert environment.run(f"dd if=/dev/zero of=/big bs=1M count={size}", timeout_s=20).ok
+    watches = {}  # as if each belonged to a process of its own
+    for environment in (small, large):
+        watches[environment] = disk_watch.DiskWatch(oci_settings.home)
+        watches[environment]._watched[environment] = disk_watch.LIMIT_BYTES
+    oci._watch._watched.clear()
+    monkeypatch.setattr(disk_watch, "_RESERVE", 2.0)
+    for environment in (small, large, small):
+        watches[environment].look()
+    assert (small.gone, large.gone) == (False, True)
+    small.destroy()
+    large.destroy()
+
+
 def test_when_the_first_process_dies_commands_say_so(own: OciEnvironment) -> None:
     os.kill(own._body.pid, 9)
     with pytest.raises(EnvironmentFailed, match="not running"):
@@ -198,6 +246,7 @@ def test_a_reset_leaves_nothing_of_the_task_before(own: OciEnvironment) -> None:
     assert proof.killed >= 2
     assert (own.id, own.describe()["origin"]) == (before, "recycled")
     assert b"localhost" in own.get("/etc/hosts")
+    assert "image" not in own.times.phases, "times of the environment before are told again"
     assert own.run("id; ls -A /dev/shm /root", timeout_s=10).stdout.startswith(b"uid=0")
     assert b"sleep" not in own.run("cat /proc/[0-9]*/comm", timeout_s=10).stdout
 
@@ -228,6 +277,9 @@ def test_a_set_up_that_leaves_a_server_running_is_run_in_every_environment(
     assert first.get("/made") != second.get("/made")
     assert b"sleep" in second.run("cat /proc/[0-9]*/comm", timeout_s=10).stdout
     assert not first.reset().clean
+    with turn(oci_settings.home / "run" / "slots" / f"oci-setup-{setup_key(spec, tiny.image)[:24]}", timeout_s=1):
+        another = OciProvider(oci_settings, fetch_bundle=lambda bundle: b"")
+        another.create(spec, tags(oci_settings.installation), timeout_s=5).destroy()  # it does not queue
     first.destroy()
     second.destroy()
 
@@ -295,6 +347,25 @@ def test_a_trial_that_fails_says_why_and_leaves_nothing(
     monkeypatch.setattr("app.environments.oci.kernel.mount", unmountable)
     assert "overlay" in (trial.available(oci_settings) or "")
     assert list((oci_settings.home / "run").glob("oci-trial-*")) == []
+
+
+def test_what_a_killed_trial_left_is_ended_by_the_next(oci_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "_looked_at", lambda body, site: None)
+    with monkeypatch.context() as killed:
+        killed.setattr(trial.Body, "end", lambda self: None)
+        killed.setattr(trial.shutil, "rmtree", lambda *args, **kwargs: None)
+        untried(oci_settings, monkeypatch)
+        assert trial.available(oci_settings) is None
+    (place,) = (oci_settings.home / "run").glob("oci-trial-*")
+    (folder,) = (place / "environments" / "oci").iterdir()
+    assert Cgroup(folder.name).processes()
+    untried(oci_settings, monkeypatch)
+    assert trial.available(oci_settings) is None
+    assert place.exists(), "a young one may be under way"
+    monkeypatch.setattr(trial, "_YOUNG_S", -1.0)
+    untried(oci_settings, monkeypatch)
+    assert trial.available(oci_settings) is None
+    assert (place.exists(), Cgroup(folder.name).processes()) == (False, [])
 
 
 def test_an_image_that_is_nowhere_is_named(oci: OciProvider, oci_settings: Settings) -> None:

@@ -161,6 +161,14 @@ def test_a_command_that_never_reads_its_long_input_still_runs_out_of_time(sessio
     assert time.monotonic() - begun < 3
 
 
+@pytest.mark.parametrize("input_bytes", [3 * MEBI, 12 * MEBI])
+def test_long_input_that_nobody_reads_and_long_output_do_not_wait_for_each_other(
+    session: SessionClient, input_bytes: int
+) -> None:
+    result = session.run("seq 400000", stdin=b"x" * input_bytes, timeout_s=3, limit_bytes=4 * MEBI)
+    assert (result.exit_code, result.stdout.count(b"\n")) == (0, 400_000)
+
+
 def test_folder_and_variables_come_from_helper_session_and_call(session: SessionClient) -> None:
     assert tell(session, 'pwd; echo $GIVEN $OVER; test -n "$PATH" && test -n "$HOME" && echo has') == (
         b"/usr\nby the session 1\nhas\n"
@@ -362,6 +370,48 @@ def test_without_a_client_the_helper_and_its_environment_end(program: Path) -> N
         session.close()
         assert made.process.wait(5) == 0
     assert subprocess.run(["pgrep", "-f", "[s]leep 5678"], check=False).returncode == 1
+
+
+def test_the_orphans_time_begins_when_the_last_lane_ends_not_when_it_was_opened(program: Path) -> None:
+    with ground(program, as_init=False, orphan_exit_s=1) as made:
+        session = made.client()
+        time.sleep(1.3)
+        session.close()
+        time.sleep(0.3)
+        assert tell(made.client(), "echo here") == b"here\n"
+
+
+def test_a_client_that_only_had_a_stream_or_lost_its_lane_is_no_orphans_client(program: Path, tmp_path: Path) -> None:
+    (tmp_path / "two").write_bytes(b"xx")
+    with ground(program, as_init=False, orphan_exit_s=0.4) as made:
+        session = made.client()
+        with pytest.raises(EnvironmentFailed, match="more"):
+            session.get(f"{tmp_path}/two", limit_bytes=1)
+        time.sleep(0.7)
+        session.stream(["true"]).close()
+        time.sleep(0.7)
+        stream = session.stream(["sh", "-c", "kill -9 $PPID"])
+        time.sleep(0.7)
+        stream.close()
+        assert made.process.poll() is None
+        assert tell(session, "echo here") == b"here\n"
+
+
+def test_stopping_everybody_from_inside_ends_the_command_not_the_environment(inside: Ground) -> None:
+    session = inside.client()
+    begun = time.monotonic()
+    result = session.run("kill -STOP -1; sleep 97", timeout_s=20)
+    assert (result.exit_code, result.timed_out) == (137, False)
+    assert time.monotonic() - begun < 10
+    assert eventually(lambda: not running(session, "sleep 97"))
+
+
+def test_what_was_left_in_the_background_may_be_stopped(inside: Ground) -> None:
+    session = inside.client()
+    session.run("sleep 96 > /dev/null 2>&1 &", timeout_s=20)
+    assert session.run("pkill -STOP -f '[s]leep 96'", timeout_s=20).ok
+    time.sleep(0.1)
+    assert running(session, "sleep 96")
 
 
 def test_when_the_helper_dies_everybody_hears_it(inside: Ground) -> None:

@@ -73,6 +73,15 @@ def test_a_shorter_file_replaces_a_longer_and_a_running_program_too(client: Sess
     assert client.get(f"{tmp_path}/sleep") == b"new"
 
 
+def test_a_mode_that_cannot_be_set_fails_and_leaves_nothing_open(client: SessionClient) -> None:
+    count = lambda: len(client.run("ls /proc/$PPID/fd", timeout_s=10).stdout.split())  # noqa: E731
+    before = count()
+    for _ in range(3):
+        with pytest.raises(EnvironmentFailed, match="permitted"):
+            client.put("/proc/self/oom_score_adj", b"0")  # the kernel refuses its mode, to root too
+    assert count() == before
+
+
 def test_a_link_is_followed_as_by_every_program_inside(client: SessionClient, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("target")
     client.put(f"{tmp_path}/link", b"x")

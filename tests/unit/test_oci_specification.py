@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,9 @@ def test_an_unknown_machine_has_rules_without_architectures() -> None:
         ("docker.io/a/b:1.2", "https://registry-1.docker.io/v2/a/b", "1.2"),
         ("localhost:5000/x", "http://localhost:5000/v2/x", "latest"),
         ("127.0.0.1:5000/x/y:z", "http://127.0.0.1:5000/v2/x/y", "z"),
+        ("localhost.evil.example:5000/x", "https://localhost.evil.example:5000/v2/x", "latest"),
+        ("127.evil.example/x", "https://127.evil.example/v2/x", "latest"),
+        ("[::1]:5000/x", "http://[::1]:5000/v2/x", "latest"),
         ("ghcr.io/a/b@sha256:" + "0" * 64, "https://ghcr.io/v2/a/b", "sha256:" + "0" * 64),
         ("ghcr.io/a/b:tag@sha256:" + "1" * 64, "https://ghcr.io/v2/a/b", "sha256:" + "1" * 64),
     ],
@@ -82,6 +86,21 @@ def test_an_images_configuration_is_taken_with_its_gaps() -> None:
 
 def test_what_a_set_up_wrote_lies_above_our_own_layer_and_that_above_the_image() -> None:
     assert stacked("ysystem", ["bottom", "top", "ssnapshot"]) == ["ssnapshot", "ysystem", "top", "bottom"]
+
+
+def test_a_layer_that_an_image_has_twice_is_stacked_once_where_it_is_upmost() -> None:
+    assert stacked("ysystem", ["a", "b", "a", "c"]) == ["ysystem", "c", "a", "b"]
+
+
+@pytest.mark.parametrize("hard", [1024, resource.RLIM_INFINITY])
+def test_limits_of_a_process_are_never_above_those_here(hard: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda name: (hard, hard))
+    found = {one["type"]: one["hard"] for one in configuration(plan())["process"]["rlimits"]}
+    assert found == {"RLIMIT_NOFILE": 1024 if hard == 1024 else 1 << 20, "RLIMIT_CORE": 0}
+
+
+def test_the_helper_is_told_to_end_when_nobody_is_left() -> None:
+    assert configuration(plan())["process"]["args"][-2:] == ["--orphan-exit", "60"]
 
 
 def test_two_set_ups_share_a_result_only_when_all_that_they_see_is_the_same() -> None:

@@ -129,3 +129,13 @@ def test_another_content_than_promised_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_tar_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ImageUnavailable, match="damaged"):
         unpack(io.BytesIO(b"no tar at all" * 1000), tmp_path)
+
+
+@pytest.mark.parametrize("name", [".wh.", ".wh..", ".wh...", "folder/.wh..."])
+def test_a_deletion_of_the_folder_above_is_refused_and_touches_nothing(tmp_path: Path, name: str) -> None:
+    (tmp_path / "neighbour").mkdir()
+    (tmp_path / "neighbour" / "file").write_text("x")
+    (tmp_path / "new").mkdir()
+    with pytest.raises(ImageUnavailable, match="it deletes"):
+        unpack(layer((name, {})), tmp_path / "new")
+    assert (tmp_path / "neighbour" / "file").read_text() == "x"

@@ -16,6 +16,7 @@ import pytest
 
 from app.environments.session import HelperUnavailable, SessionClient, binary, unix_connector
 from app.environments.session import build as building
+from app.environments.session import connect as connecting
 from app.environments.session.lane import Lane, LaneLost
 from app.environments.session.protocol import Kind
 from app.errors import EnvironmentFailed
@@ -100,6 +101,25 @@ def test_an_answer_that_is_none_is_a_failure_of_the_environment(
         against(answer).run("x", timeout_s=5)
 
 
+class Forgiving(Liar):
+    """Lets everybody in."""
+
+    def connect(self) -> socket.socket:
+        self._ends.clear()
+        return super().connect()
+
+
+def test_only_a_connection_that_ended_means_killed_from_inside() -> None:
+    client = SessionClient(Forgiving(HELLO, b"").connect, label="killed")
+    assert client.run("x", timeout_s=5).exit_code == 137
+    client.close()
+    for nonsense in (frame(Kind.OK), frame(99), frame(Kind.RESULT, b"short"), result(out=b"x", out_size=2) + b"more"):
+        client = SessionClient(Forgiving(HELLO, nonsense).connect, label="liar")
+        with pytest.raises(EnvironmentFailed, match="liar is gone"):
+            client.run("x", timeout_s=5)
+        client.close()
+
+
 @pytest.mark.parametrize("greeting", [b"", frame(Kind.OK), frame(Kind.HELLO, b"who?"), frame(Kind.HELLO, b"x" * 65)])
 def test_who_does_not_greet_as_a_helper_is_not_spoken_to(
     against: Callable[..., SessionClient], greeting: bytes
@@ -135,7 +155,7 @@ def test_a_promised_length_takes_no_memory_before_it_comes() -> None:
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
-    assert silent.value.silent
+    assert not silent.value.ended
     lane.close()
     theirs.close()
 
@@ -218,6 +238,23 @@ def test_a_long_path_is_no_hindrance(tmp_path: Path) -> None:
             unix_connector(folder / "s")().close()
     finally:
         os.chdir(here)
+
+
+def test_a_listener_that_accepts_nobody_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connecting, "_PATIENCE_S", 1)
+    connect = unix_connector(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "s"))
+        listening.listen(0)
+        with connect() as first:
+            assert first.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 16) == bytes(16)
+            with ThreadPoolExecutor(1) as threads:
+                second = threads.submit(connect)
+                try:
+                    with pytest.raises(TimeoutError, match="accept"):
+                        second.result(4)
+                finally:
+                    listening.close()  # whoever waits still is sent away
 
 
 def test_nobody_there_is_told_within_the_time(tmp_path: Path) -> None:

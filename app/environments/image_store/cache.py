@@ -14,6 +14,7 @@ from docker.errors import APIError
 
 from app.environments.engine import Engine, engine_of, missing
 from app.environments.host_slots import turn
+from app.environments.image_store import unpacked
 from app.environments.image_store.book import Book, Entry
 from app.environments.image_store.eviction import Held, Layer, choose_victims, total_bytes
 from app.environments.image_store.names import short
@@ -110,6 +111,7 @@ class ImageCache:
         engine, entries = self._engine, self.book.entries()
         with engine.named("list images", ImageUnavailable):
             users = Counter(str(found["ImageID"]) for found in engine.api.containers(all=True))
+            users += unpacked.users(self._settings.home)
             listed: list[dict[str, Any]] = engine.api.images()
             images = [self._here(engine, found, entries, users) for found in listed]
         return View([image for image in images if image], disk_of(engine), self._marks, self.book.queue())
@@ -174,6 +176,7 @@ class ImageCache:
 
     def _make_room(self, urgently: bool) -> list[str]:
         gone: list[str] = []
+        unpacked.tidy(self._settings.home)
         for attempt in range(_ROUNDS):
             view = self.look()
             if not attempt and not urgently and view.above(view.marks.high) <= 0:
@@ -208,11 +211,13 @@ class ImageCache:
                         continue
                     log.info("images.not_evicted", image=name, reason=str(error))
                     return False
+            unpacked.forget(self._settings.home, image.id)  # shares its files with the engine: only now are they free
             self.book.forget(image.id)
             return True
 
-    @staticmethod
-    def _in_use(engine: Engine, image_id: str) -> bool:
+    def _in_use(self, engine: Engine, image_id: str) -> bool:
+        if unpacked.users(self._settings.home)[image_id]:
+            return True
         # Not by the filter `ancestor`: it counts containers of images that build on this one.
         with engine.named("list containers", ImageUnavailable):
             return any(found["ImageID"] == image_id for found in engine.api.containers(all=True))

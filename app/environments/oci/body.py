@@ -21,7 +21,7 @@ from app.environments.oci.runtime import Runtime, runtime_of
 from app.environments.oci.specification import Plan, configuration
 from app.environments.oci.store import ImageStore, StoredImage
 from app.environments.oci.system_layer import stacked, system_layer
-from app.errors import EnvironmentFailed
+from app.errors import EnvironmentFailed, ImageUnavailable
 from app.models.spec import Resources
 
 log = structlog.get_logger()
@@ -46,7 +46,13 @@ class Site:
         """helper: the session's. Raises: DiskFull."""
         store = ImageStore(home)
         site = cls(home, Records(home), store, runtime, system_layer(store, helper))
-        site.root.mkdir(parents=True, exist_ok=True)
+        for place in (
+            home / "environments",
+            home / "images",
+        ):  # programs of tasks in them run as their owners, root too
+            place.mkdir(parents=True, exist_ok=True)
+            place.chmod(0o700)
+        site.root.mkdir(exist_ok=True)
         return site
 
     @property
@@ -63,6 +69,7 @@ class Wish:
     resources: Resources
     env: Mapping[str, str]
     workdir: str
+    needs_shell: bool = True  # what runs commands
 
 
 class Body:
@@ -118,7 +125,7 @@ class Body:
     def start(self, wish: Wish) -> None:
         """Start it with an empty layer of its own; connections are taken from now on.
 
-        Raises: EnvironmentFailed, DiskFull.
+        Raises: EnvironmentFailed, ImageUnavailable: it has no shell; DiskFull.
         """
         with disk_named(f"start environment {self.id[:12]}"):
             try:
@@ -141,6 +148,8 @@ class Body:
         overlay.mount(layers, self.upper, self._work, root)
         handle = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
+            if wish.needs_shell:
+                _raise_without_shell(handle, wish.image.id)
             kernel.make_folders_inside(handle, wish.workdir)
         finally:
             os.close(handle)
@@ -220,6 +229,15 @@ def end(home: Path, identity: str) -> None:
     """
     runtime = runtime_of(home) or Runtime("none", Path("/nonexistent"), home / "run" / "oci", home / "cache" / "oci")
     Body(Site(home, Records(home), ImageStore(home), runtime, ""), identity).end()
+
+
+def _raise_without_shell(root: int, image_id: str) -> None:
+    try:
+        os.close(kernel.open_inside(root, "bin/sh", os.O_PATH))
+    except (FileNotFoundError, NotADirectoryError):
+        raise ImageUnavailable(
+            f"image {image_id} has no /bin/sh, which every command needs; use an image with a shell."
+        ) from None
 
 
 def _program(pid: int) -> tuple[int, int] | None:

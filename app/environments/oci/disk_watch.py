@@ -13,7 +13,10 @@ from pathlib import Path
 
 import structlog
 
+from app.environments.host_slots import turn
+from app.environments.oci.body import written_bytes
 from app.environments.oci.environment import OciEnvironment
+from app.environments.oci.records import Records
 from app.errors import StationError
 from app.models.spec import EnvironmentSpec
 
@@ -26,6 +29,8 @@ _GROWTH_BYTES = 32 << 20
 """So much less free space is worth a closer look."""
 _CLOSER_LOOK_S = 10.0
 """A closer look comes at the latest after so long: environments may grow while others shrink."""
+_TURN_S = 5.0
+"""The longest wait for others who measure."""
 _RESERVE = 0.02
 """Of the disk, kept for the host: below it the largest environment ends, whatever its limit."""
 
@@ -35,8 +40,12 @@ def limit_of(spec: EnvironmentSpec) -> int:
     return int(getattr(spec.resources, "disk_bytes", None) or LIMIT_BYTES)
 
 
+def _nearly_full(disk: os.statvfs_result) -> bool:
+    return disk.f_bavail < disk.f_blocks * _RESERVE
+
+
 class DiskWatch:
-    """Watches the environments of one provider, while there are any."""
+    """Watches the environments of one provider, while there are any. `folder`: the home."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -73,24 +82,48 @@ class DiskWatch:
         """End those that are over their limits, or the largest when the disk is nearly full."""
         disk = os.statvfs(self._folder)
         free_bytes = disk.f_bavail * disk.f_frsize
-        full = free_bytes < disk.f_blocks * disk.f_frsize * _RESERVE
+        full = _nearly_full(disk)
         shrunk = free_bytes < self._free_bytes - _GROWTH_BYTES
         if not (full or shrunk or time.monotonic() - self._looked > _CLOSER_LOOK_S):
             self._free_bytes = max(self._free_bytes, free_bytes)
             return
         self._looked, self._free_bytes = time.monotonic(), free_bytes
-        self._look_closer(full)
+        self._end_those_over_their_limits()
+        if full:
+            self._end_the_largest()
 
-    def _look_closer(self, full: bool) -> None:
+    def _end_those_over_their_limits(self) -> None:
         with self._lock:
             watched = list(self._watched.items())
-        sizes = {environment: environment.written_bytes() for environment, _ in watched}
         for environment, limit_bytes in watched:
-            if sizes[environment] > limit_bytes:
-                self._end(environment, f"disk limit of {limit_bytes} bytes reached, {sizes[environment]} written")
-        largest = max(sizes, key=lambda one: sizes[one], default=None)
-        if full and largest is not None and sizes[largest] > _GROWTH_BYTES:
-            self._end(largest, f"the host's disk is nearly full, and it had written most ({sizes[largest]} bytes)")
+            size_bytes = environment.written_bytes()
+            if size_bytes > limit_bytes:
+                self._end(environment, f"disk limit of {limit_bytes} bytes reached, {size_bytes} written")
+
+    def _end_the_largest(self) -> None:
+        """Of all processes' environments, when it is ours: else its own process ends it.
+
+        One look at a time. Whoever was ended counts until its files are gone, so that nobody else ends for it.
+        """
+        try:
+            with turn(self._folder / "run" / "slots" / "oci-disk-watch", timeout_s=_TURN_S):
+                if not _nearly_full(os.statvfs(self._folder)):
+                    return  # somebody made room meanwhile
+                identity, size_bytes = self._largest()
+                with self._lock:
+                    ours = [one for one in self._watched if one.id == identity and not one.gone]
+                if size_bytes > _GROWTH_BYTES:
+                    for environment in ours:
+                        why = f"the host's disk is nearly full, and it had written most ({size_bytes} bytes)"
+                        self._end(environment, why)
+        except TimeoutError:  # others are looking; the next look is ours
+            return
+
+    def _largest(self) -> tuple[str, int]:
+        """Id and size of what has written most in this home; no id when there is nothing."""
+        records = Records(self._folder)
+        sizes = {record.id: written_bytes(records.place(record.id)) for record in records.all()}
+        return max(sizes.items(), key=lambda one: one[1], default=("", 0))
 
     def _end(self, environment: OciEnvironment, why: str) -> None:
         try:

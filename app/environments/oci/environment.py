@@ -69,7 +69,10 @@ class OciEnvironment:
     def adopt(self, tags: Tags) -> None:
         """From now on it belongs to this attempt."""
         self._raise_if_gone()
-        self._site.records.relabel(self.id, tags.labels())
+        try:
+            self._site.records.relabel(self.id, tags.labels())
+        except OSError as error:
+            raise EnvironmentFailed(f"environment {self.id[:12]} cannot be given on: {error}.") from error
         if self.times.route is Route.COLD:
             self.times.route = Route.WARM
 
@@ -176,8 +179,10 @@ class OciEnvironment:
         if self._set_up_inside:
             return ResetProof(clean=False, left=("set-up commands ran: what they made is not in the image",))
         try:
-            with self._life, self.times.measure("reset"):
-                return self._reset()
+            with self._life:
+                self.times.phases.clear()  # what follows is another environment's beginning
+                with self.times.measure("reset"):
+                    return self._reset()
         except (OSError, StationError) as error:
             log.warning("environment.reset_failed", environment=self.id, reason=str(error))
             return ResetProof(clean=False, left=(f"the reset itself failed: {error}",))

@@ -57,7 +57,6 @@ class OciProvider:
         self._home = settings.home.resolve()
         self._images = OciImages(settings, ImageStore(self._home), fetch_bundle=fetch_bundle, gate=self._gate)
         self._watch = DiskWatch(self._home)
-        self._unkept: set[str] = set()  # set-ups whose result is more than files: each environment runs them itself
 
     @cached_property
     def _site(self) -> Site:
@@ -93,7 +92,7 @@ class OciProvider:
         key = setup_key(spec, image.id)
         if (made := self._from_kept(order, key)) is not None:
             return made
-        if key in self._unkept:
+        if self.store.is_unkept(key):  # each environment runs them itself
             return self._set_up(order, image)
         return self._first_of_its_kind(order, key, image)
 
@@ -113,16 +112,18 @@ class OciProvider:
             with turn(place, timeout_s=order.left_s):
                 if (made := self._from_kept(order, key)) is not None:
                     return made
-                environment = self._set_up(order, image)
-                self._keep(environment, key)
-                return environment
+                if not self.store.is_unkept(key):
+                    environment = self._set_up(order, image)
+                    self._keep(environment, key, image)
+                    return environment
         except TimeoutError as error:
             raise EnvironmentFailed(f"another environment's set-up did not end in time: {error}.") from error
+        return self._set_up(order, image)  # whoever was before us found that it cannot be kept
 
-    def _keep(self, environment: OciEnvironment, key: str) -> None:
+    def _keep(self, environment: OciEnvironment, key: str, image: StoredImage) -> None:
         try:
             if (reason := environment.snapshot(key)) is not None:
-                self._unkept.add(key)
+                self.store.note_unkept(key, image.id)
                 log.info("environment.setup_not_kept", environment=environment.id, reason=reason)
         except BaseException:
             environment.destroy()

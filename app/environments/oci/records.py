@@ -13,8 +13,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+
+import structlog
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,7 @@ class Records:
             self.write(replace(found, layers=tuple(layers)))
 
     def read(self, identity: str) -> Record | None:
+        """None when there is none, or it is torn. Raises: OSError."""
         return _parsed(self._file(identity))
 
     def exists(self, identity: str) -> bool:
@@ -94,12 +99,24 @@ class Records:
             self.place(identity).rmdir()
 
     def all(self) -> Iterator[Record]:
-        """Every environment that may exist, of whichever process; nobody's (no labels) after a minute."""
-        with suppress(FileNotFoundError):
-            for name in sorted(os.listdir(self.folder)):
+        """Every environment that may exist, of whichever process; nobody's (no labels) after a minute.
+
+        One whose record cannot be read just now is left out: whose it is must not be guessed.
+        """
+        for name in self._names():
+            try:
                 found = self.read(name) or self._nameless(name)
-                if found is not None:
-                    yield found
+            except OSError as error:
+                log.warning("record.not_read", environment=name, reason=str(error))
+                continue
+            if found is not None:
+                yield found
+
+    def _names(self) -> list[str]:
+        try:
+            return sorted(os.listdir(self.folder))
+        except FileNotFoundError:
+            return []
 
     def _nameless(self, identity: str) -> Record | None:
         """A folder that does not say whose it is: its maker was killed, or is just making it; then it is none yet."""
@@ -110,13 +127,17 @@ class Records:
         return Record(identity, {}, "", "", made_unix_s=made) if time.time() - made > _YOUNG_S else None
 
     def layers_in_use(self) -> set[str]:
-        return {layer for record in self.all() for layer in record.layers}
+        """Raises: OSError: a record could not be read, and so nothing may be taken for unused."""
+        found = [self.read(name) for name in self._names()]
+        return {layer for record in found if record is not None for layer in record.layers}
 
     def _file(self, identity: str) -> Path:
         return self.folder / identity / _NAME
 
 
 _NAME = "record.json"
+_FIELDS = frozenset(one.name for one in fields(Record))
+_NEEDED = frozenset({"id", "labels", "image", "image_id"})
 _YOUNG_S = 60.0
 _GET_FLAGS, _SET_FLAGS = 0x80086601, 0x40086602
 _UNRELATED = 0x00020000
@@ -141,6 +162,9 @@ def _scatter(folder: Path) -> None:
 def _parsed(file: Path) -> Record | None:
     try:
         values = json.loads(file.read_text())
-        return Record(**{**values, "layers": tuple(values["layers"])})
-    except (OSError, ValueError, KeyError, TypeError):  # going, or torn by a full disk
+    except (FileNotFoundError, ValueError):  # going, or torn by a full disk
         return None
+    if not isinstance(values, dict) or not values.keys() >= _NEEDED:
+        return None
+    known = {name: value for name, value in values.items() if name in _FIELDS}  # a newer version may write more
+    return Record(**{**known, "layers": tuple(known.get("layers", ()))})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import ipaddress
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import urlsplit
 
 import requests
 import structlog
@@ -34,12 +36,12 @@ _LISTS = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.dis
 _MANIFESTS = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
 _ACCEPT = ", ".join((*_LISTS, *_MANIFESTS))
 _HUB_SERVER = "registry-1.docker.io"
-_NEAR = ("localhost", "127.", "[::1]")
-"""Registries of this machine, which are spoken to without encryption."""
 _CALL_S = 60.0
 _CHUNK_BYTES = 1 << 20
 _GZIP_BYTES = 64 << 10
 """Read at a time of what may unpack to a thousand times as much."""
+_SMALL_BYTES = 8 << 20
+"""The most of a manifest, a configuration or a message that is read: registries take manifests of 4 MiB."""
 _PATIENCE_S = 30.0
 """The longest wait that a registry may ask for between two tries."""
 _TRIES = 5
@@ -65,7 +67,7 @@ class Reference:
 
     @property
     def url(self) -> str:
-        scheme = "http" if self.host.startswith(_NEAR) else "https"
+        scheme = "http" if _near(self.host) else "https"
         return f"{scheme}://{self.host}/v2/{self.repository}"
 
 
@@ -80,18 +82,23 @@ class Registry:
 
     def pull(self, store: ImageStore) -> StoredImage:
         """Have the image in the store; its layers are fetched one after another, those that are here are not."""
-        with self._session:
-            manifest = self._manifest(self.reference.version)
-            config_digest = _digest(manifest["config"])
-            config = json.loads(self._small("blobs", config_digest, config_digest))
-            image = image_of(config_digest, config["rootfs"]["diff_ids"], config.get("config") or {})
-            if len(image.layers) != len(manifest["layers"]):
-                raise self._refused(
-                    f"its {len(manifest['layers'])} layers are {len(image.layers)} by its configuration"
-                )
-            store.announce(image)
-            for digest, blob in zip(config["rootfs"]["diff_ids"], manifest["layers"], strict=True):
-                self._layer(store, digest, blob)
+        try:
+            with self._session:
+                return self._pulled(store)
+        except (requests.RequestException, ValueError, KeyError, zlib.error) as error:
+            what = f"{type(error).__name__}: {error}"
+            raise self._refused(f"its registry broke off or answered what cannot be read ({what})") from error
+
+    def _pulled(self, store: ImageStore) -> StoredImage:
+        manifest = self._manifest(self.reference.version)
+        config_digest = _digest(manifest["config"])
+        config = self._described("blobs", config_digest)
+        image = image_of(config_digest, config["rootfs"]["diff_ids"], config.get("config") or {})
+        if len(image.layers) != len(manifest["layers"]):
+            raise self._refused(f"its {len(manifest['layers'])} layers are {len(image.layers)} by its configuration")
+        store.announce(image)
+        for digest, blob in zip(config["rootfs"]["diff_ids"], manifest["layers"], strict=True):
+            self._layer(store, digest, blob)
         found = store.image(image.id)
         if found is None:
             raise self._refused("a layer was removed meanwhile; try again")
@@ -109,7 +116,7 @@ class Registry:
         """A blob in a temporary file, checked."""
         with disk_named(f"fetch {digest}"), tempfile.TemporaryFile() as file:
             found = hashlib.sha256()
-            with self._get("blobs", digest, stream=True) as answer:
+            with self._get("blobs", digest) as answer:
                 for chunk in answer.iter_content(_CHUNK_BYTES):
                     found.update(chunk)
                     file.write(chunk)
@@ -123,7 +130,7 @@ class Registry:
     # --- Manifests ------------------------------------------------------------------------------------------------
 
     def _manifest(self, version: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self._small("manifests", version, version))
+        found = self._described("manifests", version)
         if "manifests" in found:
             return self._manifest(_digest(self._fitting(found["manifests"])))
         if "config" not in found or "layers" not in found:
@@ -138,20 +145,26 @@ class Registry:
         there = sorted({f"{one.get('os')}/{one.get('architecture')}" for one in platforms})
         raise self._refused(f"expected an image for linux/{kernel.machine()}, found {', '.join(there)}")
 
-    def _small(self, kind: str, name: str, digest: str) -> bytes:
+    def _described(self, kind: str, name: str) -> dict[str, Any]:
+        """A manifest or a configuration, by its tag or digest."""
         with self._get(kind, name) as answer:
-            content: bytes = answer.content
-        if _DIGEST.match(digest) and f"sha256:{hashlib.sha256(content).hexdigest()}" != digest:
-            raise self._refused(f"{digest} arrived with another content")
-        return content
+            content = _start_of(answer)
+        if len(content) > _SMALL_BYTES:
+            raise self._refused(f"{kind}/{name} has more than {_SMALL_BYTES} bytes")
+        if _DIGEST.match(name) and f"sha256:{hashlib.sha256(content).hexdigest()}" != name:
+            raise self._refused(f"{name} arrived with another content")
+        found = json.loads(content)
+        if not isinstance(found, dict):
+            raise self._refused(f"expected an object in {kind}/{name}, found {type(found).__name__}")
+        return found
 
     # --- Calls ----------------------------------------------------------------------------------------------------
 
-    def _get(self, kind: str, name: str, *, stream: bool = False) -> requests.Response:
-        """One call; a busy registry is asked again, as it wishes."""
+    def _get(self, kind: str, name: str) -> requests.Response:
+        """One call, its content still to be read; a busy registry is asked again, as it wishes."""
         for attempt in range(_TRIES):
             try:
-                answer = self._ask(f"{self.reference.url}/{kind}/{name}", stream=stream)
+                answer = self._ask(f"{self.reference.url}/{kind}/{name}")
             except requests.RequestException as error:
                 if attempt == _TRIES - 1:
                     raise self._refused(f"no answer from {self.reference.host} ({error})") from error
@@ -164,20 +177,21 @@ class Registry:
             self._wait(_asked_wait_s(answer, 2.0**attempt * 0.2))
         raise AssertionError("unreachable")
 
-    def _ask(self, url: str, *, stream: bool) -> requests.Response:
-        answer = self._send(url, stream=stream)
+    def _ask(self, url: str) -> requests.Response:
+        answer = self._send(url)
         if answer.status_code == 401 and self._authorisation is None:
+            answer.close()
             self._authorisation = self._authorised(answer.headers.get("WWW-Authenticate", ""))
-            answer = self._send(url, stream=stream)
+            answer = self._send(url)
         return answer
 
-    def _send(self, url: str, *, stream: bool) -> requests.Response:
+    def _send(self, url: str) -> requests.Response:
         headers = {"Accept": _ACCEPT}
         if self._authorisation:
             headers["Authorization"] = self._authorisation
         left_s = max(0.1, min(_CALL_S, self.deadline - time.monotonic()))
         # Not through the session's own: it would put a password of ~/.netrc in the place of our token.
-        return self._session.get(url, headers=headers, stream=stream, timeout=left_s, auth=_as_it_is)
+        return self._session.get(url, headers=headers, stream=True, timeout=left_s, auth=_as_it_is)
 
     def _authorised(self, challenge: str) -> str:
         """What the registry wants to see: a token from where it says, or the password itself."""
@@ -190,10 +204,17 @@ class Registry:
         asked = dict(re.findall(r'(\w+)="([^"]*)"', rest))
         params = {name: asked[name] for name in ("service", "scope") if name in asked}
         headers = {"Authorization": f"Basic {login}"} if login else {}
-        answer = self._session.get(asked["realm"], params=params, headers=headers, timeout=_CALL_S, auth=_as_it_is)
-        if not answer.ok:
-            raise self._refused(f"no token for it ({answer.status_code}): `docker login` first")
-        found = answer.json()
+        call: dict[str, Any] = {
+            "params": params,
+            "headers": headers,
+            "stream": True,
+            "timeout": _CALL_S,
+            "auth": _as_it_is,
+        }
+        with self._session.get(asked["realm"], **call) as answer:
+            if not answer.ok:
+                raise self._refused(f"no token for it ({answer.status_code}): `docker login` first")
+            found = json.loads(_start_of(answer))
         return f"Bearer {found.get('token') or found['access_token']}"
 
     def _wait(self, seconds: float) -> None:
@@ -217,9 +238,28 @@ def _digest(blob: Mapping[str, Any]) -> str:
     return digest
 
 
+def _near(host: str) -> bool:
+    """Whether a registry, with or without its port, is on this machine: these are spoken to without encryption."""
+    name = urlsplit(f"//{host}").hostname or ""
+    try:
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _start_of(answer: requests.Response) -> bytes:
+    """What it says, cut off a little after `_SMALL_BYTES`."""
+    found = bytearray()
+    for chunk in answer.iter_content(64 << 10):
+        found += chunk
+        if len(found) > _SMALL_BYTES:
+            break
+    return bytes(found)
+
+
 def _words(answer: requests.Response) -> str:
-    with answer, suppress(ValueError, LookupError, TypeError):
-        return str(answer.json()["errors"][0]["message"])
+    with answer, suppress(requests.RequestException, ValueError, LookupError, TypeError):
+        return str(json.loads(_start_of(answer))["errors"][0]["message"])
     return answer.reason or "no reason given"
 
 

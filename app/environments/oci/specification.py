@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,12 @@ CAPABILITIES = [f"CAP_{name}" for name in ENGINE_CAPABILITIES if name not in CAP
 
 LISTENING = 3
 """The helper's inherited socket: the first file that a runtime hands on."""
+
+ORPHAN_S = 60.0
+"""So long after its last connection an environment ends itself: whoever had it was killed, perhaps its home is gone."""
+
+_LIMITS = {"RLIMIT_NOFILE": 1 << 20, "RLIMIT_CORE": 0}
+"""As an engine's for open files; none for core dumps, which would fill disks and start a program of the host."""
 
 _MASKED = [
     *(f"/proc/{name}" for name in ("acpi", "asound", "interrupts", "kcore", "keys", "latency_stats", "sched_debug")),
@@ -70,13 +77,21 @@ def _process(plan: Plan) -> dict[str, Any]:
     env = {"PATH": _PATH, "HOSTNAME": HOSTNAME, **plan.env}
     return {
         "user": {"uid": 0, "gid": 0, "additionalGids": [0]},
-        "args": [f"/{HELPER}", "--listen-fd", str(LISTENING)],
+        "args": [f"/{HELPER}", "--listen-fd", str(LISTENING), "--orphan-exit", f"{ORPHAN_S:.0f}"],
         "env": [f"{name}={value}" for name, value in env.items()],
         "cwd": "/",
         "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), CAPABILITIES),
+        "rlimits": [_rlimit(name, wanted) for name, wanted in _LIMITS.items()],
         "noNewPrivileges": True,
         "oomScoreAdj": 500,  # a host short of memory ends a task before a worker
     }
+
+
+def _rlimit(name: str, wanted: int) -> dict[str, Any]:
+    """At most what this process may have: no runtime can raise it everywhere."""
+    _, hard = resource.getrlimit(getattr(resource, name))
+    found = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    return {"type": name, "hard": found, "soft": found}
 
 
 def _mount(destination: str, kind: str, source: str, *options: str) -> dict[str, object]:

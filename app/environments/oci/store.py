@@ -3,6 +3,7 @@
 images/oci/layers/NAME      a layer's files, as overlayfs takes them
 images/oci/images/ID.json   an image: its layers and what of its configuration matters
 images/oci/snapshots/KEY.json   what set-up commands made of an image: one more layer
+images/oci/unkept/KEY       set-up commands whose result is more than files
 images/oci/references/…     which image a reference was, when it was last asked for
 """
 
@@ -33,6 +34,9 @@ log = structlog.get_logger()
 _NAME = 24
 """Digits of a digest in a layer's name: few, so that many names fit into one mount; 96 bits do not collide."""
 
+
+_UNKEPT_S = 24 * 3600.0
+"""So long a set-up is not tried to be kept again: it may have been a moment's bad luck."""
 
 SYSTEM_MARK = "y"
 """First letter of layers that belong to no image and are never removed."""
@@ -174,6 +178,17 @@ class ImageStore:
         """What was kept under `key`, when all of it is here."""
         return self._loaded(self._snapshot_file(key))
 
+    def note_unkept(self, key: str, image_id: str) -> None:
+        """Note that what was set up under `key` on this image cannot be kept: nobody need try again for a day."""
+        _write(self._unkept_file(key), image_id)
+
+    def is_unkept(self, key: str) -> bool:
+        """Whether somebody noted so."""
+        try:
+            return time.time() - self._unkept_file(key).stat().st_mtime < _UNKEPT_S
+        except FileNotFoundError:
+            return False
+
     # --- Use and eviction -----------------------------------------------------------------------------------------
 
     @contextmanager
@@ -193,7 +208,8 @@ class ImageStore:
             others = {name for file in self._image_files() if file != mine[0] for name in _names(file)}
             if {name for file in mine for name in _names(file)} & keep - others:
                 return 0
-            for file in mine:
+            unkept = [file for file in self._unkept_files() if _read(file, "") == image_id]
+            for file in (*mine, *unkept):
                 file.unlink(missing_ok=True)
             return self._drop(keep)
 
@@ -251,6 +267,12 @@ class ImageStore:
 
     def _snapshot_files(self) -> list[Path]:
         return list((self._root / "snapshots").glob("[!.]*.json"))
+
+    def _unkept_file(self, key: str) -> Path:
+        return self._root / "unkept" / hashlib.sha256(key.encode()).hexdigest()
+
+    def _unkept_files(self) -> list[Path]:
+        return list((self._root / "unkept").glob("[!.]*"))
 
     def _reference_file(self, reference: str) -> Path:
         return self._root / "references" / f"{hashlib.sha256(reference.encode()).hexdigest()}.json"

@@ -40,7 +40,8 @@ def stacked(system: str, layers: Sequence[str]) -> list[str]:
     """All layers of an environment, topmost first: what set-ups wrote, the system's, the image's."""
     own = [name for name in layers if not name.startswith(SNAPSHOT_MARK)]
     kept = [name for name in layers if name.startswith(SNAPSHOT_MARK)]
-    return [*reversed(kept), system, *reversed(own)]
+    once = dict.fromkeys(reversed(own))  # an image may have a layer twice, overlayfs refuses it; the upper one hides it
+    return [*reversed(kept), system, *once]
 
 
 def _fill(folder: Path, helper: Path) -> int:

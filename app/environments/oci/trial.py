@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import threading
+import time
 import uuid
 from contextlib import suppress
 from dataclasses import replace
@@ -15,10 +16,10 @@ from pathlib import Path
 import structlog
 
 from app.environments.oci.body import Body, Site, Wish
-from app.environments.oci.records import Record
+from app.environments.oci.records import Record, Records
 from app.environments.oci.runtime import Runtime, runtime_of
 from app.environments.oci.specification import CAPABILITIES
-from app.environments.oci.store import StoredImage
+from app.environments.oci.store import ImageStore, StoredImage
 from app.environments.session import SessionClient, binary, unix_connector
 from app.errors import StationError
 from app.models.spec import Resources
@@ -27,6 +28,8 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 _READY_S = 20.0
+_PLACE = "oci-trial-"
+_YOUNG_S = 60.0
 _LIMITS = Resources(cpus=0.5, memory_bytes=64 << 20, pids=32)
 _CAPABILITY_BITS = {"CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "FSETID": 4, "KILL": 5, "SETGID": 6, "SETUID": 7}
 
@@ -59,6 +62,7 @@ def _refusal(home: Path) -> str | None:
     if runtime is None:
         return "no OCI runtime was found; install Debian's `crun`"
     try:
+        _sweep(home, runtime)
         allowed = home / "run" / f"oci-allowed-{_circumstances(runtime, binary(home))}"
         if allowed.exists():
             return None
@@ -78,16 +82,29 @@ def _circumstances(runtime: Runtime, helper: Path) -> str:
     return hashlib.sha256("\0".join(str(part) for part in parts).encode()).hexdigest()[:24]
 
 
+def _sweep(home: Path, runtime: Runtime) -> None:
+    """End what trials left whose processes were killed; younger ones may be under way."""
+    for place in (home / "run").glob(f"{_PLACE}*"):
+        with suppress(StationError, OSError):  # the next process tries again
+            if time.time() - place.stat().st_mtime < _YOUNG_S:
+                continue
+            own = replace(runtime, state=place / "state")
+            site = Site(place, Records(place), ImageStore(place), own, "")
+            for body in list(site.records.folder.iterdir()) if site.records.folder.exists() else []:
+                Body(site, body.name).end()
+            shutil.rmtree(place)
+
+
 def _tried(home: Path, runtime: Runtime) -> str | None:
     helper = binary(home)
-    place = home / "run" / f"oci-trial-{uuid.uuid4().hex[:12]}"  # on the same disk as the real ones
+    place = home / "run" / f"{_PLACE}{uuid.uuid4().hex[:12]}"  # on the same disk as the real ones
     place.mkdir(parents=True)
     site = Site.of(place, replace(runtime, state=place / "state"), helper)
     body = Body(site, f"trial{uuid.uuid4().hex}")
     try:
         site.records.write(Record(body.id, {}, "trial", "trial"))
         (site.store.layers / "empty").mkdir(parents=True)
-        body.start(Wish(StoredImage("trial", ("empty",)), _LIMITS, {}, "/testbed"))
+        body.start(Wish(StoredImage("trial", ("empty",)), _LIMITS, {}, "/testbed", needs_shell=False))
         return _looked_at(body, site)
     finally:
         with suppress(StationError):

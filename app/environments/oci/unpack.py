@@ -25,6 +25,8 @@ _OPAQUE = ".wh..wh..opq"
 _ATTRIBUTE = "SCHILY.xattr."
 _FOLDER = os.O_PATH | os.O_DIRECTORY
 _CHUNK_BYTES = 1 << 20
+_NO_NAMES = ("", ".", "..")
+"""Of a folder itself, or of the one above: nothing in a folder has them."""
 
 
 class Readable(Protocol):
@@ -110,7 +112,7 @@ class _Unpacking:
         elif name.startswith(_WHITEOUT * 2):
             return  # what an older file system kept beside; means nothing here
         elif name.startswith(_WHITEOUT):
-            self._delete(folder, name.removeprefix(_WHITEOUT))
+            self._delete(folder, _deleted(member, name))
         else:
             self._make(tar, member, path, folder, name)
 
@@ -211,6 +213,8 @@ class _Unpacking:
 
     def _clear(self, parent: int, name: str) -> None:
         """Make room: a later member of a layer replaces an earlier one."""
+        if name in _NO_NAMES:
+            raise ImageUnavailable(f"a layer is damaged: it replaces {name!r}.")
         try:
             os.unlink(name, dir_fd=parent)
         except FileNotFoundError:
@@ -227,6 +231,14 @@ class _Unpacking:
             if name != key and (name == "security.capability" or name.startswith("user.")):
                 with suppress(OSError):  # a file system without them
                     os.setxattr(place, name, value.encode("utf-8", "surrogateescape"))
+
+
+def _deleted(member: tarfile.TarInfo, name: str) -> str:
+    """The name that a deletion is about; never one that leads elsewhere."""
+    gone = name.removeprefix(_WHITEOUT)
+    if gone in _NO_NAMES:
+        raise ImageUnavailable(f"a layer is damaged: it deletes {member.name!r}.")
+    return gone
 
 
 @contextmanager

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
+
+_PATIENCE_S = 5
+"""For a place in the queue of a listener that accepts nobody."""
 
 
 class Stream(Protocol):
@@ -49,9 +53,15 @@ def unix_connector(path: Path) -> Connect:
 
 
 def _connected(address: str) -> socket.socket:
+    """Waits by the kernel's clock: with Python's, a full queue would be refused at once."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _PATIENCE_S, 0))
         connection.connect(address)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", 0, 0))
+    except BlockingIOError as error:
+        connection.close()
+        raise TimeoutError(f"expected the helper to accept a connection in {_PATIENCE_S} s, found it busy.") from error
     except OSError:
         connection.close()
         raise

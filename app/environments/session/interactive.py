@@ -26,7 +26,7 @@ class Interactive:
         self._exit_code: int | None = None
         self._closed = False
         self._unread: list[bytes] = []
-        self._lane = lane = lanes.take()
+        self._lane = lane = lanes.take_apart()
         self._deadline(_PATIENCE_S)
         try:
             lane.send(request)

@@ -15,11 +15,11 @@ _BUFFER_BYTES = 320 << 10  # a piece of a file fits; the kernel gives memory for
 
 
 class LaneLost(Exception):
-    """The connection ended, or what came over it was no answer. `silent`: nothing came in time."""
+    """The connection ended (`ended`), nothing came in time, or what came was no answer."""
 
-    def __init__(self, message: str, *, silent: bool = False) -> None:
+    def __init__(self, message: str, *, ended: bool = False) -> None:
         super().__init__(message)
-        self.silent = silent
+        self.ended = ended
 
 
 class Lane:
@@ -57,9 +57,9 @@ class Lane:
             self._stream.settimeout(self._left())
             self._stream.sendall(data)
         except TimeoutError as error:
-            raise LaneLost("it takes nothing any more", silent=True) from error
+            raise LaneLost("it takes nothing any more") from error
         except OSError as error:
-            raise LaneLost(f"the connection ended: {error}") from error
+            raise LaneLost(f"the connection ended: {error}", ended=True) from error
 
     def send_data(self, data: memoryview) -> None:
         """One DATA frame."""
@@ -113,11 +113,11 @@ class Lane:
             self._stream.settimeout(self._left())
             received = self._stream.recv_into(room)
         except TimeoutError as error:
-            raise LaneLost("it does not answer", silent=True) from error
+            raise LaneLost("it does not answer") from error
         except OSError as error:
-            raise LaneLost(f"the connection ended: {error}") from error
+            raise LaneLost(f"the connection ended: {error}", ended=True) from error
         if not received:
-            raise LaneLost("the connection ended")
+            raise LaneLost("the connection ended", ended=True)
         return received
 
     def _left(self) -> float:

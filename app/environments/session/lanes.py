@@ -5,20 +5,24 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from app.environments.session.connect import Connect
 from app.environments.session.lane import Lane, LaneLost
-from app.environments.session.protocol import Kind, frame
 from app.errors import EnvironmentFailed
 
 _GREETING_S = 10.0
+_REPLACEMENT_S = 2.0
 _KEPT = 16
 """Idle lanes beyond this are closed: each is a small process inside."""
 
 
 class Lanes:
-    """Safe for many threads. Raises EnvironmentFailed from every method once `close` was called."""
+    """Safe for many threads. Raises EnvironmentFailed from every method once `close` was called.
+
+    Once one was connected, one stays so: a helper that nobody is connected to takes its client for dead. What is taken
+    apart does not count, since it goes with its program.
+    """
 
     def __init__(self, connect: Connect, label: str) -> None:
         self._connect = connect
@@ -26,6 +30,7 @@ class Lanes:
         self._lock = threading.Lock()
         self._idle: list[Lane] = []
         self._busy: set[Lane] = set()
+        self._apart: set[Lane] = set()
         self._closed = False
 
     def wait_ready(self, timeout_s: float) -> None:
@@ -69,7 +74,22 @@ class Lanes:
                 return self._fresh(timeout_s)
             if lane.quiet:
                 return lane
-            self.drop(lane)
+            self._discard(lane)
+
+    def take_apart(self) -> Lane:
+        """A lane for as long as a program runs, to be dropped; another one stays connected."""
+        lane = self._fresh(_GREETING_S)
+        with self._lock:
+            self._apart.add(lane)
+        self._keep_one()
+        return lane
+
+    def _keep_one(self) -> None:
+        with self._lock:
+            if self._closed or self._idle or self._busy - self._apart:
+                return
+        with suppress(EnvironmentFailed):  # it is gone, which the next one to ask will hear
+            self.give(self._fresh(_REPLACEMENT_S))
 
     def _fresh(self, timeout_s: float) -> Lane:
         try:
@@ -84,7 +104,7 @@ class Lanes:
         try:
             lane.greet(timeout_s)
         except LaneLost as error:
-            self.drop(lane)
+            self._discard(lane)
             raise self.lost(error) from error
         return lane
 
@@ -98,18 +118,24 @@ class Lanes:
             lane.close()
 
     def drop(self, lane: Lane) -> None:
+        """Close it. Where it was the last, a fresh one is connected."""
+        self._discard(lane)
+        self._keep_one()
+
+    def _discard(self, lane: Lane) -> None:
         with self._lock:
             self._busy.discard(lane)
+            self._apart.discard(lane)
         lane.close()
 
     def alive(self, timeout_s: float = 2.0) -> bool:
-        """Whether the helper answers on a lane of its own."""
+        """Whether the helper answers on a fresh lane: whatever ended one may be about to end the idle ones."""
         try:
-            with self.lent(timeout_s) as lane:
-                lane.send(frame(Kind.PING))
-                return lane.receive(64)[0] is Kind.OK
+            lane = self._fresh(timeout_s)
         except EnvironmentFailed:
             return False
+        self.give(lane)
+        return True
 
     @property
     def closed(self) -> bool:

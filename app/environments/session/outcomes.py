@@ -27,9 +27,9 @@ def receive_outcome(lane: Lane, limit_bytes: int) -> Outcome:
 def after_loss(lanes: Lanes, error: LaneLost) -> Outcome:
     """A command may kill whatever is beside it, its supervisor too: that is an answer while the helper lives.
 
-    Raises: EnvironmentFailed: it does not.
+    Raises: EnvironmentFailed: it does not, or the connection did not end: silence and nonsense are no answers.
     """
-    if error.silent or lanes.closed or not lanes.alive():
+    if not error.ended or lanes.closed or not lanes.alive():
         raise lanes.lost(error) from error
     return Outcome(137, 9, ResultFlag(0), b"", _KILLED_NOTE, 0, 0.0, 0, 0.0)
 

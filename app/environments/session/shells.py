@@ -63,6 +63,8 @@ class ShellSession:
                 outcome = receive_outcome(lane, self._limit_bytes)
             except LaneLost as error:
                 self._drop(lane)
+                if self._closed:
+                    raise self._lanes.failed("had a command under way in a shell that was closed") from error
                 outcome = after_loss(self._lanes, error)
         return result_of(outcome, time.monotonic() - begun)
 
@@ -73,7 +75,7 @@ class ShellSession:
     def close(self) -> None:
         """End the shell; what it left running in the background lives on. Safe to call twice.
 
-        A command under way is cut off: it ends with EnvironmentFailed or 137, killed with all that the shell started.
+        A command under way is cut off: it ends with EnvironmentFailed, killed with all that the shell started.
         """
         self._closed = True
         if not self._lock.acquire(blocking=False):

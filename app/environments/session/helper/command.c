@@ -203,10 +203,10 @@ static void end_of(struct command *c, bool left) {
     my_seat->session = 0;
     close_one(&c->logs[0].fd);
     close_one(&c->logs[1].fd);
+    input_drop(&c->input); /* first: a client that still sends does not read, and a long result would wait for it */
     outcome_send(&c->outcome);
     capture_release(&c->outcome.out);
     capture_release(&c->outcome.err);
-    input_drop(&c->input);
     if (left) {
         int out = c->out, err = c->err;
         c->out = c->err = -1;

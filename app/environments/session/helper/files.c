@@ -89,11 +89,13 @@ void file_put(uint32_t size) {
             number = errno;
             if (ftruncate(fd, 0)) errno = number; /* give back what a full disk could not hold */
         }
-    if (!failed && (fchmod(fd, mode & 07777) || close(fd))) {
+    if (!failed && fchmod(fd, mode & 07777)) {
         failed = true;
         number = errno;
-    } else if (failed && fd >= 0) {
-        close(fd);
+    }
+    if (fd >= 0 && close(fd) && !failed) {
+        failed = true;
+        number = errno;
     }
     body_drop();
     if (failed) wire_fail(OF_SYSTEM, number, "%.700s: %s", path.bytes, strerror(number));

@@ -74,11 +74,12 @@ void keep_reading(int fd) {
 void lane_hand_over(int out, int err) {
     if (out >= 0) keep_reading(out);
     if (err >= 0) keep_reading(err);
-    pid_t pid = fork();
+    pid_t before = getpid(), pid = fork();
     if (pid > 0) {
         my_seat->lane = pid;
         _exit(HANDED_OVER);
     }
+    for (int i = 0; pid == 0 && getppid() == before && i < 500; i++) usleep(100); /* who counts processes sees one of us */
     if (pid < 0) tree_kill(NULL, 0, NULL); /* no room even for us: survivors would own this lane's next kill */
     my_seat->session = 0;
     prctl(PR_SET_CHILD_SUBREAPER, 1);
@@ -157,10 +158,15 @@ static void open_lane(int in, int out) {
     if (out != in) close(out);
 }
 
-/* A lane that was killed from inside cannot have killed its command: that falls to us. */
+/* A lane that was killed from inside cannot have killed its command: that falls to us. One that was stopped would keep
+ * its client waiting, so it is killed; whatever else was stopped is left alone: it is not ours. */
 static void bury(pid_t pid, int status) {
     for (int i = 0; i < MAX_LANES; i++) {
         if (seats[i].lane != pid) continue;
+        if (WIFSTOPPED(status)) {
+            kill(pid, SIGKILL);
+            return;
+        }
         pid_t session = seats[i].session;
         seats[i].lane = 0;
         seats[i].session = 0;
@@ -170,7 +176,7 @@ static void bury(pid_t pid, int status) {
 
 static void reap(void) {
     int status;
-    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;) bury(pid, status);
+    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG | WUNTRACED)) > 0;) bury(pid, status);
 }
 
 static void take_descriptor(void) {
@@ -220,6 +226,7 @@ static void serve(bool listening, double orphan_exit_s) {
         }
         if (!listening && !lanes()) finish(false);
         if (poll(polled, (nfds_t)polled_count, wait_ms) < 0 && errno != EINTR) finish(true);
+        if (lanes()) seen = now_us(); /* until now: those that ended meanwhile are not reaped yet */
         if (polled[0].revents) {
             if (signals_take()) finish(true);
             reap();

@@ -243,6 +243,7 @@ static _Noreturn void child(struct child *c) {
     signal(SIGINT, SIG_DFL);
     sigprocmask(SIG_SETMASK, &none, NULL);
     become(c, 's', setsid());
+    my_seat->session = getpid(); /* before it can do anything: it may kill its lane at once */
     for (int i = 0; i < 3; i++) become(c, 'f', dup2(s->streams[i], i));
     for (int i = 0; i < s->extras; i++) become(c, 'f', dup2(s->extra[i].from, s->extra[i].to));
     if (s->terminal) become(c, 't', ioctl(0, TIOCSCTTY, 0));
@@ -299,7 +300,10 @@ pid_t spawn_start(struct spawn *s) {
     struct child c = {.spawn = s, .who = &who, .env = env, .path = value_of(env, "PATH=")};
     pid_t pid = start(&c);
     if (pid < 0) c.number = errno;
-    if (pid < 0 || c.step) explain(s, &c);
+    if (pid < 0 || c.step) {
+        my_seat->session = 0;
+        explain(s, &c);
+    }
     free(env);
     return pid > 0 && !c.step ? pid : 0; /* one that failed is reaped like any child */
 }

@@ -1,0 +1,46 @@
+"""What of an image lies unpacked beside the engine (kind `oci`): it counts as use, and it goes with the image.
+
+The store is imported late: it takes its images from here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import structlog
+
+log = structlog.get_logger()
+
+
+def users(home: Path) -> Counter[str]:
+    """Environments without an engine, by the id of their image."""
+    from app.environments.oci.records import Records
+
+    return Counter(record.image_id for record in Records(home.resolve()).all())
+
+
+def forget(home: Path, image_id: str) -> int:
+    """Remove the unpacked image; bytes that are free now, 0 when an environment stands on it."""
+    from app.environments.oci.records import Records
+    from app.environments.oci.store import ImageStore
+
+    where = home.resolve()
+    try:
+        return ImageStore(where).remove(image_id, keep=Records(where).layers_in_use())
+    except OSError as error:  # what is in use cannot be told: nothing goes
+        log.warning("unpacked.not_removed", image=image_id, reason=str(error))
+        return 0
+
+
+def tidy(home: Path) -> int:
+    """Remove what killed processes left half unpacked, and layers of no image; bytes that are free now."""
+    from app.environments.oci.records import Records
+    from app.environments.oci.store import ImageStore
+
+    where = home.resolve()
+    try:
+        return ImageStore(where).tidy(keep=Records(where).layers_in_use())
+    except OSError as error:
+        log.warning("unpacked.not_tidied", reason=str(error))
+        return 0
