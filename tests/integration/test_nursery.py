@@ -91,7 +91,10 @@ def _row(database: Database, request: InstanceRequest) -> Any:
 
 
 def _is_gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_an_instance_is_a_process_and_its_end_is_recorded_at_once(

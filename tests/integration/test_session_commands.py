@@ -390,7 +390,7 @@ def test_a_client_that_only_had_a_stream_or_lost_its_lane_is_no_orphans_client(p
         time.sleep(0.7)
         session.stream(["true"]).close()
         time.sleep(0.7)
-        stream = session.stream(["sh", "-c", "kill -9 $PPID"])
+        stream = session.stream(["sh", "-c", "sleep 0.3; kill -9 $PPID"])
         time.sleep(0.7)
         stream.close()
         assert made.process.poll() is None
