@@ -15,7 +15,7 @@ from pathlib import Path
 from app.environments.session import HelperUnavailable, binary
 from app.settings import Settings
 from app.stack.engine import Report
-from app.stack.home import logs_folder
+from app.stack.home import logs_folder, prepare, run_folder
 
 PACKAGES = {"cc": ("gcc", "libc6-dev"), "crun": ("crun",), "zstd": ("zstd",)}
 """Debian's packages of each program."""
@@ -24,9 +24,10 @@ _PATIENCE_S = 120.0
 
 def ensure_tools(settings: Settings, *, may_install: bool, report: Report) -> tuple[str, ...]:
     """Install what is missing, where that is possible, and have the session helper compiled; what is still missing."""
+    prepare(settings)
     missing = [program for program in PACKAGES if shutil.which(program) is None]
     packages = [package for program in missing for package in PACKAGES[program]]
-    tried = settings.home / "run" / "tools-tried"  # once for each set of what is missing: an index may be out of reach
+    tried = run_folder(settings) / "tools-tried"  # once for each set of what is missing: an index may be out of reach
     wanted = " ".join(packages)
     if (
         packages
