@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap demo test check format lock worker-image services-image bench-main bench-control bench-env chaos down clean
+.PHONY: help bootstrap demo test test-agents check format lock worker-image services-image bench-main bench-control bench-env bench-gateway chaos down clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -19,6 +19,9 @@ demo: bootstrap ## set everything up and run the main job on the demo dataset
 
 test: bootstrap ## all tests; PYTEST="tests/unit -k state" chooses
 	@sh scripts/test $(PYTEST)
+
+test-agents: bootstrap ## the agents' contract on every framework, whole: half an hour
+	@AGENTS_IN_FULL=1 sh scripts/test tests/contract/agents
 
 check: bootstrap ## format, lint, types, import rules
 	$(BIN)/ruff format --check .
@@ -33,7 +36,7 @@ format: bootstrap ## put the code in the house's format
 lock: bootstrap ## renew requirements/*.lock; UPGRADE=--upgrade takes newer versions
 	cd requirements && ../$(BIN)/uv pip compile $(LOCK_OPTIONS) --all-extras -o all.lock ../pyproject.toml
 	cd requirements && ../$(BIN)/uv pip compile $(LOCK_OPTIONS) -c all.lock -o bootstrap.lock bootstrap.in
-	cd requirements && ../$(BIN)/uv pip compile $(LOCK_OPTIONS) --no-emit-find-links -c all.lock --extra worker --extra model \
+	cd requirements && ../$(BIN)/uv pip compile $(LOCK_OPTIONS) --no-emit-find-links -c all.lock --extra worker --extra model --extra translate \
 		-o ../worker_images/worker/requirements.lock ../pyproject.toml ../worker_images/worker/requirements.in
 
 # One lock for every platform and Python of ours, with the hash of every file, and without any index's address.
@@ -54,6 +57,9 @@ bench-control: bootstrap ## enqueue, dispatch, 10,000 at once, reaction, fairnes
 
 bench-env: bootstrap ## environments beside mini-swe-agent, SWE-ReX, Harbor, Inspect, swebench and the bare engine
 	@$(BIN)/python -m bench.environments
+
+bench-gateway: bootstrap ## the model gateway beside LiteLLM's proxy: overhead, saturation, streams, memory, a rollout
+	@$(BIN)/python -m bench.gateway
 
 chaos: bootstrap ## break everything, one case after the other, and count what was lost, doubled or unexpected
 	@$(BIN)/python -m tests.chaos --long

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 from uuid import UUID
 
+from app.agents.external import known_agents
 from app.errors import DatabaseUnavailable, SpecInvalid, WaitTimeout
 from app.ledger import accept, results, stream, tasks
 from app.ledger.accept import NewRun
@@ -59,13 +60,13 @@ class MegaFlow:
     ) -> Handle:
         """Accept one task. When this returns, the task survives the loss of Redis, of every worker and the scheduler.
 
-        mode: `ephemeral`, `persistent` or `auto`. agent: a name that `megaflow doctor` lists. model: its name at the
+        mode: `ephemeral`, `persistent` or `auto`. agent: a name that `megaflow agents` lists. model: its name at the
         settings' endpoint, or a `ModelChoice`. A key that was used before returns the earlier task's handle.
         resource_class: what `megaflow classes` lists. available_at: not before. deadline_at: what has not ended by
         then ends as `expired`; both with a time zone.
 
-        Raises: SpecInvalid, UnknownName: nothing was accepted; IdempotencyConflict: the key belongs to another task;
-            DatabaseUnavailable: nothing was accepted.
+        Raises: SpecInvalid, UnknownName, SettingsInvalid (the manifest of an external agent is wrong): nothing was
+            accepted; IdempotencyConflict: the key belongs to another task; DatabaseUnavailable: nothing was accepted.
         """
         return self.enqueue_many(
             [task],
@@ -97,12 +98,16 @@ class MegaFlow:
         resource_class: str = "standard",
         available_at: datetime | None = None,
         deadline_at: datetime | None = None,
+        budget_usd: float | None = None,
     ) -> Run:
         """Accept tasks as one run, in one transaction: all or none. Each becomes a group of `replicas` tasks.
 
+        budget_usd: of model calls, all tasks together; when it is spent, the run is paused and its calls are refused.
+
         Raises: as `enqueue`.
         """
-        specs = specs_for(tasks, agent=agent, mode=mode, model=model, resource_class=resource_class)
+        known = known_agents(self.settings)
+        specs = specs_for(tasks, agent=agent, mode=mode, model=model, known=known, resource_class=resource_class)
         if not specs:
             raise SpecInvalid("expected at least one task, found none; nothing was submitted")
         if replicas < 1:
@@ -119,6 +124,7 @@ class MegaFlow:
                 idempotency_key=idempotency_key,
                 available_at=available_at,
                 deadline_at=deadline_at,
+                budget_usd=budget_usd,
             ),
             self.settings,
         )

@@ -164,6 +164,18 @@ class AgentUnavailable(StationError):
     exit_code = 69
 
 
+class AgentNotSetUp(AgentUnavailable):
+    """It cannot be installed before somebody changes a setting or this host; asking again says the same."""
+
+    exit_code = 78
+
+
+class AgentUnsuitable(StationError):
+    """The environment cannot run the agent's framework: another C library, another architecture."""
+
+    exit_code = 65
+
+
 class AgentFailed(StationError):
     """The agent's framework broke; a result of the agent, not of the infrastructure."""
 

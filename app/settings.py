@@ -117,12 +117,27 @@ class Settings(BaseSettings):
     model_base_url: str | None = None
     """OpenAI-compatible base URL; None: the built-in replay engine."""
     model_api_key_env: str = "OPENAI_API_KEY"
-    """Name of the variable that holds the key; its value goes to the agent's process alone."""
+    """Name of the variable that holds the key; only the gateway's process needs to have it."""
+    model_key_envs: Annotated[tuple[str, ...], NoDecode] = ("*_API_KEY", "*_MODEL_KEY")
+    """Variables, by name or pattern, that a task may name as the key of its own endpoint; separated by commas."""
     replay_port: int = Field(default=8765, ge=1, le=65535)
     replay_scripts: Annotated[tuple[Path, ...], NoDecode] = ()
     """More folders of replay scripts beside the demo's; separated by `:` in the environment."""
     model_timeout_s: float = Field(default=120.0, gt=0)
-    """One model call."""
+    """One model call, as the engine may take it; what limits make it wait is not counted."""
+    gateway_url: str | None = None
+    """Base URL (without /v1) at which workers reach the model gateway; None: the one of this host's stack."""
+    gateway_port: int = Field(default=8766, ge=1, le=65535)
+    gateway_patience_s: float = Field(default=300.0, gt=0)
+    """How long a call waits for a limit or a busy engine before it is refused."""
+    model_prices: Path | None = None
+    """YAML file of prices per million tokens by model, before those that are known; see docs/models.md."""
+    agent_manifests: Annotated[tuple[Path, ...], NoDecode] = ()
+    """Manifests of agents that live outside this repository; separated by `:` in the environment."""
+    swe_agent_source: str | None = None
+    """Folder, or URL@REF, of a SWE-agent checkout: it is on no package index; see docs/agents.md."""
+    ready_tools: Path | None = None
+    """Folder of frameworks that are installed already and never written to, such as those of the worker image."""
 
     # --- Flower and beat ------------------------------------------------------------------------------------------
     bind: str = "127.0.0.1"
@@ -138,10 +153,15 @@ class Settings(BaseSettings):
 
     log_level: str = "INFO"
 
-    @field_validator("replay_scripts", mode="before")
+    @field_validator("replay_scripts", "agent_manifests", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return tuple(Path(part) for part in value.split(":") if part) if isinstance(value, str) else value
+
+    @field_validator("model_key_envs", mode="before")
+    @classmethod
+    def _names(cls, value: object) -> object:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
     def __init__(self, **values: object) -> None:
         try:
@@ -165,6 +185,11 @@ class Settings(BaseSettings):
     def tools(self) -> Path:
         """Folder of the agent frameworks' own environments; several installations may share it by a link."""
         return self.home / "tools"
+
+    @property
+    def recordings(self) -> Path:
+        """Folder of recorded runs that the replay engine plays back, each in a folder of its own."""
+        return self.home / "recordings"
 
     @property
     def embeds_postgres(self) -> bool:
@@ -194,8 +219,12 @@ class Settings(BaseSettings):
         return self.artifacts_url or f"file://{self.home / 'artifacts'}"
 
     def model_endpoint(self) -> str:
-        """OpenAI-compatible base URL that agents on this host use."""
+        """OpenAI-compatible base URL of the engine that answers for models without a replica of their own."""
         return self.model_base_url or f"http://127.0.0.1:{self.replay_port}/v1"
+
+    def gateway(self) -> str:
+        """Base URL of the model gateway, without /v1."""
+        return (self.gateway_url or f"http://127.0.0.1:{self.gateway_port}").rstrip("/")
 
     def capacity(self) -> int:
         """Ephemeral instances at once on this host."""

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -66,14 +67,14 @@ class System:
     def _batch(self, mode: Mode, width: int, wall_s: float, took: list[float], results: list[TaskResult]) -> Batch:
         self.tasks += len(results)
         self.solved += sum(result.reward == 1.0 for result in results)
-        # The teardown's end is written after the outcome that a client waits for.
-        results = [self._torn_down(result) for result in results]
+        results = [self.torn_down(result) for result in results]
         if mode is Mode.EPHEMERAL:
             self.ephemeral_tasks += len(results)
             self.instances += len({result.attempts[-1].instance_id for result in results})
         return Batch(mode.value, width, len(results), wall_s, took, [doors(result) for result in results])
 
-    def _torn_down(self, result: TaskResult) -> TaskResult:
+    def torn_down(self, result: TaskResult) -> TaskResult:
+        """The result with its teardown's end, which is written after the outcome that a client waits for."""
         give_up = time.monotonic() + 20
         while Phase.TORN_DOWN not in result.attempts[-1].phases and time.monotonic() < give_up:
             time.sleep(0.02)
@@ -108,8 +109,8 @@ def doors(result: TaskResult) -> dict[str, float]:
 
 
 @contextmanager
-def running(task_name: str, say: Callable[[str], None]) -> Iterator[System]:
-    """A stack on a temporary home with the task's image built and every path walked once.
+def running(task_name: str, say: Callable[[str], None], **overrides: Any) -> Iterator[System]:
+    """A stack on a temporary home with the task's image built and every path walked once. `overrides`: settings.
 
     Raises: MegaFlowError: it cannot be had here; the message says why.
     """
@@ -121,9 +122,11 @@ def running(task_name: str, say: Callable[[str], None]) -> Iterator[System]:
             installation=f"bench-{uuid4().hex[:8]}",
             flower_port=_free_port(),
             replay_port=_free_port(),
+            gateway_port=_free_port(),
             ephemeral_capacity=WIDTH,
             persistent_slots=WIDTH,
             persistent_instances=1,
+            **overrides,
         )
         with _engine(Path(folder) / "e", say):
             try:

@@ -8,8 +8,12 @@ from pathlib import Path
 
 from app.agents.base import Agent
 from app.agents.catalogue import AGENTS, traits
+from app.agents.external.manifest import Manifest
+from app.agents.frameworks import FRAMEWORKS, Making, framework_named
+from app.agents.installation import Installer
+from app.errors import UnknownName
 
-__all__ = ["Agent", "Workshop", "agent_named", "agent_names"]
+__all__ = ["Agent", "Workshop", "agent_named", "agent_names", "tool_folder", "traits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,36 +21,48 @@ class Workshop:
     """What a host offers to the frameworks that run on it."""
 
     tools: Path
-    """Folder of the frameworks' own environments; made when needed."""
-    model_timeout_s: float = 120.0
+    """Folder of the frameworks' bundles; made when needed."""
+    call_timeout_s: float = 480.0
+    """One try of a model call, with what a limit or a busy engine makes it wait."""
     process_env: Mapping[str, str] = field(default_factory=dict)
-    """Variables that an agent's process gets beside its own; never a secret."""
+    """Variables that an agent's process outside gets beside its own; never a secret."""
+    manifests: Mapping[str, Manifest] = field(default_factory=dict)
+    """External agents by name."""
+    swe_agent_source: str | None = None
+    may_install: bool = True
+    ready_tools: Path | None = None
+    """Further bundles, which are not written to."""
+
+    def making(self) -> Making:
+        """What adapters are made with here."""
+        return Making(
+            Installer(self.tools, may_install=self.may_install, ready=self.ready_tools),
+            call_timeout_s=self.call_timeout_s,
+            swe_agent_source=self.swe_agent_source,
+            manifests=self.manifests,
+        )
 
 
-def _oracle(_: Workshop) -> Agent:
+def _oracle() -> Agent:
     from app.agents.oracle import OracleAgent
 
     return OracleAgent()
 
 
-def _nop(_: Workshop) -> Agent:
+def _nop() -> Agent:
     from app.agents.nop import NopAgent
 
     return NopAgent()
 
 
-def _mini_swe_agent(workshop: Workshop) -> Agent:
-    from app.agents.mini_swe_agent.adapter import MiniSweAgent
+def _replay() -> Agent:
+    from app.agents.replay import ReplayAgent
 
-    return MiniSweAgent(workshop.tools, model_timeout_s=workshop.model_timeout_s, process_env=workshop.process_env)
+    return ReplayAgent()
 
 
 # Imported late: a worker that never runs an agent need not be able to import it.
-_MAKERS: dict[str, Callable[[Workshop], Agent]] = {
-    "oracle": _oracle,
-    "nop": _nop,
-    "mini-swe-agent": _mini_swe_agent,
-}
+_OURS: dict[str, Callable[[], Agent]] = {"oracle": _oracle, "nop": _nop, "replay": _replay}
 
 
 def agent_named(name: str, workshop: Workshop) -> Agent:
@@ -54,10 +70,28 @@ def agent_named(name: str, workshop: Workshop) -> Agent:
 
     Raises: UnknownName.
     """
-    traits(name)
-    return _MAKERS[name](workshop)
+    if name in _OURS:
+        return _OURS[name]()
+    if name not in FRAMEWORKS and name not in workshop.manifests:
+        raise UnknownName.of("agent", name, [*AGENTS, *workshop.manifests])
+    from app.agents.external.agent import ExternalAgent
+    from app.agents.external.framework import ExternalFramework
+    from app.agents.running import FrameworkAgent
+
+    framework = framework_named(name, workshop.making())
+    if isinstance(framework, ExternalFramework):
+        return ExternalAgent(framework, process_env=workshop.process_env)
+    return FrameworkAgent(framework, process_env=workshop.process_env)
+
+
+def tool_folder(name: str, workshop: Workshop) -> Path:
+    """The bundle of a framework that acts inside, on this host; installed now if it may be and is not there.
+
+    Raises: UnknownName, AgentUnavailable.
+    """
+    return framework_named(name, workshop.making()).install().folder
 
 
 def agent_names() -> list[str]:
-    """Every known agent, sorted."""
+    """Every agent of ours, sorted."""
     return sorted(AGENTS)

@@ -6,9 +6,10 @@ report, whatever happened to the model or the framework: a bad rollout is data, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from pydantic import SecretStr
 
@@ -19,11 +20,16 @@ from app.models.spec import Limits, Solution
 
 @dataclass(frozen=True, slots=True)
 class ModelEndpoint:
-    """An OpenAI-compatible endpoint. The key lives in the agent's own process, never in the environment."""
+    """Where the agent's model is: the gateway. The key is the attempt's own token and good for nothing else."""
 
-    base_url: str
+    base_url: str  # of the gateway as OpenAI's clients want it, with /v1
     name: str
     api_key: SecretStr | None = None
+
+    @property
+    def anthropic_url(self) -> str:
+        """The base URL as Anthropic's clients want it: without /v1."""
+        return self.base_url.removesuffix("/v1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,28 +44,49 @@ class AgentJob:
     solution: Solution | None  # None for every agent but `oracle`
     solution_files: bytes | None  # the solution's folder as a tar, for script solutions
     scratch: Path  # a folder on the worker, this attempt's alone; removed after the artifacts are stored
-    model_inside_url: str | None = None  # where commands inside reach the model, when the task's network is just that
+    model_inside_url: str | None = None  # where commands inside reach the model (with /v1), when they do at all
+    tools_inside: Mapping[str, str] = field(default_factory=dict)  # tool bundle: its folder inside the environment
+    recording: bytes | None = None  # the trajectory (ATIF) of the attempt that is done again, for `replay` alone
+    recorded_end: EndReason | None = None  # how that attempt ended
+    waited_s: Callable[[], float] = lambda: 0.0  # that limits have made its calls wait so far: not the agent's time
+
+    def inside(self) -> ModelEndpoint | None:
+        """The endpoint as seen from inside the environment; None: there is no way from there."""
+        if self.model is None or self.model_inside_url is None:
+            return None
+        return replace(self.model, base_url=self.model_inside_url)
 
 
 @dataclass(frozen=True, slots=True)
 class AgentReport:
-    """How the agent ended. `trajectory` and `log` lie in the job's scratch folder."""
+    """How the agent ended. What it left lies in the job's scratch folder."""
 
     end_reason: EndReason
     detail: str = ""
-    trajectory: Path | None = None
-    log: Path | None = None
+    log: Path | None = None  # what it wrote to its outputs
+    files: Path | None = None  # folder: its own trajectory, state, configuration
     steps: int | None = None
-    usage: dict[str, float] = field(default_factory=dict)
+    usage: dict[str, float] = field(
+        default_factory=dict
+    )  # as the framework counts; the gateway's own count goes before
 
 
 class Agent(Protocol):
     """One agent framework."""
 
-    name: ClassVar[str]
-    version: ClassVar[str]
-    needs_model: ClassVar[bool]
-    needs_solution: ClassVar[bool]  # only `oracle` may see the gold answer
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def needs_model(self) -> bool: ...
+
+    @property
+    def needs_solution(self) -> bool:
+        """Only `oracle` may see the gold answer."""
+        ...
 
     def check(self) -> None:
         """Make sure that the framework is there, installing it if it may.
@@ -71,6 +98,7 @@ class Agent(Protocol):
     def run(self, job: AgentJob, shell: Shell, cancel: CancelToken) -> AgentReport:
         """Work on the task until done, out of budget, or told to stop; leave no process behind.
 
-        Raises: EnvironmentFailed when the environment went away; AgentFailed when the framework cannot be run at all.
+        Raises: EnvironmentFailed when the environment went away; AgentFailed when the framework cannot be run at all;
+        AgentUnsuitable when it cannot run in this environment.
         """
         ...

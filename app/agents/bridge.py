@@ -1,11 +1,10 @@
 """Lends one environment's shell to an agent framework that runs as a process of its own.
 
-The framework connects to a Unix socket in a private folder, asks for one command, gets its result and hangs up. So
-it needs neither Docker nor our packages, and any kind of environment serves any framework.
+The framework connects to a Unix socket in a private folder, asks for one thing, gets its answer and hangs up. So it
+needs neither Docker nor our packages, and any kind of environment serves any framework.
 
-On the wire, both ways: four bytes of length, big-endian, then that many bytes of JSON.
-Request: `command`, and if wanted `cwd`, `env`, `timeout_s`. Answer: `exit_code` (null when it was killed), `output`
-(stdout, then stderr), `timed_out`, `truncated`, `duration_s`; or `fault`, a text, when there is no result.
+On the wire, both ways: four bytes of length, big-endian, then that many bytes of JSON. What may be asked is in
+`bridge_requests`; docs/agents.md tells adapters' authors.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from typing import Any
 
 import structlog
 
+from app.agents.bridge_requests import LONGEST_FRAME_BYTES, answer
 from app.errors import EnvironmentFailed
-from app.models.shell import CommandResult, Shell
+from app.models.shell import Shell
 
 log = structlog.get_logger(__name__)
 
 _LENGTH = struct.Struct(">I")
-_MAX_FRAME_BYTES = 64 << 20
 _REQUEST_TIMEOUT_S = 30.0  # for the request to arrive and the answer to be taken; the command has its own limit
 _DRAIN_S = 2.0  # for commands that still run when the framework is gone
 _LONGEST_ADDRESS_BYTES = 100  # the kernel takes 107
@@ -83,17 +82,8 @@ class Bridge:
             self._answering.discard(threading.current_thread())
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        if not isinstance(command := request.get("command"), str):
-            return {"fault": f"expected the key 'command', a text; found {command!r}"}
         try:
-            return _wire(
-                self._shell.run(
-                    command,
-                    cwd=request.get("cwd"),
-                    env=request.get("env"),
-                    timeout_s=float(request.get("timeout_s") or self._default_timeout_s),
-                )
-            )
+            return answer(self._shell, request, default_timeout_s=self._default_timeout_s)
         except Exception as error:  # noqa: BLE001  a thread's edge: kept for the caller, who raises it
             self.fault = self.fault or error
             return {"fault": f"{type(error).__name__}: {error}"}
@@ -135,16 +125,6 @@ def _private_folder() -> Path:
         ) from error
 
 
-def _wire(result: CommandResult) -> dict[str, Any]:
-    return {
-        "exit_code": result.exit_code,
-        "output": result.text(),
-        "timed_out": result.timed_out,
-        "truncated": result.truncated,
-        "duration_s": result.duration_s,
-    }
-
-
 def _send(connection: socket.socket, body: dict[str, Any]) -> None:
     content = json.dumps(body).encode()
     connection.sendall(_LENGTH.pack(len(content)) + content)
@@ -152,9 +132,12 @@ def _send(connection: socket.socket, body: dict[str, Any]) -> None:
 
 def _receive(connection: socket.socket) -> dict[str, Any]:
     (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
-    if length > _MAX_FRAME_BYTES:
-        raise ValueError(f"expected a request of at most {_MAX_FRAME_BYTES} bytes; found {length}")
-    body = json.loads(_exactly(connection, length))
+    if length > LONGEST_FRAME_BYTES:
+        raise ValueError(f"expected a request of at most {LONGEST_FRAME_BYTES} bytes; found {length}")
+    try:
+        body = json.loads(_exactly(connection, length))
+    except RecursionError as error:
+        raise ValueError("expected a JSON object; found one nested too deeply to be read") from error
     if not isinstance(body, dict):
         raise ValueError(f"expected a JSON object; found {type(body).__name__}")
     return body

@@ -10,18 +10,23 @@ import typer
 from pydantic import ValidationError
 
 from app.cli import (
+    agents,
     audit,
+    budget,
     control,
     environments,
     events,
     explain,
     images,
     limits,
+    models,
     offers,
+    replay,
     runs,
     schedules,
     simulate,
     stack,
+    usage,
     worker,
 )
 from app.errors import MegaFlowError
@@ -39,8 +44,14 @@ schedules.register(cli)
 control.register(cli)
 offers.register(cli)
 limits.register(cli)
+budget.register(cli)
+usage.register(cli)
+agents.register(cli)
+models.register(cli)
+replay.register(cli)
 images.register(cli)
 environments.register(cli)
+agents.register(cli)
 explain.register(cli)
 events.register(cli)
 audit.register(cli)

@@ -32,7 +32,9 @@ def submit(
     dataset: Annotated[
         str, typer.Argument(help="A JSONL file of SWE-bench rows, a task folder or a folder of them, or `demo`.")
     ],
-    agent: Annotated[str, typer.Option(help="oracle, nop, mini-swe-agent")],
+    agent: Annotated[
+        str, typer.Option(help="A name of `megaflow agents list`, several with commas between, or `all` frameworks.")
+    ],
     mode: Annotated[Mode, typer.Option(help="Where to run.")] = Mode.AUTO,
     model: Annotated[str | None, typer.Option(help="Model name at the endpoint; default: the replay engine.")] = None,
     base_url: Annotated[str | None, typer.Option(help="OpenAI-compatible base URL; default: the settings'.")] = None,
@@ -50,6 +52,10 @@ def submit(
         float | None, typer.Option(min=0.001, help="Seconds from now; what has not ended then, expires.")
     ] = None,
     delay: Annotated[float, typer.Option(min=0, help="Seconds from now before which nothing runs.")] = 0.0,
+    budget: Annotated[
+        float | None,
+        typer.Option(min=0.000001, help="US dollars for model calls; the run is paused when they are spent."),
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Show progress until all have ended.")] = False,
     timeout: Annotated[float | None, typer.Option(help="Seconds to wait at most.")] = None,
     json: Json = False,
@@ -76,6 +82,7 @@ def submit(
                 resource_class=resource_class,
                 deadline_s=deadline,
                 delay_s=delay,
+                budget_usd=budget,
             ),
             flow.settings,
             flow.database,

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 from app.environments.base import EnvironmentProvider
 from app.environments.host_slots import Gate
+from app.environments.tools import Find, tool_inside
 from app.models.spec import Bundle, EnvironmentKind
 from app.settings import Settings
 
-__all__ = ["KINDS", "provider_for"]
+__all__ = ["KINDS", "provider_for", "tool_inside"]
 
 KINDS: dict[EnvironmentKind, str] = {
     EnvironmentKind.DOCKER: "a container with limits, made by a Docker engine or, where that gives the same, as oci",
@@ -20,11 +21,16 @@ KINDS: dict[EnvironmentKind, str] = {
 
 
 def provider_for(
-    kind: EnvironmentKind, settings: Settings, fetch_bundle: Callable[[Bundle], bytes], gate: Gate | None = None
+    kind: EnvironmentKind,
+    settings: Settings,
+    fetch_bundle: Callable[[Bundle], bytes],
+    gate: Gate | None = None,
+    tools: Find | None = None,
 ) -> EnvironmentProvider:
     """The provider of a kind; `fetch_bundle` gives a bundle's uncompressed tar.
 
-    gate: bounds starts, pulls and builds at once; None: this host alone, by file locks.
+    gate: bounds starts, pulls and builds at once; None: this host alone, by file locks. tools: gives the folder of a
+    tool that a spec names; None: there are none.
 
     Nothing is connected yet: an engine that is missing shows at the first use. Imported late, so that a machine
     without the engine's client can still use the other kind.
@@ -33,15 +39,15 @@ def provider_for(
         case EnvironmentKind.DOCKER:
             from app.environments.choice import QuickestProvider
 
-            return QuickestProvider(settings, fetch_bundle=fetch_bundle, gate=gate)
+            return QuickestProvider(settings, fetch_bundle=fetch_bundle, gate=gate, tools=tools)
         case EnvironmentKind.OCI:
             from app.environments.oci import OciProvider
 
-            return OciProvider(settings, fetch_bundle=fetch_bundle, gate=gate)
+            return OciProvider(settings, fetch_bundle=fetch_bundle, gate=gate, tools=tools)
         case EnvironmentKind.LOCAL:
             from app.environments.local import LocalProvider
 
-            return LocalProvider(settings, fetch_bundle=fetch_bundle, gate=gate)
+            return LocalProvider(settings, fetch_bundle=fetch_bundle, gate=gate, tools=tools)
         case EnvironmentKind.MEMORY:
             from app.environments.memory import MemoryProvider
 

@@ -13,6 +13,7 @@ from app.environments.docker import DockerProvider
 from app.environments.engine import engine_of, url_of
 from app.environments.host_slots import Gate
 from app.environments.oci import OciProvider, available
+from app.environments.tools import Find, versions_of
 from app.environments.warm.wire import close_all
 from app.errors import EngineUnavailable, EnvironmentFailed
 from app.models.spec import Bundle, EnvironmentSpec, Network
@@ -23,12 +24,17 @@ class QuickestProvider:
     """Decides for each environment. An engine on another host is there for its capacity: it makes them all."""
 
     def __init__(
-        self, settings: Settings, *, fetch_bundle: Callable[[Bundle], bytes], gate: Gate | None = None
+        self,
+        settings: Settings,
+        *,
+        fetch_bundle: Callable[[Bundle], bytes],
+        gate: Gate | None = None,
+        tools: Find | None = None,
     ) -> None:
         self._settings = settings
-        self._docker = DockerProvider(settings, fetch_bundle=fetch_bundle, gate=gate)
-        self._oci = OciProvider(settings, fetch_bundle=fetch_bundle, gate=gate)
-        self._compose = ComposeProvider(settings, fetch_bundle=fetch_bundle, gate=gate)
+        self._docker = DockerProvider(settings, fetch_bundle=fetch_bundle, gate=gate, tools=tools)
+        self._oci = OciProvider(settings, fetch_bundle=fetch_bundle, gate=gate, tools=tools)
+        self._compose = ComposeProvider(settings, fetch_bundle=fetch_bundle, gate=gate, tools=tools)
 
     def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
         return self._for(spec).prepare_image(spec, timeout_s=timeout_s)
@@ -37,6 +43,10 @@ class QuickestProvider:
         """See `warm.Looking`. Of several containers' images nobody looks for all."""
         provider = self._for(spec)
         return provider.has_image(spec) if isinstance(provider, (DockerProvider, OciProvider)) else False
+
+    def tool_versions(self, spec: EnvironmentSpec) -> Mapping[str, str]:
+        """See `tools.Showing`."""
+        return versions_of(self._for(spec), spec)
 
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> Environment:
         return self._for(spec).create(spec, tags, timeout_s=timeout_s)

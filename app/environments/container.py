@@ -21,6 +21,7 @@ from app.environments.layer import Layer, places_of, written_bytes
 from app.environments.living import Living, WatchedShell
 from app.environments.memory_watch import MemoryWatch, file_of, is_of
 from app.environments.outlets import Outlet, open_outlet
+from app.environments.tools import Tool, archived, refuse_others, told
 from app.environments.warm.wire import close_all
 from app.environments.ways import Entrance, Inside, Session
 from app.errors import EnvironmentFailed, StationError
@@ -49,6 +50,7 @@ class DockerEnvironment(Living):
         entrance: Entrance,
         layer: Layer | None,
         times: Times,
+        tools: tuple[Tool, ...] = (),
     ) -> None:
         """image_id: the task's image, also when the container stands on what a set-up made of it."""
         super().__init__(spec)
@@ -62,6 +64,7 @@ class DockerEnvironment(Living):
         self._forwards: weakref.WeakSet[Forward] = weakref.WeakSet()  # those that are closed are forgotten
         self._outlet: Outlet | None = None
         self._naming: threading.Thread | None = None
+        self._tools = tools
         self.times = times
 
     def start(self, *, proven: bool) -> None:
@@ -103,6 +106,7 @@ class DockerEnvironment(Living):
             "image_id": self._image_id,
             "origin": self._origin.value,
             "network": self._spec.network.value,
+            **({"tools": told(self._tools)} if self._tools else {}),
             **({} if self._outlet is None else {"outlet": self._outlet.describe()}),
             **self.times.describe(),
         }
@@ -111,9 +115,17 @@ class DockerEnvironment(Living):
         """Note that set-up commands ran in it, so that a reset would lose what they made."""
         self._set_up_inside = True
 
+    def bring_tools(self) -> None:
+        """Copy in the tools that the engine could not mount. Raises: EnvironmentFailed, EngineUnavailable."""
+        if self._entrance.shares_files:
+            return
+        for tool in self._tools:
+            with self._engine.named(f"bring {tool.name} into environment {self.id[:12]}", EnvironmentFailed):
+                self._engine.api.put_archive(self.id, "/", archived(tool))
+
     def volumes(self) -> list[str]:
         """Where in it something is mounted that is neither its own nor the session's. Raises: EnvironmentFailed."""
-        ours = {str(mount["Target"]) for mount in self._entrance.mounts}
+        ours = {*(str(mount["Target"]) for mount in self._entrance.mounts), *(tool.target for tool in self._tools)}
         with self._engine.named(f"look at environment {self.id[:12]}", EnvironmentFailed):
             mounts = self._engine.api.inspect_container(self.id)["Mounts"]
         return [str(mount["Destination"]) for mount in mounts if mount["Destination"] not in ours]
@@ -225,22 +237,29 @@ class DockerEnvironment(Living):
             "route": self.times.route.value,
             "phases": dict(self.times.phases),
             "set_up_inside": self._set_up_inside,
+            "tools": told(self._tools),
             "oom_kills": self._memory.known,
         }
 
     @classmethod
     def taken(
-        cls, engine: Engine, spec: EnvironmentSpec, body: dict[str, Any], entrance: Entrance
+        cls,
+        engine: Engine,
+        spec: EnvironmentSpec,
+        body: dict[str, Any],
+        entrance: Entrance,
+        tools: tuple[Tool, ...],
     ) -> DockerEnvironment:
         """What was handed over with that ticket, through a way of our own; its session answers.
 
-        Raises: EnvironmentFailed: it is gone; KeyError, TypeError, ValueError: that is no ticket.
+        Raises: EnvironmentFailed: it is gone, or has other tools; KeyError, TypeError, ValueError: that is no ticket.
         """
+        refuse_others(tools, body["tools"])
         route = Route.WARM if body["route"] == Route.COLD.value else Route(body["route"])
         layer = None if body["layer"] is None else Layer.from_told(body["layer"])
         inside = Inside(str(body["id"]), spec.workdir, body["user"])
         times = Times(route, dict(body["phases"]))
-        environment = cls(engine, inside, spec, str(body["image_id"]), entrance, layer, times)
+        environment = cls(engine, inside, spec, str(body["image_id"]), entrance, layer, times, tools)
         environment._name, environment._pid = str(body["name"]), int(body["pid"])
         environment._origin = Origin(body["origin"])
         environment._set_up_inside = bool(body["set_up_inside"])
@@ -287,6 +306,7 @@ class DockerEnvironment(Living):
         left = layer.residue()
         self._origin, self.times.route = Origin.RECYCLED, Route.RECYCLED
         self.start(proven=True)
+        self.bring_tools()
         left += layer.changed_outside()
         return ResetProof(clean=not left, removed=removed, restored=0, killed=killed, left=tuple(left[:20]))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 from docker.errors import APIError, DockerException, NotFound
-from docker.types import LogConfig
+from docker.types import LogConfig, Mount
 from requests import RequestException
 
 from app.environments import engine_disk, quick_start
@@ -26,6 +26,7 @@ from app.environments.outlets import variables
 from app.environments.privileges import CAP_DROP
 from app.environments.setups import Order, Setups
 from app.environments.taking import take_over
+from app.environments.tools import Find, Tool, told, tools_of
 from app.environments.warm.wire import close_all
 from app.environments.ways import WAYS, Entrance, Inside, Kinds, Way, WayClosed, choice_for
 from app.errors import EnvironmentFailed, ImageUnavailable, StationError
@@ -40,7 +41,7 @@ log = structlog.get_logger()
 class DockerProvider:
     """Makes containers on the engine of the settings; `gate` bounds how many at a time (None: on this host alone).
 
-    `ways`: which ways into a container are tried, best first.
+    `ways`: which ways into a container are tried, best first. `tools`: gives the folders of tools.
     """
 
     def __init__(
@@ -50,11 +51,13 @@ class DockerProvider:
         fetch_bundle: Callable[[Bundle], bytes],
         gate: Gate | None = None,
         ways: Kinds = WAYS,
+        tools: Find | None = None,
     ) -> None:
         self._settings = settings
         self._gate = gate or HostGate(settings.home / "run" / "slots")
         self._images = Images(settings, fetch_bundle=fetch_bundle, gate=self._gate)
         self._ways = ways
+        self._find = tools
         self._setups = Setups(settings, lambda: self._engine, self._started)
 
     @property
@@ -72,6 +75,10 @@ class DockerProvider:
         """See `warm.Looking`."""
         return self._images.here(spec) is not None
 
+    def tool_versions(self, spec: EnvironmentSpec) -> dict[str, str]:
+        """See `tools.Showing`."""
+        return told(tools_of(spec, self._find))
+
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> DockerEnvironment:
         """As every provider; set-up commands run once per image and engine, see `Setups`."""
         deadline, times = time.monotonic() + timeout_s, Times()
@@ -81,17 +88,27 @@ class DockerProvider:
             times.phases["set_up"] = 0.0
             order = Order(spec, tags, image_id, deadline, times)
             environment = self._setups.environment(order) if spec.setup else self._started(order, None)
+            self._bring_tools(environment)
         log.info("environment.created", environment=environment.id, image=spec.label)
         return environment
+
+    def _bring_tools(self, environment: DockerEnvironment) -> None:
+        """Last, so that they are no part of what a set-up made."""
+        try:
+            environment.bring_tools()
+        except BaseException:
+            with suppress(StationError):
+                environment.destroy()
+            raise
 
     def take_over(self, spec: EnvironmentSpec, ticket: Ticket, tags: Tags) -> DockerEnvironment:
         """See `base.Taking`. The labels stay those of whoever made it: an engine cannot change them, the name can."""
         try:
-            watch, engine = self._watch, self._engine
+            watch, engine, tools = self._watch, self._engine, tools_of(spec, self._find)
         except BaseException:
             close_all(ticket.descriptors)
             raise
-        environment = take_over(engine, spec, ticket, tags)
+        environment = take_over(engine, spec, ticket, tags, tools)
         try:
             engine_disk.watched(watch, environment, spec)
         except BaseException:
@@ -142,20 +159,20 @@ class DockerProvider:
         proven: bool,
     ) -> DockerEnvironment:
         network = self._network(spec, tags)
-        engine = self._engine
+        engine, tools = self._engine, tools_of(spec, self._find)
         with engine.named(f"create an environment from {spec.label}", EnvironmentFailed):
             with disk_named("make an environment"):
                 entrance = way.entrance()
             container_id = None
             try:
                 with times.measure("create"):
-                    container_id = self._create(engine, spec, tags, root or image_id, network, entrance)
+                    container_id = self._create(engine, spec, tags, root or image_id, network, entrance, tools)
                     about = engine.api.inspect_container(container_id)
                 user = None if entrance.as_image_says else self._user(engine, image_id)
                 inside = Inside(container_id, spec.workdir, user)
-                layer = Layer.of(about, {str(mount["Target"]) for mount in entrance.mounts})
+                layer = Layer.of(about, {str(mount["Target"]) for mount in _mounts(entrance, tools)})
                 self._images.refuse_unfit(container_id, image_id, spec.label)  # leaves files in the layer
-                environment = DockerEnvironment(engine, inside, spec, image_id, entrance, layer, times)
+                environment = DockerEnvironment(engine, inside, spec, image_id, entrance, layer, times, tools)
                 environment.start(proven=proven)
             except BaseException as error:
                 entrance.close()
@@ -168,7 +185,14 @@ class DockerProvider:
             return environment
 
     def _create(
-        self, engine: Engine, spec: EnvironmentSpec, tags: Tags, image_id: str, network: str, entrance: Entrance
+        self,
+        engine: Engine,
+        spec: EnvironmentSpec,
+        tags: Tags,
+        image_id: str,
+        network: str,
+        entrance: Entrance,
+        tools: tuple[Tool, ...],
     ) -> str:
         try:
             answer = engine.api.create_container(
@@ -181,18 +205,20 @@ class DockerProvider:
                 working_dir=spec.workdir,
                 labels=self._labels(tags),
                 healthcheck={"Test": ["NONE"]},
-                host_config=self._limits(engine, spec, network, entrance),
+                host_config=self._limits(engine, spec, network, entrance, tools),
                 **self._joining(),
             )
         except NotFound as error:
             raise ImageUnavailable(f"image {spec.label} was here and is gone ({image_id}); try again.") from error
         return str(answer["Id"])
 
-    def _limits(self, engine: Engine, spec: EnvironmentSpec, network: str, entrance: Entrance) -> Any:
+    def _limits(
+        self, engine: Engine, spec: EnvironmentSpec, network: str, entrance: Entrance, tools: tuple[Tool, ...]
+    ) -> Any:
         resources = spec.resources
         return engine.api.create_host_config(
             init=entrance.needs_init,
-            mounts=entrance.mounts,
+            mounts=_mounts(entrance, tools),
             network_mode=network,
             runtime=quick_start.of(engine).runtime(network),
             nano_cpus=int(min(resources.cpus, engine.cpus) * 1e9),
@@ -256,3 +282,9 @@ class DockerProvider:
                     engine.api.remove_network(network["Id"])
                     removed.append(network["Id"])
         return removed
+
+
+def _mounts(entrance: Entrance, tools: tuple[Tool, ...]) -> list[Mount]:
+    """What of this host is seen inside; tools that cannot be are brought in later."""
+    shown = tools if entrance.shares_files else ()
+    return [*entrance.mounts, *(Mount(tool.target, str(tool.folder), type="bind", read_only=True) for tool in shown)]

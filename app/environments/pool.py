@@ -16,6 +16,7 @@ import structlog
 
 from app.environments.base import Environment, EnvironmentProvider, Origin, ResetProof, Tags, Taking
 from app.environments.pristine import Fingerprint, differences
+from app.environments.tools import versions_of
 from app.environments.warm.asking import Warm
 from app.environments.warm.key import Key
 from app.environments.warm.shared import Borrowed, Loans
@@ -85,7 +86,7 @@ class EnvironmentPool:
         Raises: whatever the provider's `create` does.
         """
         self._discard(self._outdated())
-        asked = _Asked(provider, spec, tags, Key.of(spec, image_id), timeout_s)
+        asked = _Asked(provider, spec, tags, Key.of(spec, image_id, versions_of(provider, spec)), timeout_s)
         if not (allow_reuse and spec.reuse is Reuse.SHARED_READONLY):
             holding, origin = self._found(asked, allow_reuse=allow_reuse)
             self._lend(holding)
@@ -206,9 +207,13 @@ class Adoptable(Protocol):
 
 
 def _key_of(environment: Environment, asked: _Asked) -> Key:
-    """What it fits, by the image that it was made from: a tag may have moved since the asker looked."""
-    image_id = environment.describe().get("image_id")
-    return asked.key if image_id is None or asked.spec.compose else replace(asked.key, image_id=image_id)
+    """What it fits, by what it was made from: a tag may have moved since the asker looked, a tool been replaced."""
+    about, key = environment.describe(), asked.key
+    if (tools := about.get("tools")) is not None:
+        key = replace(key, tools=frozenset(tools.items()))
+    if (image_id := about.get("image_id")) is not None and not asked.spec.compose:
+        key = replace(key, image_id=image_id)
+    return key
 
 
 def _compared(proof: ResetProof, pristine: Fingerprint, environment: Environment) -> ResetProof:

@@ -29,6 +29,7 @@ from app.environments.base import (
 )
 from app.environments.compose.several import Several
 from app.environments.pool import Adoptable
+from app.environments.tools import versions_of
 from app.environments.warm.wire import close_all
 from app.errors import DatabaseUnavailable, EnvironmentFailed, StationError
 from app.ledger import receipts
@@ -168,6 +169,10 @@ class Recording:
 
     def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
         return self._provider.prepare_image(spec, timeout_s=timeout_s)
+
+    def tool_versions(self, spec: EnvironmentSpec) -> Mapping[str, str]:
+        """See `tools.Showing`."""
+        return versions_of(self._provider, spec)
 
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> RecordedEnvironment:
         begun = time.time()

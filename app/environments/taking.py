@@ -11,12 +11,15 @@ from requests import RequestException
 from app.environments.base import Tags, Ticket
 from app.environments.container import KIND, DockerEnvironment
 from app.environments.engine import Engine
+from app.environments.tools import Tool
 from app.environments.ways import MountedEntrance
 from app.errors import EnvironmentFailed, StationError
 from app.models.spec import EnvironmentSpec
 
 
-def take_over(engine: Engine, spec: EnvironmentSpec, ticket: Ticket, tags: Tags) -> DockerEnvironment:
+def take_over(
+    engine: Engine, spec: EnvironmentSpec, ticket: Ticket, tags: Tags, tools: tuple[Tool, ...]
+) -> DockerEnvironment:
     """See `base.Taking`. One that does not answer is removed: nobody else has it. Closes the ticket's files.
 
     Raises: EnvironmentFailed: it is gone, or the ticket is not one for this engine's containers.
@@ -30,7 +33,7 @@ def take_over(engine: Engine, spec: EnvironmentSpec, ticket: Ticket, tags: Tags)
         _close(ticket)
         raise _unreadable(error) from error
     try:
-        environment = DockerEnvironment.taken(engine, spec, ticket.body, entrance)
+        environment = DockerEnvironment.taken(engine, spec, ticket.body, entrance, tools)
     except (KeyError, TypeError, ValueError) as error:
         entrance.close()
         raise _unreadable(error) from error

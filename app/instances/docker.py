@@ -48,9 +48,16 @@ _ENVIRONMENT = "/opt/megaflow/environment"
 """Read, then deleted, by the image's entrypoint (worker_images/worker/bin)."""
 _LOG = "MF_INSTANCE_LOG"
 
-_PASSED_ON = re.compile(r"AWS_\w+|\w+_API_KEY|PIP_\w+|HTTPS?_PROXY|NO_PROXY|https?_proxy|no_proxy")
-"""Variables of ours that an instance gets beside our settings: credentials of stores and models, the way out."""
-_CERTIFICATES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT", "AWS_CA_BUNDLE")
+_PASSED_ON = re.compile(
+    r"AWS_\w+|PIP_\w+|UV_(DEFAULT_|EXTRA_)?INDEX\w*|UV_INSECURE_HOST|(NPM_CONFIG|npm_config)_\w+"
+    r"|HTTPS?_PROXY|NO_PROXY|https?_proxy|no_proxy"
+)
+"""Variables of ours that an instance gets beside our settings: credentials of stores, the way to package indexes and
+out. Keys of models stay with the gateway."""
+_CERTIFICATES = (
+    *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+    *("PIP_CERT", "NODE_EXTRA_CA_CERTS", "AWS_CA_BUNDLE"),
+)
 """Variables that name a file, which the instance then gets too."""
 
 OnExit = Callable[[UUID, int | None, str], None]
@@ -199,7 +206,7 @@ class DockerProvider:
     def _shared(self) -> Iterator[tuple[Path, str]]:
         """Paths of this host that are the same in the instance; it gets a real folder where we have a link."""
         settings = self._settings
-        folders = [settings.home / name for name in ("cache", "logs", "run/slots")]
+        folders = [settings.home / name for name in ("cache", "logs", "run/slots", "tools")]
         artifacts = urlsplit(settings.artifacts())
         if artifacts.scheme == "file":
             folders.append(Path(unquote(artifacts.path)))
@@ -210,17 +217,22 @@ class DockerProvider:
         if settings.embeds_redis:
             folders.append(settings.redis_socket.parent)
         yield from ((folder, "rw") for folder in folders)
+        yield from ((folder, "ro") for folder in self._agents())
         yield from ((file, "ro") for file in {Path(os.environ[name]) for name in _CERTIFICATES if _names_file(name)})
         if (engine := self._engine()).startswith("unix://"):
             yield Path(engine.removeprefix("unix://")), "rw"
 
+    def _agents(self) -> set[Path]:
+        """Folders from which agents are made that are no part of MegaFlow."""
+        found = {manifest.parent for manifest in self._settings.agent_manifests}
+        source = Path(self._settings.swe_agent_source or "").expanduser()
+        return {folder for folder in (found | {source}) if folder.is_absolute() and folder.is_dir()}
+
     def _environment(self, request: InstanceRequest) -> dict[str, str]:
-        """Our own settings, credentials and the way out; nothing else of this process's environment."""
+        """Our own settings, credentials and the way out; nothing else of this process's environment, no model's key."""
         found = {name: value for name, value in os.environ.items() if _PASSED_ON.fullmatch(name)}
         found = {name: value for name, value in found.items() if name not in _CERTIFICATES}
         found |= {name: os.environ[name] for name in _CERTIFICATES if _names_file(name)}
-        key = self._settings.model_api_key_env
-        found |= {key: os.environ[key]} if key in os.environ else {}
         log_file = self._logs() / f"{request.instance_id}.log"
         return found | _settings(self._settings) | {f"{PREFIX}DOCKER_URL": self._engine(), _LOG: str(log_file)}
 

@@ -36,6 +36,7 @@ class NewRun:
     idempotency_key: str | None = None  # of the whole run
     available_at: datetime | None = None  # not before; None: at once
     deadline_at: datetime | None = None  # what has not ended by then ends as `expired`
+    budget_usd: float | None = None  # of model calls, all tasks together; None: not bounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def accept(database: Database, new: NewRun, settings: Settings | None = None) ->
         a deadline in the past; QuotaExceeded: too many waiting already; DatabaseUnavailable. Nothing was written; only
         after DatabaseUnavailable it may have been, and the same key finds out.
     """
-    _check_times(new)
+    _check(new)
     run_id = uuids.uuid7()
     with database.begin() as connection:
         if new.idempotency_key is not None and not _first_of_its_key(connection, run_id, new):
@@ -71,7 +72,9 @@ def accept(database: Database, new: NewRun, settings: Settings | None = None) ->
         return _load(connection, run_id, new)
 
 
-def _check_times(new: NewRun) -> None:
+def _check(new: NewRun) -> None:
+    if new.budget_usd is not None and not new.budget_usd > 0:
+        raise SpecInvalid(f"expected a budget of more than 0 US dollars, found {new.budget_usd:g}")
     for name, at in (("deadline", new.deadline_at), ("available_at", new.available_at)):
         if at is not None and at.tzinfo is None:
             raise SpecInvalid(f"expected {name} with a time zone, found {at.isoformat()}; try datetime.now(UTC) + …")
@@ -86,8 +89,8 @@ def _check_times(new: NewRun) -> None:
 
 
 _INSERT_RUN = text(
-    "INSERT INTO runs (id, name, user_name, purpose, total, deadline_at, idempotency_key)"
-    " VALUES (:id, :name, :user_name, :purpose, :total, :deadline_at, :idempotency_key)"
+    "INSERT INTO runs (id, name, user_name, purpose, total, deadline_at, idempotency_key, budget_usd)"
+    " VALUES (:id, :name, :user_name, :purpose, :total, :deadline_at, :idempotency_key, :budget_usd)"
 )
 
 
@@ -99,6 +102,7 @@ def _run_row(run_id: UUID, new: NewRun) -> dict[str, Any]:
         "purpose": new.purpose,
         "total": len(new.specs) * new.replicas,
         "deadline_at": new.deadline_at,
+        "budget_usd": new.budget_usd,
         "idempotency_key": new.idempotency_key,
     }
 

@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 from sqlalchemy import Connection, NullPool, QueuePool, create_engine, event, text
 from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from app.errors import DatabaseUnavailable, IllegalMove
 
@@ -89,6 +90,10 @@ class Database:
         except psycopg.OperationalError as error:  # of the driver itself, which loads in bulk
             raise DatabaseUnavailable(
                 f"expected PostgreSQL to answer, found: {str(error).strip()}; try again"
+            ) from error
+        except PoolTimeoutError as error:
+            raise DatabaseUnavailable(
+                f"expected a free connection to PostgreSQL, found all of them in use: {error}; try again"
             ) from error
         except OperationalError as error:
             if getattr(error.orig, "sqlstate", None) == DEADLOCK:

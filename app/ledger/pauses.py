@@ -66,29 +66,38 @@ def pause(database: Database, kind: PauseKind | str, name: str, reason: str = ""
     """
     kind, name, run_id = _known(database, kind, name)
     with database.begin() as connection:
-        changed = (
-            connection.execute(
-                text(
-                    "INSERT INTO pauses (kind, name, reason) VALUES (:kind, :name, :reason)"
-                    " ON CONFLICT DO NOTHING RETURNING name"
-                ),
-                {"kind": kind.value, "name": name, "reason": reason},
-            ).first()
-            is not None
+        return _pause(connection, kind, name, run_id, reason)
+
+
+def pause_run(connection: Connection, run_id: UUID, reason: str) -> Change:
+    """As `pause`, of a run that there is, in a transaction of the caller's."""
+    return _pause(connection, PauseKind.RUN, str(run_id), run_id, reason)
+
+
+def _pause(connection: Connection, kind: PauseKind, name: str, run_id: UUID | None, reason: str) -> Change:
+    changed = (
+        connection.execute(
+            text(
+                "INSERT INTO pauses (kind, name, reason) VALUES (:kind, :name, :reason)"
+                " ON CONFLICT DO NOTHING RETURNING name"
+            ),
+            {"kind": kind.value, "name": name, "reason": reason},
+        ).first()
+        is not None
+    )
+    if run_id is not None:
+        # A user's or a class's line is passed over whole; a run's tasks stand among others and have to leave it.
+        connection.execute(
+            text(
+                "UPDATE tasks SET in_line = false, available_at = CAST(:paused AS timestamptz)"
+                " WHERE run_id = :run AND state = 'pending' AND available_at < CAST(:paused AS timestamptz)"
+            ),
+            {"run": run_id, "paused": PAUSED},
         )
-        if run_id is not None:
-            # A user's or a class's line is passed over whole; a run's tasks stand among others and have to leave it.
-            connection.execute(
-                text(
-                    "UPDATE tasks SET in_line = false, available_at = CAST(:paused AS timestamptz)"
-                    " WHERE run_id = :run AND state = 'pending' AND available_at < CAST(:paused AS timestamptz)"
-                ),
-                {"run": run_id, "paused": PAUSED},
-            )
-        if changed:
-            connection.execute(_OPEN, {"limit": limit_name(kind, name)})
-            _tell(connection, kind, name, run_id, "paused", reason)
-        return Change(kind, name, changed, _waiting(connection, kind, name))
+    if changed:
+        connection.execute(_OPEN, {"limit": limit_name(kind, name)})
+        _tell(connection, kind, name, run_id, "paused", reason)
+    return Change(kind, name, changed, _waiting(connection, kind, name))
 
 
 def resume(database: Database, kind: PauseKind | str, name: str) -> Change:

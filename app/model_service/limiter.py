@@ -66,22 +66,33 @@ def ledger_capacities(database: Database) -> Capacities:
     known: dict[str, int] | None = None
     read_at = 0.0
     lock = asyncio.Lock()
+    reading: asyncio.Task[None] | None = None
 
     def read() -> dict[str, int]:
         with database.begin() as connection:
             return limits.capacities(connection, "model_")
 
-    async def current() -> Mapping[str, int]:
+    async def renew() -> None:
         nonlocal known, read_at
+        try:
+            known = await asyncio.to_thread(read)
+        except DatabaseUnavailable as error:
+            if known is None:
+                raise
+            log.warning("model_limits.not_read", error=str(error))
+        read_at = time.monotonic()
+
+    async def current() -> Mapping[str, int]:
+        nonlocal reading
+        age_s = time.monotonic() - read_at
+        if known is not None and age_s <= _CACHED_S:
+            if age_s > _CACHED_S / 2 and (reading is None or reading.done()):
+                reading = asyncio.create_task(renew(), name="model-limits")  # beside the calls, which need not wait
+            return known
         async with lock:
             if known is None or time.monotonic() - read_at > _CACHED_S:
-                try:
-                    known = await asyncio.to_thread(read)
-                except DatabaseUnavailable as error:
-                    if known is None:
-                        raise
-                    log.warning("model_limits.not_read", error=str(error))
-                read_at = time.monotonic()
+                await renew()
+            assert known is not None
             return known
 
     return current
@@ -135,7 +146,9 @@ class ModelLimiter:
     def of(cls, settings: Settings, database: Database) -> ModelLimiter:
         """The limiter of an installation. Close it."""
         client = redis.asyncio.Redis.from_url(settings.redis(), socket_connect_timeout=2, socket_timeout=5)
-        return cls(client, ledger_capacities(database), prefix=prefix_of(settings))
+        return cls(
+            client, ledger_capacities(database), prefix=prefix_of(settings), patience_s=settings.gateway_patience_s
+        )
 
     async def close(self) -> None:
         """Stop renewing; what is still held lapses."""
@@ -147,18 +160,27 @@ class ModelLimiter:
         await self._client.aclose()
 
     @asynccontextmanager
-    async def call(self, *, run_id: object, user: str, model: str, tokens: int) -> AsyncIterator[Permit]:
+    async def call(
+        self, *, run_id: object, user: str, model: str, tokens: int, patience_s: float | None = None
+    ) -> AsyncIterator[Permit]:
         """A permit for the block, which makes one call; `tokens` is the estimate of what it will cost.
 
-        Raises: CallThrottled: a limit left no room for `patience_s`, or never could; BrokerUnavailable,
+        patience_s: how much longer this call may wait, where that is less than the limiter's own patience.
+
+        Raises: CallThrottled: a limit left no room for that long, or never could; BrokerUnavailable,
         DatabaseUnavailable: nobody can tell.
         """
-        holder = uuid.uuid4().hex
         subjects = {"user": user, "run": str(run_id), "model": model}
+        capacities = await self._capacities()
+        if not capacities or not bounds_of(capacities, subjects, tokens):
+            yield Permit("", (), {})  # nothing to take, and nothing to give back: Redis is not asked
+            return
+        holder = uuid.uuid4().hex
         waited: dict[str, float] = {}
         bounds: Sequence[Bound] = ()
         try:
-            bounds = await self._wait(holder, subjects, tokens, waited)
+            patience_s = self._patience_s if patience_s is None else max(0.0, min(patience_s, self._patience_s))
+            bounds = await self._wait(holder, subjects, tokens, waited, patience_s)
             permit = Permit(holder, bounds, waited)
             self._keep(permit)
             yield permit
@@ -170,7 +192,7 @@ class ModelLimiter:
     # --- Waiting ----------------------------------------------------------------------------------------------------
 
     async def _wait(
-        self, holder: str, subjects: Mapping[str, str], tokens: int, waited: dict[str, float]
+        self, holder: str, subjects: Mapping[str, str], tokens: int, waited: dict[str, float], patience_s: float
     ) -> Sequence[Bound]:
         begun = last = time.monotonic()
         while True:
@@ -179,7 +201,7 @@ class ModelLimiter:
             try:
                 answer = await self._ask(holder, bounds, subjects)
             except (RedisError, OSError) as error:
-                if time.monotonic() - begun > min(self._patience_s, self._lease_ms / 1000):
+                if time.monotonic() - begun > min(patience_s, self._lease_ms / 1000):
                     raise BrokerUnavailable(
                         f"expected Redis to answer, found: {error}; try `megaflow doctor`"
                     ) from error
@@ -189,13 +211,13 @@ class ModelLimiter:
             if answer is None:
                 return bounds
             binding, nap_s = answer
-            if now - begun > self._patience_s:
+            if now - begun > patience_s:
                 raise CallThrottled(
-                    f"expected {binding.name} to leave room within {self._patience_s:g} s, found its {binding.capacity}"
+                    f"expected {binding.name} to leave room within {patience_s:g} s, found its {binding.capacity}"
                     f" taken; try `megaflow limits set {binding.name} {max(1, binding.capacity * 2)}`",
                     binding.name,
                 )
-            await asyncio.sleep(min(nap_s * random.uniform(0.8, 1.2), max(0.01, begun + self._patience_s - now)))
+            await asyncio.sleep(min(nap_s * random.uniform(0.8, 1.2), max(0.01, begun + patience_s - now)))
             waited[binding.name] = waited.get(binding.name, 0.0) + time.monotonic() - last
             last = time.monotonic()
 
@@ -241,6 +263,8 @@ class ModelLimiter:
                     await self._renew(keys=[self._keys(bound)[0]], args=[holder, self._lease_ms, bound.capacity])
             except (RedisError, OSError) as error:
                 log.warning("model_permits.not_renewed", error=str(error), held=len(seats))
+            except Exception:  # whatever it is, the next round may go better
+                log.exception("model_permits.not_renewed", held=len(seats))
 
     async def _leave(self, holder: str, permit: Permit | None, subjects: Mapping[str, str]) -> None:
         """Give back the concurrency or the place in line, and put the tokens right. What fails here will lapse."""

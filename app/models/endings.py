@@ -17,10 +17,12 @@ class EndReason(StrEnum):
     SUBMITTED = "submitted"  # the agent says that it is done
     STEP_LIMIT = "step_limit"  # the agent used up its turns
     CONTEXT_EXHAUSTED = "context_exhausted"  # the conversation no longer fits the model
+    BUDGET_EXHAUSTED = "budget_exhausted"  # its model calls used up the money that it may spend
     AGENT_TIMEOUT = "agent_timeout"  # the agent used up its time
     AGENT_ERROR = "agent_error"  # the framework broke, or got no usable reply out of the model
     RESOURCE_LIMIT = "resource_limit"  # what the agent ran took more than its environment may, which was ended for it
     CANCELLED = "cancelled"  # somebody asked for it
+    RUN_BUDGET = "run_budget"  # its run has used up the money that somebody gave it
     EXPIRED = "expired"  # the deadline that its producer gave the task or the run has passed
     INTERRUPTED = "interrupted"  # deploy, drain or spot: not the task's fault, no retry used up
     MODEL_ERROR = "model_error"  # the endpoint refused, failed or did not answer
@@ -44,11 +46,13 @@ BLAME: dict[EndReason, Blame] = {
     EndReason.SUBMITTED: Blame.RESULT,
     EndReason.STEP_LIMIT: Blame.RESULT,
     EndReason.CONTEXT_EXHAUSTED: Blame.RESULT,
+    EndReason.BUDGET_EXHAUSTED: Blame.RESULT,
     EndReason.AGENT_TIMEOUT: Blame.RESULT,
     EndReason.AGENT_ERROR: Blame.RESULT,
     EndReason.RESOURCE_LIMIT: Blame.RESULT,
     EndReason.CANCELLED: Blame.PERSON,
     EndReason.EXPIRED: Blame.PERSON,
+    EndReason.RUN_BUDGET: Blame.PERSON,
     EndReason.INTERRUPTED: Blame.INTERRUPTION,
     EndReason.MODEL_ERROR: Blame.INFRASTRUCTURE,
     EndReason.GRADING_ERROR: Blame.INFRASTRUCTURE,
@@ -75,6 +79,8 @@ PERMANENT: tuple[type[BaseException], ...] = (
     errors.ImageBuildFailed,
     errors.SpecInvalid,
     errors.UnknownName,
+    errors.AgentUnsuitable,
+    errors.AgentNotSetUp,
 )
 
 

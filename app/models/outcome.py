@@ -55,7 +55,9 @@ class Verdict(Wire):
 
 class ArtifactKind(StrEnum):
     PATCH = "patch"
-    TRAJECTORY = "trajectory"
+    TRAJECTORY = "trajectory"  # ATIF: one schema for all agents, made from what the gateway recorded
+    MODEL_CALLS = "model_calls"  # every call as it was, for replay and training (JSON lines, zstd)
+    AGENT_FILES = "agent_files"  # the framework's own trajectory, state and configuration (tar, zstd)
     AGENT_LOG = "agent_log"
     TEST_REPORT = "test_report"
     VERDICT = "verdict"

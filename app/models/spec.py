@@ -44,6 +44,10 @@ IMAGELESS = frozenset({EnvironmentKind.LOCAL, EnvironmentKind.MEMORY})
 """Kinds that no engine and no registry has anything to do with."""
 
 
+TOOLS_INSIDE = "/opt/megaflow/tools"
+"""Below it stand the bundles of `EnvironmentSpec.tools`, each by its name, read-only."""
+
+
 class Network(StrEnum):
     """What a task's containers reach."""
 
@@ -109,6 +113,7 @@ class EnvironmentSpec(Wire):
     allowed_hosts: tuple[str, ...] = ()  # names, or `*.name`, each with an optional `:port`; for `allowlist`
     env: dict[str, str] = {}  # no secrets: this is stored and shown
     setup: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()  # agent frameworks that act inside: mounted read-only; set by who submits, per agent
     reuse: Reuse = Reuse.RECYCLED
 
     @model_validator(mode="after")
@@ -209,12 +214,18 @@ class Limits(Wire):
     grading_timeout_s: float = Field(default=900.0, gt=0)
     command_timeout_s: float = Field(default=120.0, gt=0)  # one command of the agent
     max_steps: int = Field(default=100, ge=1)  # the paper's interaction rounds
+    max_turn_tokens: int | None = Field(default=None, ge=1)  # of one answer of the model
+    context_tokens: int | None = Field(default=None, ge=1)  # prompt and answer; None: what the model takes
+    budget_usd: float | None = Field(default=None, gt=0)  # of model calls
     max_attempts: int = Field(default=3, ge=1, le=20)  # infrastructure faults before "not measured"
 
     @property
     def lifetime_s(self) -> float:
-        """One deadline from the claim to the teardown; the rest is for artifacts and cleaning up."""
-        return self.environment_timeout_s + self.agent_timeout_s + self.grading_timeout_s + 120.0
+        """One deadline from the claim to the teardown; the rest is for artifacts and cleaning up.
+
+        Twice the agent's time: what limits make its model calls wait is given back to it, up to as much again.
+        """
+        return self.environment_timeout_s + 2 * self.agent_timeout_s + self.grading_timeout_s + 120.0
 
 
 class AgentTask(Wire):

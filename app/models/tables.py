@@ -67,8 +67,12 @@ class Run(Base):
     total: Mapped[int]
     deadline_at: Mapped[datetime | None]  # what has not ended by then ends as `expired`
     idempotency_key: Mapped[str | None]
+    budget_usd: Mapped[float | None]  # of model calls, all tasks together; None: not bounded
 
-    __table_args__ = (UniqueConstraint("user_name", "idempotency_key"),)
+    __table_args__ = (
+        UniqueConstraint("user_name", "idempotency_key"),
+        Index("runs_budget_idx", "id", postgresql_where=text("budget_usd IS NOT NULL")),
+    )
 
 
 class Task(Base):
@@ -419,6 +423,87 @@ class HostImage(Base):
     since: Mapped[datetime] = mapped_column(server_default=NOW)
 
     __table_args__ = (PrimaryKeyConstraint("host", "image"), Index("host_images_image_idx", "image"))
+
+
+class ModelSessionRow(Base):
+    """Who a caller of the gateway is: the attempt that a token was made for. The token itself is nowhere kept."""
+
+    __tablename__ = "model_sessions"
+    attempt_id: Mapped[UUID] = mapped_column(ForeignKey("attempts.id"), primary_key=True)
+    token_sha256: Mapped[str] = mapped_column(unique=True)
+    opened_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    closed_at: Mapped[datetime | None]  # the worker has settled the account: no more calls
+
+
+class ModelCallRow(Base):
+    """One call of a model. What was said is in `model_messages`, each message once for its attempt."""
+
+    __tablename__ = "model_calls"
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    attempt_id: Mapped[UUID]  # no foreign key, nor below: written in batches, beside what the worker writes
+    task_id: Mapped[UUID]
+    run_id: Mapped[UUID]
+    user_name: Mapped[str]
+    dialect: Mapped[str]
+    model: Mapped[str]  # as the agent asked for it
+    upstream_model: Mapped[str]
+    replica: Mapped[str]
+    policy_version: Mapped[str]
+    started_at: Mapped[datetime]
+    first_byte_s: Mapped[float | None]
+    duration_s: Mapped[float]
+    waited: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
+    retries: Mapped[int] = mapped_column(server_default="0")
+    streamed: Mapped[bool]
+    status: Mapped[int | None]
+    end_kind: Mapped[str]
+    detail: Mapped[str] = mapped_column(server_default="")
+    finish_reason: Mapped[str] = mapped_column(server_default="")
+    is_turn: Mapped[bool]
+    offers_tools: Mapped[bool] = mapped_column(server_default=text("false"))
+    prompt_tokens: Mapped[int | None]
+    completion_tokens: Mapped[int | None]
+    cached_tokens: Mapped[int | None]
+    reasoning_tokens: Mapped[int | None]
+    cost_usd: Mapped[float | None]  # None: the price is unknown
+    messages: Mapped[list[str]]  # digests: the conversation that was sent
+    reply: Mapped[str | None]  # digest of the answer; None: there was none
+    body: Mapped[bytes]  # zstd of JSON: parameters, digest of the tools, token ids, log-probabilities
+
+    __table_args__ = (
+        Index("model_calls_attempt_id_started_at_idx", "attempt_id", "started_at"),
+        Index("model_calls_run_id_idx", "run_id"),
+        Index("model_calls_user_name_started_at_idx", "user_name", "started_at"),
+    )
+
+
+class ModelMessageRow(Base):
+    """A message (or a list of tools) of an attempt's conversations, once."""
+
+    __tablename__ = "model_messages"
+    attempt_id: Mapped[UUID]
+    digest: Mapped[str]
+    body: Mapped[bytes]  # zstd of its JSON
+
+    __table_args__ = (PrimaryKeyConstraint("attempt_id", "digest"),)
+
+
+class ModelReplicaRow(Base):
+    """One engine that answers for a model's stable name."""
+
+    __tablename__ = "model_replicas"
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    model: Mapped[str]  # the stable name; `*` takes every name that no other row has
+    url: Mapped[str]  # base URL, with /v1
+    upstream_model: Mapped[str | None]  # the engine's own name; None: the stable one
+    policy_version: Mapped[str] = mapped_column(server_default="")
+    dialects: Mapped[list[str]]  # which it speaks; others are translated to the first of them
+    api_key_env: Mapped[str | None]  # name of the gateway's variable that has its key
+    context_tokens: Mapped[int | None]  # prompt and answer; None: the engine says when it is too much
+    state: Mapped[str] = mapped_column(server_default="active")  # active | draining
+    added_at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+    __table_args__ = (Index("model_replicas_model_idx", "model"),)
 
 
 class Artifact(Base):

@@ -167,6 +167,13 @@ def _ports(settings: Settings) -> tuple[Level, str, str]:
     return _ok("free")
 
 
+def _gateway(settings: Settings) -> tuple[Level, str, str]:
+    answer = requests.get(f"{settings.gateway()}/health", timeout=_ANSWER_S)
+    if answer.ok:
+        return _ok(f"answers at {settings.gateway()}")
+    return Level.FAIL, f"{settings.gateway()}/health says {answer.status_code}", f"read {settings.home / 'logs'}"
+
+
 def _artifacts(settings: Settings) -> tuple[Level, str, str]:
     from app import artifacts  # here: boto3 takes long to import
 
@@ -198,6 +205,7 @@ _LOOKS: dict[str, Callable[[Settings], tuple[Level, str, str]]] = {
     "ports": _ports,
     "stack": _stack,
     "postgresql": _postgres,
+    "gateway": _gateway,
     "migrations": _migrations,
     "redis": _redis,
     "artifacts": _artifacts,

@@ -11,6 +11,8 @@ from app.settings import PREFIX, Settings
 def taken(settings: Settings) -> dict[str, str]:
     """Ports of ours that are in use: the setting that names each, and for whom. Ask while the stack is down."""
     wanted = {f"{PREFIX}FLOWER_PORT": ("Flower", settings.flower_port)}
+    if settings.gateway_url is None:
+        wanted[f"{PREFIX}GATEWAY_PORT"] = ("the model gateway", settings.gateway_port)
     if settings.model_base_url is None:
         wanted[f"{PREFIX}REPLAY_PORT"] = ("the replay engine", settings.replay_port)
     return {variable: f"{port} for {who}" for variable, (who, port) in wanted.items() if _is_taken(settings.bind, port)}

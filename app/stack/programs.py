@@ -21,9 +21,11 @@ class Stage(IntEnum):
 
     SERVERS = 0
     """PostgreSQL and Redis. Migrations run when they are ready."""
-    HOSTS = 1
-    """What instances and agents lean on. The last of ours to stop, because instances die with the nursery."""
-    WORK = 2
+    MODELS = 1
+    """What agents lean on. It outlives them, so that attempts which are told to stop can have their calls on record."""
+    HOSTS = 2
+    """What instances lean on: they die with the nursery."""
+    WORK = 3
     """Who gives work out."""
 
 
@@ -52,7 +54,9 @@ def programs(settings: Settings) -> tuple[Program, ...]:
     if settings.embeds_redis:
         table.append(Program("redis", Stage.SERVERS, redis.command(settings), stop_wait_s=30))
     if settings.model_base_url is None:
-        table.append(Program("model", Stage.HOSTS, _replay(settings)))
+        table.append(Program("model", Stage.MODELS, _replay(settings)))
+    if settings.gateway_url is None:
+        table.append(Program("gateway", Stage.MODELS, _gateway(settings), stop_wait_s=25))
     table += [
         Program("nursery", Stage.HOSTS, (sys.executable, "-m", "app.workers.nursery"), stop_wait_s=30),
         Program("control", Stage.WORK, (sys.executable, "-m", "app.workers.control"), stop_wait_s=15),
@@ -75,4 +79,11 @@ def _beat_options(settings: Settings) -> tuple[str, ...]:
 def _replay(settings: Settings) -> tuple[str, ...]:
     address = ("--host", settings.bind, "--port", str(settings.replay_port))
     folders = (str(folder) for folder in (DEMO_SCRIPTS, *settings.replay_scripts))
-    return (sys.executable, "-m", "app.model_service.replay", *address, "--scripts", *folders)
+    recordings = ("--recordings", str(settings.recordings))
+    return (sys.executable, "-m", "app.model_service.replay", *address, *recordings, "--scripts", *folders)
+
+
+def _gateway(settings: Settings) -> tuple[str, ...]:
+    address = ("--host", settings.bind, "--port", str(settings.gateway_port))
+    # Calls get 5 s, then they are cut and put on record, which may take ten more: all of it before it is killed.
+    return (sys.executable, "-m", "app.model_service.gateway", *address, "--grace", "5")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import structlog
 from pydantic import Field
 
 from app.agents import catalogue
+from app.agents.external import known_agents
 from app.artifacts import open_store
 from app.artifacts.bundles import store_bundle
 from app.datasets import load
@@ -26,6 +28,8 @@ from app.submission import specs_for
 log = structlog.get_logger()
 
 REPLAY_MODEL = "replay"
+ALL = "all"
+"""Every agent with a model, external ones too: SWE-agent only where its checkout is named, because no index has it."""
 
 
 class Submission(Wire):
@@ -45,24 +49,44 @@ class Submission(Wire):
     resource_class: str = "standard"
     deadline_s: float | None = Field(default=None, gt=0)  # from the submission on, for the whole run
     delay_s: float = Field(default=0.0, ge=0)  # nothing runs before
+    budget_usd: float | None = Field(default=None, gt=0)  # of model calls, the whole run
 
 
 def specs_of(submission: Submission, settings: Settings) -> list[TaskSpec]:
     """Read the dataset and make a spec of every task; without a model of their own, agents talk to the replay engine.
 
-    Raises: DatasetInvalid, UnknownName, SpecInvalid: then nothing was submitted; ArtifactStoreUnavailable.
+    Raises: DatasetInvalid, UnknownName, SpecInvalid, SettingsInvalid: then nothing was submitted;
+        ArtifactStoreUnavailable.
     """
     replay = ModelChoice(name=REPLAY_MODEL) if settings.model_base_url is None else None
     model = submission.model or replay
-    catalogue.traits(submission.agent)
+    known = known_agents(settings)
+    names = _agents(submission.agent, known, settings)
     tasks = _tasks(submission, settings)
-    return specs_for(
-        tasks,
-        agent=submission.agent,
-        mode=submission.mode,
-        model=model,
-        resource_class=submission.resource_class,
-    )
+    return [
+        spec
+        for name in names
+        for spec in specs_for(
+            tasks, agent=name, mode=submission.mode, model=model, known=known, resource_class=submission.resource_class
+        )
+    ]
+
+
+def _agents(asked: str, known: Mapping[str, catalogue.Traits], settings: Settings) -> list[str]:
+    """The agents meant: one, several with commas between, or all with a model that this installation can have.
+
+    Raises: UnknownName.
+    """
+    if asked == ALL:
+        return [
+            name
+            for name, traits in known.items()
+            if traits.needs_model and (name != "swe-agent" or settings.swe_agent_source is not None)
+        ]
+    names = [name.strip() for name in asked.split(",") if name.strip()]
+    for name in names:
+        catalogue.traits(name, known)
+    return list(dict.fromkeys(names)) or [asked]
 
 
 def _tasks(submission: Submission, settings: Settings) -> list[AgentTask]:
@@ -100,6 +124,7 @@ def submit(
         idempotency_key=idempotency_key,
         available_at=_after(submission.delay_s) if submission.delay_s else None,
         deadline_at=_after(submission.deadline_s) if submission.deadline_s else None,
+        budget_usd=submission.budget_usd,
     )
     return accept.accept(database, new, settings)
 

@@ -3,43 +3,111 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
+
+import orjson
+import structlog
+import zstandard
 
 from app.agents.base import AgentReport
 from app.artifacts.base import ArtifactStore
 from app.grading.base import Grade
+from app.ledger.attempts import Claim
+from app.ledger.model_calls import StoredCall
+from app.model_service import trajectory
+from app.models.model_calls import Account
 from app.models.outcome import Artifact, ArtifactKind
+
+log = structlog.get_logger()
 
 _NAMES = {
     ArtifactKind.PATCH: "patch.diff",
     ArtifactKind.TRAJECTORY: "trajectory.json",
+    ArtifactKind.MODEL_CALLS: "model_calls.jsonl.zst",
+    ArtifactKind.AGENT_FILES: "agent_files.tar.zst",
     ArtifactKind.AGENT_LOG: "agent.log",
     ArtifactKind.TEST_REPORT: "test_report.txt",
     ArtifactKind.VERDICT: "verdict.json",
     ArtifactKind.ENVIRONMENT_LOG: "environment.log",
 }
 _REDACTED = b"[redacted]"
+_ALSO_SAID = ("model", "upstream_model", "detail", "finish_reason", "parameters", "raw", "lost")
+"""Fields of a call that hold words, beside its messages, reply and tools."""
+_MOST_FILES_BYTES = 64 << 20
+"""Of an agent's own files."""
 
 
 @dataclass
 class Evidence:
     """Bytes by kind; a kind without bytes has a reason why."""
 
+    _files: Path | None = None
     _found: dict[ArtifactKind, bytes] = field(default_factory=dict)
     _missing: dict[ArtifactKind, str] = field(
         default_factory=lambda: dict.fromkeys(ArtifactKind, "the attempt did not get that far")
     )
 
     def of_agent(self, report: AgentReport) -> None:
-        """The agent's trajectory and log, read from its scratch folder."""
-        for kind, path in ((ArtifactKind.TRAJECTORY, report.trajectory), (ArtifactKind.AGENT_LOG, report.log)):
-            if path is not None and path.is_file():
-                self._found[kind] = path.read_bytes()
-            else:
-                self._missing[kind] = "this agent wrote none"
+        """The agent's log and files, read from its scratch folder when they are stored."""
+        if report.log is not None and report.log.is_file():
+            self._found[ArtifactKind.AGENT_LOG] = report.log.read_bytes()
+        else:
+            self._missing[ArtifactKind.AGENT_LOG] = "this agent wrote none"
+        if report.files is not None and report.files.is_dir():
+            self._files = report.files
+        else:
+            self._missing[ArtifactKind.AGENT_FILES] = "this agent left none"
+        for kind in (ArtifactKind.TRAJECTORY, ArtifactKind.MODEL_CALLS):
+            self._missing[kind] = "this agent called no model"
+
+    def of_model(
+        self,
+        claimed: Claim,
+        version: str,
+        read: Callable[[], Sequence[StoredCall]],
+        account: Account,
+        *,
+        redact: Sequence[str],
+    ) -> None:
+        """What was said between the agent and its model, as the gateway recorded it; a failure to read it is told.
+
+        Raises nothing: what was done and graded is worth more than the record of what was said.
+        """
+        calls: Sequence[StoredCall] = ()
+        with self._told(ArtifactKind.MODEL_CALLS, ArtifactKind.TRAJECTORY):
+            calls = without_secrets(read(), redact)
+        if not calls:
+            return
+        with self._told(ArtifactKind.MODEL_CALLS):
+            self._found[ArtifactKind.MODEL_CALLS] = trajectory.export(calls)
+        with self._told(ArtifactKind.TRAJECTORY):
+            about = trajectory.About(
+                session_id=str(claimed.attempt_id),
+                agent=claimed.spec.agent,
+                version=version,
+                model=claimed.spec.model.name if claimed.spec.model else "",
+                task=claimed.spec.task.name,
+                usage=account.describe(),
+            )
+            made = trajectory.atif(calls, about)
+            self._found[ArtifactKind.TRAJECTORY] = json.dumps(made, ensure_ascii=False).encode()
+
+    @contextmanager
+    def _told(self, *kinds: ArtifactKind) -> Iterator[None]:
+        """Whatever fails in the block is the reason why there is nothing of these kinds."""
+        try:
+            yield
+        except Exception as error:
+            log.exception("evidence.model_calls_unread")
+            for kind in kinds:
+                self._missing[kind] = f"could not be made: {type(error).__name__}: {str(error)[:500]}"
 
     def patch(self, patch: bytes | None, *, why: str = "the task has no repository") -> None:
         """An empty patch is evidence too; None means that there is none, for the reason given."""
@@ -70,12 +138,72 @@ class Evidence:
         return [self._store_one(store, prefix, kind, redact) for kind in ArtifactKind]
 
     def _store_one(self, store: ArtifactStore, prefix: str, kind: ArtifactKind, redact: Sequence[str]) -> Artifact:
-        content = self._found.get(kind)
+        content = self._content(kind, redact)
         if content is None:
-            return Artifact(kind=kind, missing=self._missing[kind])
-        for secret in redact:
-            content = content.replace(secret.encode(), _REDACTED)
+            why = _without(self._missing[kind].encode("utf-8", "replace"), redact).decode()
+            return Artifact(kind=kind, missing=why)
         key = f"{prefix}/{_NAMES[kind]}"
         url = store.put(key, content)
         digest = hashlib.sha256(content).hexdigest()
         return Artifact(kind=kind, key=key, url=url, size_bytes=len(content), sha256=digest)
+
+    def _content(self, kind: ArtifactKind, redact: Sequence[str]) -> bytes | None:
+        if kind is ArtifactKind.AGENT_FILES:
+            return None if self._files is None else zstandard.compress(_packed(self._files, redact))
+        content = self._found.get(kind)
+        if content is None or kind is ArtifactKind.MODEL_CALLS:  # compressed, after the secrets were taken out
+            return content
+        return _without(content, redact)
+
+
+def _without(content: bytes, secrets: Sequence[str]) -> bytes:
+    for secret in secrets:
+        content = content.replace(secret.encode(), _REDACTED)
+    return content
+
+
+def without_secrets(calls: Sequence[StoredCall], secrets: Sequence[str]) -> list[StoredCall]:
+    """The calls, with every secret that somebody said in them blotted out."""
+    # A message is one object in all the calls that sent it, and must stay one: it is cleaned and worked out once.
+    seen: dict[int, tuple[Any, Any]] = {}
+
+    def clean(value: Any) -> Any:
+        if id(value) not in seen:
+            content = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
+            blotted = _without(content, secrets)
+            seen[id(value)] = (value, value if blotted == content else orjson.loads(blotted))
+        return seen[id(value)][1]
+
+    return [
+        replace(
+            call,
+            messages=tuple(clean(message) for message in call.messages),
+            reply=None if call.reply is None else clean(call.reply),
+            tools=tuple(clean(tool) for tool in call.tools),
+            **{name: clean(getattr(call, name)) for name in _ALSO_SAID},
+        )
+        for call in calls
+    ]
+
+
+def _packed(folder: Path, secrets: Sequence[str]) -> bytes:
+    """A tar of the regular files in `folder`, without secrets; bounded, largest files left out and named in it."""
+    made, left_out, total = io.BytesIO(), [], 0
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        for path in sorted(files, key=lambda path: path.stat().st_size):
+            name = path.relative_to(folder).as_posix()
+            if total + path.stat().st_size > _MOST_FILES_BYTES:
+                left_out.append(f"{name}: {path.stat().st_size} bytes")
+                continue
+            total += path.stat().st_size
+            _add(archive, name, _without(path.read_bytes(), secrets))
+        if left_out:
+            _add(archive, "LEFT-OUT.txt", "\n".join(left_out).encode())
+    return made.getvalue()
+
+
+def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size = len(content)
+    archive.addfile(entry, io.BytesIO(content))

@@ -9,37 +9,43 @@ and `app.models.endings` says which is which.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import structlog
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from app.agents.base import AgentJob, AgentReport, ModelEndpoint
+from app.agents.base import Agent, AgentJob, AgentReport
+from app.agents.catalogue import traits
+from app.agents.external import known_agents
 from app.agents.patch import head_commit, take_patch
+from app.agents.reconcile import reconciled
+from app.agents.recorded import recorded_run
 from app.environments.base import Chronicling, Environment, Tags
 from app.environments.outlets import MODEL_PORT, model_outlet
 from app.environments.recorded import Recording
 from app.errors import (
     AgentFailed,
-    DatabaseUnavailable,
     EnvironmentOverLimit,
     MegaFlowError,
     StaleWriter,
     StationError,
 )
 from app.grading.base import Grade, Submission
-from app.ledger import attempts, ends
+from app.ledger import attempts, ends, recordings
 from app.ledger.attempts import Claim
+from app.ledger.recordings import Recorded
 from app.models.endings import BLAME, PERMANENT, Blame, EndReason, reason_of
+from app.models.model_calls import Account
 from app.models.outcome import Artifact, ArtifactKind, Failure, Phase, Verdict
 from app.models.spec import EnvironmentKind, Mode, Network, Reuse, ScriptGoal, ScriptSolution, TestsGoal
 from app.workers.evidence import Evidence
 from app.workers.gates import LedgerGate
 from app.workers.lease import StopToken
+from app.workers.model_access import ModelAccess, model_access
+from app.workers.patience import patient
 from app.workers.stations import Stations
 
 log = structlog.get_logger()
@@ -56,6 +62,7 @@ class Rollout:
     last_door: Phase = Phase.CLAIMED
     evidence: Evidence = field(default_factory=Evidence)
     report: AgentReport | None = None
+    model: ModelAccess | None = None
     torn: dict[str, Any] = field(default_factory=dict)
     open: ExitStack = field(default_factory=ExitStack)
     gate: LedgerGate = field(init=False)
@@ -82,13 +89,8 @@ class Rollout:
 
         A write that was applied although we saw an error is refused as stale the second time: the record stands.
         """
-        patient = Retrying(
-            retry=retry_if_exception_type(DatabaseUnavailable),
-            wait=wait_random_exponential(multiplier=0.2, max=3),
-            stop=stop_after_delay(self.stations.settings.lease_s),
-            reraise=True,
-        )
-        patient(verb, self.stations.database, self.claimed, *values, **named)
+        patiently = patient(self.stations.settings.lease_s)
+        patiently(verb, self.stations.database, self.claimed, *values, **named)
 
     def heed(self) -> None:
         """Raises: Stopped."""
@@ -131,11 +133,15 @@ def _walk(rollout: Rollout) -> EndReason:
     artifacts = _store(rollout)
     rollout.passed(Phase.STORED)
     rollout.write(ends.finish, end_reason=report.end_reason, verdict=grade.verdict, artifacts=artifacts)
+    _forget_calls(rollout, artifacts)
     return report.end_reason
 
 
 def _act_and_grade(rollout: Rollout) -> Grade:
     grader = rollout.stations.grader(rollout.claimed.spec.task.goal)
+    agent = rollout.stations.agent(rollout.claimed.spec.agent)
+    agent.check()  # before there is an environment: what acts inside has to be mounted there
+    rollout.heed()  # an installation takes minutes
     with ExitStack() as agents_own:
         # Graded where the agent was, it stays open as long as the attempt; else it goes before the grading begins.
         holder = agents_own if grader.fresh_environment else rollout.open
@@ -144,7 +150,7 @@ def _act_and_grade(rollout: Rollout) -> Grade:
         base = head_commit(environment, rollout.claimed.spec.task.environment.workdir)
         agents_own.callback(_chronicle, rollout, environment)
         try:
-            _run_agent(rollout, environment)
+            _run_agent(rollout, agent, environment)
             patch = _take_patch(rollout, environment, base)
             if not grader.fresh_environment:
                 return _grade(rollout, environment, patch)
@@ -161,6 +167,8 @@ def _environment(rollout: Rollout, purpose: str) -> Iterator[Environment]:
     """An environment for the block; recycled or ended afterwards, and ended at once when the attempt must stop."""
     claimed, stations = rollout.claimed, rollout.stations
     spec, limits = claimed.spec.task.environment, claimed.spec.task.limits
+    if purpose == "grading":
+        spec = spec.model_copy(update={"tools": ()})
     # What is made from here on, and its end whenever that comes, stands on the run's receipt.
     provider = Recording(stations.environments(spec.kind, rollout.gate), stations.settings, stations.database)
     image = provider.prepare_image(spec, timeout_s=limits.environment_timeout_s)
@@ -216,51 +224,108 @@ def _chronicle(rollout: Rollout, environment: Environment) -> None:
 # --- Agent ----------------------------------------------------------------------------------------------------------
 
 
-def _run_agent(rollout: Rollout, environment: Environment) -> None:
+def _run_agent(rollout: Rollout, agent: Agent, environment: Environment) -> None:
     """Raises: Stopped; AgentNotMeasured when the agent's end is not a result."""
-    spec, stations = rollout.claimed.spec, rollout.stations
-    agent = stations.agent(spec.agent)
-    solution = spec.task.solution if agent.needs_solution else None
-    endpoint = stations.endpoint(spec) if agent.needs_model else None
-    agent.check()
-    rollout.passed(Phase.AGENT_STARTED)
-    try:
-        with _model_inside(rollout, environment, endpoint) as inside:
-            job = AgentJob(
-                task_name=spec.task.name,
-                description=spec.task.description,
-                workdir=spec.task.environment.workdir,
-                limits=spec.task.limits,
-                model=endpoint,
-                model_inside_url=inside,
-                solution=solution,
-                solution_files=stations.bundle(solution.files) if isinstance(solution, ScriptSolution) else None,
-                scratch=rollout.scratch,
-            )
-            report = agent.run(job, environment, rollout.token)
-    except AgentFailed as error:
-        report = AgentReport(EndReason.AGENT_ERROR, detail=str(error))
-    except EnvironmentOverLimit as error:
-        report = AgentReport(EndReason.RESOURCE_LIMIT, detail=str(error))
+    stations, claimed = rollout.stations, rollout.claimed
+    with ExitStack() as access:
+        if agent.needs_model:
+            opened = model_access(stations.settings, stations.database, claimed, rollout.token.is_set)
+            rollout.model = access.enter_context(opened)
+        rollout.passed(Phase.AGENT_STARTED)
+        try:
+            report = _report_of(rollout, agent, environment)
+        except Exception:
+            _account_for_what_was_done(rollout, agent)
+            raise
+        rollout.evidence.of_agent(report)
+        report = reconciled(report, _settled(rollout, agent), doubt=rollout.model.doubt if rollout.model else "")
     rollout.report = report
-    rollout.evidence.of_agent(report)
     rollout.passed(Phase.AGENT_ENDED, agent_end=report.end_reason.value, steps=report.steps, usage=report.usage)
     if BLAME[report.end_reason] is not Blame.RESULT:
         raise AgentNotMeasured(report)
 
 
+def _settled(rollout: Rollout, agent: Agent) -> Account | None:
+    """What the agent has had of its model, all on record and kept as evidence. Raises: DatabaseUnavailable."""
+    model = rollout.model
+    if model is None:
+        return None
+    account = model.settle()
+    rollout.evidence.of_model(rollout.claimed, agent.version, model.calls, account, redact=[model.token])
+    return account
+
+
+def _account_for_what_was_done(rollout: Rollout, agent: Agent) -> None:
+    """After an error that left no report: its calls were made and cost money all the same. Raises nothing."""
+    try:
+        rollout.evidence.of_agent(_left_behind(rollout, AgentReport(EndReason.INFRASTRUCTURE)))
+        account = _settled(rollout, agent)
+        if account is not None:
+            usage = account.describe()
+            ended = {"environment": {"usage": usage}, "cost_usd": usage.get("cost_usd")}
+            rollout.write(attempts.pass_door, Phase.AGENT_ENDED, **ended)
+    except Exception:  # the error that ended the agent is the one to be told
+        log.exception("attempt.agent_unaccounted")
+
+
+def _left_behind(rollout: Rollout, report: AgentReport) -> AgentReport:
+    """The report with the log and the files that an agent which could not tell has left where all leave theirs."""
+    log_file, home = rollout.scratch / "agent.log", rollout.scratch / "home"
+    return replace(
+        report,
+        log=log_file if log_file.is_file() else None,
+        files=home if home.is_dir() and any(home.iterdir()) else None,
+    )
+
+
+def _report_of(rollout: Rollout, agent: Agent, environment: Environment) -> AgentReport:
+    """What the agent did, or why it could not."""
+    spec, stations, model = rollout.claimed.spec, rollout.stations, rollout.model
+    solution = spec.task.solution if agent.needs_solution else None
+    recorded = _recorded(rollout) if traits(spec.agent, known_agents(stations.settings)).needs_recording else None
+    try:
+        with _model_inside(rollout, environment) as inside:
+            job = AgentJob(
+                task_name=spec.task.name,
+                description=spec.task.description,
+                workdir=spec.task.environment.workdir,
+                limits=spec.task.limits,
+                model=model.endpoint if model else None,
+                model_inside_url=inside,
+                tools_inside=stations.tools_inside(spec.task.environment),
+                waited_s=model.waited_s if model else lambda: 0.0,
+                solution=solution,
+                solution_files=stations.bundle(solution.files) if isinstance(solution, ScriptSolution) else None,
+                recording=stations.store.get(recorded.key) if recorded else None,
+                recorded_end=recorded.end_reason if recorded else None,
+                scratch=rollout.scratch,
+            )
+            return agent.run(job, environment, rollout.token)
+    except AgentFailed as error:
+        return _left_behind(rollout, AgentReport(EndReason.AGENT_ERROR, detail=str(error)))
+    except EnvironmentOverLimit as error:
+        return _left_behind(rollout, AgentReport(EndReason.RESOURCE_LIMIT, detail=str(error)))
+
+
+def _recorded(rollout: Rollout) -> Recorded:
+    """What the agent is to do again. Raises: UnknownName, SpecInvalid."""
+    claimed = rollout.claimed
+    run = recorded_run(claimed.spec.model.name if claimed.spec.model else "")
+    return recordings.recorded(rollout.stations.database, run, claimed.task_id, claimed.spec.task.name)
+
+
 @contextmanager
-def _model_inside(rollout: Rollout, environment: Environment, endpoint: ModelEndpoint | None) -> Iterator[str | None]:
-    """For the block, where commands inside reach the model: by a port of theirs, if the task's policy is just that.
+def _model_inside(rollout: Rollout, environment: Environment) -> Iterator[str | None]:
+    """For the block, where commands inside reach the model: by a port of theirs, if the task or its agent asks for it.
 
     Raises: EnvironmentFailed.
     """
-    if endpoint is None or rollout.claimed.spec.task.environment.network is not Network.MODEL_ONLY:
+    asked = rollout.claimed.spec.task.environment
+    if rollout.model is None or not (asked.network is Network.MODEL_ONLY or asked.tools):
         yield None
         return
-    asked = rollout.claimed.spec.task.environment
     shared = asked.kind is EnvironmentKind.LOCAL or asked.reuse is Reuse.SHARED_READONLY  # with others' loopback
-    url, outlet = model_outlet(environment.forward, endpoint.base_url, port=0 if shared else MODEL_PORT)
+    url, outlet = model_outlet(environment.forward, rollout.model.endpoint.base_url, port=0 if shared else MODEL_PORT)
     try:
         yield url
     finally:
@@ -322,15 +387,18 @@ def _judged(rollout: Rollout, verdict: Verdict) -> Grade:
 def _store(rollout: Rollout) -> list[Artifact]:
     claimed = rollout.claimed
     prefix = f"runs/{claimed.run_id}/{claimed.task_id}/{claimed.number}"
-    secrets = [key.get_secret_value() for key in _keys(rollout)]
+    secrets = [rollout.model.token] if rollout.model else []
     return rollout.evidence.store(rollout.stations.store, prefix, redact=secrets)
 
 
-def _keys(rollout: Rollout) -> Iterator[Any]:
-    if rollout.claimed.spec.model is not None:
-        key = rollout.stations.endpoint(rollout.claimed.spec).api_key
-        if key is not None:
-            yield key
+def _forget_calls(rollout: Rollout, artifacts: Sequence[Artifact]) -> None:
+    """Once the outcome is on record with its artifacts, let the ledger forget what they hold. Raises nothing."""
+    if rollout.model is None or not any(one.kind is ArtifactKind.MODEL_CALLS and one.key for one in artifacts):
+        return
+    try:
+        rollout.model.forget()
+    except Exception:  # the outcome stands; what stays takes room and does no harm
+        log.exception("attempt.calls_not_forgotten")
 
 
 # --- Ends -----------------------------------------------------------------------------------------------------------
@@ -359,6 +427,7 @@ def _record_failure(rollout: Rollout, error: Exception) -> EndReason:
     except StaleWriter as stale:
         log.warning("attempt.stale", error=str(stale))
         return EndReason.LOST
+    _forget_calls(rollout, artifacts)
     return reason
 
 

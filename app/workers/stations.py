@@ -5,29 +5,31 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 from uuid import UUID
 
-from app.agents import Workshop, agent_named
-from app.agents.base import Agent, ModelEndpoint
+from app.agents import Workshop, agent_named, tool_folder
+from app.agents.base import Agent
+from app.agents.external import external_manifests
 from app.artifacts import open_store
 from app.artifacts.base import ArtifactStore
 from app.artifacts.bundles import fetch_bundle
-from app.environments import provider_for
+from app.environments import provider_for, tool_inside
 from app.environments.base import EnvironmentProvider
 from app.environments.host_slots import Gate
 from app.environments.pool import EnvironmentPool
 from app.environments.warm import Warm
-from app.errors import SpecInvalid
 from app.grading import grader_for
 from app.grading.base import Grader
 from app.ledger.database import Database
 from app.models.endings import RetryPolicy
 from app.models.instance import MARK
-from app.models.spec import Bundle, EnvironmentKind, Goal, TaskSpec
+from app.models.spec import Bundle, EnvironmentKind, EnvironmentSpec, Goal
 from app.settings import Settings
 
-_PASSED_ON = (MARK, "STACK_OF_MEGAFLOW", "SSL_CERT_FILE", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY")
+_PASSED_ON = (MARK, "STACK_OF_MEGAFLOW", "SSL_CERT_FILE", "HTTPS_PROXY", "HTTP_PROXY")
 """What an agent's process needs of ours: to be found when we die, and to reach its model."""
+_THIS_HOST = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(slots=True)
@@ -42,16 +44,19 @@ class Stations:
 
     def environments(self, kind: EnvironmentKind, gate: Gate | None = None) -> EnvironmentProvider:
         """Raises: EngineUnavailable."""
-        return provider_for(kind, self.settings, fetch_bundle=self.bundle, gate=gate)
+        return provider_for(kind, self.settings, fetch_bundle=self.bundle, gate=gate, tools=self.tool)
 
     def agent(self, name: str) -> Agent:
         """Raises: UnknownName."""
-        settings = self.settings
-        passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-        return agent_named(
-            name,
-            Workshop(tools=settings.tools, model_timeout_s=settings.model_timeout_s, process_env=passed_on),
-        )
+        return agent_named(name, workshop_of(self.settings))
+
+    def tool(self, name: str) -> Path:
+        """The folder on this host of a framework that acts inside. Raises: UnknownName, AgentUnavailable."""
+        return tool_folder(name, workshop_of(self.settings))
+
+    def tools_inside(self, spec: EnvironmentSpec) -> dict[str, str]:
+        """Where the environment's tools are seen from inside. Raises: as `tool`."""
+        return {name: tool_inside(spec.kind, name, self.tool(name)) for name in spec.tools}
 
     def grader(self, goal: Goal) -> Grader:
         return grader_for(goal)
@@ -59,17 +64,6 @@ class Stations:
     def bundle(self, bundle: Bundle) -> bytes:
         """The tar of a stored folder. Raises: ArtifactMissing, ArtifactStoreUnavailable."""
         return fetch_bundle(self.store, bundle)
-
-    def endpoint(self, spec: TaskSpec) -> ModelEndpoint:
-        """Where the task's model is. Raises: SpecInvalid: no model was named."""
-        if spec.model is None:
-            raise SpecInvalid(f"agent {spec.agent!r} needs a model; expected --model NAME")
-        key_env = spec.model.api_key_env or self.settings.model_api_key_env
-        return ModelEndpoint(
-            base_url=spec.model.base_url or self.settings.model_endpoint(),
-            name=spec.model.name,
-            api_key=self.settings.secret(key_env),
-        )
 
     def scratch(self, instance_id: UUID, attempt_id: UUID) -> Path:
         """Folder for an attempt's files on this host; what a killed worker leaves goes with its instance."""
@@ -81,6 +75,30 @@ class Stations:
         """End idle environments and connections."""
         self.pool.close()
         self.database.close()
+
+
+def workshop_of(settings: Settings) -> Workshop:
+    """What this host offers to agents."""
+    # A call may wait for a limit or a busy engine before the engine takes its time: clients must not give up before.
+    call_timeout_s = settings.gateway_patience_s + settings.model_timeout_s + 30.0
+    return Workshop(
+        tools=settings.tools,
+        call_timeout_s=call_timeout_s,
+        process_env=_process_env(settings),
+        manifests=external_manifests(settings),
+        swe_agent_source=settings.swe_agent_source,
+        ready_tools=settings.ready_tools,
+    )
+
+
+def _process_env(settings: Settings) -> dict[str, str]:
+    """Variables of an agent's process on this host. No proxy stands before the gateway: it would see the token."""
+    told = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
+    hosts = [*(host.strip() for host in told.split(",")), *_THIS_HOST, urlsplit(settings.gateway()).hostname]
+    direct = "*" if told.strip() == "*" else ",".join(dict.fromkeys(host for host in hosts if host))
+    kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    # Some libraries read the small name, some the large one, and some believe the small one alone where both are.
+    return {**kept, "NO_PROXY": direct, "no_proxy": direct}
 
 
 def build(settings: Settings, *, pooled: bool, max_idle: int) -> Stations:

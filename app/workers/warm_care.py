@@ -6,7 +6,10 @@ warm_care.keep(settings, database, stop)
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
+from functools import partial
 
+from app.agents import tool_folder
 from app.artifacts import open_store
 from app.artifacts.bundles import fetch_bundle
 from app.environments import provider_for
@@ -19,6 +22,7 @@ from app.ledger.upcoming import Upcoming
 from app.models.spec import Bundle, EnvironmentKind
 from app.settings import Settings
 from app.workers.image_care import StandingGate
+from app.workers.stations import workshop_of
 
 _HORIZON = 256
 """Environments at the head of the queue that are looked at: what none of these needs is cold."""
@@ -37,8 +41,11 @@ def keeper(settings: Settings, database: Database) -> Keeper:
     def fetch(bundle: Bundle) -> bytes:
         return fetch_bundle(store, bundle)
 
+    installed = replace(workshop_of(settings), may_install=False)  # whoever works ahead waits for no installation
+
     def provide(kind: EnvironmentKind) -> EnvironmentProvider:
-        return provider_for(kind, settings, fetch_bundle=fetch, gate=gate)
+        tools = partial(tool_folder, workshop=installed)
+        return provider_for(kind, settings, fetch_bundle=fetch, gate=gate, tools=tools)
 
     return Keeper(settings.home, settings.installation, queue=queue, provide=provide, most=settings.warm_environments)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ OURS_COLOUR, PEER_COLOUR, GOAL_COLOUR = "tab:blue", "tab:grey", "tab:red"
 Samples = Mapping[str, Any]
 
 
-def draw(samples: Samples, path: Path) -> None:
-    """One row of bars for each contender, one panel for each quantity."""
+def draw(samples: Samples, path: Path, *, ours: Collection[str] = OURS) -> None:
+    """One row of bars for each contender, one panel for each quantity; those that begin like one of `ours` are ours."""
     panels = [panel for panel in samples["panels"] if panel["bars"]]
     if not panels:
         return
@@ -32,7 +32,7 @@ def draw(samples: Samples, path: Path) -> None:
         height, columns, figsize=(7 * columns, 4.5 * height + 0.5), layout="constrained", squeeze=False
     )
     for axis, panel in zip(axes.flat, panels, strict=True):
-        _panel(axis, panel)
+        _panel(axis, panel, tuple(ours))
     notes = {name: reason for panel in panels for name, reason in panel["notes"].items()}
     if notes:
         lines = [f"not measured: {name}: {reason.splitlines()[0][:110]}" for name, reason in notes.items()]
@@ -41,12 +41,12 @@ def draw(samples: Samples, path: Path) -> None:
     plt.close(figure)
 
 
-def _panel(axis: Axes, panel: Samples) -> None:
+def _panel(axis: Axes, panel: Samples, ours: tuple[str, ...]) -> None:
     """The best on top."""
     shown = {name: values for name, values in panel["bars"].items() if values[0] > 0}
     names = sorted(shown, key=lambda name: shown[name][0], reverse=panel["unit"] != "1/s")
     for place, name in enumerate(names):
-        values, colour = shown[name], OURS_COLOUR if name in OURS else PEER_COLOUR
+        values, colour = shown[name], OURS_COLOUR if name.startswith(ours) else PEER_COLOUR
         axis.barh(place, values[0], color=colour, height=0.6)
         axis.plot(values[1:], [place] * len(values[1:]), "|", color="black", markersize=14)
         axis.annotate(f"  {float(f'{values[0]:.3g}'):,g}", (max(values), place), va="center", fontsize="small")

@@ -15,12 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from sqlalchemy import text
 
 from app.client import MegaFlow
 from app.settings import Settings
 from app.stack import leftovers, lifecycle
 from app.stack.home import process_environment
+from app.stack.programs import DEMO_SCRIPTS
+from tests.contract.agents.example import EXAMPLE
+from tests.integration.inside_ground import kept_tools
 from tests.services import short_folder
 
 
@@ -81,13 +85,21 @@ def system(base_image_tag: str) -> Iterator[System]:
             installation=f"test-{uuid.uuid4().hex[:8]}",
             flower_port=free_port(),
             replay_port=free_port(),
+            gateway_port=free_port(),
             base_image=base_image_tag,
+            replay_scripts=(_slow_conversations(folder / "scripts"),),
+            agent_manifests=(EXAMPLE,),
+            model_prices=_prices(folder / "prices.yaml"),
             lease_s=9.0,
             sweep_s=2.0,
             republish_s=5.0,
             retry_base_s=0.2,
+            gateway_patience_s=20.0,
             ephemeral_idle_s=15.0,
         )
+        kept_tools().mkdir(exist_ok=True)
+        settings.home.mkdir()
+        settings.tools.symlink_to(kept_tools())
         lifecycle.up(settings, lambda _: None)
         flow = MegaFlow(settings)
         try:
@@ -96,6 +108,23 @@ def system(base_image_tag: str) -> Iterator[System]:
             flow.close()
             lifecycle.down(settings, lambda _: None, purge=True)
         assert leftovers.processes(settings) == []
+
+
+def _slow_conversations(folder: Path) -> Path:
+    """The demo's conversation about a terminal task, each answer after a moment: the model `scenario-slow`."""
+    folder.mkdir()
+    script = yaml.safe_load((DEMO_SCRIPTS / "csv-to-jsonl.yaml").read_text())
+    script["match"] = None
+    for turn in script["turns"]:
+        turn["delay_s"] = 2.0
+    (folder / "slow.yaml").write_text(yaml.safe_dump(script))
+    return folder
+
+
+def _prices(file: Path) -> Path:
+    """US dollars per million tokens of the model `priced`, which the replay engine plays, too."""
+    file.write_text(yaml.safe_dump({"priced": {"prompt": 5.0, "completion": 20.0}}))
+    return file
 
 
 TASK_TOML = """\

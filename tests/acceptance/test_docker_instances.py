@@ -94,6 +94,7 @@ def stack(worker_image: str) -> Iterator[Stack]:
             worker_image=worker_image,
             flower_port=_free_port(),
             replay_port=_free_port(),
+            gateway_port=_free_port(),
         )
         assert not ports.taken(settings)
         try:

@@ -20,6 +20,7 @@ from uuid import UUID
 import psutil
 from sqlalchemy import text
 
+from app.agents.catalogue import AGENTS
 from app.environments.engine import engine_of
 from app.environments.oci import Records
 from app.errors import DatabaseUnavailable, EngineUnavailable, EnvironmentFailed
@@ -180,7 +181,7 @@ class Ground:
     def _new_run(
         self, tasks: list[AgentTask], work: Work, mode: Mode | str, user_name: str, key: str | None, *, replicas: int
     ) -> NewRun:
-        specs = specs_for(tasks, agent=work.agent, mode=mode, model=None)
+        specs = specs_for(tasks, agent=work.agent, mode=mode, model=None, known=AGENTS)
         return NewRun(specs=specs, replicas=replicas, user_name=user_name, idempotency_key=key)
 
     # --- Looking -----------------------------------------------------------------------------------------------------
@@ -363,6 +364,7 @@ def supervised_ground(out: Path, **changes: Any) -> Iterator[Ground]:
         installation=f"chaos-{uuid.uuid4().hex[:6]}",
         flower_port=supervised.free_port(),
         replay_port=supervised.free_port(),
+        gateway_port=supervised.free_port(),
         **{**QUICK, **changes},
     )
     try:

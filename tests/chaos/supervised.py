@@ -61,7 +61,7 @@ class SupervisedPrograms:
     def stop_all(self) -> list[str]:
         """Stop everything but the servers, as `megaflow down` does; what outlived that."""
         table = programs(self.settings)
-        for stage in (Stage.WORK, Stage.HOSTS):
+        for stage in (Stage.WORK, Stage.HOSTS, Stage.MODELS):
             supervisor.stop_programs(self.settings, [program for program in table if program.stage is stage])
         family = self.family()
         return [f"{one.pid} {one.name()}" for one in leftovers.processes(self.settings) if one.pid not in family]

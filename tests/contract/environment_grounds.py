@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from app.environments import provider_for
 from app.environments.base import EnvironmentProvider
 from app.environments.contract.ground import Ground, tags_of, tar_of
+from app.errors import AgentUnavailable
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
 
@@ -34,7 +36,18 @@ CONTEXT = tar_of({"setup.sh": b'set -e\ncd "$WORKDIR"\necho prepared > ready.txt
 
 
 def of_kind(kind: EnvironmentKind) -> Callable[[Settings], EnvironmentProvider]:
-    return lambda settings: provider_for(kind, settings, lambda bundle: CONTEXT)
+    return lambda settings: provider_for(kind, settings, lambda bundle: CONTEXT, tools=found_in(settings))
+
+
+def found_in(settings: Settings) -> Callable[[str], Path]:
+    """As the contract's suite wants tools to be found."""
+
+    def find(name: str) -> Path:
+        if not (folder := settings.home / "tools" / name).exists():
+            raise AgentUnavailable(f"the tool {name!r} is not installed")
+        return folder
+
+    return find
 
 
 def engine_made(settings: Settings) -> EnvironmentProvider:
@@ -50,7 +63,7 @@ def by_way(*names: str) -> Callable[[Settings], EnvironmentProvider]:
         from app.environments.docker import DockerProvider
 
         kinds = tuple(getattr(ways, name) for name in names)
-        return DockerProvider(settings, fetch_bundle=lambda bundle: b"", ways=kinds)
+        return DockerProvider(settings, fetch_bundle=lambda bundle: b"", ways=kinds, tools=found_in(settings))
 
     return provider
 
@@ -69,8 +82,8 @@ def in_memory(request: pytest.FixtureRequest) -> EnvironmentSpec:
 
 
 GROUNDS = [
-    Ground("docker", "docker", engine_made, base_image, marks=ENGINE),
-    Ground("oci", "oci", of_kind(EnvironmentKind.OCI), base_image, marks=ENGINE),
+    Ground("docker", "docker", engine_made, base_image, shows_tools=True, mounts_tools=True, marks=ENGINE),
+    Ground("oci", "oci", of_kind(EnvironmentKind.OCI), base_image, shows_tools=True, mounts_tools=True, marks=ENGINE),
     Ground(
         "docker-helper-copied",
         "docker",
@@ -78,12 +91,27 @@ GROUNDS = [
         base_image,
         hands_over=False,
         shares=False,
+        shows_tools=True,
         marks=ENGINE,
     ),
     Ground(
-        "docker-no-helper", "docker", by_way("NoHelper", "NoHelperNorInit"), base_image, hands_over=False, marks=ENGINE
+        "docker-no-helper",
+        "docker",
+        by_way("NoHelper", "NoHelperNorInit"),
+        base_image,
+        hands_over=False,
+        shows_tools=True,
+        marks=ENGINE,
     ),
-    Ground("local", "local", of_kind(EnvironmentKind.LOCAL), prepared_folder, isolates=False, hands_over=False),
+    Ground(
+        "local",
+        "local",
+        of_kind(EnvironmentKind.LOCAL),
+        prepared_folder,
+        isolates=False,
+        hands_over=False,
+        shows_tools=True,
+    ),
     Ground(
         "memory",
         "memory",

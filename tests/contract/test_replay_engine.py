@@ -17,7 +17,9 @@ import httpx
 import pytest
 
 from app.errors import ModelEndpointUnavailable, SpecInvalid
+from app.model_service.dialects import Message, Reply, Request, codec_for
 from app.model_service.probe import check_endpoint
+from app.models.model_calls import Dialect
 
 SCRIPTS = {
     "frob": """
@@ -29,20 +31,37 @@ turns:
     "faults": """
 match: everything breaks
 turns:
-  - {status: 429}
+  - {status: 429, retry_after_s: 2}
   - {status: 401, message: "no such key"}
   - {garbage: true}
   - {delay_s: 0.4, command: "true"}
   - {status: 500}
+  - {context_exceeded: true}
+  - {thought: This sentence will never be heard to its end, cut: true}
+""",
+    "flaky": """
+match: null
+turns:
+  - {status: 529, times: 2, thought: Now I can, command: ls}
+  - {thought: Then this, cut: true, times: 1, submit: true}
+""",
+    "slow": """
+match: null
+turns:
+  - {thought: one two three four, token_delay_s: 0.05}
+""",
+    "silent": """
+match: null
+turns:
+  - {thought: never, delay_s: 3600}
 """,
 }
 BASH_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "bash",
-        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}},
-    },
+    "name": "bash",
+    "description": "",
+    "parameters": {"type": "object", "properties": {"command": {"type": "string"}}},
 }
+DIALECTS = list(Dialect)
 
 
 def free_port() -> int:
@@ -52,9 +71,9 @@ def free_port() -> int:
 
 
 @contextmanager
-def engine(folder: Path) -> Iterator[str]:
+def engine(folder: Path, *more: str) -> Iterator[str]:
     port = free_port()
-    argv = [sys.executable, "-m", "app.model_service.replay", "--port", str(port), "--scripts", str(folder)]
+    argv = [sys.executable, "-m", "app.model_service.replay", "--port", str(port), "--scripts", str(folder), *more]
     process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     try:
@@ -66,7 +85,7 @@ def engine(folder: Path) -> Iterator[str]:
 
 
 def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         assert process.poll() is None, "the engine ended at once"
         try:
@@ -86,71 +105,119 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield running
 
 
-def conversation(text: str, answers: int = 0) -> list[dict[str, Any]]:
-    later = [{"role": "assistant", "content": "x"}, {"role": "user", "content": "ok"}] * answers
-    return [{"role": "system", "content": "s"}, {"role": "user", "content": text}, *later]
+def conversation(text: str, answers: int = 0) -> list[Message]:
+    later: list[Message] = [{"role": "assistant", "content": "x"}, {"role": "user", "content": "ok"}]
+    return [{"role": "system", "content": "s"}, {"role": "user", "content": text}, *later * answers]
 
 
-def ask(url: str, text: str, answers: int = 0, **body: Any) -> httpx.Response:
-    request = {"model": "any", "messages": conversation(text, answers), "tools": [BASH_TOOL], **body}
-    return httpx.post(f"{url}/v1/chat/completions", json=request, timeout=10)
+def body(dialect: Dialect, text: str, answers: int = 0, *, model: str = "any", **more: Any) -> dict[str, Any]:
+    """A request in a dialect, made by the project's own codec."""
+    codec = codec_for(dialect)
+    tools = more.pop("tools", (BASH_TOOL,))
+    messages = tuple(more.pop("messages", conversation(text, answers)))
+    asked = Request(model, messages, tools, stream=bool(more.pop("stream", False)), max_tokens=None, parameters=more)
+    return codec.body(asked)
+
+
+def ask(url: str, text: str, answers: int = 0, *, dialect: Dialect = Dialect.CHAT, **more: Any) -> httpx.Response:
+    headers = more.pop("headers", {})
+    return httpx.post(f"{url}/v1/{dialect}", json=body(dialect, text, answers, **more), headers=headers, timeout=30)
+
+
+def heard(response: httpx.Response, dialect: Dialect = Dialect.CHAT, *, streamed: bool = False) -> Reply:
+    assert response.status_code == 200, response.text
+    return codec_for(dialect).reply(response.content, streamed=streamed)
+
+
+def called(reply: Reply) -> list[tuple[str, dict[str, Any]]]:
+    return [(call["name"], json.loads(call["arguments"])) for call in reply.message.get("tool_calls", ())]
 
 
 FROB = "Please fix: the frobnicator drops\nthe last item"
+LOOK = [("bash", {"command": "sed -n 1,80p src/frob.py"})]
 
 
 def test_models_are_listed(url: str) -> None:
     assert [model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]] == ["replay"]
+    assert httpx.get(f"{url}/v1/models/any/name").json()["id"] == "any/name"
 
 
-def test_a_turn_is_a_tool_call_with_usage(url: str) -> None:
-    completion = ask(url, FROB).json()
-    (choice,) = completion["choices"]
-    (call,) = choice["message"]["tool_calls"]
-    assert choice["message"]["content"] == "Let me look"
-    assert choice["finish_reason"] == "tool_calls"
-    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == (
-        "bash",
-        {"command": "sed -n 1,80p src/frob.py"},
-    )
-    usage = completion["usage"]
-    assert usage["prompt_tokens"] > 0
-    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_turn_is_a_tool_call_with_usage(url: str, dialect: Dialect, *, streamed: bool) -> None:
+    more = {"stream_options": {"include_usage": True}} if dialect is Dialect.CHAT else {}
+    response = ask(url, FROB, dialect=dialect, stream=streamed, **more)
+    assert response.headers["content-type"].startswith("text/event-stream" if streamed else "application/json")
+    reply = heard(response, dialect, streamed=streamed)
+    assert (reply.message["content"], called(reply)) == ("Let me look", LOOK)
+    assert (reply.finish_reason, reply.complete) == ("tool_calls", True)
+    assert reply.usage.prompt
+    assert reply.usage.completion
 
 
-def test_the_same_request_gives_the_same_turn(url: str) -> None:
-    first, again = ask(url, FROB, 1).json(), ask(url, FROB, 1).json()
-    assert first["choices"] == again["choices"]
-    assert first["id"] != ask(url, FROB, 0).json()["id"]
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_stream_says_the_same_as_the_whole_answer_in_many_pieces(url: str, dialect: Dialect) -> None:
+    whole = heard(ask(url, FROB, dialect=dialect), dialect)
+    response = ask(url, FROB, dialect=dialect, stream=True)
+    streamed = heard(response, dialect, streamed=True)
+    assert (streamed.message, streamed.finish_reason) == (whole.message, whole.finish_reason)
+    assert response.content.count(b"data: ") >= 6
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_the_conversation_goes_on_with_the_ids_that_were_given(url: str, dialect: Dialect) -> None:
+    first = heard(ask(url, FROB, dialect=dialect), dialect)
+    (call,) = first.message["tool_calls"]
+    answered = [*conversation(FROB), first.message, {"role": "tool", "content": "x", "tool_call_id": call["id"]}]
+    second = heard(ask(url, "", dialect=dialect, messages=answered), dialect)
+    assert second.message["content"] == "Done."
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_the_same_request_gives_the_same_turn(url: str, dialect: Dialect) -> None:
+    first, again, other = (ask(url, FROB, at, dialect=dialect).json() for at in (1, 1, 0))
+    assert first["id"] == again["id"] != other["id"]
+    for moment in ("created", "created_at"):
+        first.pop(moment, None), again.pop(moment, None)
+    assert first == again
 
 
 def test_parallel_conversations_do_not_disturb_each_other(url: str) -> None:
+    def one(at: int) -> object:
+        dialect = DIALECTS[at % 3]
+        return heard(ask(url, FROB, at % 2, dialect=dialect), dialect).message["content"]
+
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda at: ask(url, FROB, at % 2).json()["choices"][0]["message"], range(40)))
-    said = [answer["content"] for answer in answers]
-    assert said == ["Let me look", "Done."] * 20
-
-
-def test_streaming_tells_the_same_as_the_whole_answer(url: str) -> None:
-    whole = ask(url, FROB).json()
-    response = ask(url, FROB, stream=True, stream_options={"include_usage": True})
-    assert response.headers["content-type"].startswith("text/event-stream")
-    events = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
-    assert events[-1] == "[DONE]"
-    chunks = [json.loads(event) for event in events[:-1]]
-    deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
-    (call,) = [call for delta in deltas for call in delta.get("tool_calls", [])]
-    message = whole["choices"][0]["message"]
-    assert "".join(delta.get("content", "") for delta in deltas) == message["content"]
-    assert call["function"] == message["tool_calls"][0]["function"]
-    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks if chunk["choices"]][-1] == "tool_calls"
-    assert chunks[-1]["usage"] == whole["usage"]
+        assert list(pool.map(one, range(60))) == ["Let me look", "Done."] * 30
 
 
 def test_without_tools_the_answer_is_text(url: str) -> None:
-    message = ask(url, FROB, tools=None).json()["choices"][0]["message"]
-    assert "```bash\nsed -n 1,80p src/frob.py\n```" in message["content"]
-    assert "tool_calls" not in message
+    told = f"{FROB}. Answer with a ```bash block."
+    reply = heard(ask(url, told, tools=()))
+    assert "```bash\nsed -n 1,80p src/frob.py\n```" in reply.message["content"]
+    assert not called(reply)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_what_is_asked_beside_the_conversation_is_answered_shortly(url: str, dialect: Dialect) -> None:
+    reply = heard(ask(url, f"Write a title for: {FROB}", dialect=dialect, tools=()), dialect)
+    assert reply.finish_reason == "stop"
+    assert 0 < len(reply.message["content"]) < 80
+
+
+def test_tokens_are_counted_before_the_call(url: str) -> None:
+    asked = body(Dialect.MESSAGES, FROB)
+    counted = httpx.post(f"{url}/v1/messages/count_tokens", json=asked).json()["input_tokens"]
+    assert counted == heard(ask(url, FROB, dialect=Dialect.MESSAGES), Dialect.MESSAGES).usage.prompt
+
+
+def test_a_script_is_chosen_by_the_models_name(url: str) -> None:
+    for name in ("scenario-frob", "replay:frob", "openai/scenario-frob"):
+        assert called(heard(ask(url, "nothing of the kind", model=name))) == LOOK
+    for name in ("scenario-nobody", "replay:nobody"):
+        refused = ask(url, FROB, model=name)
+        assert refused.status_code == 404
+        assert "known scripts: faults, flaky, frob" in refused.json()["error"]["message"]
 
 
 def test_an_unknown_scenario_says_what_was_expected_and_found(url: str) -> None:
@@ -158,40 +225,127 @@ def test_an_unknown_scenario_says_what_was_expected_and_found(url: str) -> None:
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (404, "scenario_unknown")
     assert "something else entirely" in error["message"]
-    assert "known scripts: faults, frob" in error["message"]
+    assert "known scripts: faults, flaky, frob" in error["message"]
 
 
-def test_a_conversation_longer_than_its_script_is_refused(url: str) -> None:
-    response = ask(url, FROB, 2)
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_conversation_longer_than_its_script_is_refused(url: str, dialect: Dialect) -> None:
+    response = ask(url, FROB, 4, dialect=dialect)
     assert (response.status_code, response.json()["error"]["code"]) == (404, "scenario_over")
 
 
-@pytest.mark.parametrize("body", [b"{", b"[]", b'{"messages": []}', b'{"messages": ["x"]}', b'{"messages": "x"}'])
-def test_a_malformed_request_is_a_400(url: str, body: bytes) -> None:
-    response = httpx.post(f"{url}/v1/chat/completions", content=body)
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"model": "m"}', b'{"model": "m", "messages": "x", "input": 7}'])
+def test_a_malformed_request_is_a_400(url: str, dialect: Dialect, content: bytes) -> None:
+    response = httpx.post(f"{url}/v1/{dialect}", content=content)
     assert response.status_code == 400
     assert "expected" in response.json()["error"]["message"]
 
 
-def test_scripted_faults_happen(url: str) -> None:
-    assert ask(url, "everything breaks", 0).status_code == 429
-    unauthorised = ask(url, "everything breaks", 1)
-    assert unauthorised.status_code == 401
-    assert unauthorised.json()["error"]["message"] == "no such key"
-    garbage = ask(url, "everything breaks", 2)
+# --- Faults ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_scripted_errors_happen_in_the_callers_dialect(url: str, dialect: Dialect) -> None:
+    busy = ask(url, "everything breaks", 0, dialect=dialect)
+    assert (busy.status_code, busy.headers["retry-after"]) == (429, "2")
+    assert busy.json()["error"]["type"] == "rate_limit_error"
+    unauthorised = ask(url, "everything breaks", 1, dialect=dialect)
+    assert (unauthorised.status_code, unauthorised.json()["error"]["message"]) == (401, "no such key")
+    assert ask(url, "everything breaks", 4, dialect=dialect).status_code == 500
+    too_long = ask(url, "everything breaks", 5, dialect=dialect)
+    words = "prompt is too long" if dialect is Dialect.MESSAGES else "maximum context length"
+    assert too_long.status_code == 400
+    assert words in too_long.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_garbage_is_no_answer(url: str, dialect: Dialect) -> None:
+    garbage = ask(url, "everything breaks", 2, dialect=dialect)
     assert garbage.status_code == 200
-    with pytest.raises(ValueError, match="Expecting value"):
-        garbage.json()
+    with pytest.raises(ValueError):  # noqa: PT011 -- whatever a reader of the dialect says
+        codec_for(dialect).reply(garbage.content, streamed=False)
+
+
+def test_silence_comes_before_the_answer(url: str) -> None:
     started = time.monotonic()
     assert ask(url, "everything breaks", 3).is_success
     assert time.monotonic() - started >= 0.4
-    assert ask(url, "everything breaks", 4).status_code == 500
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_answer_is_cut_in_its_middle(url: str, dialect: Dialect, *, streamed: bool) -> None:
+    asked = body(dialect, "everything breaks", 6, stream=streamed)
+    got = b""
+    with httpx.stream("POST", f"{url}/v1/{dialect}", json=asked, timeout=30) as response:
+        assert response.status_code == 200
+        try:
+            for part in response.iter_raw():
+                got += part
+            pytest.fail("the answer came to its end")
+        except httpx.RemoteProtocolError:
+            pass
+    if streamed:
+        assert not codec_for(dialect).reply(got, streamed=True).complete
+    else:
+        with pytest.raises(ValueError):  # noqa: PT011 -- half a JSON text
+            json.loads(got)
+    assert httpx.get(f"{url}/health").is_success
+
+
+def test_a_fault_that_passes_is_counted_for_each_caller_and_turn(url: str) -> None:
+    def tries(caller: str, answers: int = 0) -> list[int]:
+        headers = {"X-MegaFlow-Attempt": caller}
+        answers_ = (ask(url, "x", answers, model="scenario-flaky", headers=headers) for _ in range(4))
+        return [response.status_code for response in answers_]
+
+    assert tries("one") == [529, 529, 200, 200]
+    assert tries("two") == [529, 529, 200, 200]
+    assert tries("one") == [200] * 4
+    by_key = {"Authorization": "Bearer sk-one"}
+    assert [ask(url, "x", model="scenario-flaky", headers=by_key).status_code for _ in range(3)] == [529, 529, 200]
+    headers = {"X-MegaFlow-Attempt": "three"}
+    with pytest.raises(httpx.RemoteProtocolError):
+        ask(url, "x", 1, model="scenario-flaky", headers=headers)
+    assert heard(ask(url, "x", 1, model="scenario-flaky", headers=headers)).message["content"] == "Then this"
+
+
+def test_what_is_asked_aside_uses_up_no_tries(url: str) -> None:
+    headers = {"X-MegaFlow-Attempt": "aside"}
+    for _ in range(5):
+        ask(url, "a title, please", model="scenario-flaky", tools=(), headers=headers)
+    assert ask(url, "x", model="scenario-flaky", headers=headers).status_code == 529
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_slow_words_come_one_at_a_time(url: str, dialect: Dialect) -> None:
+    asked = body(dialect, "x", model="scenario-slow", stream=True)
+    started = time.monotonic()
+    with httpx.stream("POST", f"{url}/v1/{dialect}", json=asked, timeout=30) as response:
+        parts = list(response.iter_raw())
+    assert len(parts) >= 5
+    assert time.monotonic() - started >= 0.2
+    assert codec_for(dialect).reply(b"".join(parts), streamed=True).message["content"] == "one two three four"
+
+
+def test_silence_ends_when_the_caller_hangs_up_or_the_engine_stops(tmp_path: Path) -> None:
+    (tmp_path / "silent.yaml").write_text(SCRIPTS["silent"])
+    asked = body(Dialect.MESSAGES, "x", model="replay:silent")
+    with ThreadPoolExecutor(1) as pool:
+        with engine(tmp_path) as url:
+            for _ in range(3):
+                with pytest.raises(httpx.ReadTimeout):
+                    httpx.post(f"{url}/v1/messages", json=asked, timeout=httpx.Timeout(30, read=0.2))
+            waiting = pool.submit(httpx.post, f"{url}/v1/messages", json=asked, timeout=60)
+            assert httpx.get(f"{url}/health").is_success
+        assert waiting.exception(60) is not None or waiting.result().status_code >= 500
 
 
 def test_a_malformed_script_stops_the_engine_with_one_message(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("match: a\nturns: [{comand: ls}]")
     argv = [sys.executable, "-m", "app.model_service.replay", "--port", "0", "--scripts", str(tmp_path)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert done.returncode == SpecInvalid.exit_code
     assert "bad.yaml: turns.0.comand" in done.stderr
     assert "Traceback" not in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import socket
 import stat
@@ -16,15 +17,16 @@ from typing import Any
 import pytest
 
 from app.agents.bridge import serve
-from app.errors import EnvironmentFailed
+from app.errors import DiskFull, EnvironmentFailed
 from app.models.shell import CommandResult
 
 
 class EchoShell:
-    """Answers with what it was asked; `gone` breaks it, `hold` keeps it busy."""
+    """Answers with what it was asked, keeps files; `gone` breaks it, `hold` keeps it busy."""
 
     def __init__(self) -> None:
         self.gone = False
+        self.files: dict[str, tuple[bytes, int]] = {}
         self.hold = threading.Event()
         self.hold.set()
 
@@ -40,14 +42,22 @@ class EchoShell:
         if self.gone:
             raise EnvironmentFailed("the container is gone")
         self.hold.wait(10)
-        said = json.dumps([command, cwd, dict(env or {}), timeout_s]).encode()
+        said = stdin if stdin is not None else json.dumps([command, cwd, dict(env or {}), timeout_s]).encode()
         return CommandResult(3, said, b"\xff!", timed_out=False, truncated=True, duration_s=0.5)
 
     def put(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
-        raise NotImplementedError
+        if path.startswith("/full"):
+            raise DiskFull("no space left")
+        self.files[path] = (content, mode)
 
     def get(self, path: str) -> bytes:
-        raise NotImplementedError
+        if self.gone:
+            raise EnvironmentFailed("the container is gone")
+        if path == "/huge":
+            return bytes(60 << 20)
+        if path not in self.files:
+            raise FileNotFoundError(path)
+        return self.files[path][0]
 
     def put_tree(self, archive: bytes, path: str) -> None:
         raise NotImplementedError
@@ -107,7 +117,17 @@ def test_an_environment_that_is_gone_is_a_fault_and_kept_for_the_caller() -> Non
         assert isinstance(bridge.fault, EnvironmentFailed)
 
 
-@pytest.mark.parametrize("raw", [b"", b"\x00", b"\xff\xff\xff\xff", b"\x00\x00\x00\x02[]", b"\x00\x00\x00\x01{"])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\x00",
+        b"\xff\xff\xff\xff",
+        b"\x00\x00\x00\x02[]",
+        b"\x00\x00\x00\x01{",
+        struct.pack(">I", 200_000) + b"[" * 200_000,
+    ],
+)
 def test_nonsense_on_the_wire_harms_nobody_else(raw: bytes) -> None:
     with serve(EchoShell()) as bridge:
         with socket.socket(socket.AF_UNIX) as connection:
@@ -119,10 +139,69 @@ def test_nonsense_on_the_wire_harms_nobody_else(raw: bytes) -> None:
         assert bridge.fault is None
 
 
-def test_a_request_without_a_command_is_told_so() -> None:
+def test_hello_tells_the_protocol_and_refuses_another() -> None:
     with serve(EchoShell()) as bridge:
-        assert "command" in ask(bridge.address, cwd="/")["fault"]
+        assert ask(bridge.address, hello="megaflow-bridge/1") == {
+            "hello": "megaflow-bridge/1",
+            "longest_frame": 64 << 20,
+        }
+        assert "megaflow-bridge/1" in ask(bridge.address, hello="megaflow-bridge/2")["error"]
+
+
+def test_files_go_in_and_come_out_as_they_are() -> None:
+    shell, content = EchoShell(), bytes(range(256))
+    with serve(shell) as bridge:
+        assert ask(bridge.address, put="/a b/c", content=base64.b64encode(content).decode(), mode=0o755) == {
+            "put": "/a b/c"
+        }
+        assert shell.files == {"/a b/c": (content, 0o755)}
+        assert base64.b64decode(ask(bridge.address, get="/a b/c")["content"]) == content
+
+
+def test_a_command_may_have_an_input() -> None:
+    with serve(EchoShell()) as bridge:
+        assert ask(bridge.address, command="cat", stdin=base64.b64encode(b"in").decode())["output"] == "in\ufffd!"
+
+
+@pytest.mark.parametrize(
+    ("request_", "complaint"),
+    [
+        ({"cwd": "/"}, "command"),
+        ({}, "none"),
+        ({"command": 1}, "'command'"),
+        ({"command": "a\0b"}, "NUL"),
+        ({"command": "ls", "cwd": 1}, "'cwd'"),
+        ({"command": "ls", "env": ["A"]}, "'env'"),
+        ({"command": "ls", "env": {"A": 1}}, "'env'"),
+        ({"command": "ls", "env": {"A=B": "1"}}, "'env'"),
+        ({"command": "ls", "timeout_s": "soon"}, "'timeout_s'"),
+        ({"command": "ls", "timeout_s": -1}, "'timeout_s'"),
+        ({"command": "ls", "timeout_s": float("nan")}, "'timeout_s'"),
+        ({"command": "ls", "stdin": "not base64!"}, "'stdin'"),
+        ({"put": "/x"}, "'content'"),
+        ({"put": "relative", "content": ""}, "'put'"),
+        ({"put": "/", "content": ""}, "'put'"),
+        ({"put": "/x", "content": "", "mode": "rwx"}, "'mode'"),
+        ({"put": "/full/x", "content": ""}, "no space left"),
+        ({"get": "/absent"}, "FileNotFoundError"),
+        ({"get": "/huge"}, "at most"),
+    ],
+)
+def test_what_cannot_be_done_is_told_and_the_environment_is_still_there(
+    request_: dict[str, Any], complaint: str
+) -> None:
+    with serve(EchoShell()) as bridge:
+        assert complaint in ask(bridge.address, **request_)["error"]
         assert bridge.fault is None
+        assert ask(bridge.address, command="ls")["exit_code"] == 3
+
+
+def test_a_gone_environment_is_a_fault_for_files_too() -> None:
+    shell = EchoShell()
+    shell.gone = True
+    with serve(shell) as bridge:
+        assert "the container is gone" in ask(bridge.address, get="/x")["fault"]
+        assert isinstance(bridge.fault, EnvironmentFailed)
 
 
 def test_leaving_does_not_wait_for_a_command_without_end() -> None:

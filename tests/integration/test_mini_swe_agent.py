@@ -1,4 +1,4 @@
-"""mini-swe-agent itself, in its own environment, against a scripted model and a real repository."""
+"""What is mini-swe-agent's own: its trajectory, its words, its commands. How it ends is the agents' contract's."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ import pytest
 from pydantic import SecretStr
 
 from app.agents.base import AgentJob, ModelEndpoint
-from app.agents.installation import ensure
+from app.agents.framework import Ended, Stop
+from app.agents.installation import Installer
 from app.agents.mini_swe_agent import adapter
-from app.agents.mini_swe_agent.adapter import MiniSweAgent
-from app.errors import AgentFailed, AgentUnavailable, EnvironmentFailed
+from app.agents.mini_swe_agent.adapter import ENDINGS, MiniSweAgent
+from app.agents.running import FrameworkAgent
+from app.errors import AgentFailed, EnvironmentFailed
 from app.models.endings import EndReason
 from app.models.shell import CommandResult
 from app.models.spec import Limits
-
-pytestmark = [pytest.mark.agents]
 
 KEY = "sk-a-secret-that-must-not-leak-0123456789"
 BUG = "def total(items):\n    return sum(items[:-1])\n"
@@ -43,38 +43,12 @@ turns:
   - {thought: Off by one, command: "sed -i 's/items\\\\[:-1\\\\]/items/' cart.py && git diff"}
   - {thought: Done., submit: true}
 """,
-    "refused": f"""
-match: the key is refused
-turns:
-  - {{status: 401, message: "Incorrect API key provided: {KEY}"}}
-""",
-    "context": """
-match: the conversation is too long
-turns:
-  - {status: 400, message: "This model's maximum context length is 8 tokens."}
-""",
-    "garbage": """
-match: the endpoint answers rubbish
-turns:
-  - {garbage: true}
-""",
-    "broken": """
-match: the endpoint breaks down
-turns:
-  - {status: 500}
-""",
     "words": """
 match: the model only talks
 turns:
   - {thought: one}
   - {thought: two}
   - {thought: three}
-""",
-    "slow_model": """
-match: the model takes its time
-turns:
-  - {command: "echo started > started.txt"}
-  - {delay_s: 60, submit: true}
 """,
     "slow_command": """
 match: a command takes its time
@@ -205,8 +179,8 @@ def tools() -> Path:
 
 
 @pytest.fixture
-def agent(tools: Path) -> MiniSweAgent:
-    made = MiniSweAgent(tools, model_timeout_s=60, model_attempts=2)
+def agent(tools: Path) -> FrameworkAgent:
+    made = FrameworkAgent(MiniSweAgent(Installer(tools), call_timeout_s=60, call_attempts=2))
     made.check()
     return made
 
@@ -245,36 +219,21 @@ def job(tmp_path: Path, repository: Path, base_url: str) -> AgentJob:
     )
 
 
-def about(job: AgentJob, description: str) -> AgentJob:
-    return replace(job, description=description)
-
-
-def processes_of(scratch: Path) -> list[int]:
-    """Processes that were started with the scratch folder in their environment."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and str(scratch).encode() in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
-
-
 def kept(scratch: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in scratch.rglob("*") if path.is_file()}
 
 
-def test_it_solves_a_bug_and_leaves_its_evidence(
-    agent: MiniSweAgent, job: AgentJob, shell: HostShell, repository: Path
+@pytest.mark.agents
+def test_it_solves_a_bug_leaves_its_trajectory_and_keeps_the_key_to_itself(
+    agent: FrameworkAgent, job: AgentJob, shell: HostShell, repository: Path
 ) -> None:
     report = agent.run(job, shell, Token())
     assert report.end_reason is EndReason.SUBMITTED, report
     assert (repository / "cart.py").read_text() == FIXED
     assert report.steps == 4
     assert report.usage["prompt_tokens"] > report.usage["completion_tokens"] > 0
-    assert report.trajectory is not None
-    told = json.loads(report.trajectory.read_text())
+    assert report.files is not None
+    told = json.loads((report.files / "mini.traj.json").read_text())
     assert told["info"]["exit_status"] == "Submitted"
     assert told["trajectory_format"] == "mini-swe-agent-1.1"
     assert job.description in told["messages"][1]["content"]
@@ -283,165 +242,92 @@ def test_it_solves_a_bug_and_leaves_its_evidence(
     assert (seen[1]["extra"]["returncode"], seen[1]["extra"]["raw_output"]) == (3, "to-stderr\n")
     assert report.log is not None
     assert "Off by one" in report.log.read_text()
-    assert processes_of(job.scratch) == []
-
-
-def test_the_key_is_neither_in_the_evidence_nor_in_the_environment(
-    agent: MiniSweAgent, job: AgentJob, shell: HostShell, repository: Path
-) -> None:
-    agent.run(job, shell, Token())
-    seen = (repository / "seen.txt").read_text()
-    assert "PAGER=cat" in seen
-    assert KEY not in seen
-    assert "OPENAI" not in seen
+    inside = (repository / "seen.txt").read_text()
+    assert "PAGER=cat" in inside
+    assert KEY not in inside
+    assert "OPENAI" not in inside
     assert [path for path, content in kept(job.scratch).items() if KEY.encode() in content] == []
 
 
-@pytest.mark.slow
-def test_an_endpoint_that_is_down_is_a_model_error_in_bounded_time(
-    tools: Path, job: AgentJob, shell: HostShell
+@pytest.mark.agents
+def test_a_model_that_only_talks_is_an_agent_error(agent: FrameworkAgent, job: AgentJob, shell: HostShell) -> None:
+    report = agent.run(replace(job, description="the model only talks"), shell, Token())
+    assert report.end_reason is EndReason.AGENT_ERROR
+    assert "RepeatedFormatError" in report.detail
+
+
+@pytest.mark.agents
+def test_a_task_without_a_script_ends_at_once_and_says_so(
+    agent: FrameworkAgent, job: AgentJob, shell: HostShell
 ) -> None:
-    nobody = ModelEndpoint(f"http://127.0.0.1:{free_port()}/v1", "replay")
-    started = time.monotonic()
-    report = MiniSweAgent(tools).run(replace(job, model=nobody), shell, Token())
-    assert report.end_reason is EndReason.MODEL_ERROR, report
-    assert time.monotonic() - started < 60
-
-
-def test_a_refused_key_is_a_model_error_at_once_and_not_quoted(
-    agent: MiniSweAgent, job: AgentJob, shell: HostShell
-) -> None:
-    report = agent.run(about(job, "the key is refused"), shell, Token())
-    assert report.end_reason is EndReason.MODEL_ERROR, report
-    assert "AuthenticationError" in report.detail
-    assert "[api key]" in report.detail
-    assert KEY not in report.detail
-    assert [path for path, content in kept(job.scratch).items() if KEY.encode() in content] == []
-
-
-@pytest.mark.parametrize(
-    ("description", "reason"),
-    [
-        ("the endpoint answers rubbish", EndReason.MODEL_ERROR),
-        ("the endpoint breaks down", EndReason.MODEL_ERROR),
-        ("the conversation is too long", EndReason.CONTEXT_EXHAUSTED),
-        ("the model only talks", EndReason.AGENT_ERROR),
-    ],
-)
-def test_endings_by_name(
-    agent: MiniSweAgent, job: AgentJob, shell: HostShell, description: str, reason: EndReason
-) -> None:
-    report = agent.run(about(job, description), shell, Token())
-    assert report.end_reason is reason, report
-    assert report.detail
-    assert report.trajectory is not None
-
-
-def test_a_task_without_a_script_ends_at_once_and_says_so(agent: MiniSweAgent, job: AgentJob, shell: HostShell) -> None:
-    report = agent.run(about(job, "no script knows this task"), shell, Token())
+    report = agent.run(replace(job, description="no script knows this task"), shell, Token())
     assert report.end_reason is EndReason.MODEL_ERROR
     assert "NotFoundError" in report.detail, report  # which mini-swe-agent does not try again
-    assert "known scripts" in report.detail
+    assert "add a script for this task" in report.detail
 
 
-def test_the_step_limit_ends_it(agent: MiniSweAgent, job: AgentJob, shell: HostShell) -> None:
-    report = agent.run(replace(job, limits=Limits(max_steps=2)), shell, Token())
-    assert (report.end_reason, report.steps) == (EndReason.STEP_LIMIT, 2)
-
-
-def test_its_time_limit_ends_it(agent: MiniSweAgent, job: AgentJob, shell: HostShell, repository: Path) -> None:
-    slow = replace(about(job, "the model takes its time"), limits=Limits(agent_timeout_s=9))
-    started = time.monotonic()
+@pytest.mark.agents
+def test_a_command_over_its_limit_is_an_observation(agent: FrameworkAgent, job: AgentJob, shell: HostShell) -> None:
+    slow = replace(job, description="a command takes its time", limits=Limits(command_timeout_s=1))
     report = agent.run(slow, shell, Token())
-    assert report.end_reason is EndReason.AGENT_TIMEOUT
-    assert time.monotonic() - started < 15
-    assert report.trajectory is not None
-    assert processes_of(job.scratch) == []
-
-
-def test_a_command_over_its_limit_is_an_observation(agent: MiniSweAgent, job: AgentJob, shell: HostShell) -> None:
-    limits = Limits(command_timeout_s=1)
-    report = agent.run(replace(about(job, "a command takes its time"), limits=limits), shell, Token())
     assert report.end_reason is EndReason.SUBMITTED, report
-    assert report.trajectory is not None
-    assert "did not end within 1 seconds" in report.trajectory.read_text()
+    assert report.files is not None
+    assert "did not end within 1 seconds" in (report.files / "mini.traj.json").read_text()
 
 
-@pytest.mark.parametrize("description", ["the model takes its time", "a command takes its time"])
-def test_a_cancel_ends_the_whole_tree(
-    agent: MiniSweAgent, job: AgentJob, shell: HostShell, repository: Path, description: str
+@pytest.mark.agents
+def test_an_environment_that_goes_away_is_raised_as_such(
+    agent: FrameworkAgent, job: AgentJob, shell: HostShell
 ) -> None:
-    token = Token()
-
-    def cancel_when_working() -> None:
-        wait_until((repository / "started.txt").exists)
-        assert processes_of(job.scratch) != []
-        token.cancel()
-
-    canceller = threading.Thread(target=cancel_when_working)
-    canceller.start()
-    started = time.monotonic()
-    report = agent.run(about(job, description), shell, token)
-    canceller.join()
-    assert report.end_reason is EndReason.CANCELLED
-    assert time.monotonic() - started < 25
-    assert processes_of(job.scratch) == []
-
-
-def test_a_job_cancelled_before_it_starts_ends_at_once(agent: MiniSweAgent, job: AgentJob, shell: HostShell) -> None:
-    token = Token()
-    token.cancel()
-    assert agent.run(job, shell, token).end_reason is EndReason.CANCELLED
-
-
-def test_an_environment_that_goes_away_is_raised_as_such(agent: MiniSweAgent, job: AgentJob, shell: HostShell) -> None:
     shell.gone = True
     with pytest.raises(EnvironmentFailed, match="the container is gone"):
         agent.run(job, shell, Token())
 
 
-def test_a_job_without_a_model_is_refused(agent: MiniSweAgent, job: AgentJob, shell: HostShell) -> None:
+@pytest.mark.agents
+def test_a_job_without_a_model_is_refused(agent: FrameworkAgent, job: AgentJob, shell: HostShell) -> None:
     with pytest.raises(AgentFailed, match="expected a model"):
         agent.run(replace(job, model=None), shell, Token())
 
 
-def test_processes_that_ask_at_the_same_time_install_once(tmp_path: Path) -> None:
-    lock = tmp_path / "requirements.lock"
-    lock.write_text("# nothing\n")
-    program = (
-        "import sys; from pathlib import Path; from app.agents.installation import ensure;"
-        "print(ensure(Path(sys.argv[1]), 'nothing', Path(sys.argv[2]), first_use=('-c', 'pass')))"
-    )
-    argv = [sys.executable, "-c", program, str(tmp_path / "tools"), str(lock)]
-    asking = [subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    said = [process.communicate(timeout=60)[0] for process in asking]
-    assert [process.returncode for process in asking] == [0, 0, 0]
-    assert sum(output.count("agent.installing") for output in said) == 1
-    assert len({output.splitlines()[-1] for output in said}) == 1
+# --- What its endings mean, without it ------------------------------------------------------------------------------
 
 
-def test_what_was_left_half_installed_is_made_anew(tmp_path: Path) -> None:
-    lock = tmp_path / "requirements.lock"
-    lock.write_text("# nothing\n")
-    venv = ensure(tmp_path / "tools", "nothing", lock)
-    (venv / ".complete").unlink()
-    (venv / "rubble").touch()
-    assert ensure(tmp_path / "tools", "nothing", lock) == venv
-    assert not (venv / "rubble").exists()
-    lock.write_text("# something else\n")
-    assert ensure(tmp_path / "tools", "nothing", lock) != venv
+@pytest.fixture
+def ended(tmp_path: Path) -> Ended:
+    for name in ("stdout", "stderr"):
+        (tmp_path / name).write_text(f"the end of {name}\n")
+    (tmp_path / "home").mkdir()
+    return Ended(Stop.ITSELF, 0, tmp_path / "stdout", tmp_path / "stderr", tmp_path / "home")
 
 
-def test_what_cannot_be_installed_is_refused_with_the_reason(tmp_path: Path) -> None:
-    lock = tmp_path / "requirements.lock"
-    lock.write_text("this is not a requirement at all\n")
-    with pytest.raises(AgentUnavailable, match=r"expected .* to succeed; found exit code"):
-        ensure(tmp_path / "tools", "nothing", lock)
-    with pytest.raises(AgentUnavailable, match="expected its lock file"):
-        ensure(tmp_path / "tools", "nothing", tmp_path / "absent.lock")
-    lock.write_text("# nothing\n")
-    with pytest.raises(AgentUnavailable, match="no such framework"):
-        ensure(tmp_path / "tools", "nothing", lock, first_use=("-c", "raise SystemExit('no such framework')"))
+@pytest.mark.parametrize("word", [word for word in ENDINGS if word.isidentifier() and word != "killed"])
+def test_every_word_of_its_trajectory_means_what_the_table_says(ended: Ended, word: str) -> None:
+    stats = {"model_stats": {"api_calls": 2}}
+    last = {"role": "exit", "extra": {"exit_status": word, "exception_str": "why"}}
+    found = MiniSweAgent(Installer(ended.home))
+    (ended.home / "mini.traj.json").write_text(json.dumps({"info": {"exit_status": word, **stats}, "messages": [last]}))
+    told = found.ending(ended)
+    assert (told.reason, told.steps) == (ENDINGS[word], 2)
+    assert (told.detail == "") == (word == "Submitted")
+
+
+@pytest.mark.parametrize(
+    "told", [[], {}, {"info": []}, {"info": {}}, {"info": {"exit_status": ""}}, {"info": {"model_stats": 3}}]
+)
+def test_a_trajectory_without_an_end_is_an_agent_error_with_what_it_wrote(ended: Ended, told: object) -> None:
+    (ended.home / "mini.traj.json").write_text(json.dumps(told))
+    found = MiniSweAgent(Installer(ended.home)).ending(ended)
+    assert found.reason is EndReason.AGENT_ERROR
+    assert "the end of stderr" in found.detail
+
+
+def test_an_unknown_exception_is_an_agent_error_and_a_kill_is_not_its_doing(ended: Ended) -> None:
+    (ended.home / "mini.traj.json").write_text(json.dumps({"info": {"exit_status": "ZeroDivisionError"}}))
+    framework = MiniSweAgent(Installer(ended.home))
+    assert framework.ending(ended).reason is EndReason.AGENT_ERROR
+    (ended.home / "mini.traj.json").unlink()
+    assert framework.ending(replace(ended, returncode=-9)).reason is EndReason.INFRASTRUCTURE
 
 
 def test_the_version_that_is_named_is_the_one_that_is_locked() -> None:

@@ -55,6 +55,7 @@ def settings(home_folder: Path) -> Iterator[Settings]:
         broker_url=None,
         flower_port=_free_port(),
         replay_port=_free_port(),
+        gateway_port=_free_port(),
     )
     yield chosen
     lifecycle.down(chosen, _nothing, purge=True, table=_servers)
@@ -102,7 +103,9 @@ def test_the_whole_stack_comes_up_and_the_doctor_finds_it_well(settings: Setting
     looked_at = {check.name: check for check in doctor.checks(settings)}
     for name in ("python", "uv", "ports", "stack", "postgresql", "migrations", "redis", "artifacts"):
         assert looked_at[name].level == "ok", looked_at[name]
-    assert set(lifecycle.down(settings, _nothing).programs) == set(found.programs)
+    stopped = lifecycle.down(settings, _nothing).programs
+    assert set(stopped) == set(found.programs)
+    assert stopped.index("nursery") < stopped.index("gateway") < stopped.index("postgres")
     assert leftovers.processes(settings) == []
 
 

@@ -42,5 +42,7 @@ def test_only_the_agents_own_failure_is_a_result_among_station_errors() -> None:
 
 
 def test_permanent_faults_are_refusals_not_outages() -> None:
+    assert not any(issubclass(errors.AgentUnavailable, kind) for kind in PERMANENT)
+    assert any(issubclass(errors.AgentNotSetUp, kind) for kind in PERMANENT)
     assert not any(issubclass(errors.EngineUnavailable, kind) for kind in PERMANENT)
     assert not any(issubclass(errors.ImageUnavailable, kind) for kind in PERMANENT)

@@ -1,4 +1,4 @@
-"""Scripts: what is refused at the door, which one a conversation belongs to, how a turn is put."""
+"""Scripts: what is refused at the door, which one a conversation belongs to, which turn is due."""
 
 from __future__ import annotations
 
@@ -8,19 +8,9 @@ from typing import Any
 import pytest
 
 from app.errors import SpecInvalid
-from app.model_service.script import (
-    ReplayError,
-    Script,
-    Turn,
-    choose,
-    count_tokens,
-    load_scripts,
-    render,
-    task_text,
-)
-
-BASH_TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"properties": {"command": {}}}}}
-OTHER_TOOL = {"type": "function", "function": {"name": "think", "parameters": {"properties": {"idea": {}}}}}
+from app.model_service.replay.conversation import call_id, choose, told, turn_due
+from app.model_service.replay.scenes import estimated
+from app.model_service.replay.script import ReplayError, Script, Turn, load_scripts
 
 GOOD = """
 match: the frobnicator drops the last item
@@ -39,8 +29,13 @@ def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-def assistant() -> dict[str, Any]:
-    return {"role": "assistant", "content": "", "tool_calls": []}
+def assistant(*ids: str, text: str = "") -> dict[str, Any]:
+    calls = [{"id": one, "name": "bash", "arguments": "{}"} for one in ids]
+    return {"role": "assistant", "content": text, "tool_calls": calls}
+
+
+def result() -> dict[str, Any]:
+    return {"role": "tool", "content": "output", "tool_call_id": "x"}
 
 
 def refused(folder: Path, content: str) -> str:
@@ -74,6 +69,12 @@ def test_an_unknown_key_is_refused_with_file_and_field(tmp_path: Path) -> None:
         ("match: a\nturns: [{status: 200}]", "turns.0.status"),
         ("match: a\nturns: [{thought: x, delay_s: -1}]", "turns.0.delay_s"),
         ("match: a\nturns: [{command: ls, message: x}]", "turns.0"),
+        ("match: a\nturns: [{status: 429, command: ls}]", "times"),
+        ("match: a\nturns: [{status: 429, garbage: true}]", "turns.0"),
+        ("match: a\nturns: [{status: 429, times: 2}]", "follows"),
+        ("match: a\nturns: [{command: ls, times: 2}]", "times"),
+        ("match: a\nturns: [{command: ls, retry_after_s: 2}]", "retry_after_s"),
+        ("match: a\nturns: [{cut: true}]", "turns.0"),
         ("- a list", "list"),
         ("match: [", "YAML"),
     ],
@@ -87,6 +88,20 @@ def test_two_scripts_that_one_text_could_match_are_refused(tmp_path: Path) -> No
     (tmp_path / "b.yaml").write_text("match: frob drops  the\n  last item\nturns: [{submit: true}]")
     with pytest.raises(SpecInvalid, match=r"b\.yaml.*overlaps.*a\.yaml"):
         load_scripts([tmp_path])
+
+
+def test_two_scripts_of_one_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("name: x\nmatch: one\nturns: [{submit: true}]")
+    (tmp_path / "b.yaml").write_text("name: x\nmatch: null\nturns: [{submit: true}]")
+    with pytest.raises(SpecInvalid, match=r"b\.yaml.*name of its own"):
+        load_scripts([tmp_path])
+
+
+def test_faults_that_pass_are_followed_by_their_answer(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("match: null\nturns: [{status: 429, retry_after_s: 1, times: 2, command: ls}]")
+    (loaded,) = load_scripts([tmp_path])
+    assert loaded.match is None
+    assert (loaded.turns[0].refuses, loaded.turns[0].answers) == (True, True)
 
 
 def test_folders_without_a_script_are_refused(tmp_path: Path) -> None:
@@ -103,14 +118,37 @@ def test_line_breaks_do_not_hinder_a_match() -> None:
 
 
 def test_the_turn_is_the_number_of_answers_so_far() -> None:
-    messages = [user("abc"), assistant(), {"role": "tool", "content": "x"}]
+    messages = [user("abc"), assistant("x"), result()]
     assert choose([script("abc")], messages)[1] == 1
     assert choose([script("abc")], messages)[1] == 1
 
 
-def test_a_sentence_in_a_later_message_does_not_choose_the_script() -> None:
-    messages = [user("abc"), assistant(), user("output quoting xyz")]
+def test_the_ids_of_calls_tell_the_turn_whatever_became_of_the_messages() -> None:
+    first, second = call_id(0, 0), call_id(1, 0)
+    plain = [user("abc"), assistant(first), result(), assistant(second), result()]
+    split = [user("abc"), assistant(text="hm"), assistant(first), result(), assistant(second), assistant(text="more")]
+    merged = [user("abc"), assistant(first, second), result(), result()]
+    dropped = [user("abc"), user("(earlier messages were left out)"), assistant(second), result()]
+    assert [turn_due(one) for one in (plain, split, merged, dropped)] == [2, 2, 2, 2]
+
+
+def test_a_reply_in_plain_words_is_a_turn_too() -> None:
+    messages = [user("abc"), assistant(text="hm"), user("use a tool"), assistant(call_id(1, 0)), result()]
+    assert [turn_due(messages[:3]), turn_due(messages)] == [1, 2]
+
+
+def test_what_the_assistant_is_made_to_say_before_the_task_is_no_turn() -> None:
+    messages = [user("These are your surroundings."), assistant(text="Got it."), user("abc")]
+    assert choose([script("abc")], messages)[1] == 0
+    assert choose([script("abc")], [*messages, assistant(call_id(0, 0)), result()])[1] == 1
+
+
+@pytest.mark.parametrize("answer", [assistant("x"), assistant(text="```bash\nls\n```")])
+def test_a_sentence_in_the_output_of_a_command_does_not_choose_the_script(answer: dict[str, Any]) -> None:
+    messages = [user("abc"), answer, user("output quoting xyz")]
     assert choose([script("abc"), script("xyz", name="two")], messages)[0].name == "one"
+    with pytest.raises(ReplayError, match="contains the match sentence"):
+        choose([script("xyz")], messages)
 
 
 def test_content_in_parts_is_searched() -> None:
@@ -130,46 +168,23 @@ def test_past_the_last_turn_is_an_error_that_names_the_script() -> None:
     assert caught.value.code == "scenario_over"
 
 
+def test_a_submission_may_be_wanted_again_but_not_for_ever() -> None:
+    submitting = Script(match="abc", turns=(Turn(submit=True),), name="one")
+    again = [user("abc"), assistant(call_id(0, 0)), user("Look over it, then submit once more")]
+    assert choose([submitting], again)[1] == 1
+    with pytest.raises(ReplayError, match="request for turn 4"):
+        choose([submitting], [user("abc"), assistant(call_id(2, 0)), user("and again")])
+
+
 def test_a_text_that_two_scripts_match_is_an_error() -> None:
     with pytest.raises(ReplayError, match="one, two"):
         choose([script("abc"), script("xyz", name="two")], [user("abc and xyz")])
 
 
-def test_a_command_calls_the_tool_that_takes_one() -> None:
-    reply = render(Turn(thought="hm", command="ls"), task="", tools=[OTHER_TOOL, BASH_TOOL])
-    assert (reply.text, reply.tool, reply.commands) == ("hm", "bash", ("ls",))
-
-
-def test_tools_without_a_command_parameter_are_refused_by_name() -> None:
-    with pytest.raises(ReplayError, match="think"):
-        render(Turn(command="ls"), task="", tools=[OTHER_TOOL])
-
-
-def test_without_tools_a_command_becomes_the_fenced_block_that_the_prompt_names() -> None:
-    turn = Turn(thought="hm", command="ls")
-    assert render(turn, task="", tools=[]).text == "hm\n\n```bash\nls\n```"
-    named = render(turn, task="like this: ```mswea_bash_command\nls\n```", tools=[])
-    assert named.text == "hm\n\n```mswea_bash_command\nls\n```"
-
-
-def test_submitting_follows_what_the_prompt_asks_for() -> None:
-    submit = Turn(submit=True)
-    plain = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
-    assert render(submit, task=f"issue `{plain}`", tools=[BASH_TOOL]).commands == (plain,)
-    with_patch = f"{plain} && cat patch.txt"
-    assert render(submit, task=with_patch, tools=[BASH_TOOL]).commands == ("git diff > patch.txt", with_patch)
-    assert f"git diff > patch.txt && {with_patch}" in render(submit, task=with_patch, tools=[]).text
-
-
-def test_a_turn_of_plain_words_calls_nothing() -> None:
-    reply = render(Turn(thought="I am thinking"), task="", tools=[BASH_TOOL])
-    assert (reply.tool, reply.commands) == (None, ())
-
-
 def test_the_task_is_told_before_the_first_answer() -> None:
     messages = [{"role": "system", "content": "s"}, user("u"), assistant(), user("later")]
-    assert task_text(messages) == "s\nu"
+    assert told(messages) == "s\nu"
 
 
 def test_tokens_are_estimated_and_never_none() -> None:
-    assert [count_tokens(""), count_tokens("abcd"), count_tokens("abcde")] == [1, 1, 2]
+    assert [estimated(0), estimated(4), estimated(5)] == [1, 1, 2]

@@ -15,7 +15,7 @@ import pytest
 from app.environments.base import Tags
 from app.environments.host_slots import HostGate
 from app.environments.warm import AheadGate, Keeper, Key, Warm, Wish, ahead, keeper, wire
-from app.errors import DatabaseUnavailable, EnvironmentFailed
+from app.errors import AgentUnavailable, DatabaseUnavailable, EnvironmentFailed
 from app.models.spec import Bundle, Compose, EnvironmentKind, EnvironmentSpec, Network, Resources, Reuse
 from tests.services import short_folder
 from tests.unit.warm_fake import FakeEnvironment, FakeProvider, World, an_attempts
@@ -259,6 +259,16 @@ def test_one_that_found_no_place_is_tried_again_soon(home: Path, world: World, p
         until(lambda: images(world, provider) == ["a"])
 
 
+def test_one_whose_tool_is_not_installed_yet_is_tried_again_when_it_may_be(
+    home: Path, world: World, provider: FakeProvider
+) -> None:
+    provider.broken["a"] = AgentUnavailable("not installed yet")
+    with keeping(home, provider, Queue("a", "b")):
+        until(lambda: images(world, provider) == ["b"])
+        del provider.broken["a"]
+        until(lambda: sorted(images(world, provider)) == ["a", "b"])
+
+
 def test_when_no_place_is_free_nothing_else_asks_for_one_either(
     home: Path, world: World, provider: FakeProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -475,6 +485,7 @@ def test_what_changed_while_it_was_made_does_not_outlive_its_keeper(home: Path, 
     "change",
     [
         {"setup": ("make",)},
+        {"tools": ("an-agent",)},
         {"env": {"A": "b"}},
         {"workdir": "/elsewhere"},
         {"network": Network.OPEN},

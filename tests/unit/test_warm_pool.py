@@ -6,6 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -119,6 +120,35 @@ def test_a_dead_one_is_not_handed_out_again(
     pool.release(used, reuse=True)
     del world.alive[used.id]
     assert acquire()[0] is not used
+
+
+def test_one_with_another_version_of_a_tool_is_not_used_again(
+    pool: EnvironmentPool, provider: FakeProvider, acquire: Acquire
+) -> None:
+    spec = PLAIN.model_copy(update={"tools": ("agent",)})
+    old, _ = acquire(spec)
+    pool.release(old, reuse=True)
+    provider.tools["agent"] = "2"
+    new, origin = acquire(spec)
+    assert (new is not old, origin) == (True, Origin.FRESH)
+    pool.release(new, reuse=True)
+    assert acquire(spec) == (new, Origin.RECYCLED)
+
+
+def test_one_whose_tool_was_replaced_while_it_was_made_fits_whoever_wants_the_new_one(
+    pool: EnvironmentPool, provider: FakeProvider, acquire: Acquire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = PLAIN.model_copy(update={"tools": ("agent",)})
+    create = provider.create
+
+    def replaced_meanwhile(*given: Any, **named: Any) -> FakeEnvironment:
+        provider.tools["agent"] = "2"
+        return create(*given, **named)
+
+    monkeypatch.setattr(provider, "create", replaced_meanwhile)
+    used, _ = acquire(spec)
+    pool.release(used, reuse=True)
+    assert acquire(spec) == (used, Origin.RECYCLED)
 
 
 # --- Shared ---------------------------------------------------------------------------------------------------------

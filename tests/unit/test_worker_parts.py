@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import io
+import subprocess
+import sys
+import tarfile
 import threading
 from pathlib import Path
+
+import pytest
+import zstandard
 
 from app.agents.base import AgentReport
 from app.artifacts import open_store
 from app.grading.base import Grade
 from app.models.endings import EndReason
 from app.models.outcome import ArtifactKind, Verdict
+from app.settings import Settings
 from app.workers.evidence import Evidence
 from app.workers.lease import StopToken
+from app.workers.stations import workshop_of
 
 
 def test_a_callback_is_called_once_when_told_to_stop_and_at_once_when_late() -> None:
@@ -54,7 +63,7 @@ def test_every_kind_of_evidence_is_stored_or_its_absence_explained(tmp_path: Pat
     assert set(stored) == set(ArtifactKind)
     assert stored[ArtifactKind.AGENT_LOG].size_bytes == 5
     assert stored[ArtifactKind.PATCH].size_bytes == 0
-    assert stored[ArtifactKind.TRAJECTORY].missing == "this agent wrote none"
+    assert stored[ArtifactKind.TRAJECTORY].missing == "this agent called no model"
     assert stored[ArtifactKind.VERDICT].missing == "the attempt did not get that far"
 
 
@@ -66,3 +75,55 @@ def test_secrets_are_blotted_out_of_what_is_stored(tmp_path: Path) -> None:
     key = stored[ArtifactKind.TEST_REPORT].key
     assert key is not None
     assert store.get(key) == b"key [redacted] leaked"
+
+
+def test_an_agents_own_files_are_kept_without_secrets_and_what_is_too_large_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.workers.evidence._MOST_FILES_BYTES", 1000)
+    home = tmp_path / "home"
+    (home / "state").mkdir(parents=True)
+    (home / "state" / "session.jsonl").write_text("the key mf-123 was used")
+    (home / "large.bin").write_bytes(b"x" * 2000)
+    (home / "link").symlink_to("/etc/passwd")
+    evidence = Evidence()
+    evidence.of_agent(AgentReport(EndReason.SUBMITTED, files=home))
+    store = open_store(f"file://{tmp_path}/store")
+    stored = {a.kind: a for a in evidence.store(store, "runs/r/t/1", redact=["mf-123"])}
+    key = stored[ArtifactKind.AGENT_FILES].key
+    assert key is not None
+    with tarfile.open(fileobj=io.BytesIO(zstandard.decompress(store.get(key)))) as archive:
+        found = {entry.name: archive.extractfile(entry).read() for entry in archive}  # type: ignore[union-attr]
+    assert found == {
+        "state/session.jsonl": b"the key [redacted] was used",
+        "LEFT-OUT.txt": b"large.bin: 2000 bytes",
+    }
+
+
+@pytest.mark.parametrize("library", ["urllib", "httpx", "requests"])
+def test_no_agent_is_sent_to_the_gateway_by_a_proxy(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked of the libraries themselves, in a process with an agent's environment."""
+    for name in ("NO_PROXY", "no_proxy", "http_proxy", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://proxy.example.org:3128")
+    monkeypatch.setenv("NO_PROXY", "inner.example.org")
+    env = workshop_of(Settings(home=tmp_path, gateway_url="http://gateway:8766")).process_env
+    hosts = ["gateway:8766", "127.0.0.1:8766", "localhost:1", "inner.example.org", "elsewhere.example.org"]
+    ways = {
+        "urllib": "import urllib.request as r; by = lambda host: not r.proxy_bypass(host)",
+        "httpx": "import httpx; c = httpx.Client()\n"
+        "by = lambda host: c._transport_for_url(httpx.URL('http://' + host)) is not c._transport",
+        "requests": "from requests.utils import get_environ_proxies as g; by = lambda host: bool(g('http://' + host))",
+    }
+    program = f"{ways[library]}\nprint(*(host for host in {hosts!r} if by(host)))"
+    done = subprocess.run([sys.executable, "-c", program], env=dict(env), capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["elsewhere.example.org"]
+
+
+def test_no_proxy_for_anything_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "*")
+    env = workshop_of(Settings(home=tmp_path)).process_env
+    assert env["NO_PROXY"] == env["no_proxy"] == "*"

@@ -38,6 +38,7 @@ class FakeEnvironment:
     ) -> None:
         self.world = world
         self.image_id = image_id or f"id-of-{spec.label}"
+        self.tools: dict[str, str] = {}
         self.end_blocked: threading.Event | None = None
         self.spec = spec
         self.id = identity
@@ -50,7 +51,7 @@ class FakeEnvironment:
 
     def describe(self) -> dict[str, Any]:
         told = {"kind": "docker", "id": self.id, "image_id": self.image_id, "origin": "fresh"}
-        return {**told, "path": self.route.value}
+        return {**told, **({"tools": self.tools} if self.tools else {}), "path": self.route.value}
 
     def adopt(self, tags: Tags) -> None:
         self._raise_if_gone()
@@ -146,6 +147,7 @@ class FakeProvider:
     """absent: references whose image is not here. broken: whose environments cannot be made, and why.
 
     moved: what a reference has come to mean since somebody looked. looked, prepared: references that were asked for.
+    tools: versions by name, of what is made now.
     """
 
     def __init__(self, world: World, *, takes_s: float = 0.0) -> None:
@@ -157,6 +159,7 @@ class FakeProvider:
         self.looked: list[str] = []
         self.prepared: list[str] = []
         self.refuses_to_take = False
+        self.tools: dict[str, str] = {}
         self.created: list[EnvironmentSpec] = []
         self.made: dict[str, FakeEnvironment] = {}
         self._numbers = itertools.count()
@@ -171,12 +174,16 @@ class FakeProvider:
             raise ImageUnavailable(f"{spec.label} is not here")
         return f"id-of-{spec.label}"
 
+    def tool_versions(self, spec: EnvironmentSpec) -> dict[str, str]:
+        return {name: self.tools.get(name, "1") for name in spec.tools}
+
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> FakeEnvironment:
         if (error := self.broken.get(spec.label)) is not None:
             raise error
         self.created.append(spec)
         identity = f"e{next(self._numbers)}-{uuid.uuid4().hex[:6]}"
         made = self.made[identity] = FakeEnvironment(self.world, identity, spec, image_id=self.moved.get(spec.label))
+        made.tools = self.tool_versions(spec)
         self.world.born(identity, tags)
         time.sleep(self.takes_s)
         return made

@@ -82,6 +82,6 @@ def _ask(request: dict, patience_s: float) -> dict:
                 answer = json.loads(stream.read(length))
     except (OSError, ValueError, struct.error) as error:
         raise EnvironmentLost(f"the bridge to the environment does not answer: {error}") from error
-    if fault := answer.get("fault"):
+    if fault := answer.get("fault") or answer.get("error"):
         raise EnvironmentLost(fault)
     return answer

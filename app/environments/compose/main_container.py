@@ -16,6 +16,7 @@ from app.environments.docker import DockerProvider
 from app.environments.engine import Engine
 from app.environments.host_slots import Gate
 from app.environments.images import Images
+from app.environments.tools import Find, Tool
 from app.environments.ways import Entrance
 from app.errors import EnvironmentFailed
 from app.models.spec import EnvironmentSpec
@@ -29,8 +30,16 @@ _PAUSE_S = 0.2
 class MainProvider(DockerProvider):
     """Makes the main container of one project."""
 
-    def __init__(self, settings: Settings, images: Images, gate: Gate, ground: Ground, watch: DiskWatch) -> None:
-        super().__init__(settings, fetch_bundle=lambda bundle: b"", gate=gate)
+    def __init__(
+        self,
+        settings: Settings,
+        images: Images,
+        gate: Gate,
+        ground: Ground,
+        watch: DiskWatch,
+        tools: Find | None,
+    ) -> None:
+        super().__init__(settings, fetch_bundle=lambda bundle: b"", gate=gate, tools=tools)
         self._images = images  # it knows the project's build contexts
         self._watch = watch
         self._ground = ground
@@ -49,14 +58,23 @@ class MainProvider(DockerProvider):
         return {"hostname": self._service.hostname, **self._ground.joining(self._service)}
 
     def _create(
-        self, engine: Engine, spec: EnvironmentSpec, tags: Tags, image_id: str, network: str, entrance: Entrance
+        self,
+        engine: Engine,
+        spec: EnvironmentSpec,
+        tags: Tags,
+        image_id: str,
+        network: str,
+        entrance: Entrance,
+        tools: tuple[Tool, ...],
     ) -> str:
-        container_id = super()._create(engine, spec, tags, image_id, network, entrance)
+        container_id = super()._create(engine, spec, tags, image_id, network, entrance, tools)
         self._ground.join_others(self._service, container_id)
         return container_id
 
-    def _limits(self, engine: Engine, spec: EnvironmentSpec, network: str, entrance: Entrance) -> Any:
-        return self._ground.amended(super()._limits(engine, spec, network, entrance), self._service)
+    def _limits(
+        self, engine: Engine, spec: EnvironmentSpec, network: str, entrance: Entrance, tools: tuple[Tool, ...]
+    ) -> Any:
+        return self._ground.amended(super()._limits(engine, spec, network, entrance, tools), self._service)
 
 
 def start_inside(environment: DockerEnvironment, ground: Ground, image_id: str, deadline: float) -> None:

@@ -20,6 +20,7 @@ from app.environments.container import DockerEnvironment
 from app.environments.disk_watch import DiskWatch, limit_of
 from app.environments.host_slots import Gate
 from app.environments.images import Images, host_of
+from app.environments.tools import Find
 from app.errors import EnvironmentFailed, StationError
 from app.settings import Settings
 
@@ -38,13 +39,14 @@ class Making:
         ground: Ground,
         image_ids: dict[str, str],
         times: Times,
+        tools: Find | None,
     ) -> None:
         self._settings = settings
         self._gate = gate
         self._ground = ground
         self._image_ids = image_ids
         self._times = times
-        self._provider = MainProvider(settings, images, gate, ground, watch)
+        self._provider = MainProvider(settings, images, gate, ground, watch, tools)
         self._project = ground.plan.project
         self._main: DockerEnvironment | None = None
         self._peers = {

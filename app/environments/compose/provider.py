@@ -23,6 +23,7 @@ from app.environments.disk_watch import DiskWatch
 from app.environments.engine import ROLE, Engine, engine_of
 from app.environments.host_slots import Gate, HostGate
 from app.environments.images import Images
+from app.environments.tools import Find, told, tools_of
 from app.errors import EnvironmentFailed
 from app.models.spec import Bundle, EnvironmentSpec
 from app.settings import Settings
@@ -36,10 +37,16 @@ class ComposeProvider:
     """Makes projects on the engine of the settings; `gate` bounds how many containers start at a time."""
 
     def __init__(
-        self, settings: Settings, *, fetch_bundle: Callable[[Bundle], bytes], gate: Gate | None = None
+        self,
+        settings: Settings,
+        *,
+        fetch_bundle: Callable[[Bundle], bytes],
+        gate: Gate | None = None,
+        tools: Find | None = None,
     ) -> None:
         self._settings = settings
         self._fetch_bundle = fetch_bundle
+        self._tools = tools
         self._gate = gate or HostGate(settings.home / "run" / "slots")
         self._images = Images(settings, fetch_bundle=self._fetch, gate=self._gate)
         self._plans: OrderedDict[str, Plan] = OrderedDict()  # the last few: bundles are not small
@@ -60,6 +67,10 @@ class ComposeProvider:
         """All images; what is returned tells this project from others. Raises: SpecInvalid, too."""
         with self._kept(spec, self._plan(spec), time.monotonic() + timeout_s) as found:
             return identity_of(spec, found)
+
+    def tool_versions(self, spec: EnvironmentSpec) -> dict[str, str]:
+        """See `tools.Showing`."""
+        return told(tools_of(spec, self._tools))
 
     @contextmanager
     def _kept(self, spec: EnvironmentSpec, plan: Plan, deadline: float) -> Iterator[dict[str, str]]:
@@ -113,7 +124,7 @@ class ComposeProvider:
             with times.measure("image"):
                 images = held.enter_context(self._kept(spec, plan, deadline))
             ground = Ground(self._engine, plan, spec, tags)
-            making = Making(self._settings, self._images, self._gate, self._watch, ground, images, times)
+            making = Making(self._settings, self._images, self._gate, self._watch, ground, images, times, self._tools)
             try:
                 environment = making.environment(deadline, timeout_s)
             except BaseException:

@@ -40,6 +40,10 @@ class Ground:
     """It may change hands between processes; where it may not, `hand_over` is missing or refuses."""
     shares: bool = True
     """It makes environments whose root is read-only; where it does not, it refuses to."""
+    shows_tools: bool = False
+    """Its provider finds the tool NAME in `settings.home`/tools/NAME, and its environments see it."""
+    mounts_tools: bool = False
+    """Nobody inside can change one."""
     talk: str = f'python3 -c "{_TALK}"'
     """A command that sends `ping` to {port} of the loopback, ends its side, and prints what comes back."""
     marks: tuple[pytest.MarkDecorator, ...] = ()

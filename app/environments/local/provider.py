@@ -25,6 +25,7 @@ from app.environments.local.environment import LocalEnvironment
 from app.environments.local.folder import OWNER, copy, end, lay_out, variables_of
 from app.environments.processes import COMMAND, HostView, Tree, kill_tree
 from app.environments.sources import fetch_sources
+from app.environments.tools import Find, tools_of
 from app.errors import EnvironmentFailed, ImageBuildFailed, ImageUnavailable, SpecInvalid
 from app.models.spec import Build, Bundle, EnvironmentSpec, Reuse
 from app.settings import Settings
@@ -36,9 +37,15 @@ class LocalProvider:
     """Makes folders under `home`/local; `gate` bounds how many at a time (None: on this host alone)."""
 
     def __init__(
-        self, settings: Settings, *, fetch_bundle: Callable[[Bundle], bytes], gate: Gate | None = None
+        self,
+        settings: Settings,
+        *,
+        fetch_bundle: Callable[[Bundle], bytes],
+        gate: Gate | None = None,
+        tools: Find | None = None,
     ) -> None:
         self._settings = settings
+        self._find = tools
         self._fetch_bundle = fetch_bundle
         self._cache = settings.home / "cache"
         self._gate = gate or HostGate(settings.home / "run" / "slots")
@@ -62,6 +69,7 @@ class LocalProvider:
         return f"local:{tree.name}"
 
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> LocalEnvironment:
+        tools_of(spec, self._find)  # commands see them where they are
         deadline = time.monotonic() + timeout_s
         folder = self._settings.home / "local" / uuid.uuid4().hex[:16]
         environment = LocalEnvironment(folder, spec)

@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from app.environments.base import Tags
 from app.environments.memory.environment import MemoryEnvironment
 from app.environments.memory.faults import Fault, Faults, Trouble
 from app.environments.memory.programs import PROGRAMS
 from app.environments.memory.shell.calls import Program
+from app.environments.tools import tool_inside
 from app.errors import EnvironmentFailed, ImageBuildFailed, ImageUnavailable, SpecInvalid
 from app.models.spec import Bundle, EnvironmentSpec, Network, Reuse
 from app.settings import Settings
@@ -134,6 +136,8 @@ def _refuse(spec: EnvironmentSpec) -> None:
     """Raises: SpecInvalid: it wants what a memory environment would have to pretend."""
     if spec.compose is not None:
         raise SpecInvalid("expected `image` or `build`, found `compose`: a memory environment is one, not several.")
+    for name in spec.tools:
+        tool_inside(spec.kind, name, Path("/"))
     if spec.network is Network.OPEN:
         raise SpecInvalid("expected another network than `open`: a memory environment reaches nothing.")
     if spec.reuse is Reuse.SHARED_READONLY:

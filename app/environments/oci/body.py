@@ -24,6 +24,7 @@ from app.environments.oci.specification import Plan, configuration
 from app.environments.oci.store import ImageStore, StoredImage
 from app.environments.oci.system_layer import stacked, system_layer
 from app.environments.oci.users import Users, pool
+from app.environments.tools import Tool
 from app.errors import EnvironmentFailed, ImageUnavailable
 from app.models.spec import Resources
 
@@ -73,6 +74,7 @@ class Wish:
     read_only: bool = False
     needs_shell: bool = True  # what runs commands
     deadline: float = math.inf  # monotonic; of the runtime, which may hang for as long as it likes
+    tools: tuple[Tool, ...] = ()  # what it sees of this host, read-only
 
 
 class Body:
@@ -164,12 +166,34 @@ class Body:
         try:
             if wish.needs_shell:
                 _raise_without_shell(handle, wish.image.id)
-            kernel.make_folders_inside(handle, wish.workdir, owner=users.first if users else 0)
+            owner = users.first if users else 0
+            kernel.make_folders_inside(handle, wish.workdir, owner=owner)
+            for tool in wish.tools:
+                self._show(tool, handle, owner)
         finally:
             os.close(handle)
         with self.cgroup.joined() as prefix:
             left_s = min(_START_S, wish.deadline - time.monotonic())
             self._site.runtime.start(self._launch, listening, prefix, timeout_s=left_s)
+
+    def _show(self, tool: Tool, root: int, owner: int) -> None:
+        """Mount a tool, so that the runtime finds it as a part of the file system: nobody inside can undo that.
+
+        Raises: OSError, EnvironmentFailed.
+        """
+        if tool.folder.is_relative_to(self._site.stage.place):
+            raise EnvironmentFailed(
+                f"expected the tool {tool.name!r} outside of {self._site.stage.place}, which is covered where "
+                f"environments are made, found {tool.folder}; move the folder of tools, or use `docker`."
+            )
+        kernel.make_folders_inside(root, tool.target, owner=owner)
+        place = kernel.open_inside(root, tool.target, os.O_PATH | os.O_DIRECTORY)
+        try:
+            kernel.show(
+                str(tool.folder), place, self._users.namespace if self._users else None, by=str(self._site.stage.tool)
+            )
+        finally:
+            os.close(place)
 
     def _listening(self) -> socket.socket:
         """The socket that the helper inherits: reachable by its name out here, nameless inside."""

@@ -26,6 +26,7 @@ from app.environments.oci.trees import written_bytes
 from app.environments.outlets import Outlet, open_outlet, variables
 from app.environments.session import SessionClient, unix_connector
 from app.environments.session.connect import Connect
+from app.environments.tools import Tool, refuse_others, told
 from app.errors import EnvironmentFailed, StationError
 from app.models.spec import EnvironmentSpec, Reuse
 
@@ -39,8 +40,17 @@ _TAKE_S = 5.0
 class OciEnvironment(Living):
     """One environment. Made by `OciProvider.create`, which has written its record."""
 
-    def __init__(self, site: Site, identity: str, spec: EnvironmentSpec, image: StoredImage, times: Times) -> None:
+    def __init__(
+        self,
+        site: Site,
+        identity: str,
+        spec: EnvironmentSpec,
+        image: StoredImage,
+        times: Times,
+        tools: tuple[Tool, ...] = (),
+    ) -> None:
         super().__init__(spec)
+        self._tools = tools
         self._site = site
         self._image = image  # with the snapshot's layer, when it stands on one
         self._body = Body(site, identity)
@@ -67,6 +77,7 @@ class OciEnvironment(Living):
             "network": self._spec.network.value,
             "runtime": self._site.runtime.version,
             "user_namespace": self._site.users_apart,
+            **({"tools": told(self._tools)} if self._tools else {}),
             **({} if self._outlet is None else {"outlet": self._outlet.describe()}),
             **self.times.describe(),
         }
@@ -97,7 +108,7 @@ class OciEnvironment(Living):
         with self._life:
             self._raise_if_gone()
             phases = dict(self.times.phases)
-            handed = handing.Handed(self.id, self._image, self._origin, self._set_up_inside, phases)
+            handed = handing.Handed(self.id, self._image, self._origin, self._set_up_inside, phases, told(self._tools))
             self._close_ports()
             try:
                 connection = handing.connection_to(self._body.address)
@@ -111,12 +122,15 @@ class OciEnvironment(Living):
             return handed.ticket(connection)
 
     @classmethod
-    def taken_over(cls, site: Site, spec: EnvironmentSpec, ticket: Ticket, tags: Tags) -> OciEnvironment:
+    def taken_over(
+        cls, site: Site, spec: EnvironmentSpec, ticket: Ticket, tags: Tags, tools: tuple[Tool, ...] = ()
+    ) -> OciEnvironment:
         """The environment of a ticket, ours from now on. Raises: EnvironmentFailed: then it was ended."""
         with handing.files_of(ticket) as connections:
             handed = handing.Handed.of(ticket)
-            environment = cls(site, handed.id, spec, handed.image, handed.times)
+            environment = cls(site, handed.id, spec, handed.image, handed.times, tools)
             try:
+                refuse_others(tools, handed.tools)
                 environment._take_over(handed, tags, connections)
             except BaseException:
                 environment.destroy()
@@ -171,7 +185,15 @@ class OciEnvironment(Living):
         self._raise_if_gone()
         spec = self._spec
         with self.times.measure("start"):
-            wish = Wish(self._image, spec.resources, spec.env, spec.workdir, self._read_only, deadline=deadline)
+            wish = Wish(
+                self._image,
+                spec.resources,
+                spec.env,
+                spec.workdir,
+                self._read_only,
+                deadline=deadline,
+                tools=self._tools,
+            )
             self._body.start(wish)
         self._memory = self._new_memory_watch()
         with self.times.measure("session"):

@@ -33,6 +33,7 @@ class Handed:
     origin: Origin
     set_up_inside: bool
     phases: dict[str, float]  # what it cost to make
+    tools: dict[str, str]
 
     @property
     def times(self) -> Times:

@@ -10,13 +10,18 @@ import errno
 import os
 import platform
 import posixpath
+from contextlib import suppress
 from typing import Any
 
 CLONE_FS = 0x200
 CLONE_NEWNS = 0x20000
 
 MS_RDONLY = 1
+MS_NOSUID = 2
 MS_NODEV = 4
+MS_REMOUNT = 32
+MS_BIND = 4096
+MS_MOVE = 8192
 MS_REC = 16384
 MS_SLAVE = 1 << 19
 _MNT_DETACH = 2
@@ -25,6 +30,8 @@ _OPENAT2 = 437  # the same number on every machine: calls have been numbered ali
 _RESOLVE_NO_MAGICLINKS = 0x02
 _RESOLVE_IN_ROOT = 0x10
 
+_TO_EMPTY_PATH = 0x40
+_READ_ONLY = 0x1 | 0x2 | 0x4  # nor set-uid programs, nor devices
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
 _CLONE_TREE = 1
 _EMPTY_PATH, _FROM_EMPTY_PATH = 0x1000, 4
@@ -68,12 +75,43 @@ def mount_for(users: int, folder: str, target: str) -> None:
     """Mount `folder` at `target` with its owners translated by a user namespace (a file descriptor). Linux 5.12."""
     tree = _call(_OPEN_TREE, _HERE, os.fsencode(folder), _CLONE_TREE | os.O_CLOEXEC, about=folder)
     try:
-        how = _MountAttributes(_ATTRIBUTE_IDMAP, 0, 0, users)
-        size = ctypes.c_size_t(ctypes.sizeof(how))
-        _call(_MOUNT_SETATTR, tree, b"", _EMPTY_PATH, ctypes.byref(how), size, about=folder)
+        _restrict(tree, _MountAttributes(_ATTRIBUTE_IDMAP, 0, 0, users), folder)
         _call(_MOVE_MOUNT, tree, b"", _HERE, os.fsencode(target), _FROM_EMPTY_PATH, about=target)
     finally:
         os.close(tree)
+
+
+def show(folder: str, place: int, users: int | None, *, by: str) -> None:
+    """Mount `folder` read-only at `place` (a file descriptor), without what its programs could gain rights by.
+
+    users: its owners are translated by this user namespace (a file descriptor) where its file system can; else those
+    inside see it as whoever they are on this host. by: an empty folder of the thread's own, for Linux before 5.12.
+    """
+    try:
+        _show(folder, place, users)
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+        mount(folder, by, None, MS_BIND)
+        mount(None, by, None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
+        mount(by, f"/proc/thread-self/fd/{place}", None, MS_MOVE)
+
+
+def _show(folder: str, place: int, users: int | None) -> None:
+    tree = _call(_OPEN_TREE, _HERE, os.fsencode(folder), _CLONE_TREE | os.O_CLOEXEC, about=folder)
+    try:
+        _restrict(tree, _MountAttributes(_READ_ONLY, 0, 0, 0), folder)
+        if users is not None:
+            with suppress(OSError):
+                _restrict(tree, _MountAttributes(_ATTRIBUTE_IDMAP, 0, 0, users), folder)
+        _call(_MOVE_MOUNT, tree, b"", place, b"", _FROM_EMPTY_PATH | _TO_EMPTY_PATH, about=folder)
+    finally:
+        os.close(tree)
+
+
+def _restrict(tree: int, how: _MountAttributes, about: str) -> None:
+    size = ctypes.c_size_t(ctypes.sizeof(how))
+    _call(_MOUNT_SETATTR, tree, b"", _EMPTY_PATH, ctypes.byref(how), size, about=about)
 
 
 def _call(number: int, *arguments: Any, about: str) -> int:

@@ -56,6 +56,11 @@ class Stage:
         return self.place / "root"
 
     @property
+    def tool(self) -> Path:
+        """For a moment, what is on its way into an environment."""
+        return self.place / "tool"
+
+    @property
     def state(self) -> Path:
         """What a runtime keeps for itself, for the time of a start."""
         return self.place / "state"
@@ -77,7 +82,7 @@ class Stage:
         """In the calling thread's own mounts."""
         kernel.mount("tmpfs", str(self.place), "tmpfs", 0, "mode=711,size=64m")
         os.mknod(self.nothing, stat.S_IFCHR | 0o600, os.makedev(1, 3))
-        for folder in (self.layers, self.own, self.root):
+        for folder in (self.layers, self.own, self.root, self.tool):
             folder.mkdir()
             folder.chmod(0o711)
         self.state.mkdir(mode=0o700)

@@ -27,6 +27,7 @@ from app.environments.oci.store import ImageStore, StoredImage
 from app.environments.oci.trees import written_bytes
 from app.environments.oci.trial import found
 from app.environments.session import binary
+from app.environments.tools import Find, told, tools_of
 from app.environments.warm.wire import close_all
 from app.errors import EnvironmentFailed, ImageUnavailable
 from app.models.spec import Bundle, EnvironmentSpec, Network, Reuse
@@ -53,9 +54,15 @@ class OciProvider:
     """Makes environments on this host; `gate` bounds how many at a time (None: on this host alone)."""
 
     def __init__(
-        self, settings: Settings, *, fetch_bundle: Callable[[Bundle], bytes], gate: Gate | None = None
+        self,
+        settings: Settings,
+        *,
+        fetch_bundle: Callable[[Bundle], bytes],
+        gate: Gate | None = None,
+        tools: Find | None = None,
     ) -> None:
         self._settings = settings
+        self._find = tools
         self._gate = gate or HostGate(settings.home / "run" / "slots")
         self._home = settings.home.resolve()
         self._images = OciImages(settings, ImageStore(self._home), fetch_bundle=fetch_bundle, gate=self._gate)
@@ -83,6 +90,10 @@ class OciProvider:
     def has_image(self, spec: EnvironmentSpec) -> bool:
         """See `warm.Looking`."""
         return self._images.here(spec)
+
+    def tool_versions(self, spec: EnvironmentSpec) -> dict[str, str]:
+        """See `tools.Showing`."""
+        return told(tools_of(spec, self._find))
 
     # --- Creation -------------------------------------------------------------------------------------------------
 
@@ -173,11 +184,12 @@ class OciProvider:
 
     def _start(self, order: Order, image: StoredImage, *, set_up: bool) -> OciEnvironment:
         site, identity, spec = self._site, uuid.uuid4().hex, order.spec
+        tools = tools_of(spec, self._find)
         with site.store.in_use():
             if not all(site.store.has_layer(name) for name in image.layers):
                 raise ImageUnavailable(f"image {spec.label} was here and is gone ({image.id}); try again.")
             site.records.write(Record(identity, order.tags.labels(), spec.label, image.id, image.layers))
-        environment = OciEnvironment(site, identity, spec, image, order.times)
+        environment = OciEnvironment(site, identity, spec, image, order.times, tools)
         if set_up:
             environment.mark_set_up()
         try:
@@ -192,11 +204,11 @@ class OciProvider:
     def take_over(self, spec: EnvironmentSpec, ticket: Ticket, tags: Tags) -> OciEnvironment:
         """Also for one that another process of this home made. Raises: EnvironmentFailed: it is gone."""
         try:
-            site = self._site
+            site, tools = self._site, tools_of(spec, self._find)
         except BaseException:
             close_all(ticket.descriptors)
             raise
-        environment = OciEnvironment.taken_over(site, spec, ticket, tags)
+        environment = OciEnvironment.taken_over(site, spec, ticket, tags, tools)
         try:
             self._watch.watch(environment, limit_of(spec))
         except BaseException:

@@ -14,9 +14,10 @@ import structlog
 
 from app.environments.base import Environment, EnvironmentProvider, Tags, Taking, Transferable
 from app.environments.host_slots import Gate
+from app.environments.tools import versions_of
 from app.environments.warm.key import Key
 from app.environments.warm.shelf import Ready, Shelf
-from app.errors import DatabaseUnavailable, EnvironmentFailed, MegaFlowError, StationError
+from app.errors import AgentUnavailable, DatabaseUnavailable, EnvironmentFailed, MegaFlowError, StationError
 from app.models.spec import EnvironmentKind, EnvironmentSpec
 
 log = structlog.get_logger()
@@ -134,15 +135,18 @@ class Workshop:
             self._left_until = {key: until for key, until in self._left_until.items() if until > now}
 
     def _look(self, name: str, spec: EnvironmentSpec) -> None:
-        key = None
+        key, waits = None, False
         try:
             key = self._found(spec)
+        except AgentUnavailable as error:  # the first task that needs it installs it
+            log.debug("warm.no_tool", image=spec.label, reason=str(error))
+            waits = True
         except MegaFlowError as error:
             log.debug("warm.no_image", image=spec.label, reason=str(error))
         finally:
             with self._lock:
                 self._looking.discard(name)
-                failures = 0 if key else self._keys.get(name, _Known()).failures + 1
+                failures = 0 if key else 1 if waits else self._keys.get(name, _Known()).failures + 1
                 absent_s = min(_ABSENT_MOST_S, _ABSENT_S * 2 ** min(failures - 1, 16)) if failures else 0.0
                 self._keys[name] = _Known(key, time.monotonic() + (absent_s or _BELIEVED_S), failures)
         self._changed()
@@ -152,7 +156,8 @@ class Workshop:
         provider = self._provider(spec.kind)
         if isinstance(provider, Looking) and not provider.has_image(spec):
             return None
-        return Key.of(spec, provider.prepare_image(spec, timeout_s=_LOOKS_S)).digest()
+        tools = versions_of(provider, spec)
+        return Key.of(spec, provider.prepare_image(spec, timeout_s=_LOOKS_S), tools).digest()
 
     # --- Environments ---------------------------------------------------------------------------------------------
 
@@ -177,6 +182,9 @@ class Workshop:
         made, rest_s, busy_s = None, _FAILED_S, 0.0
         try:
             made, rest_s = self._made(wish), 0.0
+        except AgentUnavailable as error:  # the first task that needs it installs it
+            log.debug("warm.no_tool", image=wish.spec.label, reason=str(error))
+            rest_s = _ABSENT_S
         except MegaFlowError as error:
             if isinstance(error, DatabaseUnavailable) or isinstance(error.__cause__, TimeoutError):  # no place is free
                 rest_s = busy_s = _BUSY_S
@@ -193,9 +201,10 @@ class Workshop:
         self._changed()
 
     def _fits(self, key: str, made: Ready) -> bool:
-        """Whether it is of the image that was found before: meanwhile a tag may have moved, and nothing is believed."""
-        image_id = made.environment.describe().get("image_id")
-        if image_id is None or Key.of(made.spec, image_id).digest() == key:
+        """Whether it is what was found before: a tag may have moved, a tool been replaced; then nothing is believed."""
+        about = made.environment.describe()
+        image_id = about.get("image_id")
+        if image_id is None or Key.of(made.spec, image_id, about.get("tools")).digest() == key:
             return True
         log.info("warm.image_moved", image=made.spec.label, image_id=image_id)
         with self._lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from app.models.spec import IMAGELESS, Compose, EnvironmentKind, EnvironmentSpec, Network, Resources, Reuse
@@ -21,11 +22,14 @@ class Key:
     workdir: str
     env: frozenset[tuple[str, str]]
     setup: tuple[str, ...]
+    tools: frozenset[tuple[str, str]]  # each with its version: the name of its folder
     compose: Compose | None
     read_only: bool  # made to be shared: its root takes no writes
 
     @classmethod
-    def of(cls, spec: EnvironmentSpec, image_id: str) -> Key:
+    def of(cls, spec: EnvironmentSpec, image_id: str, tools: Mapping[str, str] | None = None) -> Key:
+        """tools: versions by name (`app.environments.tools.versions_of`)."""
+        versions = tools or {}
         return cls(
             kind=spec.kind,
             image_id=image_id,
@@ -35,6 +39,7 @@ class Key:
             workdir=spec.workdir,
             env=frozenset(spec.env.items()),
             setup=spec.setup,
+            tools=frozenset((name, versions.get(name, "")) for name in spec.tools),
             compose=spec.compose,
             read_only=spec.reuse is Reuse.SHARED_READONLY,
         )
@@ -50,6 +55,7 @@ class Key:
             self.workdir,
             sorted(self.env),
             list(self.setup),
+            sorted(self.tools),
             self.compose and self.compose.model_dump(mode="json"),
             self.read_only,
         ]

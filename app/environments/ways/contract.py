@@ -75,6 +75,7 @@ class Entrance(Protocol):
     mounts: list[Mount]
     needs_init: bool  # the first process adopts no orphans: the engine's own init must
     as_image_says: bool  # the first process runs as the image's user, not as root
+    shares_files: bool  # the engine sees files of this host: what else is to be seen inside is mounted, too
 
     def before_start(self, container_id: str) -> None:
         """Once before each start."""
@@ -100,6 +101,8 @@ class Entrance(Protocol):
 
 class OwnEntrance:
     """For ways that lead through this process alone."""
+
+    shares_files = False
 
     def hand_over(self) -> tuple[dict[str, str], tuple[int, ...]]:
         raise EnvironmentFailed(

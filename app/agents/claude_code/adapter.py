@@ -1,0 +1,173 @@
+"""Claude Code, unmodified: runs inside the environment and acts there itself."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from app.agents.base import AgentJob
+from app.agents.framework import Bundle, Command, Ended, Ending, Place, Placement
+from app.agents.installation import Installer, require
+from app.agents.stream_json import result, short, tail, tokens
+from app.agents.task_shell import require_programs
+from app.models.endings import EndReason
+from app.models.model_calls import Dialect
+from app.models.shell import Shell
+
+_PACKAGE = Path(__file__).parent
+_MACHINE = {"x86_64": "x64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+_PROGRAM = f"node_modules/@anthropic-ai/claude-code-linux-{_MACHINE}/claude"
+_SETTINGS = "settings.json"
+_COMMANDS = "before-commands.sh"
+
+# No telemetry, no reports of errors, no look for updates, no lists of plugins or models fetched.
+_QUIET: Mapping[str, str] = {
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "DISABLE_AUTOUPDATER": "1",
+    "DISABLE_TELEMETRY": "1",
+    "DISABLE_ERROR_REPORTING": "1",
+}
+
+# By the result line's `terminal_reason`, or its `subtype` where it has none. Neither the exit code nor the subtype can
+# be believed: a model that failed is `subtype: success` with `is_error: true` and the exit code of a limit.
+ENDINGS: Mapping[str, EndReason] = {
+    "completed": EndReason.SUBMITTED,  # a reply without a tool, be it words or nothing at all
+    "max_turns": EndReason.STEP_LIMIT,
+    "budget_exhausted": EndReason.BUDGET_EXHAUSTED,  # of its own, which is off
+    "prompt_too_long": EndReason.CONTEXT_EXHAUSTED,
+    "api_error": EndReason.MODEL_ERROR,  # refused, failed, cut, rubbish, silent or not there
+    "aborted_streaming": EndReason.AGENT_ERROR,  # interrupted while its model spoke
+    "aborted_tools": EndReason.AGENT_ERROR,  # interrupted while a command ran
+    "no result, signal": EndReason.AGENT_ERROR,  # a crash, or by a command of its own: inside nobody can tell
+    "no result": EndReason.AGENT_ERROR,
+}
+
+
+class ClaudeCode:
+    """The adapter. `call_timeout_s` and `call_attempts` bound one call of the model as Claude Code makes it: what a
+    limit or a busy engine makes it wait at the gateway is part of the first.
+    """
+
+    name: ClassVar[str] = "claude-code"
+    version: ClassVar[str] = "2.1.329"
+    placement: ClassVar[Placement] = Placement.INSIDE
+    dialect: ClassVar[Dialect] = Dialect.MESSAGES
+    endings: ClassVar[Mapping[str, EndReason]] = ENDINGS
+
+    def __init__(self, installer: Installer, *, call_timeout_s: float = 480.0, call_attempts: int = 3) -> None:
+        self._installer = installer
+        self._call_timeout_s = call_timeout_s
+        self._call_attempts = call_attempts
+
+    def install(self) -> Bundle:
+        """Raises: AgentUnavailable."""
+        return self._installer.npm(self.name, _PACKAGE, with_node=False, first_use=(_PROGRAM, "--version"))
+
+    def suits(self, shell: Shell) -> None:
+        """Raises: AgentUnsuitable: another C library, another architecture, or no bash."""
+        require(shell, self.install())
+        require_programs(shell, self.name, "bash")
+
+    def command(self, job: AgentJob, place: Place) -> Command:
+        """Its command line; the task's text comes as its input, because it may be longer than an argument may be."""
+        env = self._environ(job, place)
+        settings = {
+            # Once more: what a repository's own settings say would go before the process's variables.
+            "env": {name: value for name, value in env.items() if name != "ANTHROPIC_API_KEY"},
+            "skipWebFetchPreflight": True,  # asks the vendor about every host
+        }
+        return Command(
+            argv=(
+                f"{place.tool}/{_PROGRAM}",
+                "--print",
+                *("--output-format", "stream-json", "--verbose"),  # refused one without the other
+                "--dangerously-skip-permissions",
+                *("--max-turns", str(job.limits.max_steps)),
+                *("--settings", f"{place.home}/{_SETTINGS}"),
+            ),
+            env=env,
+            files={
+                _SETTINGS: json.dumps(settings, indent=1).encode(),
+                _COMMANDS: f"unset {shlex.join(sorted(env))}\n".encode(),
+            },
+            stdin=job.description.encode(),
+        )
+
+    def _environ(self, job: AgentJob, place: Place) -> dict[str, str]:
+        limits, model = job.limits, place.model
+        call_ms, command_ms = _milliseconds(self._call_timeout_s), _milliseconds(limits.command_timeout_s)
+        env = {
+            **_QUIET,
+            "IS_SANDBOX": "1",  # or else it refuses to work as root without asking
+            "CLAUDE_CONFIG_DIR": f"{place.home}/claude",
+            "CLAUDE_CODE_TMPDIR": f"{place.home}/tmp",
+            "CLAUDE_ENV_FILE": f"{place.home}/{_COMMANDS}",  # read before each command that it runs
+            "ANTHROPIC_BASE_URL": model.anthropic_url,
+            "ANTHROPIC_API_KEY": model.api_key.get_secret_value() if model.api_key else "none",
+            **dict.fromkeys(_MODELS, model.name),
+            "API_TIMEOUT_MS": call_ms,
+            "CLAUDE_STREAM_FIRST_BYTE_TIMEOUT_MS": call_ms,
+            "CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS": call_ms,
+            "CLAUDE_ENABLE_BYTE_WATCHDOG": "1",  # without it a stream that stands still is waited for without end
+            "API_FORCE_IDLE_TIMEOUT": "0",  # another watchdog, of five minutes
+            "CLAUDE_CODE_MAX_RETRIES": str(max(0, self._call_attempts - 1)),
+            # A stream that broke is asked for again as such: no second answer by another way.
+            "CLAUDE_CODE_DISABLE_NONSTREAMING_FALLBACK": "1",
+            "BASH_DEFAULT_TIMEOUT_MS": command_ms,
+            "BASH_MAX_TIMEOUT_MS": command_ms,
+            # Or else a command that is over its time goes on unseen, and at the end it is waited for, ten minutes long.
+            "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
+        }
+        if limits.max_turn_tokens is not None:
+            env["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(limits.max_turn_tokens)
+        if limits.context_tokens is not None:
+            env["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = str(limits.context_tokens)
+        return env
+
+    def ending(self, ended: Ended) -> Ending:
+        """By the last line of its output that tells a result; without it, by the signal or the end of the output."""
+        told = result(ended.stdout)
+        if not told:
+            word = "no result, signal" if ended.returncode < 0 else "no result"
+            said = tail(ended.stderr) or tail(ended.stdout)
+            return Ending(ENDINGS[word], f"expected a result line; found exit code {ended.returncode}: {said}".strip())
+        word = str(told.get("terminal_reason") or told.get("subtype"))
+        reason = ENDINGS.get(word, EndReason.AGENT_ERROR)
+        if reason is EndReason.SUBMITTED and told.get("is_error"):
+            reason = EndReason.AGENT_ERROR
+        said = told.get("result") or "; ".join(map(str, told.get("errors") or ()))
+        detail = "" if reason is EndReason.SUBMITTED else short(f"{word}: {said}".rstrip(": "))
+        turns = told.get("num_turns")
+        return Ending(reason, detail, turns if isinstance(turns, int) else None, _usage(told))
+
+
+# Whatever model it thinks of, for the task or beside it, is the one that the task has.
+_MODELS = (
+    "ANTHROPIC_MODEL",
+    "ANTHROPIC_SMALL_FAST_MODEL",
+    "ANTHROPIC_DEFAULT_OPUS_MODEL",
+    "ANTHROPIC_DEFAULT_SONNET_MODEL",
+    "ANTHROPIC_DEFAULT_HAIKU_MODEL",
+    "CLAUDE_CODE_SUBAGENT_MODEL",
+)
+
+
+def _milliseconds(seconds: float) -> str:
+    return str(max(1, round(seconds * 1000)))
+
+
+def _usage(told: dict[str, Any]) -> dict[str, float]:
+    """In our words: what was read from a cache or written to one is a part of the prompt, as with every other agent."""
+    counted = tokens(
+        told,
+        uncached="input_tokens",
+        read="cache_read_input_tokens",
+        written="cache_creation_input_tokens",
+        completion_tokens="output_tokens",
+    )
+    parts = [counted.pop(part) for part in ("uncached", "read", "written") if part in counted]
+    return {**counted, "prompt_tokens": sum(parts)} if parts else counted

@@ -1,0 +1,140 @@
+"""Fixtures of the suite, made from the fixtures `subject` and `tools` that whoever runs it gives."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+
+from app.agents.base import Agent
+from app.agents.contract.subject import Subject
+from app.agents.framework import Framework, Placement
+from app.agents.trial import NeverCancelled, Stage, Trial, write_scripts
+from app.environments import provider_for
+from app.environments.base import Environment, EnvironmentProvider, Tags
+from app.models.shell import CancelToken
+from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec, Limits
+from app.settings import Settings
+
+__all__ = ["Play", "agent", "engine_url", "environment", "framework", "play", "provider", "stage"]
+
+Play = Callable[..., Trial]
+LIMITS = Limits(agent_timeout_s=600, command_timeout_s=60, max_steps=6)
+"""Enough for any scene with an end: who is still at it after that does not end in bounded time."""
+_PATIENCE_S = 60.0
+_INSTALLATION = "agents-contract"
+
+
+@pytest.fixture(scope="module")
+def engine_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The replay engine with the trial's scenes, as a process."""
+    folder = tmp_path_factory.mktemp("scenes")
+    write_scripts(folder)
+    port = _free_port()
+    argv = [sys.executable, "-m", "app.model_service.replay", "--port", str(port), "--scripts", str(folder)]
+    with (folder / "engine.log").open("wb") as log:
+        process = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT)  # noqa: S603
+    try:
+        wait_until(lambda: process.poll() is not None or _answers(f"http://127.0.0.1:{port}/health"))
+        assert process.poll() is None, (folder / "engine.log").read_text()
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+@pytest.fixture(scope="module")
+def framework(subject: Subject, tools: Path) -> Framework:
+    """Installed, when this is the first time."""
+    made = subject.make(tools)
+    made.install()
+    return made
+
+
+@pytest.fixture(scope="module")
+def agent(subject: Subject, framework: Framework) -> Agent:
+    return subject.agent(framework)
+
+
+@pytest.fixture(scope="module")
+def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvironmentProvider]:
+    settings = Settings(home=tmp_path_factory.mktemp("home"), installation=_INSTALLATION)
+    made = provider_for(EnvironmentKind.LOCAL, settings, lambda bundle: _CONTEXT)
+    yield made
+    made.sweep(installation=_INSTALLATION)
+
+
+@pytest.fixture
+def environment(provider: EnvironmentProvider) -> Iterator[Environment]:
+    bundle = Bundle(sha256=hashlib.sha256(_CONTEXT).hexdigest(), size_bytes=len(_CONTEXT))
+    spec = EnvironmentSpec(kind=EnvironmentKind.LOCAL, build=Build(context=bundle))
+    one, two, three, four = (uuid.uuid4() for _ in range(4))
+    made = provider.create(spec, Tags(_INSTALLATION, one, two, three, four, time.time() + 3600), timeout_s=60)
+    yield made
+    made.destroy()
+
+
+@pytest.fixture
+def stage(environment: Environment, engine_url: str, framework: Framework) -> Stage:
+    inside = framework.placement is Placement.INSIDE
+    bundle = framework.install()
+    tools = {bundle.name: str(bundle.folder)} if inside else {}
+    made = Stage(environment, engine_url, engine_url if inside else None, tools)
+    made.prepare()
+    return made
+
+
+@pytest.fixture
+def play(stage: Stage, agent: Agent, tmp_path: Path) -> Play:
+    """Plays one scene and gives the trial."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+
+    def played(scene: str, *, limits: Limits = LIMITS, cancel: CancelToken | None = None) -> Trial:
+        return stage.play(agent, scene, scratch, limits, cancel or NeverCancelled())
+
+    return played
+
+
+def wait_until(condition: Callable[[], object], patience_s: float = _PATIENCE_S) -> None:
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urlopen(url, timeout=5):
+            return True
+    except (URLError, OSError):
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _context() -> bytes:
+    """A recipe that needs nothing."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        member = tarfile.TarInfo("setup.sh")
+        tar.addfile(member, io.BytesIO(b""))
+    return buffer.getvalue()
+
+
+_CONTEXT = _context()

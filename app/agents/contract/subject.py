@@ -1,0 +1,59 @@
+"""What the suite runs on: one framework's adapter, and how it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from app.agents.base import Agent
+from app.agents.external import read
+from app.agents.framework import Framework
+from app.agents.frameworks import Making, framework_named
+from app.agents.installation import Installer
+from app.agents.running import FrameworkAgent
+
+CALL_TIMEOUT_S = 6.0
+CALL_ATTEMPTS = 2
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One adapter. `make` gets the folder for installed frameworks; a model's call is to be tried twice, 6 s each."""
+
+    name: str
+    make: Callable[[Path], Framework]
+    marks: tuple[pytest.MarkDecorator, ...] = ()
+
+    def param(self) -> object:
+        return pytest.param(self, id=self.name, marks=self.marks)
+
+    def agent(self, framework: Framework) -> Agent:
+        from app.agents.external.agent import ExternalAgent
+        from app.agents.external.framework import ExternalFramework
+
+        return ExternalAgent(framework) if isinstance(framework, ExternalFramework) else FrameworkAgent(framework)
+
+
+def subject_named(
+    name: str, *, swe_agent_source: str | None = None, marks: tuple[pytest.MarkDecorator, ...] = ()
+) -> Subject:
+    """One of ours, or the manifest of an external one. Raises: SettingsInvalid: no manifest."""
+    manifests = {}
+    if name.endswith(".toml"):
+        manifest = read(Path(name))
+        manifests, name = {manifest.name: manifest}, manifest.name
+
+    def make(tools: Path) -> Framework:
+        making = Making(
+            Installer(tools),
+            call_timeout_s=CALL_TIMEOUT_S,
+            call_attempts=CALL_ATTEMPTS,
+            swe_agent_source=swe_agent_source,
+            manifests=manifests,
+        )
+        return framework_named(name, making)
+
+    return Subject(name, make, marks)

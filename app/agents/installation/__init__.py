@@ -1,0 +1,8 @@
+"""Installs agent frameworks on this host, each once, from what its lock file says, hash by hash. See README.md."""
+
+from __future__ import annotations
+
+from app.agents.installation.installer import Installer
+from app.agents.installation.suitable import Needs, require, require_libc
+
+__all__ = ["Installer", "Needs", "require", "require_libc"]

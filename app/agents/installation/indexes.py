@@ -1,0 +1,58 @@
+"""Which package index uv and npm ask: the one that this host's pip was told of, unless they were told otherwise."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+_SCOPES = (":env:", "install", "global")  # pip's own order
+_TOLD = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_NO_INDEX", "UV_OFFLINE")
+_AUTHORITIES = (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/pki/tls/certs/ca-bundle.crt"))
+_TIMEOUT_S = 60.0
+
+
+def environment() -> dict[str, str]:
+    """This process's, with what uv and npm need to reach the index; what is set already stays. As scripts/bootstrap.
+
+    npm's registry is not pip's index: NPM_CONFIG_REGISTRY names it where the public one is out of reach.
+    """
+    env = dict(os.environ)
+    told = _told_pip()
+    if not any(env.get(name) for name in _TOLD) and (index := _first(told, "index-url")):
+        env["UV_DEFAULT_INDEX"] = index
+    if not env.get("SSL_CERT_FILE") and (authorities := _first(told, "cert")):
+        env["SSL_CERT_FILE"] = authorities
+    # uv trusts its own list of authorities; a machine's list may have its company's beside them, and pip uses it.
+    if any(file.is_file() for file in _AUTHORITIES):
+        env.setdefault("UV_SYSTEM_CERTS", "true")
+    # Node has authorities of its own, to which those of this host are added.
+    if env.get("SSL_CERT_FILE"):
+        env.setdefault("NODE_EXTRA_CA_CERTS", env["SSL_CERT_FILE"])
+    return env
+
+
+def _first(told: Mapping[str, str], name: str) -> str | None:
+    return next((told[f"{scope}.{name}"] for scope in _SCOPES if told.get(f"{scope}.{name}")), None)
+
+
+def _told_pip() -> dict[str, str]:
+    """What pip knows from its variables and files, by `SCOPE.NAME`; nothing when there is no pip here."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "config", "list"]
+    try:
+        done = subprocess.run(  # noqa: S603  our own words
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S
+        )
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    found = {}
+    for line in done.stdout.splitlines():
+        name, _, value = line.partition("=")
+        try:
+            found[name] = str(ast.literal_eval(value))
+        except (ValueError, SyntaxError):
+            continue
+    return found

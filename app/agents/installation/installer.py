@@ -1,0 +1,107 @@
+"""What an adapter asks to have its framework installed: one object, four kinds of bundles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.agents.framework import Bundle
+from app.agents.installation import checkouts, node, pythons, venvs
+from app.agents.installation.once import Shelf
+
+__all__ = ["Installer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Installer:
+    """The bundles of this host, in `folder`, each in `NAME-DIGEST`; the digest is of all that it is made from.
+
+    However many processes ask at once, one installs and the others wait for it; what a killed one left half done is
+    made anew. A finished bundle never changes, so a changed lock file is a new folder. Without `may_install` nothing is
+    made: what is not there is AgentUnavailable at once (for whoever prepares things ahead). `ready` is a second folder
+    of bundles, used and never written to: an image's own.
+
+    In each method `name` is the bundle's (and what `EnvironmentSpec.tools` calls it), and `first_use` are arguments for
+    its interpreter, run once at the end with `first_use_env`, a home folder that is thrown away and nothing else of
+    ours: they prove that the framework starts. A lock file is what `uv pip compile --generate-hashes` writes.
+
+    Each raises AgentUnavailable: what is needed for it is not on this host, or the installation fails; with the words
+    of the package index.
+    """
+
+    folder: Path
+    may_install: bool = True
+    ready: Path | None = None
+
+    @property
+    def shelf(self) -> Shelf:
+        """For bundles of another kind."""
+        return Shelf(self.folder, self.may_install, self.ready)
+
+    def venv(
+        self,
+        name: str,
+        lock: Path,
+        *,
+        first_use: Sequence[str] = (),
+        first_use_env: Mapping[str, str] | None = None,
+    ) -> Bundle:
+        """A virtual environment of our own Python, for OUTSIDE: programs are in TOOL/bin. It cannot be mounted."""
+        return venvs.bundle(self.shelf, name, lock, first_use, first_use_env or {})
+
+    def python(
+        self,
+        name: str,
+        lock: Path,
+        *,
+        python: str = "3.12",
+        first_use: Sequence[str] = (),
+        first_use_env: Mapping[str, str] | None = None,
+    ) -> Bundle:
+        """A Python that runs from any mount point, with the packages of `lock`: start TOOL/bin/python3.
+
+        python: the version; an interpreter of it must be on this host (uv, pyenv, PATH). TOOL/bin/python3 is a launcher
+        that keeps the image's PYTHONPATH and its like from our interpreter and gives them back to the commands that it
+        starts; `sys.executable` is the launcher. Start console programs as `-m MODULE`.
+        """
+        wanted = pythons.Wanted(lock, python, first_use, first_use_env or {})
+        return pythons.bundle(self.shelf, name, wanted)
+
+    def npm(
+        self,
+        name: str,
+        package: Path,
+        *,
+        with_node: bool = True,
+        flags: Sequence[str] = (),
+        first_use: Sequence[str] = (),
+        first_use_env: Mapping[str, str] | None = None,
+    ) -> Bundle:
+        """The packages of a folder with package.json and package-lock.json, in TOOL/node_modules.
+
+        The lock has integrity hashes and no registry addresses (`npm install --package-lock-only
+        --omit-lockfile-registry-resolved`). Install scripts do not run. with_node: TOOL/bin/node is there; else
+        `first_use` is a program with its arguments. What in it names a file of TOOL is made absolute. flags: further
+        ones of `npm ci`.
+        """
+        wanted = node.Wanted(package, with_node, tuple(flags), tuple(first_use), dict(first_use_env or {}))
+        return node.bundle(self.shelf, name, wanted)
+
+    def checkout(
+        self,
+        name: str,
+        source: str,
+        lock: Path,
+        *,
+        python: str = "3.12",
+        first_use: Sequence[str] = (),
+        first_use_env: Mapping[str, str] | None = None,
+    ) -> Bundle:
+        """A framework that is on no package index: its checkout in TOOL/source, importable, and the packages of `lock`.
+
+        source: a folder of this host, copied as it is now (a change makes another bundle), or a URL for git
+        with `@REF`: a tag or a whole commit, fetched once. Neither brings its `.git`. The rest is as with `python`.
+        """
+        wanted = pythons.Wanted(lock, python, first_use, first_use_env or {})
+        return checkouts.bundle(self.shelf, name, source, wanted)

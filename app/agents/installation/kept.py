@@ -1,0 +1,78 @@
+"""Runs one program of an installation so that nothing of it outlives its time, or whoever installs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_KEEPER = Path(__file__).parents[1] / "running" / "keeper.py"
+_GRACE_S = 2.0  # between SIGTERM and SIGKILL
+_LAST_S = 40.0  # the keeper gives up before
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run_kept(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None,
+    cwd: Path | None,
+    timeout_s: float,
+    locks: Sequence[int],
+) -> Done:
+    """Run `argv` to its end; what it started is gone then, also what it left in the background.
+
+    When we die it is killed, too. `locks` are files whose lock is held until all of it is gone: whoever gets the lock
+    after us finds nobody writing.
+
+    Raises: OSError: it cannot be started; subprocess.TimeoutExpired: it was killed for its time.
+    """
+    control, stopping = os.pipe()
+    status, telling = os.pipe()
+    try:
+        keeper = subprocess.Popen(  # noqa: S603  our own words and paths
+            [sys.executable, "-I", "-S", str(_KEEPER), str(control), str(telling), str(_GRACE_S), *argv],
+            env=None if env is None else dict(env),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            pass_fds=(control, telling, *locks),
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(stopping)
+        os.close(status)
+        raise
+    finally:
+        os.close(control)
+        os.close(telling)
+    with open(status, encoding="utf-8", errors="replace") as told, keeper:
+        try:
+            stdout, stderr = keeper.communicate(timeout=timeout_s)
+        finally:
+            os.close(stopping)
+            _await(keeper)
+        word, _, what = told.read().strip().partition(" ")
+    if word == "failed":
+        raise OSError(what)
+    return Done(int(what) if word == "ended" else -9, stdout, stderr)
+
+
+def _await(keeper: subprocess.Popen[str]) -> None:
+    """It ends what it keeps, and then itself."""
+    try:
+        keeper.wait(_LAST_S)
+    except subprocess.TimeoutExpired:
+        keeper.kill()

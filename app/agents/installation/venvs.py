@@ -1,0 +1,30 @@
+"""Virtual environments: for frameworks that run on the worker, with our own Python."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from app.agents.framework import Bundle
+from app.agents.installation import indexes
+from app.agents.installation.once import Shelf, digest_of, step, try_out, uv
+
+
+def bundle(shelf: Shelf, name: str, lock: Path, first_use: Sequence[str], first_use_env: Mapping[str, str]) -> Bundle:
+    """See `Installer.venv`. The first use also leaves byte code for every later start."""
+
+    def make(place: Path) -> None:
+        program, python = uv(name), str(place / "bin" / "python")
+        create = [program, "venv", "--quiet", "--allow-existing", "--no-python-downloads", "--python", sys.executable]
+        step(name, [*create, str(place)])
+        install = [program, "pip", "install", "--quiet", "--require-hashes", "--python", python, "-r", str(lock)]
+        step(name, install, env=indexes.environment())
+        if first_use:
+            try_out(name, [python, *first_use], f"{place}/bin", first_use_env)
+
+    # The interpreter is a link into the base Python: an upgrade of the host may have taken it away, and a container
+    # that shares the folder has another.
+    base = "{} {}.{}".format(Path(sys.executable).resolve(), *sys.version_info[:2])
+    place = shelf.ensure(name, digest_of(name, [lock, base]), make, fit=lambda it: (it / "bin" / "python").exists())
+    return Bundle(name, place)

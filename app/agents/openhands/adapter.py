@@ -1,0 +1,131 @@
+"""OpenHands, by its SDK, unmodified: runs inside the environment and acts there itself."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from app.agents import task_shell
+from app.agents.base import AgentJob
+from app.agents.framework import Bundle, Command, Ended, Ending, Place, Placement
+from app.agents.installation import Installer, require
+from app.agents.stream_json import read_object, short, tail
+from app.agents.task_shell import require_programs
+from app.models.endings import EndReason
+from app.models.model_calls import Dialect
+from app.models.shell import Shell
+
+_HERE = Path(__file__).parent
+_DRIVER = "drive.py"
+_RESULT = "result.json"
+_LOCK = _HERE / "requirements.lock"
+_FIRST_USE = (
+    "-c",
+    "import openhands.sdk.conversation.impl.local_conversation, openhands.tools.terminal, "
+    "openhands.tools.file_editor, openhands.tools.task_tracker",
+)
+
+# No banner, no price list or model list fetched, no telemetry, no .env file looked for.
+_QUIET: Mapping[str, str] = {
+    "OPENHANDS_SUPPRESS_BANNER": "1",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",
+    "LITELLM_MODE": "PRODUCTION",
+    "DO_NOT_TRACK": "1",
+    "OTEL_SDK_DISABLED": "true",
+    "HF_HUB_OFFLINE": "1",
+}
+
+_PLAIN_SHELL = f"{task_shell.USERS_OWN}\nbind 'set enable-bracketed-paste off' 2>/dev/null"
+"""Its terminal shows the model what bash writes, also the marks around what is typed."""
+
+# How the driver's `status` and the last error's `code` mean it ended; the exit code only tells that it wrote them.
+ENDINGS: Mapping[str, EndReason] = {
+    "finished": EndReason.SUBMITTED,  # the finish tool, or words without a tool
+    "stuck": EndReason.AGENT_ERROR,  # the same again and again
+    "error: MaxIterationsReached": EndReason.STEP_LIMIT,
+    "error: MaxBudgetReached": EndReason.BUDGET_EXHAUSTED,
+    "error: LLMContextWindowExceedError": EndReason.CONTEXT_EXHAUSTED,
+    "error: LLMAuthenticationError": EndReason.MODEL_ERROR,
+    "error: LLMBadRequestError": EndReason.MODEL_ERROR,
+    "error: LLMContextWindowTooSmallError": EndReason.MODEL_ERROR,
+    "error: LLMNoResponseError": EndReason.MODEL_ERROR,
+    "error: LLMRateLimitError": EndReason.MODEL_ERROR,
+    "error: LLMServiceUnavailableError": EndReason.MODEL_ERROR,
+    "error: LLMTimeoutError": EndReason.MODEL_ERROR,
+    "error": EndReason.AGENT_ERROR,  # any other code: an exception of the framework's
+    "no result": EndReason.AGENT_ERROR,  # the driver or its Python broke
+}
+
+
+class OpenHands:
+    """The adapter. `call_timeout_s` and `call_attempts` bound one call of the model as the SDK makes it: what a limit
+    or a busy engine makes it wait at the gateway is part of the first.
+    """
+
+    name: ClassVar[str] = "openhands"
+    version: ClassVar[str] = "1.58.0"
+    placement: ClassVar[Placement] = Placement.INSIDE
+    dialect: ClassVar[Dialect] = Dialect.CHAT
+    endings: ClassVar[Mapping[str, EndReason]] = ENDINGS
+
+    def __init__(self, installer: Installer, *, call_timeout_s: float = 480.0, call_attempts: int = 3) -> None:
+        self._installer = installer
+        self._call_timeout_s = call_timeout_s
+        self._call_attempts = call_attempts
+
+    def install(self) -> Bundle:
+        """Raises: AgentUnavailable."""
+        return self._installer.python(self.name, _LOCK, first_use=_FIRST_USE, first_use_env=_QUIET)
+
+    def suits(self, shell: Shell) -> None:
+        """Raises: AgentUnsuitable: another C library, another architecture, or no bash."""
+        require(shell, self.install())
+        require_programs(shell, self.name, "bash")
+
+    def command(self, job: AgentJob, place: Place) -> Command:
+        """The driver in OpenHands' Python; what it shall do is in a file, because a task's text may be long."""
+        key = place.model.api_key
+        env = {
+            **_QUIET,
+            "HOME": place.home,
+            "TMUX_TMPDIR": place.home,  # where there is a tmux: a server of this attempt's alone
+            "OPENAI_API_KEY": key.get_secret_value() if key else "none",
+        }
+        return Command(
+            argv=(f"{place.tool}/bin/python3", "-B", f"{place.home}/{_DRIVER}", f"{place.home}/job.json"),
+            env=env,
+            files={
+                _DRIVER: (_HERE / _DRIVER).read_bytes(),
+                "job.json": json.dumps(self._told(job, place), indent=1).encode(),
+                task_shell.NAME: task_shell.bashrc(env.keys() - {"HOME"}, last=_PLAIN_SHELL),
+            },
+            results=(_RESULT,),
+        )
+
+    def _told(self, job: AgentJob, place: Place) -> dict[str, Any]:
+        return {
+            "task": job.description,
+            "model": place.model.name,
+            "base_url": place.model.base_url,
+            "max_iterations": job.limits.max_steps,
+            "command_timeout_s": job.limits.command_timeout_s,
+            "call_timeout_s": math.ceil(self._call_timeout_s),
+            "call_attempts": self._call_attempts,
+        }
+
+    def ending(self, ended: Ended) -> Ending:
+        """By what the driver wrote last; without it the end of the output says what there is to say."""
+        told = read_object(ended.home / _RESULT)
+        if not told:
+            said = tail(ended.stderr) or tail(ended.stdout)
+            found = f"expected result.json; found none, and exit code {ended.returncode}: {said}"
+            return Ending(ENDINGS["no result"], found)
+        status, code = str(told.get("status")), told.get("error")
+        word = f"{status}: {code}" if status == "error" and code else status
+        reason = ENDINGS.get(word, ENDINGS.get(status, EndReason.AGENT_ERROR))
+        detail = "" if reason is EndReason.SUBMITTED else short(f"{word}: {told.get('detail') or ''}".rstrip(": "))
+        return Ending(reason, detail, told.get("steps"), told.get("usage") or {})

@@ -1,0 +1,97 @@
+"""Lets the OpenHands SDK work on one task; the SDK has no command line of its own that knows limits.
+
+Runs in OpenHands' own Python, where nothing of MegaFlow can be imported, started in the task's folder. What is to be
+done comes in a JSON file, the model's key in a variable; how it ended goes into `result.json` beside that file, and the
+conversation itself, event by event, into `conversation/`: a killed run leaves what it had.
+"""
+
+import gc
+import json
+import os
+import sys
+from pathlib import Path
+
+KEY = "OPENAI_API_KEY"
+
+
+def main(job_file: Path) -> int:
+    job = json.loads(job_file.read_text(encoding="utf-8"))
+    home = job_file.parent
+    key = os.environ.pop(KEY, "none")  # commands of the agent inherit what is left
+
+    gc.disable()  # thousands of modules are loaded, none of which becomes garbage: a third of the time to start
+    from openhands.sdk import LLM, Agent, Tool
+    from openhands.sdk.conversation.impl.local_conversation import LocalConversation
+    from openhands.tools.file_editor import FileEditorTool
+    from openhands.tools.task_tracker import TaskTrackerTool
+    from openhands.tools.terminal import TerminalTool
+    from pydantic import SecretStr
+
+    gc.freeze()
+    gc.enable()
+    model = LLM(
+        model=f"openai/{job['model']}",
+        base_url=job["base_url"],
+        api_key=SecretStr(key),
+        usage_id="agent",
+        timeout=job["call_timeout_s"],
+        num_retries=job["call_attempts"],
+        retry_min_wait=1,
+        retry_max_wait=4,
+        retry_multiplier=1,
+        reasoning_effort=None,  # whatever the engine does by itself; not every engine knows the word
+        input_cost_per_token=0,  # what it costs is counted elsewhere
+        output_cost_per_token=0,
+    )
+    patience = {"no_change_timeout_seconds": max(1, int(job["command_timeout_s"]))}
+    terminal = Tool(name=TerminalTool.name, params={"terminal_type": "subprocess", **patience})
+    tools = [terminal, Tool(name=FileEditorTool.name), Tool(name=TaskTrackerTool.name)]
+    conversation = LocalConversation(
+        agent=Agent(llm=model, tools=tools, system_prompt_kwargs={"cli_mode": True}),
+        workspace=Path.cwd(),
+        persistence_dir=home / "conversation",
+        max_iteration_per_run=job["max_iterations"],
+        visualizer=None,
+        delete_on_close=False,
+    )
+    raised = ""
+    try:
+        conversation.send_message(job["task"])
+        conversation.run()
+    except Exception as error:  # noqa: BLE001  whatever it is, how the conversation stands is the answer
+        raised = f"{type(error).__name__}: {error}"
+    finally:
+        told = describe(conversation, raised)
+        write(home / "result.json", told)
+        conversation.close()
+    print(json.dumps({"status": told["status"], "error": told["error"], "steps": told["steps"]}))
+    return 0 if told["status"] == "finished" else 1
+
+
+def describe(conversation, raised: str) -> dict:
+    """How the conversation stands: what the adapter reads."""
+    state = conversation.state
+    events = list(state.events)
+    errors = [event for event in events if type(event).__name__ == "ConversationErrorEvent"]
+    answers = {event.llm_response_id for event in events if getattr(event, "llm_response_id", None)}
+    use = conversation.conversation_stats.get_combined_metrics().accumulated_token_usage
+    usage = {} if use is None else {"prompt_tokens": use.prompt_tokens, "completion_tokens": use.completion_tokens}
+    return {
+        "status": state.execution_status.value,
+        "error": errors[-1].code if errors else None,
+        "detail": errors[-1].detail if errors else raised,
+        "raised": raised,
+        "steps": len(answers),
+        "usage": usage,
+    }
+
+
+def write(path: Path, told: dict) -> None:
+    """Whole or not at all."""
+    draft = path.with_suffix(".part")
+    draft.write_text(json.dumps(told, indent=1), encoding="utf-8")
+    draft.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]).absolute()))

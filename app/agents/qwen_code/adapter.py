@@ -1,0 +1,197 @@
+"""Qwen Code, unmodified: runs inside the environment and acts there itself."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from app.agents.base import AgentJob
+from app.agents.framework import Bundle, Command, Ended, Ending, Place, Placement
+from app.agents.installation import Installer, require
+from app.agents.stream_json import result, short, tail, tokens
+from app.agents.task_shell import require_programs
+from app.models.endings import EndReason
+from app.models.model_calls import Dialect
+from app.models.shell import Shell
+
+_PACKAGE = Path(__file__).parent
+_ROOT = "node_modules/@qwen-code/qwen-code"
+_PROGRAM = f"{_ROOT}/cli.js"
+_SETTINGS = "settings.json"
+_COMMANDS = "before-commands.sh"
+_START = """\
+[ -d "${HOME-}" ] || HOME=${0%/*}
+TASKS_BASH_ENV=${BASH_ENV-} BASH_ENV=$0
+export HOME TASKS_BASH_ENV BASH_ENV
+exec "$@"
+"""
+"""Bash reads that file, `$0`, before each command that the framework runs; what the image has there is kept. Without a
+home folder that exists it does not start: it gets its own."""
+_LONGEST_COMMAND_MS = 600_000  # that its settings take
+_LONGEST_ARGUMENT_BYTES = 100_000  # the kernel takes 128 KiB
+
+# The package has its search program without the right to run it; then it proves that it starts.
+_FIRST_USE = (
+    "-e",
+    "const fs = require('fs'), [vendor, program] = process.argv.slice(1);"
+    "for (const folder of fs.readdirSync(vendor)) if (fs.existsSync(`${vendor}/${folder}/rg`))"
+    " fs.chmodSync(`${vendor}/${folder}/rg`, 0o755);"
+    "require('child_process').execFileSync(process.execPath, [program, '--version'], { stdio: 'inherit' });",
+    f"{_ROOT}/vendor/ripgrep",
+    _PROGRAM,
+)
+
+# Where it ended by itself: the result line's `subtype`, and of an error what its message begins with. It writes no such
+# line when a limit of its own is reached: there the exit code is its only word.
+ENDINGS: Mapping[str, EndReason] = {
+    "success": EndReason.SUBMITTED,  # a reply without a tool
+    "error_during_execution: API Error": EndReason.MODEL_ERROR,  # refused, failed, cut, rubbish, silent or not there
+    "error_during_execution: API Error, context": EndReason.CONTEXT_EXHAUSTED,
+    "error_during_execution": EndReason.AGENT_ERROR,  # anything else, such as the same call again and again
+    "exit code 53": EndReason.STEP_LIMIT,  # of turns
+    "exit code 55": EndReason.BUDGET_EXHAUSTED,  # of tool calls or of time, which are off
+    "exit code 42": EndReason.AGENT_ERROR,  # its input
+    "exit code 52": EndReason.AGENT_ERROR,  # its configuration
+    "no result, signal": EndReason.AGENT_ERROR,  # a crash, or by a command of its own: inside nobody can tell
+    "no result": EndReason.AGENT_ERROR,
+}
+_API_ERROR = "[API Error"
+_TOO_LONG = ("context length", "context_length", "context window", "prompt is too long")
+
+
+class QwenCode:
+    """The adapter. `call_timeout_s` bounds one try of a model call, with what it has to wait for at the gateway.
+
+    How often it tries is not ours to say: seven times, 1.5 to 30 s apart, for a busy or a broken engine, which takes
+    about 80 s; one that says `Retry-After` with 429 or 503 decides the pauses. `call_attempts` is taken for the sake
+    of a common signature: the tries that it could add would multiply those seven.
+    """
+
+    name: ClassVar[str] = "qwen-code"
+    version: ClassVar[str] = "0.24.4"
+    placement: ClassVar[Placement] = Placement.INSIDE
+    dialect: ClassVar[Dialect] = Dialect.CHAT
+    endings: ClassVar[Mapping[str, EndReason]] = ENDINGS
+
+    def __init__(self, installer: Installer, *, call_timeout_s: float = 480.0, call_attempts: int = 3) -> None:
+        self._installer = installer
+        self._call_timeout_s = call_timeout_s
+
+    def install(self) -> Bundle:
+        """Raises: AgentUnavailable."""
+        return self._installer.npm(self.name, _PACKAGE, first_use=_FIRST_USE)
+
+    def suits(self, shell: Shell) -> None:
+        """Raises: AgentUnsuitable: another C library, another architecture, or no bash."""
+        require(shell, self.install())
+        require_programs(shell, self.name, "bash")
+
+    def command(self, job: AgentJob, place: Place) -> Command:
+        """Its command line; a task's text that is longer than an argument may be comes as its input.
+
+        Not every text: it waits half a second for its input and then works without, which a loaded host may take.
+        """
+        env, task = self._environ(place), job.description.encode()
+        short_enough = len(task) <= _LONGEST_ARGUMENT_BYTES
+        return Command(
+            argv=(
+                *("/bin/sh", "-c", _START, f"{place.home}/{_COMMANDS}"),
+                f"{place.tool}/bin/node",
+                # What its own launcher adds, which starts two more processes for it; and no optimising of the parser
+                # of shell commands, which would take longer than all that a task lets it parse.
+                *("--expose-gc", "--liftoff-only"),
+                f"{place.tool}/{_PROGRAM}",
+                *("--auth-type", "openai", "--model", place.model.name),
+                *("--output-format", "stream-json"),
+                "--yolo",
+                *("--max-session-turns", str(job.limits.max_steps)),
+                *([f"--prompt={job.description}"] if short_enough else []),
+            ),
+            env=env,
+            files={
+                _SETTINGS: json.dumps(self._settings(job), indent=1).encode(),
+                _COMMANDS: _before_commands(env),
+            },
+            stdin=b"" if short_enough else task,
+        )
+
+    def _environ(self, place: Place) -> dict[str, str]:
+        key = place.model.api_key
+        return {
+            "QWEN_HOME": f"{place.home}/qwen",
+            "QWEN_RUNTIME_DIR": f"{place.home}/qwen",
+            # Above what the repository's own settings say.
+            "QWEN_CODE_SYSTEM_SETTINGS_PATH": f"{place.home}/{_SETTINGS}",
+            "QWEN_CODE_NO_RELAUNCH": "true",
+            "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
+            "OPENAI_BASE_URL": place.model.base_url,
+            "OPENAI_API_KEY": key.get_secret_value() if key else "none",
+        }
+
+    def _settings(self, job: AgentJob) -> dict[str, Any]:
+        limits = job.limits
+        call_ms = max(1, round(self._call_timeout_s * 1000))
+        calls: dict[str, Any] = {
+            "timeout": call_ms,
+            "streamIdleTimeoutMs": call_ms,
+            "maxRetries": 0,  # of its client and of one more loop around the seven
+        }
+        if limits.max_turn_tokens is not None:
+            calls["samplingParams"] = {"max_tokens": limits.max_turn_tokens}
+        if limits.context_tokens is not None:
+            calls["contextWindowSize"] = limits.context_tokens
+        command_ms = min(_LONGEST_COMMAND_MS, max(1, round(limits.command_timeout_s * 1000)))
+        return {
+            "privacy": {"usageStatisticsEnabled": False},
+            "telemetry": {"enabled": False},
+            "general": {"enableAutoUpdate": False, "preventSystemSleep": False},
+            # After a task it would ask the model what to remember of it.
+            "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False},
+            "model": {"generationConfig": calls},
+            "tools": {"shell": {"defaultTimeoutMs": command_ms, "heartbeatIntervalMs": 0}},
+        }
+
+    def ending(self, ended: Ended) -> Ending:
+        """By its result line; where there is none by its own exit codes, by the signal, or the end of its output."""
+        told = result(ended.stdout)
+        if not told:
+            return _unsaid(ended)
+        turns, usage = told.get("num_turns"), _usage(told)
+        steps = turns if isinstance(turns, int) else None
+        if told.get("subtype") == "success" and not told.get("is_error"):
+            return Ending(ENDINGS["success"], "", steps, usage)
+        error = told.get("error")
+        message = str(error.get("message", "")) if isinstance(error, dict) else str(error or told.get("result") or "")
+        return Ending(ENDINGS[_word(message)], short(f"{told.get('subtype')}: {message}".rstrip(": ")), steps, usage)
+
+
+def _before_commands(env: Mapping[str, str]) -> bytes:
+    """Takes our variables away, and gives the image's own start-up file its turn."""
+    return f"""\
+BASH_ENV=$TASKS_BASH_ENV
+unset TASKS_BASH_ENV {shlex.join(sorted(env))}
+if [ -n "$BASH_ENV" ]; then . "$BASH_ENV"; else unset BASH_ENV; fi
+""".encode()
+
+
+def _word(message: str) -> str:
+    if not message.startswith(_API_ERROR):
+        return "error_during_execution"
+    if any(sign in message.lower() for sign in _TOO_LONG):
+        return "error_during_execution: API Error, context"
+    return "error_during_execution: API Error"
+
+
+def _unsaid(ended: Ended) -> Ending:
+    word = f"exit code {ended.returncode}"
+    if word not in ENDINGS:
+        word = "no result, signal" if ended.returncode < 0 else "no result"
+    said = tail(ended.stderr) or tail(ended.stdout)
+    return Ending(ENDINGS[word], f"exit code {ended.returncode} and no result line: {said}".rstrip(": "))
+
+
+def _usage(told: dict[str, Any]) -> dict[str, float]:
+    return tokens(told, prompt_tokens="input_tokens", completion_tokens="output_tokens")

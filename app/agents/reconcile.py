@@ -1,0 +1,111 @@
+"""Brings together what an agent says of its end and what the gateway saw of its model calls. Pure.
+
+A framework cannot be believed about its model: some report success after an endpoint that answered rubbish, some call
+a refused key an error of theirs. The gateway saw every call, so it decides, by two rules that no table of a
+framework's endings can change:
+
+1. An end that is counted as a result rests on a model that answered. Where the last word was a fault of the engine, or
+   the model was never heard at all, nothing was measured.
+2. An end that came because the gateway said "no more" (turns, money, context) is that, whatever the framework made of
+   it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from app.agents.base import AgentReport
+from app.models.endings import BLAME, Blame, EndReason
+from app.models.model_calls import ENGINE_FAULTS, Account, CallEnd
+
+_STOPS = {
+    CallEnd.STEP_LIMIT: EndReason.STEP_LIMIT,
+    CallEnd.BUDGET_EXHAUSTED: EndReason.BUDGET_EXHAUSTED,
+    CallEnd.CONTEXT_EXHAUSTED: EndReason.CONTEXT_EXHAUSTED,
+    CallEnd.RUN_BUDGET: EndReason.RUN_BUDGET,
+}
+_USED_UP = frozenset({CallEnd.STEP_LIMIT, CallEnd.BUDGET_EXHAUSTED})
+"""What an attempt has used up stays so. A context may be shortened, a run's budget raised, and the conversation go on:
+those count only as long as nothing came after them."""
+
+_DECIDED_ELSEWHERE = frozenset(
+    {reason for reason, blame in BLAME.items() if blame is not Blame.RESULT} - {EndReason.MODEL_ERROR}
+    | {EndReason.RESOURCE_LIMIT}  # by what a command of the agent's did: its own, whatever its model did
+)
+"""Ends that have nothing to do with the model."""
+
+_OPEN_TO_DOUBT = frozenset({EndReason.AGENT_TIMEOUT, EndReason.AGENT_ERROR, EndReason.MODEL_ERROR})
+"""Ends that a gateway which is away brings about, too: a call that nobody answers takes time, or looks like a fault."""
+
+
+def reconciled(report: AgentReport, account: Account | None, *, doubt: str = "") -> AgentReport:
+    """The report with its end reason and usage as they count.
+
+    `account` is what the gateway counted for this attempt, flushed; None: the agent has no model, or is not behind a
+    gateway, and nothing changes. `doubt` says why the gateway may not have seen, or not counted, all of its calls.
+    """
+    if account is None:
+        return report
+    reason, why = _reason(report.end_reason, account, doubt)
+    return replace(
+        report,
+        end_reason=reason,
+        detail=report.detail if reason is report.end_reason else _said(why, report),
+        steps=account.turns if report.steps is None else report.steps,
+        usage=_usage(report.usage, account),
+    )
+
+
+def _reason(said: EndReason, account: Account, doubt: str) -> tuple[EndReason, str]:
+    if said in _DECIDED_ELSEWHERE:
+        return said, ""
+    counts = BLAME[said] is Blame.RESULT
+    last = account.turn_end or account.last_end
+    if last in ENGINE_FAULTS:
+        why = f"the last turn of its model ended with {last}, and none was answered after it"
+        return (EndReason.MODEL_ERROR, why) if counts else (said, "")
+    doubted = bool(doubt) and said in _OPEN_TO_DOUBT
+    if (stop := _stop(account, last, sure=not doubted)) is not None:
+        return (said, "") if _stands(said, stop, account) else (_STOPS[stop], f"the gateway refused a call: {stop}")
+    if doubted:
+        return EndReason.MODEL_ERROR, doubt
+    if counts and account.turns == 0:
+        return _unheard(account)
+    return said, ""
+
+
+def _unheard(account: Account) -> tuple[EndReason, str]:
+    """It ended before its model ever answered, and not because it was out of bounds: nothing was measured."""
+    if account.calls == 0:
+        return EndReason.INFRASTRUCTURE, "it ended without having asked its model anything"
+    return EndReason.MODEL_ERROR, f"its model never answered; the newest call ended with {account.last_end}"
+
+
+def _stop(account: Account, last: CallEnd | None, *, sure: bool) -> CallEnd | None:
+    """The bound that ended the attempt's conversation, if one did. `sure`: that nothing unseen came after `last`."""
+    if account.stopped_by in _USED_UP:
+        return account.stopped_by
+    if last is CallEnd.CONTEXT_EXHAUSTED and not sure:
+        return None
+    return last if last in _STOPS else None
+
+
+def _stands(said: EndReason, stop: CallEnd, account: Account) -> bool:
+    """Whether the framework's word stands beside a refusal: when both are results. A run without money is not one."""
+    if stop is CallEnd.RUN_BUDGET:
+        return False
+    return said is EndReason.AGENT_TIMEOUT or (said is EndReason.SUBMITTED and account.turns > 0)
+
+
+def _said(why: str, report: AgentReport) -> str:
+    """Why it counts as something else, and what the framework had to say."""
+    own = f"{report.end_reason}: {report.detail}" if report.detail else report.end_reason.value
+    return f"{why}; the framework said {own}"
+
+
+def _usage(reported: dict[str, float], account: Account) -> dict[str, float]:
+    """The gateway's counts before the framework's; a price that only the framework knows is a guess and says so."""
+    merged = dict(reported)
+    if (guess := merged.pop("cost_usd", None)) is not None:
+        merged["reported_cost_usd"] = guess
+    return {**merged, **{name: float(value) for name, value in account.describe().items()}}

@@ -1,0 +1,216 @@
+"""What a framework left in its folder, as plain files on the worker: nothing but files, and not too many bytes.
+
+Whoever works for the model may have written there, whatever it likes: no name, depth or kind of file may do more than
+stay behind. Only a gone environment and a full disk are raised.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import shlex
+import stat
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+import structlog
+
+from app.agents.running.uprooting import uproot
+from app.errors import EnvironmentFailed
+from app.models.shell import Shell
+
+log = structlog.get_logger(__name__)
+
+MOST_BYTES = 64 << 20
+MOST_FILES = 20_000
+DEEPEST = 64
+"""Folders below each other: what is deeper, nobody reads, and some tools fall over it."""
+LEFT_OUT = "LEFT-OUT.txt"
+"""In the collected folder, and nobody else's: the files that were too large, a line each."""
+_LONGEST_NAME = 3500  # bytes of a whole path here; the system takes 4096
+_TIMEOUT_S = 120.0
+_LOOK_S = 30.0
+_NO_FOLDER = 3
+_UNREADABLE = (OSError, ValueError, RecursionError, tarfile.TarError)
+"""What names, sizes and archives made on purpose can raise."""
+
+# What is too deep goes, since there may be no archive of it. Then the largest, which are hardly what anybody wants to
+# read; then smaller ones, until the rest fits.
+_SHRINK = """\
+cd "$1" || exit 3
+command -v du >/dev/null && command -v find >/dev/null && command -v cut >/dev/null ||
+    { echo "expected du, find and cut in the image"; exit 4; }
+find . -mindepth "$3" -maxdepth "$3" -type d -print -exec rm -rf {} + 2>/dev/null
+find . ! -type d ! -type f -exec rm -f {} +
+for kib in "$2" 16384 4096 1024 256 64 16 0; do
+    find . -type f -size +"${kib}"k -print -exec rm -f {} +
+    set -- "$1" "$2" $(du -sk . | cut -f1)
+    [ "$3" -gt "$2" ] || exit 0
+done
+"""
+
+
+def collect_inside(
+    shell: Shell, home: str, into: Path, *, first: Sequence[str] = (), most_bytes: int = MOST_BYTES
+) -> None:
+    """Bring the files of the folder `home` inside to `into`, which is made; of too much the largest are left out.
+
+    first: files by name that are fetched before all, whatever else is there and whatever the image lacks.
+
+    Links, sockets and the like are not taken: nobody can be led anywhere by what comes out. The files that are too
+    large are removed inside.
+
+    Raises: EnvironmentFailed, or what else the shell says of its end; OSError: this host's disk is full.
+    """
+    into.mkdir(parents=True, exist_ok=True)
+    for name in first:
+        _fetch(shell, home, name, into, most_bytes)
+    script = f"set -- {shlex.quote(home)} {most_bytes >> 10} {DEEPEST}\n{_SHRINK}"
+    result = shell.run(script, timeout_s=_TIMEOUT_S)
+    told = result.stdout.decode("utf-8", "replace")
+    if result.exit_code == _NO_FOLDER:  # it removed its own folder
+        return
+    if not result.ok:
+        why = (told + result.stderr.decode("utf-8", "replace")).strip()[:500]
+        _note(into, f"nothing more was collected: {why or 'it took too long'}\n")
+        return
+    if told:
+        _note(into, told)
+    try:
+        _unpack(shell.get_tree(home), into, most_bytes)
+    except FileNotFoundError:
+        return
+    except (EnvironmentFailed, *_UNREADABLE) as error:
+        _raise_if_full(error)
+        shell.run("true", timeout_s=_LOOK_S)  # raises, when that is why
+        _note(into, f"not all was collected: {error}\n")
+
+
+def _fetch(shell: Shell, home: str, name: str, into: Path, most_bytes: int) -> None:
+    """One file by its name, if it is one and no link."""
+    place = shlex.quote(f"{home}/{name}")
+    if not shell.run(f"[ -f {place} ] && [ ! -h {place} ]", timeout_s=_LOOK_S).ok:
+        return
+    try:
+        content = shell.get(f"{home}/{name}")
+        if len(content) > most_bytes:
+            _note(into, f"{name}: too large\n")
+            return
+        _write(into / name, content)
+    except FileNotFoundError:
+        return
+    except (EnvironmentFailed, *_UNREADABLE) as error:
+        _raise_if_full(error)
+        shell.run("true", timeout_s=_LOOK_S)
+        _note(into, f"{name}: {error}\n")
+
+
+def _unpack(archive: bytes, into: Path, most_bytes: int) -> None:
+    """Regular files alone, below `into`, whatever the archive says: it comes from inside."""
+    files = size = 0
+    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as tar:
+        for member in tar:
+            name = PurePosixPath(member.name)
+            if not member.isreg() or name.is_absolute() or ".." in name.parts or not name.parts:
+                continue
+            files, size = files + 1, size + member.size
+            if files > MOST_FILES or size > 2 * most_bytes:
+                _note(into, f"{member.name} and what follows: too much\n")
+                return
+            if name.parts[0] == LEFT_OUT or len(name.parts) > DEEPEST:
+                _note(into, f"{member.name[:500]}: {'the name is ours' if name.parts[0] == LEFT_OUT else 'too deep'}\n")
+                continue
+            try:
+                source = tar.extractfile(member)
+                _write(into / name, source.read() if source else b"")
+            except _UNREADABLE as error:  # a name that is too long, or a folder's
+                _raise_if_full(error)
+                _note(into, f"{member.name[:500]}: {error.strerror if isinstance(error, OSError) else error}\n")
+
+
+def _write(file: Path, content: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
+    file.chmod(0o600)
+
+
+def tidy(home: Path, *, most_bytes: int = MOST_BYTES) -> None:
+    """The same for a folder on this host: what is no plain file goes, then the largest until the rest fits.
+
+    Raises: OSError: the disk is full.
+    """
+    try:
+        if home.is_symlink() or not home.is_dir():
+            home.unlink(missing_ok=True)
+            home.mkdir()
+        home.chmod(0o700)
+    except OSError as error:
+        _raise_if_full(error)
+        log.warning("agent.home_not_tidied", folder=str(home), reason=str(error))
+        return
+    ours = home / LEFT_OUT
+    if ours.is_dir():
+        uproot(ours, home)
+    found = _plain_files(home)
+    size = sum(bytes_ for bytes_, _ in found)
+    found.sort()
+    left_out: list[str] = []
+    while found and (size > most_bytes or len(found) > MOST_FILES):
+        bytes_, path = found.pop()
+        left_out.append(_gone(path, home))
+        size -= bytes_
+    if left_out:
+        _note(home, "".join(left_out))
+
+
+def _plain_files(home: Path) -> list[tuple[int, Path]]:
+    """With their sizes. Whatever is none goes, and folders too deep; the others are opened to us."""
+    found: list[tuple[int, Path]] = []
+    for folder, folders, names in os.walk(home):
+        depth = len(Path(folder).relative_to(home).parts)
+        for name in [*names, *folders]:
+            path = Path(folder, name)
+            try:
+                about = path.lstat()
+                if stat.S_ISREG(about.st_mode):
+                    found.append((about.st_size, path))
+                elif not stat.S_ISDIR(about.st_mode):
+                    path.unlink(missing_ok=True)
+                elif depth >= DEEPEST or len(os.fsencode(path)) > _LONGEST_NAME:
+                    folders.remove(name)
+                    uproot(path, home)
+                    _note(home, f"{str(path.relative_to(home))[:500]}: too deep\n")
+                else:
+                    path.chmod(0o700)  # before it is looked into
+            except OSError as error:
+                _raise_if_full(error)
+                _note(home, f"{str(path.relative_to(home))[:500]}: {error.strerror}\n")
+    return found
+
+
+def _gone(path: Path, home: Path) -> str:
+    """Remove it; its line in the note."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:  # nobody but its owner may
+        return f"{path.relative_to(home)}: not removed, {error.strerror}\n"
+    return f"{path.relative_to(home)}\n"
+
+
+def _raise_if_full(error: Exception) -> None:
+    """Raises: OSError: this host's disk is full, which is told as such."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        raise error
+
+
+def _note(folder: Path, text: str) -> None:
+    text = text.encode("utf-8", "replace").decode()  # a name may be any bytes
+    log.info("agent.files_left_out", folder=str(folder), files=text[:500])
+    try:
+        with (folder / LEFT_OUT).open("a", encoding="utf-8") as note:
+            note.write(text)
+    except OSError as error:
+        _raise_if_full(error)
+        log.warning("agent.note_not_written", folder=str(folder), reason=str(error))

@@ -1,0 +1,204 @@
+"""SWE-agent, unmodified, from a checkout of its user's: runs inside the environment and acts there itself."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from app.agents import task_shell
+from app.agents.base import AgentJob
+from app.agents.framework import Bundle, Command, Ended, Ending, Place, Placement
+from app.agents.installation import Installer, require
+from app.agents.installation.checkouts import version_of
+from app.agents.stream_json import read_object, short, tail
+from app.agents.swe_agent.settings import settings
+from app.agents.task_shell import require_programs
+from app.errors import AgentNotSetUp, AgentUnsuitable
+from app.models.endings import EndReason
+from app.models.model_calls import Dialect
+from app.models.shell import Shell
+
+_LOCK = Path(__file__).with_name("requirements.lock")
+_MAIN = "import sys; from sweagent.run.run import main; sys.exit(main())"
+# In the task's folder, wherever that is here: SWE-agent goes to `/NAME`. Where it is started it looks for a .env file.
+_START = 'folder=${PWD#/}; cd "$HOME" && exec "$@" --env.repo.repo_name="$folder"'
+_FIRST_USE = ("-c", "import sweagent.run.run_single")
+_ROOT = "/root"  # SWE-agent puts its tools and its patch there, whatever its user's home is
+_LOOK_S = 30.0
+_PROMPT = "PS1=SHELLPS1PREFIX"
+"""The prompt that its shell (swe-rex) waits for, for one second, before it reads the user's own start-up file: with the
+prompt there already, that file may take its time (conda needs about a second)."""
+_ID = "task"  # of the problem: names the folder and the files of what it leaves
+_TRAJECTORY = f"output/{_ID}/{_ID}.traj"
+
+# Only warnings on the terminal, the rest in its own log files; no price list fetched, no .env file of a model library.
+_QUIET: Mapping[str, str] = {
+    "SWE_AGENT_LOG_STREAM_LEVEL": "WARNING",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",
+    "LITELLM_MODE": "PRODUCTION",
+    "HF_HUB_OFFLINE": "1",
+    "NO_COLOR": "1",
+    "SWE_AGENT_TRAJECTORY_DIR": ".",  # any folder: what it leaves goes where its command line says
+}
+
+# `info.exit_status` of the trajectory; where a change was left behind it is `submitted (STATUS)`, which means the same
+# but for who said it. The exit code is 0 for all of them.
+_STATUSES: Mapping[str, EndReason] = {
+    "submitted": EndReason.SUBMITTED,
+    "exit_forfeit": EndReason.SUBMITTED,  # it gave up
+    "exit_command": EndReason.SUBMITTED,  # it typed `exit`
+    "exit_cost": EndReason.STEP_LIMIT,  # of calls: the limit of cost is off
+    "exit_context": EndReason.CONTEXT_EXHAUSTED,
+    "exit_total_execution_time": EndReason.AGENT_TIMEOUT,
+    "exit_format": EndReason.AGENT_ERROR,  # no usable reply, three times
+    "exit_command_timeout": EndReason.AGENT_ERROR,  # three commands in turn took too long
+    "exit_environment_error": EndReason.AGENT_ERROR,  # its shell: ours is looked after by the environment itself
+    "exit_api": EndReason.MODEL_ERROR,
+    "exit_error": EndReason.AGENT_ERROR,
+    "exit_error: model": EndReason.MODEL_ERROR,  # the same, with an exception of its model client as the message
+}
+ENDINGS: Mapping[str, EndReason] = {
+    **_STATUSES,
+    **{f"submitted ({word})": reason for word, reason in _STATUSES.items() if word != "submitted"},
+    "no trajectory": EndReason.AGENT_ERROR,  # it did not get as far as its first step
+}
+_MODEL_CLIENT = re.compile(r"\blitellm\.\w*(Error|Exception|Timeout)\b")
+
+
+class SweAgent:
+    """The adapter. `source`: a folder of this host, or a URL for git with `@REF`, a tag or a whole commit.
+
+    `call_timeout_s` and `call_attempts` bound one call of the model as SWE-agent makes it: what a limit or a busy
+    engine makes it wait at the gateway is part of the first. `lock`: other packages than those that we have locked,
+    for a checkout that needs them.
+    """
+
+    name: ClassVar[str] = "swe-agent"
+    placement: ClassVar[Placement] = Placement.INSIDE
+    dialect: ClassVar[Dialect] = Dialect.CHAT
+    endings: ClassVar[Mapping[str, EndReason]] = ENDINGS
+
+    def __init__(
+        self,
+        installer: Installer,
+        source: str | None,
+        *,
+        lock: Path = _LOCK,
+        call_timeout_s: float = 480.0,
+        call_attempts: int = 3,
+    ) -> None:
+        self._installer = installer
+        self._source = source
+        self.version = version_of(source or "")
+        self._lock = lock
+        self._call = {"timeout_s": math.ceil(call_timeout_s), "attempts": call_attempts}
+
+    def install(self) -> Bundle:
+        """Raises: AgentUnavailable; AgentNotSetUp: nobody has said where the checkout is, or at which version."""
+        if not self._source:
+            raise AgentNotSetUp(
+                "agent swe-agent: expected a checkout, because it is on no package index; found no setting "
+                "swe_agent_source; clone SWE-agent's repository and set MEGAFLOW_SWE_AGENT_SOURCE to the folder, "
+                "or to the URL that git clones it from, with @REF: a tag or a whole commit"
+            )
+        return self._installer.checkout(self.name, self._source, self._lock, first_use=_FIRST_USE, first_use_env=_QUIET)
+
+    def suits(self, shell: Shell) -> None:
+        """Raises: AgentUnsuitable: another C library or architecture, a program that it calls is missing, no root."""
+        require(shell, self.install())
+        require_programs(shell, self.name, "bash", "git", "which")
+        if not shell.run(f"test -w {_ROOT}", timeout_s=_LOOK_S).ok:
+            raise AgentUnsuitable(
+                f"agent {self.name}: expected to be allowed to write to {_ROOT}, where SWE-agent keeps its tools; "
+                "found that it is not; run the task as root, or give it to another agent"
+            )
+
+    def command(self, job: AgentJob, place: Place) -> Command:
+        """Its command line; the task's text and the prompts are in files, because they may be long."""
+        checkout, home, model = f"{place.tool}/source", place.home, place.model
+        env = {
+            **_QUIET,
+            "HOME": home,
+            "OPENAI_API_KEY": model.api_key.get_secret_value() if model.api_key else "none",
+        }
+        told = {
+            "config": f"{home}/settings.yaml",
+            "agent.model.name": f"openai/{model.name}",
+            "agent.model.api_base": model.base_url,
+            "agent.model.per_instance_cost_limit": "0",
+            "agent.model.total_cost_limit": "0",
+            "agent.model.per_instance_call_limit": str(job.limits.max_steps),
+            "env.deployment.type": "local",
+            "env.repo.type": "preexisting",
+            "env.repo.reset": "false",  # the repository is as its task wants it, and there is nothing to fetch from
+            "problem_statement.type": "text_file",
+            "problem_statement.path": f"{home}/task.md",
+            "problem_statement.id": _ID,
+            "output_dir": f"{home}/output",
+        }
+        return Command(
+            argv=(
+                *("/bin/sh", "-c", _START, "sh", f"{place.tool}/bin/python3"),
+                *("-B", "-c", _MAIN, "run"),
+                *(f"--{name}={value}" for name, value in told.items()),
+            ),
+            env=env,
+            files={
+                "settings.yaml": settings(
+                    self.install().folder / "source", checkout, place.workdir, job.limits, self._call
+                ),
+                "task.md": job.description.encode(),
+                task_shell.NAME: task_shell.bashrc(env.keys() - {"HOME"}, last=_PROMPT),
+            },
+            results=(_TRAJECTORY,),
+        )
+
+    def ending(self, ended: Ended) -> Ending:
+        """By the status in its trajectory; without one the end of the output says what there is to say."""
+        told = read_object(ended.home / _TRAJECTORY)
+        info = told.get("info") if isinstance(told.get("info"), dict) else {}
+        assert isinstance(info, dict)
+        status = info.get("exit_status")
+        if not isinstance(status, str):
+            said = tail(ended.stderr) or tail(ended.stdout)
+            found = f"expected a trajectory with an exit status; found exit code {ended.returncode}: {said}"
+            return Ending(ENDINGS["no trajectory"], found, _steps(info), _usage(info))
+        message = _last_words(told)
+        word = _word(status, message)
+        reason = ENDINGS.get(word, ENDINGS.get(status, EndReason.AGENT_ERROR))
+        detail = "" if status == "submitted" else short(f"{status}: {message}".rstrip(": "))
+        return Ending(reason, detail, _steps(info), _usage(info))
+
+
+def _word(status: str, message: str) -> str:
+    """The table's word for it: `exit_error` covers both its own exceptions and its model client's."""
+    if "exit_error" in status and _MODEL_CLIENT.search(message):
+        return status.replace("exit_error", "exit_error: model")
+    return status
+
+
+def _last_words(told: dict[str, Any]) -> str:
+    """What the last step says: of one that ended because of an error, the error."""
+    steps = told.get("trajectory")
+    last = steps[-1] if isinstance(steps, list) and steps and isinstance(steps[-1], dict) else {}
+    return str(last.get("response") or last.get("thought") or "")
+
+
+def _steps(info: dict[str, Any]) -> int | None:
+    stats = info.get("model_stats")
+    calls = stats.get("api_calls") if isinstance(stats, dict) else None
+    return calls if isinstance(calls, int) else None
+
+
+def _usage(info: dict[str, Any]) -> dict[str, float]:
+    """Tokens by its own count, which it makes itself with a general tokenizer."""
+    stats = info.get("model_stats")
+    names = {"prompt_tokens": "tokens_sent", "completion_tokens": "tokens_received"}
+    counts = stats if isinstance(stats, dict) else {}
+    return {
+        ours: float(counts[theirs]) for ours, theirs in names.items() if isinstance(counts.get(theirs), int | float)
+    }

@@ -1,0 +1,153 @@
+"""Commands about models: `megaflow models list | add | drain | resume | remove | swap`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from app.cli.show import as_json, console
+from app.client import MegaFlow
+from app.errors import LimitInvalid
+from app.ledger import model_replicas as ledger
+from app.ledger.model_replicas import ModelReplica, NewReplica
+from app.models.model_calls import Dialect
+
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+Name = Annotated[str, typer.Argument(metavar="MODEL", help="The model's stable name, or * for all without a row.")]
+Engine = Annotated[str | None, typer.Argument(metavar="[URL]", help="One of its engines; without it, all.")]
+
+models = typer.Typer(help="Models: which engines answer for a model's name.", no_args_is_help=True)
+
+_SAYS = {"chat": Dialect.CHAT, "responses": Dialect.RESPONSES, "messages": Dialect.MESSAGES}
+
+
+def register(cli: typer.Typer) -> None:
+    """Add this file's commands."""
+    cli.add_typer(models, name="models")
+
+
+@models.command(name="list")
+def list_models(json: Json = False) -> None:
+    """Every model's engines. A model that is not here is asked for at the endpoint of the settings."""
+    with MegaFlow() as flow, flow.database.begin() as connection:
+        found = ledger.listed(connection)
+    if json:
+        as_json([_plain(one) for one in found])
+        return
+    table = Table(
+        "model", "engine", "its name there", "version", "speaks", "key", "context", "state", header_style="bold"
+    )
+    for one in found:
+        table.add_row(*_cells(one))
+    console.print(table)
+
+
+@models.command()
+def add(
+    model: Name,
+    url: Annotated[str, typer.Argument(metavar="URL", help="Base URL, as OpenAI's clients want it: with /v1.")],
+    upstream_model: Annotated[str | None, typer.Option("--as", help="The model's name at that engine.")] = None,
+    version: Annotated[str, typer.Option(help="Version of the policy, recorded with every call.")] = "",
+    speaks: Annotated[
+        list[str] | None, typer.Option(help=f"{', '.join(_SAYS)}; several times. Without it the gateway finds out.")
+    ] = None,
+    key_env: Annotated[str | None, typer.Option(help="NAME of the gateway's variable that holds the key.")] = None,
+    context_tokens: Annotated[int | None, typer.Option(help="Prompt and answer; without it the engine says.")] = None,
+    json: Json = False,
+) -> None:
+    """Let an engine answer for a model. In force within a second."""
+    new = NewReplica(
+        model=model,
+        url=url,
+        upstream_model=upstream_model,
+        policy_version=version,
+        dialects=tuple(dict.fromkeys(_dialect(one) for one in speaks or ())),
+        api_key_env=key_env,
+        context_tokens=context_tokens,
+    )
+    with MegaFlow() as flow:
+        made = ledger.add(flow.database, new)
+    _say([made], "answers", json)
+
+
+@models.command()
+def drain(model: Name, url: Engine = None, json: Json = False) -> None:
+    """Send no more new attempts to an engine; those that are there stay until they end."""
+    with MegaFlow() as flow:
+        changed = ledger.drain(flow.database, model, url)
+    _say(changed, "takes no new attempts", json)
+
+
+@models.command()
+def resume(model: Name, url: Engine = None, json: Json = False) -> None:
+    """Let a drained engine take new attempts again."""
+    with MegaFlow() as flow:
+        changed = ledger.resume(flow.database, model, url)
+    _say(changed, "takes new attempts", json)
+
+
+@models.command()
+def remove(model: Name, url: Engine = None, json: Json = False) -> None:
+    """Take an engine away. Attempts that it has go on at another one, or at the endpoint of the settings."""
+    with MegaFlow() as flow:
+        gone = ledger.remove(flow.database, model, url)
+    _say(gone, "is gone", json)
+
+
+@models.command()
+def swap(
+    model: Name,
+    version: Annotated[str, typer.Option(help="The new version's name.")],
+    upstream_model: Annotated[str | None, typer.Option("--as", help="The new version's name at its engines.")] = None,
+    url: Annotated[list[str] | None, typer.Option(help="New engines, in place of the old ones.")] = None,
+    keep_attempts: Annotated[bool, typer.Option(help="Running attempts end with the old engines.")] = False,
+    json: Json = False,
+) -> None:
+    """Put another version behind a model's name, for all of it at once."""
+    with MegaFlow() as flow:
+        now = ledger.swap(
+            flow.database,
+            model,
+            policy_version=version,
+            upstream_model=upstream_model,
+            urls=url or (),
+            keep_attempts=keep_attempts,
+        )
+    _say(now, "is there", json)
+
+
+def _say(replicas: list[ModelReplica], what: str, json: bool) -> None:
+    if json:
+        as_json([_plain(one) for one in replicas])
+        return
+    for one in replicas:
+        version = f" (version {one.policy_version})" if one.policy_version else ""
+        state = " draining" if one.state == ledger.DRAINING and what == "is there" else ""
+        console.print(f"{one.model}: {one.url}{version} {what}{state}", highlight=False, soft_wrap=True)
+
+
+def _plain(one: ModelReplica) -> dict[str, Any]:
+    return asdict(one) | {"dialects": [dialect.value for dialect in one.dialects]}
+
+
+def _cells(one: ModelReplica) -> list[str]:
+    names = {dialect: name for name, dialect in _SAYS.items()}
+    return [
+        one.model,
+        one.url,
+        one.upstream_model or "",
+        one.policy_version,
+        ", ".join(names[dialect] for dialect in one.dialects) or "found out",
+        one.api_key_env or "",
+        "" if one.context_tokens is None else f"{one.context_tokens:,}",
+        one.state,
+    ]
+
+
+def _dialect(said: str) -> Dialect:
+    if said in _SAYS:
+        return _SAYS[said]
+    raise LimitInvalid(f"--speaks: expected one of {', '.join(_SAYS)}, found {said!r}; nothing was changed")

@@ -1,0 +1,129 @@
+"""Agent frameworks that act inside: folders of this host that an environment sees read-only, each by its name.
+
+A provider gets a function that knows the folder of a name (`Find`): what is installed where is the agents' affair.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from app.errors import AgentUnavailable, EnvironmentFailed, SpecInvalid
+from app.models.spec import TOOLS_INSIDE, EnvironmentKind, EnvironmentSpec
+
+Find = Callable[[str], Path]
+"""The folder of a tool on this host, complete and unchanging. Raises: AgentUnavailable."""
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One folder that an environment is to see."""
+
+    name: str
+    folder: Path  # without links
+
+    @property
+    def target(self) -> str:
+        return f"{TOOLS_INSIDE}/{self.name}"
+
+
+def tool_inside(kind: EnvironmentKind, name: str, folder: Path) -> str:
+    """Where commands of an environment of that kind see the tool whose folder on this host is `folder`.
+
+    Raises: SpecInvalid: nowhere.
+    """
+    if kind is EnvironmentKind.LOCAL:
+        return str(folder)
+    if kind is EnvironmentKind.MEMORY:
+        raise SpecInvalid(
+            f"expected no tools in a memory environment, which runs no real programs; found {name!r}; use `docker`"
+        )
+    return f"{TOOLS_INSIDE}/{name}"
+
+
+def tools_of(spec: EnvironmentSpec, find: Find | None) -> tuple[Tool, ...]:
+    """The tools that the spec asks for, as they are on this host.
+
+    Raises: AgentUnavailable: one is not here; SpecInvalid: that is no tool's name.
+    """
+    found = []
+    for name in dict.fromkeys(spec.tools):
+        if name in ("", ".", "..") or "/" in name or "\0" in name:
+            raise SpecInvalid(f"expected the name of a tool, found {name!r}.")
+        if find is None:
+            raise AgentUnavailable(f"expected the tool {name!r} for {spec.label}, found that none can be had here.")
+        folder = find(name).resolve()
+        if not folder.is_dir():
+            raise AgentUnavailable(f"expected the tool {name!r} in {folder}, found no such folder; install it again.")
+        found.append(Tool(name, folder))
+    return tuple(found)
+
+
+@runtime_checkable
+class Showing(Protocol):
+    """A provider in whose environments tools are seen at a place of their own, whatever their version."""
+
+    def tool_versions(self, spec: EnvironmentSpec) -> Mapping[str, str]:
+        """What an environment made now would have: `told`. Raises: AgentUnavailable; SpecInvalid."""
+        ...
+
+
+def versions_of(provider: object, spec: EnvironmentSpec) -> Mapping[str, str]:
+    """The spec's tools as they are on this host now, where that makes a difference. Raises: as `Showing`."""
+    return provider.tool_versions(spec) if spec.tools and isinstance(provider, Showing) else {}
+
+
+def told(tools: tuple[Tool, ...]) -> dict[str, str]:
+    """What the next owner of an environment must have, too: see `refuse_others`."""
+    return {tool.name: tool.folder.name for tool in tools}
+
+
+def refuse_others(expected: tuple[Tool, ...], found: object) -> None:
+    """Raises: EnvironmentFailed: an environment was made with other versions of the tools than ours."""
+    if found != told(expected):
+        raise EnvironmentFailed(f"expected an environment with the tools {told(expected)}, found one with {found}.")
+
+
+def archived(tool: Tool) -> Iterator[bytes]:
+    """A tar of the tool by its place inside, piece by piece: bundles are too large to be held in memory."""
+    reading, writing = os.pipe()
+    failures: list[Exception] = []
+
+    def write() -> None:
+        try:
+            with open(writing, "wb") as sink, tarfile.open(fileobj=sink, mode="w|") as tar:
+                for name in ("/".join(part) for part in _parents(tool.target)):
+                    folder = tarfile.TarInfo(name)
+                    folder.type, folder.mode = tarfile.DIRTYPE, 0o755
+                    tar.addfile(folder, io.BytesIO())
+                tar.add(tool.folder, tool.target.lstrip("/"), filter=_as_roots)
+        except (OSError, tarfile.TarError) as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=write, name="tool-archive", daemon=True)
+    thread.start()
+    with open(reading, "rb") as source:
+        while piece := source.read(_PIECE):
+            yield piece
+    thread.join()
+    if failures:
+        raise EnvironmentFailed(f"the tool {tool.name!r} cannot be read: {failures[0]}.") from failures[0]
+
+
+def _parents(target: str) -> Iterator[list[str]]:
+    parts = target.strip("/").split("/")
+    yield from (parts[:depth] for depth in range(1, len(parts)))
+
+
+def _as_roots(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    member.mode &= ~0o222  # root inside may write all the same, where there is no mount
+    return member

@@ -1,0 +1,286 @@
+"""Calls of models: written in bulk, read back with what was said, added up.
+
+A call's row names its messages by digest; each message of an attempt is kept once, however often it was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import orjson
+import zstandard
+from sqlalchemy import Connection, text
+
+from app.models.model_calls import Account, CallEnd, Dialect, TokenUse
+
+STOPS = frozenset({CallEnd.STEP_LIMIT, CallEnd.BUDGET_EXHAUSTED, CallEnd.RUN_BUDGET, CallEnd.CONTEXT_EXHAUSTED})
+"""Ends that mean: this attempt gets no further answers."""
+_MOST_TEXT = 2000
+"""Characters of a name or a detail."""
+_MOST_UNPACKED = 512 << 20
+_INT_MOST = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class NewCall:
+    """A call to be written: `facts` by column, and the messages (and tools) that it names, packed, by digest."""
+
+    facts: Mapping[str, Any]
+    messages: Mapping[str, bytes] = field(default_factory=dict)
+    settles_turns: bool = False  # it may be the first that offers tools: those of its attempt without are none then
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCall:
+    """A call as it was, with what was said. Messages are in the normal form of `app.model_service.dialects`."""
+
+    id: UUID
+    attempt_id: UUID
+    dialect: Dialect
+    model: str
+    started_at: datetime
+    end: CallEnd
+    is_turn: bool = False
+    upstream_model: str = ""
+    replica: str = ""
+    policy_version: str = ""
+    first_byte_s: float | None = None
+    duration_s: float = 0.0
+    waited_s: Mapping[str, float] = field(default_factory=dict)
+    retries: int = 0
+    streamed: bool = False
+    status: int | None = None
+    detail: str = ""
+    finish_reason: str = ""
+    use: TokenUse = field(default_factory=TokenUse)
+    cost_usd: float | None = None
+    messages: tuple[dict[str, Any], ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
+    reply: dict[str, Any] | None = None
+    complete: bool = True  # False: the answer was cut
+    max_tokens: int | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    prompt_token_ids: tuple[int, ...] | None = None
+    token_ids: tuple[int, ...] | None = None
+    logprobs: tuple[float, ...] | None = None
+    raw: Mapping[str, str] = field(default_factory=dict)  # `request`, `response`: what could not be read, as it was
+    lost: str = ""  # why there is nothing of what was said
+
+
+def packed(value: object) -> bytes:
+    """As the tables keep it: zstd of JSON."""
+    return zstandard.compress(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS))
+
+
+def unpacked(content: bytes) -> Any:
+    """Raises: ValueError."""
+    try:
+        return orjson.loads(zstandard.ZstdDecompressor().decompress(content, max_output_size=_MOST_UNPACKED))
+    except zstandard.ZstdError as error:
+        raise ValueError(f"expected zstd of JSON; found: {error}") from error
+
+
+# --- Writing --------------------------------------------------------------------------------------------------------
+
+_TYPES = {
+    "id": "uuid",
+    "attempt_id": "uuid",
+    "task_id": "uuid",
+    "run_id": "uuid",
+    "user_name": "text",
+    "dialect": "text",
+    "model": "text",
+    "upstream_model": "text",
+    "replica": "text",
+    "policy_version": "text",
+    "started_at": "timestamptz",
+    "first_byte_s": "float8",
+    "duration_s": "float8",
+    "waited": "jsonb",
+    "retries": "int",
+    "streamed": "bool",
+    "status": "int",
+    "end_kind": "text",
+    "detail": "text",
+    "finish_reason": "text",
+    "is_turn": "bool",
+    "offers_tools": "bool",
+    "prompt_tokens": "int",
+    "completion_tokens": "int",
+    "cached_tokens": "int",
+    "reasoning_tokens": "int",
+    "cost_usd": "float8",
+    "messages": "text",  # an array's literal: arrays of arrays have to be of one length
+    "reply": "text",
+    "body": "bytea",
+}
+_STORE_CALLS = text(
+    f"INSERT INTO model_calls ({', '.join(_TYPES)})"  # noqa: S608
+    f" SELECT {', '.join('messages::text[]' if name == 'messages' else name for name in _TYPES)} FROM unnest("
+    + ", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in _TYPES.items())
+    + f") AS given({', '.join(_TYPES)}) ON CONFLICT (id) DO NOTHING"
+)
+_STORE_MESSAGES = text("""
+INSERT INTO model_messages (attempt_id, digest, body)
+SELECT * FROM unnest(CAST(:attempts AS uuid[]), CAST(:digests AS text[]), CAST(:bodies AS bytea[]))
+ON CONFLICT (attempt_id, digest) DO NOTHING
+""")
+
+_SETTLE_TURNS = text("""
+UPDATE model_calls c SET is_turn = false
+WHERE c.attempt_id = ANY(CAST(:attempts AS uuid[])) AND c.is_turn AND NOT c.offers_tools AND EXISTS (
+    SELECT FROM model_calls o WHERE o.attempt_id = c.attempt_id AND o.offers_tools AND o.end_kind = 'answered')
+""")
+
+
+def store(connection: Connection, calls: Sequence[NewCall]) -> None:
+    """Write calls, one statement for all; those that are there already stay as they are."""
+    said = {(call.facts["attempt_id"], digest): body for call in calls for digest, body in call.messages.items()}
+    if said:
+        ordered = sorted(said)  # two writers take rows in one order
+        values = {
+            "attempts": [attempt for attempt, _ in ordered],
+            "digests": [digest for _, digest in ordered],
+            "bodies": [said[key] for key in ordered],
+        }
+        connection.execute(_STORE_MESSAGES, values)
+    if calls:
+        columns = {name: [_plain(name, call.facts.get(name)) for call in calls] for name in _TYPES}
+        connection.execute(_STORE_CALLS, columns)
+    if settled := sorted({call.facts["attempt_id"] for call in calls if call.settles_turns}):
+        connection.execute(_SETTLE_TURNS, {"attempts": settled})
+
+
+def _plain(name: str, value: Any) -> Any:
+    if name == "waited":
+        return orjson.dumps(value or {}).decode()
+    if name == "offers_tools":
+        return bool(value)
+    if _TYPES[name] == "int" and value is not None:
+        return max(-_INT_MOST, min(value, _INT_MOST))  # an engine may say anything
+    if name == "messages":
+        return "{" + ",".join(value or ()) + "}"
+    if _TYPES[name] != "text" or value is None:
+        return value
+    # PostgreSQL's text has no NUL, and UTF-8 no halves of surrogate pairs.
+    return str(value)[:_MOST_TEXT].replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+
+
+_FORGET_MESSAGES = text("DELETE FROM model_messages WHERE attempt_id = :attempt")
+_FORGET_BODIES = text(
+    "UPDATE model_calls SET body = '', messages = '{}', reply = NULL WHERE attempt_id = :attempt AND body <> ''"
+)
+
+
+def forget_messages(connection: Connection, attempt_id: UUID) -> None:
+    """Keep of an attempt's calls only what is counted: what was said is in its artifacts now."""
+    connection.execute(_FORGET_MESSAGES, {"attempt": attempt_id})
+    connection.execute(_FORGET_BODIES, {"attempt": attempt_id})
+
+
+# --- Reading --------------------------------------------------------------------------------------------------------
+
+_CALLS = text("SELECT * FROM model_calls WHERE attempt_id = :attempt ORDER BY started_at, id")
+_MESSAGES = text("SELECT digest, body FROM model_messages WHERE attempt_id = :attempt")
+FORGOTTEN = "forgotten: the artifact `model_calls` has it"
+
+
+def calls_of(connection: Connection, attempt_id: UUID) -> list[StoredCall]:
+    """Every call of an attempt in the order in which they began, with what was said."""
+    rows = connection.execute(_CALLS, {"attempt": attempt_id}).all()
+    bodies = connection.execute(_MESSAGES, {"attempt": attempt_id}).all()
+    said = {row.digest: unpacked(row.body) for row in bodies}
+    return [_call(row, said) for row in rows]
+
+
+def _call(row: Any, said: Mapping[str, Any]) -> StoredCall:
+    body = unpacked(row.body) if row.body else {"lost": FORGOTTEN}
+    missing = [digest for digest in (*row.messages, row.reply) if digest is not None and digest not in said]
+    if missing:
+        body = {**body, "lost": f"{len(missing)} of its messages are not in the ledger"}
+    return StoredCall(
+        id=row.id,
+        attempt_id=row.attempt_id,
+        dialect=Dialect(row.dialect),
+        model=row.model,
+        started_at=row.started_at,
+        end=CallEnd(row.end_kind),
+        is_turn=row.is_turn,
+        upstream_model=row.upstream_model,
+        replica=row.replica,
+        policy_version=row.policy_version,
+        first_byte_s=row.first_byte_s,
+        duration_s=row.duration_s,
+        waited_s=row.waited,
+        retries=row.retries,
+        streamed=row.streamed,
+        status=row.status,
+        detail=row.detail,
+        finish_reason=row.finish_reason,
+        use=TokenUse(row.prompt_tokens, row.completion_tokens, row.cached_tokens, row.reasoning_tokens),
+        cost_usd=row.cost_usd,
+        messages=() if missing else tuple(said[digest] for digest in row.messages),
+        reply=said.get(row.reply) if row.reply else None,
+        **said_in(body, said),
+    )
+
+
+def said_in(body: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    """What a call's packed body tells, as fields of `StoredCall`."""
+    found: dict[str, Any] = {"tools": tuple(said.get(body.get("tools") or "") or ())}
+    for name in ("complete", "max_tokens", "parameters", "raw", "lost"):
+        if name in body:
+            found[name] = body[name]
+    for name in ("prompt_token_ids", "token_ids", "logprobs"):
+        if body.get(name) is not None:
+            found[name] = tuple(body[name])
+    return found
+
+
+# --- Accounts -------------------------------------------------------------------------------------------------------
+
+SUMS = """count(*) AS calls, count(*) FILTER (WHERE c.is_turn) AS turns,
+    coalesce(sum(c.prompt_tokens), 0) AS prompt_tokens, coalesce(sum(c.completion_tokens), 0) AS completion_tokens,
+    coalesce(sum(c.cached_tokens), 0) AS cached_tokens, coalesce(sum(c.cost_usd), 0) AS cost_usd,
+    count(*) FILTER (WHERE c.cost_usd IS NULL) AS unpriced_calls, coalesce(sum(w.waited), 0) AS waited_s,
+    coalesce(sum(greatest(c.duration_s - coalesce(w.waited, 0), 0)), 0) AS model_s"""
+WAITED = "LEFT JOIN LATERAL (SELECT sum(value::float8) AS waited FROM jsonb_each_text(c.waited)) w ON c.waited <> '{}'"
+_ACCOUNT = text(f"SELECT {SUMS} FROM model_calls c {WAITED} WHERE c.attempt_id = :attempt")  # noqa: S608
+_ENDS = text(
+    "SELECT end_kind, offers_tools, cost_usd FROM model_calls WHERE attempt_id = :attempt ORDER BY started_at, id"
+)
+_RUN_BUDGET = text("SELECT budget_usd FROM runs WHERE id = :run")
+_RUN_SPENT = text("SELECT coalesce(sum(cost_usd), 0) FROM model_calls WHERE run_id = :run")
+
+
+def account_of(connection: Connection, attempt_id: UUID) -> Account:
+    """What an attempt has had of models, as far as it is in the ledger."""
+    row = connection.execute(_ACCOUNT, {"attempt": attempt_id}).one()
+    found = connection.execute(_ENDS, {"attempt": attempt_id}).all()
+    ends = [CallEnd(call.end_kind) for call in found]
+    offered = any(call.offers_tools and call.end_kind == CallEnd.ANSWERED for call in found)
+    turn_ends = [
+        end
+        for end, call in zip(ends, found, strict=True)
+        if end is not CallEnd.CLIENT_GONE and (call.offers_tools or not offered)
+    ]
+    return Account(
+        **row._mapping,
+        last_end=ends[-1] if ends else None,
+        turn_end=turn_ends[-1] if turn_ends else None,
+        stopped_by=next((end for end in ends if end in STOPS), None),
+        offered_tools=offered,
+        last_cost_usd=next((call.cost_usd for call in reversed(found) if call.cost_usd), 0.0),
+    )
+
+
+def run_spend(connection: Connection, run_id: UUID) -> tuple[float, float | None]:
+    """US dollars of a run's calls whose price is known, and its budget. None: no bound; then nothing is added up."""
+    budget = connection.execute(_RUN_BUDGET, {"run": run_id}).scalar()
+    if budget is None:
+        return 0.0, None
+    return float(connection.execute(_RUN_SPENT, {"run": run_id}).scalar_one()), budget

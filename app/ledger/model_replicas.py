@@ -1,0 +1,303 @@
+"""Which engines answer for a model's name: rows that an administrator writes and every gateway follows.
+
+A model's name is stable; what is behind it (engine, the engine's own name, the version of the policy) changes in one
+transaction. Every change tells the channel `CHANGED`, so that gateways look at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import UUID
+
+from sqlalchemy import Connection, Row, text
+from uuid_utils import compat as uuids
+
+from app.errors import LimitInvalid, UnknownName
+from app.ledger import events
+from app.ledger.database import Database
+from app.ledger.events import Fact
+from app.models.model_calls import Dialect
+
+CHANGED = "megaflow_models"
+"""Channel: some model's replicas are others now; the payload is its name."""
+
+ANY = "*"
+"""The name that takes every model without a row of its own."""
+
+ACTIVE = "active"
+DRAINING = "draining"
+"""Takes no new attempts; those that it has stay."""
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
+_OURS = "MEGAFLOW_"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReplica:
+    """One engine behind a name. `dialects` empty: the gateway finds out what it speaks."""
+
+    id: UUID
+    model: str
+    url: str
+    upstream_model: str | None
+    policy_version: str
+    dialects: tuple[Dialect, ...]
+    api_key_env: str | None
+    context_tokens: int | None
+    state: str
+    added_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class NewReplica:
+    """One to be added. `api_key_env` is the name of a variable of the gateway, never a key."""
+
+    model: str
+    url: str
+    upstream_model: str | None = None
+    policy_version: str = ""
+    dialects: tuple[Dialect, ...] = ()
+    api_key_env: str | None = None
+    context_tokens: int | None = None
+
+
+def listed(connection: Connection, model: str | None = None) -> list[ModelReplica]:
+    """All replicas, or those of one model, in the order in which they came."""
+    wanted = "" if model is None else "WHERE model = :model "
+    statement = text(f"SELECT * FROM model_replicas {wanted}ORDER BY model, added_at, id")  # noqa: S608 (no input)
+    rows = connection.execute(statement, {} if model is None else {"model": model})
+    return [_read(row) for row in rows]
+
+
+def add(database: Database, new: NewReplica) -> ModelReplica:
+    """Raises: LimitInvalid: a value is impossible, or the model has this engine already; nothing was changed."""
+    _check(new)
+    with database.begin() as connection:
+        _alone(connection)
+        if any(one.url == plain_url(new.url) for one in listed(connection, new.model)):
+            raise LimitInvalid(
+                f"model {new.model!r} has {plain_url(new.url)} already; nothing was changed; to change what it serves:"
+                " `megaflow models swap`"
+            )
+        made = _insert(connection, new)
+        _tell(connection, "model.added", new.model, {"url": made.url, "version": made.policy_version})
+    return made
+
+
+def drain(database: Database, model: str, url: str | None = None) -> list[ModelReplica]:
+    """New attempts go elsewhere; who is there stays. One engine of the model, or all. Raises: UnknownName."""
+    return _to(database, model, url, DRAINING, "model.draining")
+
+
+def resume(database: Database, model: str, url: str | None = None) -> list[ModelReplica]:
+    """Undo `drain`. Raises: UnknownName."""
+    return _to(database, model, url, ACTIVE, "model.resumed")
+
+
+def remove(database: Database, model: str, url: str | None = None) -> list[ModelReplica]:
+    """Take engines of a model away; calls that are under way end as they would. Raises: UnknownName."""
+    with database.begin() as connection:
+        _alone(connection)
+        found = _named(connection, model, url)
+        _delete(connection, found)
+        _tell(connection, "model.removed", model, {"urls": [one.url for one in found]})
+    return found
+
+
+def swap(
+    database: Database,
+    model: str,
+    *,
+    policy_version: str,
+    upstream_model: str | None = None,
+    urls: Sequence[str] = (),
+    keep_attempts: bool = False,
+) -> list[ModelReplica]:
+    """Put another version behind a model's name, for all its calls that begin from then on; what it has afterwards.
+
+    Without `urls` the engines stay (they have loaded other weights, or serve them by `upstream_model`). With `urls`
+    these take the place of the old ones, which are removed, or, with `keep_attempts`, drained: attempts that began
+    with the old version then end with it.
+
+    Raises: UnknownName: the model has no replica; LimitInvalid: a value is impossible. Nothing was changed then.
+    """
+    with database.begin() as connection:
+        _alone(connection)
+        old = _named(connection, model, None)
+        if not urls:
+            connection.execute(
+                text(
+                    "UPDATE model_replicas SET policy_version = :version,"
+                    " upstream_model = coalesce(:upstream, upstream_model) WHERE model = :model AND state = 'active'"
+                ),
+                {"version": policy_version, "upstream": upstream_model, "model": model},
+            )
+        else:
+            _replace(connection, old, policy_version, upstream_model, urls, keep_attempts=keep_attempts)
+        now = listed(connection, model)
+        urls_now = [one.url for one in now if one.state == ACTIVE]
+        _tell(connection, "model.swapped", model, {"version": policy_version, "urls": urls_now})
+    return now
+
+
+def _replace(
+    connection: Connection,
+    old: Sequence[ModelReplica],
+    policy_version: str,
+    upstream_model: str | None,
+    urls: Sequence[str],
+    *,
+    keep_attempts: bool,
+) -> None:
+    first = old[0]
+    if keep_attempts:
+        _set_state(connection, old, DRAINING)
+    else:
+        _delete(connection, old)
+    for url in dict.fromkeys(plain_url(url) for url in urls):
+        new = NewReplica(
+            model=first.model,
+            url=url,
+            upstream_model=upstream_model or first.upstream_model,
+            policy_version=policy_version,
+            dialects=first.dialects,
+            api_key_env=first.api_key_env,
+            context_tokens=first.context_tokens,
+        )
+        _check(new)
+        _insert(connection, new)
+
+
+def _insert(connection: Connection, new: NewReplica) -> ModelReplica:
+    values: dict[str, Any] = {
+        "id": uuids.uuid7(),
+        "model": new.model,
+        "url": plain_url(new.url),
+        "upstream_model": new.upstream_model,
+        "policy_version": new.policy_version,
+        "dialects": [dialect.value for dialect in new.dialects],
+        "api_key_env": new.api_key_env,
+        "context_tokens": new.context_tokens,
+    }
+    row = connection.execute(
+        text(
+            "INSERT INTO model_replicas"
+            " (id, model, url, upstream_model, policy_version, dialects, api_key_env, context_tokens)"
+            " VALUES (:id, :model, :url, :upstream_model, :policy_version, CAST(:dialects AS text[]), :api_key_env,"
+            " :context_tokens) RETURNING *"
+        ),
+        values,
+    ).one()
+    return _read(row)
+
+
+def _to(database: Database, model: str, url: str | None, state: str, kind: str) -> list[ModelReplica]:
+    with database.begin() as connection:
+        _alone(connection)
+        found = _named(connection, model, url)
+        _set_state(connection, found, state)
+        _tell(connection, kind, model, {"urls": [one.url for one in found]})
+        ids = {one.id for one in found}
+        return [one for one in listed(connection, model) if one.id in ids]
+
+
+def _named(connection: Connection, model: str, url: str | None) -> list[ModelReplica]:
+    everything = listed(connection)
+    of_model = [one for one in everything if one.model == model]
+    if not of_model:
+        raise UnknownName.of("model", model, sorted({one.model for one in everything}))
+    found = [one for one in of_model if url is None or one.url == plain_url(url)]
+    if not found:
+        raise UnknownName.of(f"engine of model {model!r}", str(url), [one.url for one in of_model])
+    return found
+
+
+def _set_state(connection: Connection, replicas: Sequence[ModelReplica], state: str) -> None:
+    connection.execute(
+        text("UPDATE model_replicas SET state = :state WHERE id = ANY(CAST(:ids AS uuid[]))"),
+        {"state": state, "ids": [one.id for one in replicas]},
+    )
+
+
+def _delete(connection: Connection, replicas: Sequence[ModelReplica]) -> None:
+    connection.execute(
+        text("DELETE FROM model_replicas WHERE id = ANY(CAST(:ids AS uuid[]))"), {"ids": [one.id for one in replicas]}
+    )
+
+
+def _alone(connection: Connection) -> None:
+    """One writer at a time: these are a few rows, changed by hand or by a trainer between two versions."""
+    connection.execute(text("LOCK TABLE model_replicas IN SHARE ROW EXCLUSIVE MODE"))
+
+
+def _tell(connection: Connection, kind: str, model: str, data: dict[str, Any]) -> None:
+    events.append(connection, Fact(kind, data={"model": model, **data}))
+    connection.execute(text("SELECT pg_notify(:channel, :model)"), {"channel": CHANGED, "model": model[:200]})
+
+
+def _read(row: Row[Any]) -> ModelReplica:
+    known = {dialect.value for dialect in Dialect}
+    return ModelReplica(
+        id=row.id,
+        model=row.model,
+        url=row.url,
+        upstream_model=row.upstream_model,
+        policy_version=row.policy_version,
+        dialects=tuple(Dialect(one) for one in row.dialects if one in known),
+        api_key_env=row.api_key_env,
+        context_tokens=row.context_tokens,
+        state=row.state,
+        added_at=row.added_at,
+    )
+
+
+# --- What may be written --------------------------------------------------------------------------------------------
+
+
+def check_variable(name: str) -> None:
+    """Raises: LimitInvalid: this cannot be the name of a variable with an engine's key. The name is not shown."""
+    if not _VARIABLE.fullmatch(name):
+        raise LimitInvalid(
+            "expected the NAME of an environment variable of the gateway (letters, digits, _), found something else;"
+            " a key itself is never written down; nothing was changed"
+        )
+    if name.upper().startswith(_OURS):
+        raise LimitInvalid(f"expected a variable that holds an engine's key, found one of ours ({name})")
+
+
+def _check(new: NewReplica) -> None:
+    if not new.model or len(new.model) > 200 or not new.model.isprintable():
+        raise LimitInvalid(f"model: expected a name of 1 to 200 printable characters, or {ANY}, found {new.model!r}")
+    plain_url(new.url)
+    if new.api_key_env is not None:
+        check_variable(new.api_key_env)
+    if new.context_tokens is not None and new.context_tokens < 1:
+        raise LimitInvalid(f"context_tokens: expected 1 or more, found {new.context_tokens}; nothing was changed")
+
+
+def plain_url(url: str) -> str:
+    """An engine's base URL as it is kept: it is shown and recorded, so that it may hold no secret.
+
+    Raises: LimitInvalid: it is none; only what cannot be a secret of it is said.
+    """
+    try:
+        parts = urlsplit(url)
+        named = parts.username is not None or parts.password is not None
+        whole = bool(parts.scheme in {"http", "https"} and parts.hostname) and parts.port != 0
+    except ValueError:
+        raise LimitInvalid("engine: expected a URL, found one with a wrong host or port; nothing was changed") from None
+    if named:
+        raise LimitInvalid("engine: expected a URL without a user and a password: name a variable with the key")
+    if parts.query or parts.fragment:
+        raise LimitInvalid("engine: expected a base URL without a query and a fragment; nothing was changed")
+    if not whole or not url.isprintable() or " " in url:
+        raise LimitInvalid(
+            f"engine: expected a base URL such as http://engine.example.org:8000/v1, found {url!r:.200};"
+            " nothing was changed"
+        )
+    return url.rstrip("/")

@@ -1,0 +1,95 @@
+"""Who a caller of the gateway is: tokens of attempts. Only a token's digest is kept: nobody can read one here."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from app.errors import StaleWriter
+from app.ledger.attempts import Claim
+from app.ledger.database import Database
+from app.models.model_calls import ModelLimits, ModelSession
+from app.models.spec import Limits, ModelChoice, TaskSpec
+
+_OPEN = text("""
+INSERT INTO model_sessions (attempt_id, token_sha256)
+SELECT id, :digest FROM attempts WHERE id = :id AND number = :number AND state = 'running'
+ON CONFLICT (attempt_id) DO UPDATE SET token_sha256 = excluded.token_sha256, opened_at = clock_timestamp(),
+    closed_at = NULL
+""")
+_FIND = text("""
+SELECT a.id, a.number, a.state, t.id AS task_id, t.run_id, t.user_name, t.agent, t.name, t.replica, s.body,
+    m.closed_at
+FROM model_sessions m JOIN attempts a ON a.id = m.attempt_id JOIN tasks t ON t.id = a.task_id
+JOIN specs s ON s.digest = t.spec_digest WHERE m.token_sha256 = :digest
+""")
+_CLOSE = text("UPDATE model_sessions SET closed_at = clock_timestamp() WHERE attempt_id = :id AND closed_at IS NULL")
+_LIVE = text("""
+SELECT m.token_sha256 FROM model_sessions m JOIN attempts a ON a.id = m.attempt_id
+WHERE m.token_sha256 = ANY(CAST(:digests AS text[])) AND a.state = 'running' AND m.closed_at IS NULL
+""")
+
+
+def digest_of(token: str) -> str:
+    """What is kept of a token."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def open_session(database: Database, claimed: Claim, token: str) -> None:
+    """Let whoever has `token` call models for this attempt, until it ends.
+
+    Raises: StaleWriter: the attempt is not ours any more.
+    """
+    values = {"id": claimed.attempt_id, "number": claimed.number, "digest": digest_of(token)}
+    with database.begin() as connection:
+        if connection.execute(_OPEN, values).rowcount == 0:
+            raise StaleWriter(f"attempt {claimed.attempt_id}: expected it to run as number {claimed.number}")
+
+
+def close_session(database: Database, attempt_id: UUID) -> None:
+    """No more calls for this attempt, whichever gateway is asked; its token still reads the account.
+
+    Raises: DatabaseUnavailable.
+    """
+    with database.begin() as connection:
+        connection.execute(_CLOSE, {"id": attempt_id})
+
+
+def session_of(connection: Connection, token: str) -> ModelSession | None:
+    """Whose token this is; None: nobody's."""
+    row = connection.execute(_FIND, {"digest": digest_of(token)}).first()
+    if row is None:
+        return None
+    spec = TaskSpec.model_validate_json(row.body)
+    return ModelSession(
+        attempt_id=row.id,
+        number=row.number,
+        task_id=row.task_id,
+        run_id=row.run_id,
+        user=row.user_name,
+        agent=row.agent,
+        task_name=row.name,
+        replica=row.replica,
+        model=spec.model or ModelChoice(name=""),
+        limits=_limits(spec.task.limits),
+        live=row.state == "running" and row.closed_at is None,
+    )
+
+
+def live_among(connection: Connection, tokens: Collection[str]) -> set[str]:
+    """Those of the tokens whose attempts still run and may call, asked in one query."""
+    by_digest = {digest_of(token): token for token in tokens}
+    rows = connection.execute(_LIVE, {"digests": list(by_digest)})
+    return {by_digest[row.token_sha256] for row in rows}
+
+
+def _limits(limits: Limits) -> ModelLimits:
+    return ModelLimits(
+        max_turns=limits.max_steps,
+        max_turn_tokens=limits.max_turn_tokens,
+        context_tokens=limits.context_tokens,
+        budget_usd=limits.budget_usd,
+    )

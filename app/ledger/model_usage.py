@@ -1,0 +1,117 @@
+"""What models and environments were used for: tokens, dollars, time; by task, run, user, agent, model or day."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, get_args
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from app.ledger.model_calls import SUMS, WAITED
+
+By = Literal["task", "run", "user", "agent", "model", "day"]
+WAYS: tuple[By, ...] = get_args(By)
+
+_CALL_KEYS: Mapping[By, str] = {
+    "task": "t.name || ' #' || t.replica",
+    "run": "r.name",
+    "user": "c.user_name",
+    "agent": "t.agent",
+    "model": "c.model",
+    "day": "to_char(c.started_at AT TIME ZONE 'UTC', 'YYYY-MM-DD')",
+}
+_IDS: Mapping[By, str] = {"task": "t.id", "run": "t.run_id"}
+_ATTEMPT_KEYS: Mapping[By, str] = {
+    **_CALL_KEYS,
+    "user": "t.user_name",
+    "day": "to_char(a.claimed_at AT TIME ZONE 'UTC', 'YYYY-MM-DD')",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class UsageRow:
+    """One line. `cost_usd` is of the calls whose price is known, None when of no call it is.
+
+    `environment_s`: how long containers (or what stands for them) were held, agent's and grading's; None where it
+    cannot be told apart, which is by model.
+    """
+
+    key: str
+    id: UUID | None = None  # of the task or run
+    attempts: int | None = None
+    calls: int = 0
+    turns: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    cost_usd: float | None = None
+    unpriced_calls: int = 0
+    model_s: float = 0.0
+    waited_s: float = 0.0
+    environment_s: float | None = None
+
+
+def usage(
+    connection: Connection,
+    by: By,
+    *,
+    run_id: UUID | None = None,
+    user: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+) -> list[UsageRow]:
+    """Use by `by`, most expensive first. since, until: of calls and attempts that began then."""
+    values = {"run": run_id, "user": user, "since": since, "until": until}
+    given = {name: value for name, value in values.items() if value is not None}
+    key_id = _IDS.get(by, "CAST(NULL AS uuid)")
+    calls = connection.execute(
+        text(
+            f"SELECT {_CALL_KEYS[by]} AS key, {key_id} AS id, {SUMS}"  # noqa: S608
+            f" FROM model_calls c JOIN tasks t ON t.id = c.task_id JOIN runs r ON r.id = c.run_id {WAITED}"
+            f"{_where('c.run_id', 'c.user_name', 'c.started_at', given)} GROUP BY 1, 2"
+        ),
+        given,
+    ).all()
+    found: dict[tuple[str, UUID | None], dict[str, Any]] = {}
+    for row in calls:
+        facts = dict(row._mapping)
+        if facts["unpriced_calls"] and not facts["cost_usd"]:
+            facts["cost_usd"] = None
+        found[(facts["key"], facts["id"])] = facts
+    if by != "model":
+        for row in _held(connection, by, key_id, given):
+            facts = found.setdefault((row.key, row.id), {"key": row.key, "id": row.id})
+            facts |= {"attempts": row.attempts, "environment_s": row.held_s}
+    rows = [UsageRow(**facts) for facts in found.values()]
+    return sorted(rows, key=lambda row: (-(row.cost_usd or 0.0), -row.prompt_tokens, row.key))
+
+
+def _held(connection: Connection, by: By, key_id: str, given: Mapping[str, Any]) -> list[Any]:
+    """Attempts and the time for which they held environments: from the first one's making to the last one's end."""
+    where = _where("t.run_id", "t.user_name", "a.claimed_at", given)
+    return list(
+        connection.execute(
+            text(
+                f"SELECT {_ATTEMPT_KEYS[by]} AS key, {key_id} AS id, count(*) AS attempts,"  # noqa: S608
+                " sum(greatest(extract(epoch FROM coalesce((a.phases->>'stored')::timestamptz, a.finished_at)"
+                " - (a.phases->>'image_ready')::timestamptz), 0))::float8 AS held_s"
+                " FROM attempts a JOIN tasks t ON t.id = a.task_id JOIN runs r ON r.id = t.run_id"
+                f"{where}{' AND' if where else ' WHERE'} a.claimed_at IS NOT NULL GROUP BY 1, 2"
+            ),
+            given,
+        )
+    )
+
+
+def _where(run: str, user: str, at: str, given: Mapping[str, Any]) -> str:
+    conditions = {
+        "run": f"{run} = :run",
+        "user": f"{user} = :user",
+        "since": f"{at} >= :since",
+        "until": f"{at} < :until",
+    }
+    chosen = [condition for name, condition in conditions.items() if name in given]
+    return f" WHERE {' AND '.join(chosen)}" if chosen else ""

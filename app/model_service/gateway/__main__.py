@@ -1,0 +1,94 @@
+"""Run the gateway: `python -m app.model_service.gateway --host H --port P`."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import socket
+import sys
+from collections.abc import Sequence
+
+import structlog
+import uvicorn
+
+from app import logs
+from app.errors import MegaFlowError
+from app.ledger.database import Database
+from app.model_service.gateway.app import Gateway, create_app
+from app.model_service.recording import LedgerRecorder
+from app.settings import load
+
+log = structlog.get_logger()
+
+GRACE_S = 30
+"""How long a gateway that is told to stop lets calls go on."""
+_KEEP_ALIVE_S = 600
+"""Agents think for minutes between two calls; a connection that goes meanwhile costs them a retry."""
+_BACKLOG = 4096
+_CONNECTIONS = 8
+_SWITCH_S = 0.0005
+"""How long another thread may keep the interpreter while the loop has work: Python's 5 ms would be seen by callers,
+because the threads that write calls compute."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; returns 0, or the error's exit code."""
+    parser = argparse.ArgumentParser(prog="python -m app.model_service.gateway", description=__doc__)
+    parser.add_argument("--host", default=None, help="default: MEGAFLOW_BIND")
+    parser.add_argument("--port", type=int, default=None, help="default: MEGAFLOW_GATEWAY_PORT; 0 takes a free one")
+    parser.add_argument("--grace", type=int, default=GRACE_S, help="seconds that calls may go on after SIGTERM")
+    arguments = parser.parse_args(argv)
+    try:
+        settings = load()
+    except MegaFlowError as error:
+        print(f"gateway: {error}", file=sys.stderr)
+        return error.exit_code
+    logs.configure(settings.log_level)
+    sys.setswitchinterval(_SWITCH_S)
+    database = Database(settings.database(), pool_size=_CONNECTIONS)
+    try:
+        _serve(
+            create_app(settings, database, recorder=lambda: LedgerRecorder(settings, database)),
+            host=arguments.host or settings.bind,
+            port=settings.gateway_port if arguments.port is None else arguments.port,
+            grace_s=arguments.grace,
+        )
+    finally:
+        database.close()
+    return 0
+
+
+def _serve(app: Gateway, *, host: str, port: int, grace_s: int) -> None:
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=grace_s,
+    )
+    gc.collect()
+    gc.freeze()  # what was imported stays: going through all of it again and again would be seen by callers
+    listener = config.bind_socket()
+    _Server(config).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        for one in sockets or ():
+            host, port = one.getsockname()[:2]
+            log.info("gateway.listening", host=host, port=port)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

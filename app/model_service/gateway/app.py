@@ -1,0 +1,188 @@
+"""The gateway as an ASGI application: paths, and what begins and ends with the process.
+
+Model calls go past Starlette's router and its wrappers: they are most of the traffic, and each layer costs them time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from uuid import uuid4
+
+import aiohttp
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from app.ledger.database import Database
+from app.model_service.gateway.attempts import Attempts
+from app.model_service.gateway.bodies import BODY_BYTES
+from app.model_service.gateway.callers import Callers
+from app.model_service.gateway.calls import Call
+from app.model_service.gateway.keys import Keys
+from app.model_service.gateway.listing import Listing
+from app.model_service.gateway.loads import Loads
+from app.model_service.gateway.metrics import Metrics
+from app.model_service.gateway.parts import Parts
+from app.model_service.gateway.routes import Routes
+from app.model_service.gateway.sessions import SessionDesk
+from app.model_service.gateway.token_counts import TokenCounts
+from app.model_service.gateway.upstream import Upstream
+from app.model_service.limiter import ModelLimiter
+from app.model_service.recording.base import Recorder
+from app.models.model_calls import Dialect
+from app.settings import Settings
+
+LAST_S = 2.0
+"""For calls that were cut by the end of the process, to be put on record."""
+_PREFIXES = ("", "/v1", "/v1/v1")
+"""Clients differ in whether the base URL has /v1: some leave it out, some add one more."""
+_KEEP_ALIVE_S = 4.0
+"""Many engines close a connection that was idle for 5 s: one of ours must never be the later to notice."""
+
+
+def http_client(timeout_s: float) -> aiohttp.ClientSession:
+    """For engines: no bound of its own on connections, no cookies, no proxies, bytes as they come."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=60, keepalive_timeout=_KEEP_ALIVE_S),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=min(10.0, timeout_s), sock_read=timeout_s),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        read_bufsize=1 << 18,
+        max_line_size=1 << 16,
+        max_field_size=1 << 16,
+    )
+
+
+class Gateway:
+    """The application. `parts` is there once it has started."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        *,
+        recorder: Callable[[], Recorder],
+        limiter: Callable[[], ModelLimiter],
+        keys: Keys | None = None,
+        body_bytes: int = BODY_BYTES,
+    ) -> None:
+        """`recorder` and `limiter` are made on the loop that they are for, and closed with it."""
+        self._settings = settings
+        self._database = database
+        self._make_recorder = recorder
+        self._make_limiter = limiter
+        self._keys = keys or Keys()
+        self._body_bytes = body_bytes
+        self._calls = {f"{prefix}/{dialect.value}": dialect for prefix in _PREFIXES for dialect in Dialect}
+        self._rest = Starlette(routes=self._paths(), lifespan=self._lifespan)
+        self.routes: Routes
+        self.parts: Parts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST":
+            dialect = self._calls.get(scope["path"])
+            if dialect is not None:
+                await Call(self.parts, dialect, scope, receive, send).run()
+                return
+        await self._rest(scope, receive, send)
+
+    # --- Paths ------------------------------------------------------------------------------------------------------
+
+    def _paths(self) -> list[Route]:
+        found = [
+            Route("/", self._health, methods=["GET"]),
+            Route("/health", self._health, methods=["GET"]),
+            Route("/metrics", self._metrics, methods=["GET"]),
+            Route("/megaflow/session", self._account, methods=["GET"]),
+            Route("/megaflow/session/close", self._close, methods=["POST"]),
+        ]
+        for prefix in _PREFIXES:
+            found += [
+                Route(f"{prefix}/models", self._models, methods=["GET"]),
+                Route(f"{prefix}/models/{{name:path}}", self._model, methods=["GET"]),
+                Route(f"{prefix}/messages/count_tokens", self._count_tokens, methods=["POST"]),
+            ]
+        return found
+
+    async def _health(self, request: Request) -> Response:
+        engines = {engine.url: "up" if engine.healthy else "away" for engine in self.routes.engines}
+        return JSONResponse({"status": "ok", "in_flight": self.parts.attempts.in_flight, "engines": engines})
+
+    async def _metrics(self, request: Request) -> Response:
+        return Response(self.parts.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _account(self, request: Request) -> Response:
+        return await SessionDesk(self.parts).account(request)
+
+    async def _close(self, request: Request) -> Response:
+        return await SessionDesk(self.parts).close(request)
+
+    async def _models(self, request: Request) -> Response:
+        return await Listing(self.parts, self.routes).all(request)
+
+    async def _model(self, request: Request) -> Response:
+        return await Listing(self.parts, self.routes).one(request)
+
+    async def _count_tokens(self, request: Request) -> Response:
+        return await TokenCounts(self.parts, self.routes, self._http).answer(request)
+
+    # --- The process ------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        settings = self._settings
+        self._http = http_client(settings.model_timeout_s)
+        self.routes = Routes(settings, self._http, self._database)
+        callers = Callers(self._database, patience_s=min(60.0, settings.gateway_patience_s))
+        upstream = Upstream(self._http, self.routes, self._keys, timeout_s=settings.model_timeout_s)
+        recorder, limiter = self._make_recorder(), self._make_limiter()
+        self.parts = Parts(
+            callers=callers,
+            attempts=Attempts(),
+            upstream=upstream,
+            recorder=recorder,
+            limiter=limiter,
+            keys=self._keys,
+            metrics=Metrics(lambda: self.routes.engines),
+            patience_s=settings.gateway_patience_s,
+            body_bytes=self._body_bytes,
+            timeout_s=settings.model_timeout_s,
+            boot=uuid4().hex,
+            routed=lambda name: name in self.routes.models,
+        )
+        loads = Loads(self._http, lambda: self.routes.engines)
+        async with AsyncExitStack() as ends:  # in reverse: what is not on record yet comes first, whatever else fails
+            ends.push_async_callback(self._http.close)
+            ends.push_async_callback(limiter.close)
+            ends.push_async_callback(self.routes.close)
+            ends.push_async_callback(callers.close)
+            ends.push_async_callback(loads.close)
+            ends.push_async_callback(recorder.close)
+            ends.push_async_callback(self.parts.attempts.all_ended, LAST_S)
+            self.routes.start()
+            callers.start()
+            loads.start()
+            yield
+
+
+def create_app(
+    settings: Settings,
+    database: Database,
+    *,
+    recorder: Callable[[], Recorder],
+    limiter: Callable[[], ModelLimiter] | None = None,
+    keys: Keys | None = None,
+    body_bytes: int = BODY_BYTES,
+) -> Gateway:
+    """The gateway of an installation; `recorder` and `limiter` are called on the loop that serves."""
+    return Gateway(
+        settings,
+        database,
+        recorder=recorder,
+        limiter=limiter or (lambda: ModelLimiter.of(settings, database)),
+        keys=keys,
+        body_bytes=body_bytes,
+    )

@@ -1,0 +1,160 @@
+"""Who calls: a token's session, remembered, and looked at again every two seconds whether its attempt still runs.
+
+The look is one query for all, beside the calls: none of them waits for it but the first of a token. While the ledger is
+away, who was known stays known, since nobody can end an attempt then either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+import structlog
+
+from app.errors import DatabaseUnavailable
+from app.ledger.database import Database
+from app.ledger.model_sessions import close_session, live_among, session_of
+from app.model_service.gateway.refusals import Refusal
+from app.models.model_calls import CallEnd, ModelSession
+
+log = structlog.get_logger()
+
+FRESH_S = 2.0
+"""An attempt that has ended is refused after so long."""
+_FORGET_S = 60.0
+"""A token that nobody used for so long is read again at its next call."""
+_UNKNOWN_S = 1.0
+_UNKNOWN_MOST = 10_000
+_AGAIN_S = 0.5
+_TOKEN_MOST = 512
+
+_NO_TOKEN = "expected the attempt's token as `Authorization: Bearer` or `x-api-key`, found none"
+_WRONG = "the token is nobody's: expected the one that MegaFlow gave this attempt"
+_ENDED = "the attempt that this token was made for has ended, or its account was closed; its calls are over"
+
+
+@dataclass(slots=True)
+class _Known:
+    session: ModelSession
+    used_at: float
+
+
+def token_of(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """What the caller shows: OpenAI's clients send a bearer, Anthropic's a key of its own."""
+    found: bytes | None = None
+    for name, value in headers:
+        if name == b"authorization" and value[:7].lower() == b"bearer ":
+            found = value[7:]
+        elif name == b"x-api-key" and found is None:
+            found = value
+    return found.decode("latin-1").strip() if found else None
+
+
+class Callers:
+    """Sessions by token. For one event loop; queries run in threads."""
+
+    def __init__(self, database: Database, *, fresh_s: float = FRESH_S, patience_s: float = 60.0) -> None:
+        self._database = database
+        self._fresh_s = fresh_s
+        self._patience_s = patience_s
+        self._known: dict[str, _Known] = {}
+        self._unknown: dict[str, float] = {}
+        self._asking: dict[str, asyncio.Task[ModelSession | None]] = {}
+        self._watching: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._watching = asyncio.create_task(self._watch(), name="gateway-callers")
+
+    async def close(self) -> None:
+        tasks = [*self._asking.values(), *([self._watching] if self._watching else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def session(self, token: str | None, *, ended_too: bool = False) -> ModelSession:
+        """Whose token this is. Raises: Refusal: nobody's (401), an ended attempt's (403), or nobody can tell (503)."""
+        if not token:
+            raise Refusal(401, "token_missing", _NO_TOKEN, CallEnd.REFUSED)
+        known = self._known.get(token)
+        if known is None:
+            session = await self._find(token)
+        else:
+            known.used_at = time.monotonic()
+            session = known.session
+        if not session.live and not ended_too:
+            raise Refusal(403, "attempt_ended", _ENDED, CallEnd.REFUSED)
+        return session
+
+    async def _find(self, token: str) -> ModelSession:
+        now = time.monotonic()
+        if len(token) > _TOKEN_MOST or now - self._unknown.get(token, -_UNKNOWN_S) < _UNKNOWN_S:
+            raise Refusal(401, "token_unknown", _WRONG, CallEnd.REFUSED)
+        asking = self._asking.get(token)
+        if asking is None:
+            asking = asyncio.create_task(self._ask(token))
+            self._asking[token] = asking
+            asking.add_done_callback(lambda _: self._asking.pop(token, None))
+        try:
+            session = await asyncio.shield(asking)
+        except DatabaseUnavailable as error:
+            raise Refusal(503, "ledger_unavailable", str(error), CallEnd.UPSTREAM_UNREACHABLE, final=False) from error
+        if session is None:
+            if len(self._unknown) >= _UNKNOWN_MOST:
+                self._unknown.clear()
+            self._unknown[token] = time.monotonic()
+            raise Refusal(401, "token_unknown", _WRONG, CallEnd.REFUSED)
+        self._known[token] = _Known(session, time.monotonic())
+        return session
+
+    async def _ask(self, token: str) -> ModelSession | None:
+        give_up = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return await asyncio.to_thread(self._read, token)
+            except DatabaseUnavailable as error:
+                if time.monotonic() > give_up:
+                    raise
+                log.warning("gateway.ledger_silent", error=str(error))
+                await asyncio.sleep(_AGAIN_S)
+
+    def _read(self, token: str) -> ModelSession | None:
+        with self._database.begin() as connection:
+            return session_of(connection, token)
+
+    async def close_session(self, attempt_id: UUID) -> None:
+        """No more calls by its token, here at once and at other gateways soon. Raises: DatabaseUnavailable."""
+        await asyncio.to_thread(close_session, self._database, attempt_id)
+        for known in self._known.values():
+            if known.session.attempt_id == attempt_id:
+                known.session = replace(known.session, live=False)
+
+    # --- Watching ---------------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._fresh_s)
+            old = time.monotonic() - _FORGET_S
+            for token in [token for token, known in self._known.items() if known.used_at < old]:
+                del self._known[token]
+            tokens = [token for token, known in self._known.items() if known.session.live]
+            if not tokens:
+                continue
+            try:
+                live = await asyncio.to_thread(self._live, tokens)
+            except DatabaseUnavailable as error:
+                log.warning("gateway.callers_not_read", error=str(error))
+                continue
+            except Exception:  # whatever it is, it must not be the last look
+                log.exception("gateway.callers_not_read")
+                continue
+            for token in tokens:
+                known = self._known.get(token)
+                if known is not None and token not in live:
+                    known.session = replace(known.session, live=False)
+
+    def _live(self, tokens: list[str]) -> set[str]:
+        with self._database.begin() as connection:
+            return live_among(connection, tokens)

@@ -1,0 +1,341 @@
+"""One call of an agent, from its first byte to its record."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from datetime import UTC, datetime
+
+import orjson
+import structlog
+from starlette.types import Receive, Scope, Send
+from uuid_utils import compat as uuids
+
+from app.errors import BrokerUnavailable, CallThrottled, DatabaseUnavailable
+from app.model_service.dialects import codec_for
+from app.model_service.gateway import enforcement
+from app.model_service.gateway.bodies import ClientGone, read_body, read_request
+from app.model_service.gateway.callers import token_of
+from app.model_service.gateway.parts import JSON, Parts, answer_refusal
+from app.model_service.gateway.plans import Answer
+from app.model_service.gateway.refusals import CLOSED, Refusal
+from app.model_service.gateway.relay import Stream, without_usage
+from app.model_service.gateway.state import CallState, Headers
+from app.model_service.limiter import Permit
+from app.models.model_calls import CallEnd, Dialect, TokenUse
+
+log = structlog.get_logger()
+
+_SSE = (b"content-type", b"text/event-stream; charset=utf-8")
+_LIVE = (b"cache-control", b"no-cache")
+_PASSED_BACK = ("x-request-id", "request-id", "openai-processing-ms", "openai-version", "openai-model")
+_HUNG_UP = "the agent hung up"
+_SILENCE_MOST_S = 30.0
+"""Who hangs up after so long without a byte (or half the time that engines have) did so because of the silence."""
+_STREAM_TIMES = 10
+"""A stream may go on as long as bytes come, up to so many times what an engine has for a whole answer."""
+_SPARE_S = 2.0
+"""So much later than the connection itself, which knows better what was missing, a call's clock rings."""
+_SEEN_S = 0.5
+
+
+class Call:
+    """One request in one dialect."""
+
+    def __init__(self, parts: Parts, dialect: Dialect, scope: Scope, receive: Receive, send: Send) -> None:
+        self._parts = parts
+        self._dialect = dialect
+        self._headers: Headers = scope["headers"]
+        self._receive = receive
+        self._send = send
+        self._codec = codec_for(dialect)
+        self._finished = False
+        self._gone = False
+
+    async def run(self) -> None:
+        """Answer, whatever happens, and leave a record of it."""
+        begun, started_at = time.monotonic(), datetime.now(UTC)
+        try:
+            session = await self._parts.callers.session(token_of(self._headers))
+            if self._parts.attempts.of(session.attempt_id).closed:
+                raise Refusal(403, "session_closed", CLOSED, CallEnd.REFUSED)  # as of an ended attempt: not on record
+        except Refusal as refusal:
+            await answer_refusal(self._send, self._dialect, refusal)
+            return
+        call = CallState(
+            id=uuids.uuid7(),
+            session=session,
+            attempt=self._parts.attempts.of(session.attempt_id),
+            dialect=self._dialect,
+            codec=self._codec,
+            headers=self._headers,
+            started_at=started_at,
+            begun=begun,
+            patience_s=self._parts.patience_s,
+        )
+        if (known_s := time.monotonic() - begun) > _SEEN_S:
+            call.waited_s["ledger"] = known_s
+        call.attempt.enter()
+        self._parts.metrics.in_flight.inc()
+        try:
+            await self._whole(call)
+        finally:
+            self._record(call)
+            call.attempt.leave(allowed=call.allowed, turn=call.turn, tools=call.tools)
+            self._parts.metrics.in_flight.dec()
+
+    async def _whole(self, call: CallState) -> None:
+        watch: asyncio.Task[None] | None = None
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            call.raw = await read_body(self._receive, self._headers, self._parts.body_bytes)
+            watch = asyncio.create_task(self._until_gone())
+            watch.add_done_callback(lambda _: self._hung_up(task))
+            async with self._answering(call):
+                call.body = read_request(call.raw)
+                call.model, call.stream = call.body["model"], bool(call.body.get("stream"))
+                if call.attempt.closed:
+                    raise Refusal(403, "session_closed", CLOSED, CallEnd.REFUSED)
+                await enforcement.allow(call, self._parts.recorder)
+                await self._within_limits(call)
+        except Refusal as refusal:
+            await self._refuse(call, refusal)
+        except ClientGone:
+            self._ended(call, CallEnd.CLIENT_GONE, _HUNG_UP)
+        except asyncio.CancelledError:
+            if not self._gone:
+                raise
+            task.uncancel()
+        finally:
+            self._finished = True
+            if watch is not None:
+                watch.cancel()
+
+    @asynccontextmanager
+    async def _answering(self, call: CallState) -> AsyncIterator[None]:
+        """For the block, which answers: whatever stops it becomes an answer and a known end."""
+        try:
+            yield
+        except Refusal as refusal:
+            await self._refuse(call, refusal)
+        except asyncio.CancelledError:
+            if self._gone:
+                self._ended(call, *self._why_gone(call))
+            else:
+                self._ended(call, CallEnd.CUT, "the gateway was stopped")
+            raise
+        except Exception as error:
+            log.exception("gateway.call_broke", call=str(call.id))
+            await self._refuse(call, _ours(error))
+
+    # --- The caller -------------------------------------------------------------------------------------------------
+
+    async def _until_gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    def _hung_up(self, task: asyncio.Task[None]) -> None:
+        if not self._finished:
+            self._gone = True
+            task.cancel()
+
+    def _why_gone(self, call: CallState) -> tuple[CallEnd, str]:
+        """Whether the agent gave up by itself, or because nothing came: then that is what stopped it."""
+        if call.whole:
+            return CallEnd.ANSWERED, ""
+        silence_s = min(_SILENCE_MOST_S, self._parts.timeout_s / 2)
+        if (silent_s := call.silent_s()) > silence_s:
+            return CallEnd.UPSTREAM_TIMEOUT, f"the agent hung up after {silent_s:.1f} s without a byte"
+        waited = {name: seconds for name, seconds in call.waited_s.items() if name != enforcement.OWN_CALLS}
+        if not call.started and (waited_s := sum(waited.values())) > silence_s:
+            most = max(waited, key=lambda name: waited[name])
+            end = CallEnd.UPSTREAM_BUSY if most.startswith("engine:") else CallEnd.THROTTLED
+            return end, f"the agent hung up after a wait of {waited_s:.1f} s ({most})"
+        return CallEnd.CLIENT_GONE, _HUNG_UP
+
+    async def _refuse(self, call: CallState, refusal: Refusal) -> None:
+        message = self._parts.keys.redact(refusal.message)
+        if call.started:  # a status was sent: the rest of the stream says it
+            self._ended(call, refusal.end, message)
+            last = self._codec.error_event(refusal.status, refusal.code, message)
+            await self._send({"type": "http.response.body", "body": last, "more_body": False})
+            return
+        call.status = refusal.status
+        own = refusal.body
+        call.response = orjson.dumps(self._codec.error(refusal.status, refusal.code, message)) if own is None else own
+        self._ended(call, refusal.end, message)
+        await answer_refusal(self._send, self._dialect, refusal, call.response)
+
+    def _ended(self, call: CallState, end: CallEnd, detail: str) -> None:
+        self._finished = True
+        call.end, call.detail = end, detail
+
+    # --- The engine -------------------------------------------------------------------------------------------------
+
+    async def _within_limits(self, call: CallState) -> None:
+        """Take a permit, ask, answer, and put right what it cost."""
+        permit_used: Permit | None = None
+        session = call.session
+        begun = time.monotonic()
+        call.attempt.waiting_since[call.id] = begun
+        try:
+            async with self._parts.limiter.call(
+                run_id=session.run_id,
+                user=session.user,
+                model=self._known_as(call),
+                tokens=enforcement.estimate(call),
+                patience_s=call.left_s(),
+            ) as permit:
+                call.attempt.waiting_since.pop(call.id, None)
+                for name, seconds in permit.waited.items():
+                    call.waited_s[name] = call.waited_s.get(name, 0.0) + seconds
+                permit_used = permit
+                try:
+                    async with self._answering(call):
+                        await self._answer(call)
+                finally:
+                    usage = self._record(call)
+                    if usage.total is not None or call.end is not CallEnd.ANSWERED:
+                        permit.used(usage.total or 0)
+        except asyncio.CancelledError:
+            if permit_used is None:
+                call.waited_s["limits"] = time.monotonic() - begun
+            raise
+        except CallThrottled as error:
+            call.waited_s[error.limit] = call.waited_s.get(error.limit, 0.0) + time.monotonic() - begun
+            raise Refusal(429, "limit_reached", str(error), CallEnd.THROTTLED) from error
+        except (BrokerUnavailable, DatabaseUnavailable) as error:
+            if permit_used is not None:
+                raise
+            raise Refusal(503, "limits_unknown", str(error), CallEnd.THROTTLED, final=False) from error
+        finally:
+            call.attempt.waiting_since.pop(call.id, None)
+
+    def _known_as(self, call: CallState) -> str:
+        """The model's name to limits: one that an agent makes up must be no way around them."""
+        own = call.session.model.name or "*"
+        return call.model if call.model == own or self._parts.routed(call.model) else own
+
+    async def _asked(self, call: CallState) -> Answer:
+        """What the engine says, within its time. The clock stands still while the call waits, for which there is a
+        bound of its own; tries that failed are not given back. Raises: Refusal.
+        """
+        call.listens()
+        try:
+            async with asyncio.timeout(self._parts.timeout_s + _SPARE_S) as call.clock:
+                return await self._parts.upstream.ask(call)
+        except TimeoutError:
+            if (target := call.target) is not None:
+                target.engine.failed("it took too long to answer", alone=not target.others)
+            raise Refusal(
+                504,
+                "engine_timeout",
+                f"the engine had no whole answer within {self._parts.timeout_s:g} s",
+                CallEnd.UPSTREAM_TIMEOUT,
+            ) from None
+        finally:
+            call.clock = None
+
+    async def _answer(self, call: CallState) -> None:
+        answer = await self._asked(call)
+        call.silent_since = None
+        call.first_byte_s = time.monotonic() - call.begun
+        try:
+            if answer.response is None:
+                await self._pass_whole(call, answer)
+            else:
+                await self._pass_stream(call, answer)
+        finally:
+            answer.close()
+
+    async def _pass_whole(self, call: CallState, answer: Answer) -> None:
+        content = answer.content
+        if answer.plan.translation is not None:
+            content = answer.plan.translation.whole(content)
+        call.response = content
+        call.status = answer.status
+        headers = [JSON, (b"content-length", b"%d" % len(content)), *_back(call, answer)]
+        self._ended(call, CallEnd.ANSWERED, "")
+        call.started = True
+        await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": content, "more_body": False})
+
+    async def _pass_stream(self, call: CallState, answer: Answer) -> None:
+        stream = Stream(answer)
+        translated: list[bytes] = []
+        call.streamed = True
+        call.status = answer.status
+        await self._send(
+            {"type": "http.response.start", "status": answer.status, "headers": [_SSE, _LIVE, *_back(call, answer)]}
+        )
+        call.started = True
+        pieces = stream.pieces()
+        plan = answer.plan
+        most_s = _STREAM_TIMES * self._parts.timeout_s
+        if plan.translation is not None:
+            pieces = plan.translation.events(pieces)
+        elif plan.hides_usage:
+            pieces = without_usage(pieces)
+        try:
+            async with asyncio.timeout(most_s) as clock, aclosing(pieces) as source:  # type: ignore[type-var]
+                async for piece in source:
+                    call.silent_since = None
+                    if plan.translation is not None:
+                        translated.append(piece)
+                    await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+                    call.listens()
+        except TimeoutError:
+            if not clock.expired():
+                raise
+            if stream.end is not CallEnd.ANSWERED:
+                stream.end = CallEnd.UPSTREAM_TIMEOUT
+                stream.detail = f"the engine's answer had no end within {most_s:g} s"
+        finally:
+            call.whole = stream.end is CallEnd.ANSWERED
+            call.response = b"".join(translated) if plan.translation is not None else stream.kept
+        end, detail = stream.end, stream.detail
+        if end is CallEnd.CUT and self._complete(call):
+            end, detail = CallEnd.ANSWERED, ""
+        call.silent_since = None
+        last = b""
+        if end not in {CallEnd.ANSWERED, CallEnd.UPSTREAM_ERROR}:
+            last = self._codec.error_event(502, str(end), detail)  # an engine's own error has been passed on
+        self._ended(call, end, detail)
+        await self._send({"type": "http.response.body", "body": last, "more_body": False})
+
+    def _complete(self, call: CallState) -> bool:
+        """Whether a stream without its usual last line has said all: some engines leave that out."""
+        try:
+            return call.codec.reply(call.response, streamed=True).complete
+        except ValueError:
+            return False
+
+    # --- The record -------------------------------------------------------------------------------------------------
+
+    def _record(self, call: CallState) -> TokenUse:
+        """Once, and after the answer: what it costs, the next call pays."""
+        if call.recorded:
+            return TokenUse()
+        call.recorded = True
+        exchange = call.exchange()
+        usage = self._parts.recorder.record(exchange)
+        enforcement.learn(call, usage.prompt)
+        self._parts.metrics.ended(exchange, usage)
+        return usage
+
+
+def _ours(error: Exception) -> Refusal:
+    return Refusal(500, "gateway_error", f"the gateway broke: {type(error).__name__}", CallEnd.UPSTREAM_ERROR)
+
+
+def _back(call: CallState, answer: Answer) -> Headers:
+    """Headers that the caller gets: the engine's own ids, and ours."""
+    found: Headers = [(b"x-megaflow-call", str(call.id).encode())]
+    for name in _PASSED_BACK:
+        value = answer.headers.get(name)
+        if value is not None:
+            found.append((name.encode(), value.encode("latin-1", "replace")))
+    return found

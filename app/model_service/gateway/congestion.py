@@ -1,0 +1,146 @@
+"""How many calls one engine gets at once: found out, not configured.
+
+As TCP does it: the window doubles while nothing is lost (slow start), then grows by one for each window of successes,
+and halves when the engine says that it is too much. Who does not fit stands in line, first come first served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from contextlib import suppress
+
+START = 32.0
+MOST = 16384.0
+_SHRINK = 0.5
+_SHORT_LINE = 4.0
+_SHORT_SHARE = 0.1
+_PAUSE_S = 0.5
+_PAUSE_MOST_S = 15.0
+_DOUBLINGS = 10
+
+
+class Window:
+    """The calls of one engine. For one event loop."""
+
+    def __init__(self, *, start: float = START) -> None:
+        self.size = start
+        self.inside = 0
+        self._start = start
+        self._slow_start_until = MOST
+        self._line: deque[asyncio.Future[None]] = deque()
+        self._shrunk_at = 0.0
+        self._paused_until = 0.0
+        self._busy_in_a_row = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def waiting(self) -> int:
+        return sum(1 for one in self._line if not one.done())
+
+    def try_enter(self) -> bool:
+        """Take a place if there is one at once."""
+        if self._line or not self._open():
+            return False
+        self.inside += 1
+        return True
+
+    async def enter(self, timeout_s: float) -> None:
+        """Take a place. Raises: TimeoutError: there was none for so long."""
+        if self.try_enter():
+            return
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._line.append(place)
+        self._admit()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await place
+        except BaseException:
+            if place.done() and not place.cancelled():
+                self.leave()
+            else:
+                with suppress(ValueError):
+                    self._line.remove(place)
+            raise
+
+    def leave(self) -> None:
+        """Give the place back."""
+        self.inside -= 1
+        if self._line:
+            self._admit()
+
+    def accepted(self) -> None:
+        """The engine took a call: the window may grow, if it is what held calls up."""
+        self._busy_in_a_row = 0
+        if self.inside + 1 >= self.size and self.size < MOST:
+            self.size += 1.0 if self.size < self._slow_start_until else 1.0 / self.size
+            if self._line:
+                self._admit()
+
+    def busy(self, entered_at: float, retry_after_s: float | None) -> None:
+        """The engine refused a call, that entered at that moment, because it is too much.
+
+        It may say when to come again; a second refusal in a row, or a moment that is past, is answered by a pause of
+        our own: engines that always say "at once" are not asked at once for ever.
+        """
+        now = time.monotonic()
+        if entered_at > self._shrunk_at:  # the others of the same crowd say nothing new
+            self.size = max(1.0, min(self.size, float(self.inside + 1)) * _SHRINK)
+            self._slow_start_until = self.size
+            self._shrunk_at = now
+            own = min(_PAUSE_MOST_S, _PAUSE_S * 2 ** min(self._busy_in_a_row, _DOUBLINGS))
+            again = self._busy_in_a_row > 0  # what it said last was too short
+            self._busy_in_a_row += 1
+            pause_s = max(own, retry_after_s or 0.0) if again or not retry_after_s else retry_after_s
+            self._pause(now + pause_s)
+        elif retry_after_s is not None:
+            self._pause(now + retry_after_s)
+
+    def loaded(self, waiting: int) -> None:
+        """The engine says that so many calls stand in line at it. A short line keeps it busy; the rest is too much."""
+        if waiting <= max(_SHORT_LINE, self.inside * _SHORT_SHARE):
+            return
+        self.size = max(1.0, min(self.size, self.inside - waiting + max(_SHORT_LINE, self.inside * _SHORT_SHARE)))
+        self._slow_start_until = min(self._slow_start_until, self.size)
+
+    def anew(self) -> None:
+        """The engine was away: nothing is known of what it takes now."""
+        self.size = min(self.size, self._start)
+        self._slow_start_until = MOST
+        self._paused_until = 0.0
+        self._admit()
+
+    # --- The line ---------------------------------------------------------------------------------------------------
+
+    def _open(self) -> bool:
+        return self.inside < self.size and (self._paused_until == 0.0 or time.monotonic() >= self._paused_until)
+
+    def _pause(self, until: float) -> None:
+        self._paused_until = max(self._paused_until, until)
+        self._wake_later()
+
+    def _wake_later(self) -> None:
+        if self._timer is None:
+            delay = max(0.0, self._paused_until - time.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._resumed)
+
+    def _resumed(self) -> None:
+        self._timer = None
+        if time.monotonic() < self._paused_until:
+            self._wake_later()
+            return
+        self._paused_until = 0.0
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._line and self._open():
+            place = self._line.popleft()
+            if not place.done():
+                self.inside += 1
+                place.set_result(None)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

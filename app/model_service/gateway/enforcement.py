@@ -1,0 +1,133 @@
+"""What one attempt may have of its model: turns, money, context. Checked before an engine is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from app.errors import DatabaseUnavailable
+from app.model_service.gateway.refusals import Refusal
+from app.model_service.gateway.state import CallState
+from app.model_service.recording.base import Recorder
+from app.models.model_calls import Account, CallEnd
+
+_AGAIN_S = 0.5
+OWN_CALLS = "turns"
+"""What a call waits for when it waits for others of its attempt."""
+
+
+async def allow(call: CallState, recorder: Recorder) -> None:
+    """Return when the call may be made; it then counts as under way. Raises: Refusal.
+
+    Calls that might be the last allowed turn, or spend the last of the money, wait for those before them: none is
+    refused for a turn that then fails, and none goes over the limit.
+    """
+    call.tools = bool(call.body.get("tools") or call.body.get("functions"))
+    limits = call.session.limits
+    while True:
+        spent, bound = await recorder.run_spend(call.session)
+        account = await _account(call, recorder)
+        # Nothing may wait from here to where the call is counted: another one could take the same place.
+        if limits.context_tokens is not None:
+            fits(call, limits.context_tokens)
+        if limits.budget_usd is not None and account.cost_usd >= limits.budget_usd:
+            raise _over_budget("this attempt", account.cost_usd, limits.budget_usd, CallEnd.BUDGET_EXHAUSTED)
+        if bound is not None and spent >= bound:
+            raise _over_budget("the run", spent, bound, CallEnd.RUN_BUDGET)
+        turn = call.tools or not (account.offered_tools or call.attempt.tool_turns)
+        if not (turn and _waits_for_turns(call, account)) and not _waits_for_money(call, account):
+            break
+        with call.waiting(OWN_CALLS):
+            await _one_ends(call)
+    call.turn = turn
+    call.allowed = True
+    call.attempt.enters(turn=turn, tools=call.tools)
+
+
+def _waits_for_turns(call: CallState, account: Account) -> bool:
+    """Raises: Refusal: there are none left.
+
+    Calls that offer tools are turns; where an agent never offers any, all are. The rest is by the way: titles, ... What
+    came without tools before the first call with them was by the way, too, as that call shows: it takes none away.
+    """
+    most = call.session.limits.max_turns
+    if most is None:
+        return False
+    had = 0 if call.tools and not account.offered_tools else account.turns
+    if had >= most:
+        raise Refusal(
+            400,
+            "step_limit_exceeded",
+            f"this attempt has used up its {most} turns; it ends here",
+            CallEnd.STEP_LIMIT,
+        )
+    return had + call.attempt.tool_turns + (0 if call.tools else call.attempt.turns) >= most
+
+
+def _waits_for_money(call: CallState, account: Account) -> bool:
+    """Whether those under way may spend what is left, if each costs as much as the last one did."""
+    budget, under_way = call.session.limits.budget_usd, call.attempt.under_way
+    if budget is None or not under_way or not account.last_cost_usd:
+        return False
+    return account.cost_usd + under_way * account.last_cost_usd >= budget
+
+
+async def _one_ends(call: CallState) -> None:
+    try:
+        await call.attempt.one_ends(max(0.01, call.left_s()))
+    except TimeoutError:
+        raise Refusal(
+            429, "turns_under_way", "the last calls of this attempt are still under way", CallEnd.THROTTLED
+        ) from None
+
+
+async def _account(call: CallState, recorder: Recorder) -> Account:
+    while True:
+        try:
+            return await recorder.account(call.session)
+        except DatabaseUnavailable as error:
+            if call.left_s() <= 0:
+                raise Refusal(503, "ledger_unavailable", str(error), CallEnd.THROTTLED, final=False) from error
+        with call.waiting("ledger"):
+            await asyncio.sleep(min(_AGAIN_S, max(0.01, call.left_s())))
+
+
+def fits(call: CallState, window: int) -> None:
+    """Only a conversation whose beginning the engine has counted, and found too long, is refused without asking it.
+
+    Raises: Refusal.
+    """
+    attempt = call.attempt
+    if attempt.prompt_tokens <= window or len(call.raw) < attempt.prompt_bytes:
+        return
+    raise Refusal(
+        400,
+        "context_length_exceeded",
+        f"the conversation has {attempt.prompt_tokens} tokens or more, and may have {window}",
+        CallEnd.CONTEXT_EXHAUSTED,
+    )
+
+
+def _over_budget(whose: str, spent: float, bound: float, end: CallEnd) -> Refusal:
+    return Refusal(
+        400,
+        "budget_exhausted",
+        f"{whose} has spent ${spent:.4f} of ${bound:.4f} on model calls; it ends here",
+        end,
+    )
+
+
+def estimate(call: CallState) -> int:
+    """What the call will cost in tokens, for the limits of rate: put right by what it did cost."""
+    attempt = call.attempt
+    if attempt.prompt_bytes:
+        return max(1, attempt.prompt_tokens * len(call.raw) // attempt.prompt_bytes)
+    return max(1, len(call.raw) // 4)
+
+
+def learn(call: CallState, prompt_tokens: int | None) -> None:
+    """Keep what the engine counted, for the next call of this attempt."""
+    if prompt_tokens and call.end is CallEnd.ANSWERED and call.turn:
+        call.attempt.prompt_tokens = prompt_tokens
+        call.attempt.prompt_bytes = len(call.raw)
+        call.attempt.used_at = time.monotonic()

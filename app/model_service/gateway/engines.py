@@ -1,0 +1,144 @@
+"""One engine as the gateway knows it: whether it is up, how much it takes, which dialects it does not speak."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import aiohttp
+import structlog
+from yarl import URL
+
+from app.model_service.gateway.congestion import Window
+from app.models.model_calls import Dialect
+
+log = structlog.get_logger()
+
+_ERRORS_IN_A_ROW = 3
+"""So many answers of 5xx, timeouts or rubbish put an engine aside where there is another one."""
+_PROBE_S = 0.1
+_PROBE_MOST_S = 2.0
+_PROBE_TIMEOUT_S = 3.0
+_UNROUTED_S = 60.0
+"""An engine of no row is looked for so long after its last call; then the next call finds out."""
+
+
+class Engine:
+    """What is shared by all calls to one base URL. For one event loop."""
+
+    def __init__(self, url: str, http: aiohttp.ClientSession) -> None:
+        self.url = url
+        self.reason = f"engine:{url}"
+        self.window = Window()
+        self.up = asyncio.Event()
+        self.up.set()
+        self.deaf: set[Dialect] = set()
+        self.no_usage_option = False
+        self.last_fault = ""
+        self.routed = False  # some row of the table names it
+        self.wanted_at = time.monotonic()  # last chosen for a call
+        self.anthropic = (urlsplit(url).hostname or "").endswith(".anthropic.com")
+        self._http = http
+        self._errors = 0
+        self._probing: asyncio.Task[None] | None = None
+        self._paths = {dialect: URL(f"{url}/{dialect.value}") for dialect in Dialect}
+        self.count_tokens = URL(f"{url}/messages/count_tokens")
+
+    def path(self, dialect: Dialect) -> URL:
+        return self._paths[dialect]
+
+    @property
+    def healthy(self) -> bool:
+        return self.up.is_set()
+
+    def answered(self) -> None:
+        """It took a call."""
+        self._errors = 0
+        self.window.accepted()
+
+    def unreachable(self, why: str) -> None:
+        """No connection, or one that broke before an answer: calls wait until a probe finds it again."""
+        self._aside(why)
+
+    def failed(self, why: str, *, alone: bool) -> None:
+        """It answered, but not with what it should. `alone`: nobody else could answer in its place."""
+        self._errors += 1
+        if self._errors >= _ERRORS_IN_A_ROW and not alone:
+            self._aside(why)
+
+    def _aside(self, why: str) -> None:
+        self.last_fault = why
+        if self.up.is_set():
+            log.warning("gateway.engine_aside", engine=self.url, why=why)
+            self.up.clear()
+        if self._probing is None or self._probing.done():
+            self._probing = asyncio.create_task(self._probe(), name="engine-probe")
+
+    async def _probe(self) -> None:
+        nap_s = _PROBE_S
+        since = time.monotonic()
+        while not await self._answers():
+            await asyncio.sleep(nap_s)
+            nap_s = min(_PROBE_MOST_S, nap_s * 1.5)
+            if not self.routed and time.monotonic() - self.wanted_at > _UNROUTED_S:
+                break
+        self._errors = 0
+        self.deaf.clear()  # it may be another server by now
+        self.no_usage_option = False
+        self.window.anew()
+        self.up.set()
+        log.info("gateway.engine_back", engine=self.url, away_s=round(time.monotonic() - since, 1))
+
+    async def _answers(self) -> bool:
+        """Whether anything is there that does not fail: providers have no /health, engines may want a key."""
+        health = await self._status(f"{self.url.removesuffix('/v1')}/health")
+        if health is None or health >= 500:
+            return False
+        if health < 300:
+            return True
+        models = await self._status(f"{self.url}/models")
+        return models is not None and models < 500
+
+    async def _status(self, url: str) -> int | None:
+        try:
+            timeout = aiohttp.ClientTimeout(total=_PROBE_TIMEOUT_S)
+            async with self._http.get(url, timeout=timeout, allow_redirects=False) as answer:
+                return answer.status
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return None
+
+    @property
+    def idle(self) -> bool:
+        """Nobody is there, and nobody waits to be."""
+        return not self.window.inside and not self.window.waiting
+
+    def leave_alone(self) -> None:
+        """No more probes."""
+        self.window.close()
+        if self._probing is not None:
+            self._probing.cancel()
+
+    async def close(self) -> None:
+        self.leave_alone()
+        if self._probing is not None:
+            await asyncio.gather(self._probing, return_exceptions=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where one call goes: an engine, and as what. Taken at the beginning of a call and not changed by a swap."""
+
+    engine: Engine
+    upstream_model: str | None = None  # None: as the agent calls it
+    policy_version: str = ""
+    dialects: tuple[Dialect, ...] = ()  # empty: to be found out
+    api_key_env: str | None = None
+    context_tokens: int | None = None
+    draining: bool = False
+    ours: bool = False  # the built-in engine, which is told of task and attempt
+    others: bool = field(default=False, compare=False)  # that could answer in its place
+
+    def speaks(self, dialect: Dialect) -> bool:
+        return dialect in self.dialects if self.dialects else dialect not in self.engine.deaf

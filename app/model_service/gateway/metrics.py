@@ -1,0 +1,76 @@
+"""Metrics of the gateway in Prometheus' text format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from app.model_service.gateway.engines import Engine
+from app.models.model_calls import CallEnd, Dialect, Exchange, TokenUse
+
+_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class Metrics:
+    """Counted as calls end; the state of engines is read when somebody asks."""
+
+    def __init__(self, engines: Callable[[], Iterable[Engine]]) -> None:
+        registry = CollectorRegistry()
+        self._registry = registry
+        self.in_flight = Gauge("megaflow_gateway_calls_in_flight", "Calls under way.", registry=registry)
+        self._calls = Counter(
+            "megaflow_gateway_calls", "Calls by how they ended.", ["dialect", "end"], registry=registry
+        )
+        self._retries = Counter("megaflow_gateway_retries", "Tries that agents did not see.", registry=registry)
+        self._seconds = Histogram(
+            "megaflow_gateway_call_seconds", "From arrival to the last byte.", registry=registry, buckets=_SECONDS
+        )
+        self._waited = Counter(
+            "megaflow_gateway_waited_seconds",
+            "Seconds that calls waited, by kind of limit.",
+            ["kind"],
+            registry=registry,
+        )
+        self._tokens = Counter("megaflow_gateway_tokens", "Tokens, as engines count.", ["kind"], registry=registry)
+        self._prompt, self._completion = self._tokens.labels("prompt"), self._tokens.labels("completion")
+        self._of_end = {
+            (dialect, end): self._calls.labels(dialect.value, end.value) for dialect in Dialect for end in CallEnd
+        }
+        registry.register(_Engines(engines))
+
+    def ended(self, exchange: Exchange, usage: TokenUse) -> None:
+        """Count one."""
+        self._of_end[exchange.dialect, exchange.end].inc()
+        self._seconds.observe(exchange.duration_s)
+        if exchange.retries:
+            self._retries.inc(exchange.retries)
+        for name, seconds in exchange.waited_s.items():
+            self._waited.labels(name.partition(":")[0]).inc(seconds)
+        if usage.prompt:
+            self._prompt.inc(usage.prompt)
+        if usage.completion:
+            self._completion.inc(usage.completion)
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+class _Engines(Collector):
+    def __init__(self, engines: Callable[[], Iterable[Engine]]) -> None:
+        self._engines = engines
+
+    def collect(self) -> Iterator[Metric]:
+        up = GaugeMetricFamily("megaflow_gateway_engine_up", "1 while it takes connections.", labels=["engine"])
+        room = GaugeMetricFamily("megaflow_gateway_engine_window", "Calls that it may have at once.", labels=["engine"])
+        inside = GaugeMetricFamily("megaflow_gateway_engine_calls", "Calls that it has.", labels=["engine"])
+        waiting = GaugeMetricFamily("megaflow_gateway_engine_waiting", "Calls that wait for it.", labels=["engine"])
+        for engine in list(self._engines()):
+            up.add_metric([engine.url], float(engine.healthy))
+            room.add_metric([engine.url], engine.window.size)
+            inside.add_metric([engine.url], engine.window.inside)
+            waiting.add_metric([engine.url], engine.window.waiting)
+        yield from (up, room, inside, waiting)

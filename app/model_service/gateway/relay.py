@@ -1,0 +1,164 @@
+"""Passing an engine's stream on as it comes, and seeing whether it came to its end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import aiohttp
+
+from app.model_service.gateway.plans import Answer
+from app.models.model_calls import CallEnd, Dialect
+
+KEPT_BYTES = 32 << 20
+"""Of one stream, for the record; what comes after it is passed on, and only its last part is kept."""
+TAIL_BYTES = 128 << 10
+"""Of a longer stream: engines tell the tokens in one of the last events."""
+_CARRY = 48
+"""Longer than any marker: one may lie across two pieces."""
+_ERROR_LINE_BYTES = 1 << 20
+
+
+def _lines(*starts: bytes) -> tuple[bytes, ...]:
+    """The beginnings of lines, with and without the blank after the colon, which the format leaves open."""
+    return tuple(b"\n" + one for start in starts for one in (start, start.replace(b": ", b":", 1)))
+
+
+def _kinds(*kinds: bytes) -> tuple[bytes, ...]:
+    return tuple(b'"type":' + blank + b'"' + kind + b'"' for kind in kinds for blank in (b"", b" "))
+
+
+_ENDS: dict[Dialect, tuple[bytes, ...]] = {
+    Dialect.CHAT: _lines(b"data: [DONE]"),
+    Dialect.MESSAGES: (*_lines(b"event: message_stop"), *_kinds(b"message_stop")),
+    Dialect.RESPONSES: (
+        *_lines(b"event: response.completed", b"event: response.incomplete"),
+        *_kinds(b"response.completed", b"response.incomplete"),
+    ),
+}
+_ERRORS: dict[Dialect, tuple[bytes, ...]] = {
+    Dialect.CHAT: _lines(b'data: {"error"', b"event: error"),
+    Dialect.MESSAGES: _lines(b"event: error"),
+    Dialect.RESPONSES: (*_lines(b"event: error", b"event: response.failed"), *_kinds(b"response.failed")),
+}
+"""None of these can be a part of what a model says: within JSON there is no line end, and quotes are escaped."""
+
+
+def begins_with_error(dialect: Dialect, first: bytes) -> bool:
+    """Whether the first event of a stream is an error."""
+    return (b"\n" + first.lstrip(b"\r\n")).startswith(_ERRORS[dialect])
+
+
+class Stream:
+    """One stream: its pieces, one by one, and what is known of it, at any time."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.end = CallEnd.CUT
+        self.detail = "the engine's stream was left before its end"
+        self.seen_end = False
+        self.cut_off = False  # not all of it was kept
+        self._answer = answer
+        self._ends = _ENDS[answer.plan.dialect]
+        self._errors = _ERRORS[answer.plan.dialect]
+        self._carry = b"\n"
+        self._failed = False
+        self._held = b""  # of a line that may show a key
+        self._kept: list[bytes] = []
+        self._tail = b""
+        self._size = 0
+
+    @property
+    def kept(self) -> bytes:
+        """As it came from the engine; of a very long one the beginning and the end, both in whole lines."""
+        head = b"".join(self._kept)
+        if not self.cut_off:
+            return head
+        return head[: head.rfind(b"\n") + 1] + b"\n" + self._tail[self._tail.find(b"\n") + 1 :]
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """As they come, without keys in errors. Ends where the stream ends, however that is: `end` says."""
+        response = self._answer.response
+        piece = self._answer.content
+        end, detail = CallEnd.CUT, "the engine ended its stream before its answer was complete"
+        while piece:
+            piece = self._look(piece)
+            if piece:
+                self._keep(piece)
+                yield piece
+            if response is None:
+                break
+            try:
+                piece = await response.content.readany()
+            except (aiohttp.SocketTimeoutError, TimeoutError):
+                end, detail = CallEnd.UPSTREAM_TIMEOUT, "the engine fell silent in the middle of its answer"
+                break
+            except (aiohttp.ClientError, OSError) as error:
+                detail = f"the engine closed the connection in the middle of its answer ({type(error).__name__})"
+                break
+        if not self._failed and not self.seen_end:
+            self.end, self.detail = end, detail
+        if self._held:
+            piece, self._held = self._answer.redact(self._held), b""
+            self._keep(piece)
+            yield piece
+
+    def _look(self, piece: bytes) -> bytes:
+        """What of it may be passed on now."""
+        if self._failed:
+            return self._without_keys(piece)
+        text = self._carry + piece
+        seen = text if b"\r" not in text else text.replace(b"\r", b"\n")  # JSON escapes both: each ends a line
+        self._carry = text[-_CARRY:]
+        if not self.seen_end and any(mark in seen for mark in self._ends):
+            self.seen_end = True
+            self.end, self.detail = CallEnd.ANSWERED, ""
+        if any(mark in seen for mark in self._errors):
+            self._failed = True
+            self.end = CallEnd.UPSTREAM_ERROR
+            self.detail = "the engine reported an error in the middle of its answer"
+            return self._without_keys(piece)
+        return piece
+
+    def _without_keys(self, piece: bytes) -> bytes:
+        """Whole lines of it: engines repeat the key that they refuse, and it may lie across two pieces."""
+        held = self._held + piece
+        end = max(held.rfind(b"\n"), held.rfind(b"\r")) + 1
+        if len(held) - end > _ERROR_LINE_BYTES:
+            end = len(held)
+        self._held = held[end:]
+        return self._answer.redact(held[:end])
+
+    def _keep(self, piece: bytes) -> None:
+        if not self.cut_off and self._size + len(piece) <= KEPT_BYTES:
+            self._kept.append(piece)
+            self._size += len(piece)
+        else:
+            self.cut_off = True
+            self._tail = (self._tail + piece)[-TAIL_BYTES:]
+
+
+_BLANK_LINES = (b"\n\n", b"\n\r\n", b"\r\r")
+_EVENT = re.compile(rb".*?(?:\n\n|\n\r\n|\r\r)", re.DOTALL)
+
+
+async def without_usage(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """A chat stream without the last event, the usage, that its caller did not ask for and may not understand."""
+    rest = b""
+    async with aclosing(pieces) as source:  # type: ignore[type-var]
+        async for piece in source:
+            rest += piece
+            end = max(at + len(mark) if (at := rest.rfind(mark)) >= 0 else 0 for mark in _BLANK_LINES)
+            if not end:
+                continue
+            whole, rest = rest[:end], rest[end:]
+            if b'"choices":[]' in whole or b'"choices": []' in whole:
+                whole = b"".join(one for one in _EVENT.findall(whole) if not _is_usage(one))
+            if whole:
+                yield whole
+    if rest:
+        yield rest
+
+
+def _is_usage(event: bytes) -> bool:
+    return b'"usage"' in event and (b'"choices":[]' in event or b'"choices": []' in event)

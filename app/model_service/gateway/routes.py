@@ -1,0 +1,242 @@
+"""Which engine a call goes to: by the table of replicas, else the spec's own endpoint, else that of the settings.
+
+Routes follow the table within a second (NOTIFY, and a look each second as the net under it). While the ledger is away
+the last known ones hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+import time
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from uuid import UUID
+
+import aiohttp
+import structlog
+
+from app.errors import DatabaseUnavailable, LimitInvalid
+from app.ledger import model_replicas
+from app.ledger.database import Database, Listener
+from app.ledger.model_replicas import ANY, CHANGED, DRAINING, ModelReplica, check_variable, plain_url
+from app.model_service.gateway.engines import Engine, Target
+from app.model_service.gateway.refusals import Refusal
+from app.models.model_calls import CallEnd, Dialect, ModelSession
+from app.settings import Settings
+
+log = structlog.get_logger()
+
+_LOOK_S = 1.0
+_NAME_MOST = 60
+_UNROUTED_MOST = 256
+"""Engines of no row that are remembered: tasks name them."""
+
+
+class Routes:
+    """Models and their engines. For one event loop; the table is followed by a thread of its own."""
+
+    def __init__(self, settings: Settings, http: aiohttp.ClientSession, database: Database | None = None) -> None:
+        self._settings = settings
+        self._http = http
+        self._database = database
+        self._rows: tuple[ModelReplica, ...] = ()
+        self._table: dict[str, tuple[Target, ...]] = {}
+        self._direct: dict[tuple[str, str | None], Target] = {}
+        self._engines: dict[str, Engine] = {}
+        self._known = asyncio.Event()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    # --- Following the table ----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to follow. Without a database there is nothing to follow."""
+        if self._database is None:
+            self._known.set()
+            return
+        loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(
+            target=self._follow, args=(self._database, loop), name="gateway-routes", daemon=True
+        )
+        self._thread.start()
+
+    def _follow(self, database: Database, loop: asyncio.AbstractEventLoop) -> None:
+        listener = Listener(database, CHANGED)
+        last: tuple[ModelReplica, ...] | None = None
+        try:
+            while not self._stopping.is_set():
+                try:
+                    listener.wait(_LOOK_S)
+                    with database.begin() as connection:
+                        rows = tuple(model_replicas.listed(connection))
+                except DatabaseUnavailable as error:
+                    log.warning("gateway.routes_not_read", error=str(error))
+                    self._stopping.wait(_LOOK_S)
+                    continue
+                if rows != last:
+                    last = rows
+                    with suppress(RuntimeError):  # the loop has gone
+                        loop.call_soon_threadsafe(self.apply, rows)
+        finally:
+            listener.close()
+
+    def apply(self, rows: Iterable[ModelReplica]) -> None:
+        """These are the replicas from now on: all of it at once, so that a swap is one moment for every model."""
+        self._rows = tuple(rows)
+        table: dict[str, list[Target]] = {}
+        for row in self._rows:
+            table.setdefault(row.model, []).append(self._target(row, sum(r.model == row.model for r in self._rows) > 1))
+        self._table = {model: tuple(targets) for model, targets in table.items()}
+        for engine in self._engines.values():
+            engine.routed = False
+        for target in (target for targets in self._table.values() for target in targets):
+            target.engine.routed = True
+        self._forget()
+        self._known.set()
+        log.info("gateway.routes", models=len(self._table), replicas=len(self._rows))
+
+    def _target(self, row: ModelReplica, others: bool) -> Target:
+        return Target(
+            engine=self.engine(row.url),
+            upstream_model=row.upstream_model,
+            policy_version=row.policy_version,
+            dialects=row.dialects,
+            api_key_env=row.api_key_env,
+            context_tokens=row.context_tokens,
+            draining=row.state == DRAINING,
+            others=others,
+        )
+
+    def engine(self, url: str) -> Engine:
+        """The one for that base URL: what is known of it is shared by all models that it serves."""
+        url = url.rstrip("/")
+        if url not in self._engines:
+            if len(self._engines) >= _UNROUTED_MOST:
+                self._forget()
+            self._engines[url] = Engine(url, self._http)
+        return self._engines[url]
+
+    def _forget(self) -> None:
+        """Engines that have no row and no calls: those that nothing else names, and of the others the oldest."""
+        named = {target.engine.url for target in self._direct.values()}
+        free = [one for one in self._engines.values() if not one.routed and one.idle]
+        spare = sorted((one for one in free if one.url in named), key=lambda one: one.wanted_at)
+        gone = [one for one in free if one.url not in named] + spare[: max(0, len(spare) - _UNROUTED_MOST // 2)]
+        for engine in gone:
+            engine.leave_alone()
+            del self._engines[engine.url]
+        urls = {engine.url for engine in gone}
+        self._direct = {key: one for key, one in self._direct.items() if one.engine.url not in urls}
+
+    @property
+    def engines(self) -> Collection[Engine]:
+        return self._engines.values()
+
+    @property
+    def models(self) -> list[str]:
+        """Names that have a row of their own."""
+        return sorted(model for model in self._table if model != ANY)
+
+    # --- Choosing ---------------------------------------------------------------------------------------------------
+
+    async def known(self, timeout_s: float) -> None:
+        """Until the table was read once: without it a call could go to the wrong engine. Raises: TimeoutError."""
+        if not self._known.is_set():
+            async with asyncio.timeout(timeout_s):
+                await self._known.wait()
+
+    def choose(
+        self, session: ModelSession, model: str, stuck: dict[str, str], avoid: Collection[str] = ()
+    ) -> Target | None:
+        """Where the attempt's next call goes. None: all engines of the model are being drained, and none has it.
+
+        `stuck` is where the attempt's calls went so far, by route; it is kept up. `avoid`: engines that have just
+        failed this call; one of them is taken all the same when there is no other.
+
+        Raises: Refusal: the model has no row, and its spec names a URL or a key that it may not have.
+        """
+        name = model if model in self._table else ANY
+        targets = self._table.get(name)
+        if not targets:
+            return self._without_row(session)
+        held = stuck.get(name)
+        if held is not None:
+            for target in targets:
+                if target.engine.url == held and target.engine.healthy and held not in avoid:
+                    return target
+        taking = [one for one in targets if not one.draining or one.engine.url == held]
+        if not taking:
+            return None
+        well = [one for one in taking if one.engine.healthy and one.engine.url not in avoid]
+        well = well or [one for one in taking if one.engine.healthy] or taking
+        chosen = max(well, key=lambda one: _weight(session.attempt_id, one.engine.url))
+        stuck[name] = chosen.engine.url
+        return chosen
+
+    def _without_row(self, session: ModelSession) -> Target:
+        own = session.model
+        url = own.base_url or self._settings.model_endpoint()
+        key: str | None
+        if own.api_key_env is not None:
+            key = self._allowed(own.api_key_env)
+        else:  # the settings' key goes nowhere but to the settings' engine
+            key = self._settings.model_api_key_env if own.base_url is None else None
+        found = self._direct.get((url, key))
+        if found is None:
+            ours = own.base_url is None and self._settings.model_base_url is None
+            found = Target(
+                engine=self._engine_of(url, "MEGAFLOW_MODEL_BASE_URL" if own.base_url is None else "model.base_url"),
+                dialects=tuple(Dialect) if ours else (),
+                api_key_env=None if ours else key,
+                ours=ours,
+            )
+            self._direct[url, key] = found
+        found.engine.wanted_at = time.monotonic()
+        return found
+
+    def _engine_of(self, url: str, named_by: str) -> Engine:
+        try:
+            return self.engine(plain_url(url))
+        except (LimitInvalid, ValueError):  # what it is instead may be a secret
+            raise Refusal(
+                400,
+                "engine_invalid",
+                f"{named_by}: expected a base URL such as http://engine.example.org:8000/v1, without user, password"
+                " and query, found something else; a key is named by `api_key_env`",
+                CallEnd.UNAUTHORISED,
+            ) from None
+
+    def _allowed(self, name: str) -> str:
+        """The name of a key's variable, as a spec may name it. Raises: Refusal."""
+        known = {self._settings.model_api_key_env, *(row.api_key_env for row in self._rows)}
+        listed = any(fnmatchcase(name, pattern) for pattern in self._settings.model_key_envs)
+        try:
+            check_variable(name)
+        except LimitInvalid:
+            listed = False
+            known = set()
+        if name in known or listed:
+            return name
+        shown = name if len(name) <= _NAME_MOST and name.isidentifier() and name.isupper() else "another one"
+        raise Refusal(
+            403,
+            "key_not_allowed",
+            "model.api_key_env: expected a variable that MEGAFLOW_MODEL_KEY_ENVS lists"
+            f" ({', '.join(self._settings.model_key_envs) or 'none'}), found {shown}; ask who runs this installation",
+            CallEnd.UNAUTHORISED,
+        )
+
+    async def close(self) -> None:
+        self._stopping.set()
+        for engine in self._engines.values():
+            await engine.close()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, _LOOK_S * 5)
+
+
+def _weight(attempt_id: UUID, url: str) -> bytes:
+    """Rendezvous: each attempt ranks the engines in an order of its own, so that a new one takes only its share."""
+    return hashlib.blake2b(attempt_id.bytes + url.encode(), digest_size=8).digest()

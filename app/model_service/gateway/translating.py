@@ -1,0 +1,271 @@
+"""The translations themselves. Importing this imports litellm."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, suppress
+from typing import Any
+
+import litellm
+import orjson
+from litellm.llms.anthropic.pass_through.adapters.streaming_iterator import AnthropicStreamWrapper
+from litellm.llms.anthropic.pass_through.adapters.transformation import AnthropicAdapter
+from litellm.responses.litellm_completion_transformation.streaming_iterator import LiteLLMCompletionStreamingIterator
+from litellm.responses.litellm_completion_transformation.transformation import LiteLLMCompletionResponsesConfig
+from litellm.types.utils import ModelResponse, ModelResponseStream
+
+from app.model_service.dialects.reading import parsed
+from app.model_service.gateway.refusals import Refusal
+from app.model_service.gateway.translation import Interrupted, chunks_of
+from app.models.model_calls import CallEnd
+
+litellm.suppress_debug_info = True  # it prints advice to standard output
+
+_KNOWN = frozenset(
+    {
+        "model",
+        "messages",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "max_tokens",
+        "max_completion_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "stop",
+        "stream",
+        "stream_options",
+        "response_format",
+        "reasoning_effort",
+        "seed",
+        "user",
+    }
+)
+"""What engines know; the rest of another dialect's wishes means nothing to them, and strict ones refuse it."""
+_PROVIDER = "openai"
+_DRAIN_S = 2.0
+
+
+class Messages:
+    """Anthropic's messages."""
+
+    def __init__(self) -> None:
+        self._adapter = AnthropicAdapter()
+        self._names: dict[str, str] = {}
+        self._model = ""
+
+    def request(self, body: dict[str, Any]) -> dict[str, Any]:
+        self._model = body["model"]
+        try:
+            said, self._names = self._adapter.translate_completion_input_params_with_tool_mapping(
+                _copy(body), custom_llm_provider=_PROVIDER
+            )
+        except Exception as error:
+            raise _untranslatable(error) from error
+        return _chat(dict(said or {}))
+
+    def whole(self, content: bytes) -> bytes:
+        try:
+            said = self._adapter.translate_completion_output_params(_answer(content), self._names)
+            body = dict(said or {})
+        except Exception as error:
+            raise _garbled(error) from error
+        body["model"] = self._model
+        return orjson.dumps(_bare(body))
+
+    async def events(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        chunks: Any = _Chunks(pieces, self._model)
+        wrapper = AnthropicStreamWrapper(completion_stream=chunks, model=self._model, tool_name_mapping=self._names)
+        async with aclosing(_watched(wrapper, chunks, pieces)) as events:
+            async for event in events:
+                yield _event(event) if isinstance(event, dict) else event
+
+
+class Responses:
+    """OpenAI's responses."""
+
+    def __init__(self) -> None:
+        self._input: Any = None
+        self._wishes: Any = {}
+        self._model = ""
+
+    def request(self, body: dict[str, Any]) -> dict[str, Any]:
+        self._model = body["model"]
+        wishes = _copy(body)
+        if wishes.get("previous_response_id"):
+            raise Refusal(
+                400,
+                "not_translated",
+                "expected the whole conversation in `input`, found `previous_response_id`: this engine keeps no state",
+                CallEnd.REFUSED,
+            )
+        self._input, self._wishes = wishes.pop("input", ""), wishes
+        try:
+            said = LiteLLMCompletionResponsesConfig.transform_responses_api_request_to_chat_completion_request(
+                model=self._model,
+                input=self._input,
+                responses_api_request=self._wishes,
+                custom_llm_provider=_PROVIDER,
+                stream=True if wishes.get("stream") else None,
+            )
+        except Exception as error:
+            raise _untranslatable(error) from error
+        return _chat(said)
+
+    def whole(self, content: bytes) -> bytes:
+        try:
+            said = LiteLLMCompletionResponsesConfig.transform_chat_completion_response_to_responses_api_response(
+                chat_completion_response=_answer(content),
+                request_input=self._input,
+                responses_api_request=self._wishes,
+            )
+            body = said.model_dump(mode="json", exclude_none=True)
+        except Exception as error:
+            raise _garbled(error) from error
+        body["model"] = self._model
+        return orjson.dumps(body)
+
+    async def events(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        chunks: Any = _Chunks(pieces, self._model)
+        iterator = LiteLLMCompletionStreamingIterator(
+            model=self._model,
+            litellm_custom_stream_wrapper=chunks,
+            request_input=self._input,
+            responses_api_request=self._wishes,
+            custom_llm_provider=_PROVIDER,
+        )
+        async with aclosing(_watched(iterator, chunks, pieces)) as events:
+            async for event in events:
+                body = event.model_dump(mode="json", exclude_none=True)
+                if isinstance(body.get("response"), dict):
+                    body["response"]["model"] = self._model
+                yield _event(body)
+
+
+class _Chunks:
+    """A chat stream as litellm's iterators read it."""
+
+    logging_obj = None
+    chunks: list[ModelResponseStream] | None = None
+    messages = None
+
+    def __init__(self, pieces: AsyncIterator[bytes], model: str) -> None:
+        self.broken: Exception | None = None
+        self._chunks = chunks_of(pieces)
+        self._model = model
+
+    def __aiter__(self) -> _Chunks:
+        return self
+
+    async def __anext__(self) -> ModelResponseStream:
+        try:
+            return ModelResponseStream(**await self._chunks.__anext__())
+        except StopAsyncIteration:
+            raise
+        except Exception as error:  # litellm may swallow it, and make an end of its own
+            self.broken = error
+            raise
+
+
+async def _watched(events: Any, chunks: _Chunks, pieces: AsyncIterator[bytes]) -> AsyncGenerator[Any, None]:
+    """A translator's events, up to where its source broke, whatever it makes of that.
+
+    Raises: Refusal: its source, or the translator itself, broke otherwise than by coming to an end.
+    """
+    async with aclosing(pieces) as source:  # type: ignore[type-var]
+        try:
+            async for event in events:
+                if chunks.broken is not None:
+                    raise chunks.broken
+                yield event
+            if chunks.broken is not None:
+                raise chunks.broken
+        except Interrupted as interrupted:
+            if interrupted.why:
+                raise Refusal(502, "engine_error", interrupted.why, CallEnd.UPSTREAM_ERROR) from interrupted
+        except Refusal:
+            raise
+        except Exception as error:
+            raise _garbled(error) from error
+        with suppress(
+            TimeoutError
+        ):  # what comes after the last event says nothing, but whether the stream came to its end
+            async with asyncio.timeout(_DRAIN_S):
+                async for _ in source:
+                    pass
+
+
+def warm() -> None:
+    """One call of each kind: litellm imports the most of itself at its first use."""
+    body = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
+    answer = {"id": "x", "object": "chat.completion", "created": 1, "model": "m"}
+    answer["choices"] = [{"index": 0, "message": {"role": "assistant", "content": "x"}, "finish_reason": "stop"}]
+    chunk = {**answer, "object": "chat.completion.chunk"}
+    answer["usage"] = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+    chunk["choices"] = [{"index": 0, "delta": {"content": "x"}, "finish_reason": "stop"}]
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield b"data: " + orjson.dumps(chunk) + b"\n\ndata: [DONE]\n\n"
+
+    async def all_of(translation: Messages | Responses) -> None:
+        async for _ in translation.events(stream()):
+            pass
+
+    for translation, said in ((Messages(), body), (Responses(), {"model": "m", "input": "x"})):
+        translation.request(said)
+        translation.whole(orjson.dumps(answer))
+        asyncio.run(all_of(translation))
+
+
+def _copy(body: dict[str, Any]) -> dict[str, Any]:
+    """litellm writes into what it is given; a call may be asked twice."""
+    found: dict[str, Any] = orjson.loads(orjson.dumps(body))
+    return found
+
+
+def _chat(said: dict[str, Any]) -> dict[str, Any]:
+    body = {key: _bare(value) for key, value in said.items() if key in _KNOWN and value is not None}
+    effort = body.get("reasoning_effort")
+    if isinstance(effort, dict):
+        effort = effort.get("effort")
+    if effort is not None:
+        body["reasoning_effort"] = "low" if effort == "minimal" else effort  # a word that few engines know
+    found: dict[str, Any] = orjson.loads(orjson.dumps(body))
+    for message in found["messages"]:
+        message.pop("thinking_blocks", None)  # its signatures are another provider's; `reasoning_content` has the words
+        for call in message.get("tool_calls") or ():
+            call.pop("index", None)
+    return found
+
+
+def _bare(value: Any) -> Any:
+    """Plain JSON of litellm's objects."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json", exclude_none=True)
+    if isinstance(value, dict):
+        return {key: _bare(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_bare(one) for one in value]
+    return value
+
+
+def _answer(content: bytes) -> ModelResponse:
+    return ModelResponse(**parsed(content))
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return b"event: " + str(body.get("type", "message")).encode() + b"\ndata: " + orjson.dumps(_bare(body)) + b"\n\n"
+
+
+def _untranslatable(error: Exception) -> Refusal:
+    return Refusal(
+        400, "not_translated", f"the request cannot be said in chat completions: {str(error)[:500]}", CallEnd.REFUSED
+    )
+
+
+def _garbled(error: Exception) -> Refusal:
+    return Refusal(
+        502, "not_translated", f"the engine's answer cannot be translated: {str(error)[:500]}", CallEnd.UPSTREAM_ERROR
+    )

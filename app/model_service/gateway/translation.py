@@ -1,0 +1,169 @@
+"""Calls in a dialect that the engine does not speak: translated to chat completions, and back, by litellm.
+
+Nearly every engine speaks chat completions; a caller who does, and meets one that does not, is told so. litellm is
+imported when the first such call comes: it takes seconds and a hundred megabytes, and most gateways never need it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
+from contextlib import suppress
+from importlib import import_module
+from typing import Any, Protocol
+
+from app.model_service.dialects.reading import parsed
+from app.model_service.gateway import faults
+from app.model_service.gateway.refusals import Refusal
+from app.models.model_calls import CallEnd, Dialect
+
+_SHOWN = 200
+
+
+class Translation(Protocol):
+    """One call's way to chat completions and back."""
+
+    def request(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Raises: Refusal: the request cannot be said in chat completions."""
+        ...
+
+    def whole(self, content: bytes) -> bytes:
+        """An answer's body. Raises: Refusal."""
+        ...
+
+    def events(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """A stream, event by event. Ends with its source, also where that was cut: then without its last events.
+
+        Raises: Refusal: the engine reported an error, or what it sends is no stream of chat completions.
+        """
+        ...
+
+
+async def translation_for(asked: Dialect, spoken: Dialect) -> Translation:
+    """For one call. Raises: Refusal: nobody translates between these, or litellm is not installed."""
+    if spoken is not Dialect.CHAT or asked is Dialect.CHAT:
+        raise Refusal(
+            501,
+            "not_translated",
+            f"expected an engine that speaks {asked.value!r} or {Dialect.CHAT.value!r}, found one that speaks"
+            f" {spoken.value!r}; route the model to another engine with `megaflow models add`",
+            CallEnd.REFUSED,
+        )
+    try:
+        translating = await _translating()
+    except ImportError as error:
+        raise Refusal(
+            501,
+            "not_translated",
+            f"the engine does not speak {asked.value!r}, and litellm, which translates, is not installed"
+            f" ({error}); try `pip install 'megaflow[translate]'` where the gateway runs",
+            CallEnd.REFUSED,
+        ) from error
+    made: Translation = translating.Messages() if asked is Dialect.MESSAGES else translating.Responses()
+    return made
+
+
+_import: Future[Any] | None = None
+
+
+async def _translating() -> Any:
+    """The module, imported once, by a thread, while every call that needs it waits: a call that imported it itself
+    would stand at the import's lock, and the loop with it. Raises: ImportError."""
+    global _import
+    if _import is None or (_import.done() and _import.exception() is not None):
+        _import = Future()
+        threading.Thread(target=_load, args=(_import,), name="gateway-translating", daemon=True).start()
+    if _import.done():
+        return _import.result()
+    return await asyncio.shield(asyncio.wrap_future(_import))
+
+
+def _load(result: Future[Any]) -> None:
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the network for prices
+    os.environ.setdefault("LITELLM_LOG", "ERROR")
+    try:
+        module = import_module("app.model_service.gateway.translating")
+    except ImportError as error:
+        result.set_exception(error)
+    except Exception as error:  # noqa: BLE001 (who waits must hear of it)
+        result.set_exception(ImportError(f"{type(error).__name__}: {error}"))
+    else:
+        with suppress(Exception):  # only a matter of time
+            module.warm()
+        result.set_result(module)
+
+
+class Interrupted(Exception):
+    """The source ended in the middle; `why`: or it is no stream of chat completions from there on."""
+
+    def __init__(self, why: str = "") -> None:
+        super().__init__(why)
+        self.why = why
+
+
+async def chunks_of(pieces: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
+    """The chunks of a chat stream, of their right shape. Raises: Interrupted: it ended before it was complete."""
+    rest = b""
+    finished = False
+    async for piece in pieces:
+        rest = (rest + piece).replace(b"\r\n", b"\n")
+        *events, rest = rest.split(b"\n\n")
+        for event in events:
+            for line in event.split(b"\n"):
+                data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
+                if not data:
+                    continue
+                if data == b"[DONE]":
+                    return
+                chunk = _chunk_of(data)
+                finished = finished or any(one.get("finish_reason") for one in chunk.get("choices") or ())
+                yield chunk
+    if not finished:
+        raise Interrupted
+
+
+def _chunk_of(data: bytes) -> dict[str, Any]:
+    try:
+        chunk = parsed(data)
+    except ValueError:
+        raise Interrupted(f"the engine sent a chunk that is no JSON: {_shown(data)}") from None
+    if isinstance(chunk, dict) and chunk.get("error") is not None:
+        raise Interrupted(f"the engine reported an error in the middle of its answer: {faults.said(data).message}")
+    if not isinstance(chunk, dict) or not _well_formed(chunk):
+        raise Interrupted(f"the engine sent something that is no chunk of chat completions: {_shown(data)}")
+    return chunk
+
+
+def _well_formed(chunk: dict[str, Any]) -> bool:
+    """What translators take for granted, and break in the middle, or worse, go on without, when it is not so."""
+    choices = chunk.get("choices")
+    if choices is None:
+        return True
+    if not isinstance(choices, list):
+        return False
+    for choice in choices:
+        delta = choice.get("delta") if isinstance(choice, dict) else False
+        if delta is None:
+            continue
+        if not isinstance(delta, dict) or not isinstance(delta.get("content"), str | list | None):
+            return False
+        calls = delta.get("tool_calls")
+        if calls is not None and not (isinstance(calls, list) and all(_is_call(one) for one in calls)):
+            return False
+    return True
+
+
+def _is_call(value: object) -> bool:
+    if not isinstance(value, dict):
+        return False
+    function = value.get("function")
+    if function is None:
+        return True
+    return isinstance(function, dict) and all(isinstance(function.get(k), str | None) for k in ("name", "arguments"))
+
+
+def _shown(data: bytes) -> str:
+    return repr(data[:_SHOWN].decode(errors="replace"))

@@ -1,0 +1,126 @@
+"""What a call costs: by the user's own table, else by the list of the provider that answered, else unknown.
+
+Unknown is None and never 0: nobody knows what an engine of one's own costs unless its owner says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from app.errors import SettingsInvalid
+from app.models.model_calls import TokenUse
+
+_MILLION = 1_000_000
+_FIELDS = {"prompt", "completion", "cached", "stored"}
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """US dollars per million tokens. What is None costs as much as the rest of the prompt."""
+
+    prompt: float
+    completion: float
+    cached: float | None = None  # read from the engine's cache
+    stored: float | None = None  # written to it
+
+    def of(self, use: TokenUse) -> float | None:
+        """None: the engine did not say how many tokens it took."""
+        if not self.prompt and not self.completion and not self.cached and not self.stored:
+            return 0.0
+        if use.prompt is None or use.completion is None:
+            return None
+        cached, stored = use.cached or 0, use.stored or 0
+        fresh = max(use.prompt - cached - stored, 0)
+        total = fresh * self.prompt + use.completion * self.completion
+        total += cached * (self.prompt if self.cached is None else self.cached)
+        total += stored * (self.prompt if self.stored is None else self.stored)
+        return total / _MILLION
+
+
+class Prices:
+    """The user's table and the providers' lists."""
+
+    def __init__(self, own: Mapping[str, Price] | None = None) -> None:
+        self._own = dict(own or {})
+        self._unlisted: set[tuple[str, str]] = set()
+
+    @classmethod
+    def read(cls, path: Path | None) -> Prices:
+        """From a YAML file (`Settings.model_prices`): by model, which may end in `*`, `prompt` and `completion`, and
+        perhaps `cached` and `stored`, in US dollars per million tokens.
+
+        Raises: SettingsInvalid.
+        """
+        if path is None:
+            return cls()
+        try:
+            table = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise SettingsInvalid(f"MEGAFLOW_MODEL_PRICES: expected a YAML file at {path}; found: {error}") from error
+        if not isinstance(table, dict):
+            raise SettingsInvalid(f"{path}: expected prices by model; found {type(table).__name__}")
+        return cls({str(model): _price(path, str(model), said) for model, said in table.items()})
+
+    def cost(
+        self, use: TokenUse, *, model: str, upstream_model: str = "", url: str = "", built_in: bool = False
+    ) -> float | None:
+        """US dollars of a call; None: unknown.
+
+        model: the name by which it was asked for, upstream_model: by which the engine at `url` knows it. Either may
+        stand in the user's table. A provider's list counts only where that provider answered. What the engine
+        that belongs to MegaFlow (`built_in`) answers costs nothing, unless the user's table says otherwise: a name
+        alone, which is the agent's own word, makes nothing free.
+        """
+        names = [name for name in (model, upstream_model) if name]
+        if (price := self._own_price(names)) is not None:
+            return price.of(use)
+        if built_in:
+            return 0.0
+        return self._listed(use, upstream_model or model, url)
+
+    def _own_price(self, names: list[str]) -> Price | None:
+        for name in names:
+            if name in self._own:
+                return self._own[name]
+        fitting = [known for known in self._own if "*" in known and any(fnmatchcase(name, known) for name in names)]
+        return self._own[max(fitting, key=len)] if fitting else None
+
+    def _listed(self, use: TokenUse, model: str, url: str) -> float | None:
+        if not url or (url, model) in self._unlisted or use.prompt is None or use.completion is None:
+            return None
+        import genai_prices  # takes half a second; `warm` has it done elsewhere
+
+        usage = genai_prices.Usage(
+            input_tokens=use.prompt,
+            output_tokens=use.completion,
+            cache_read_tokens=use.cached,
+            cache_write_tokens=use.stored,
+        )
+        try:
+            return float(genai_prices.calc_price(usage, model, provider_api_url=url).total_price)
+        except LookupError:
+            self._unlisted.add((url, model))
+            return None
+        except ValueError:  # counts that contradict each other
+            return None
+
+    @staticmethod
+    def warm() -> None:
+        """Load the providers' lists, so that the first call need not wait for them. From any thread."""
+        import genai_prices  # noqa: F401
+
+
+def _price(path: Path, model: str, said: Any) -> Price:
+    expected = f"{path}: {model}: expected prompt and completion, in US dollars per million tokens"
+    if not isinstance(said, dict) or not {"prompt", "completion"} <= set(said) <= _FIELDS:
+        raise SettingsInvalid(f"{expected}, and perhaps cached and stored; found {said!r}")
+    for field, value in said.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+            raise SettingsInvalid(f"{expected}; found {field}: {value!r}")
+    return Price(**{field: float(value) for field, value in said.items()})

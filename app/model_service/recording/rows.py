@@ -1,0 +1,176 @@
+"""From an exchange's bytes to the rows that the ledger keeps. Pure; what cannot be read is kept as it came."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from app.errors import SpecInvalid
+from app.ledger.model_calls import NewCall, packed
+from app.model_service.dialects import Reply, Request, codec_for
+from app.model_service.dialects.identity import exact
+from app.model_service.dialects.reading import body_of
+from app.models.model_calls import CallEnd, Exchange, TokenUse
+
+_OFFERS = re.compile(rb'"(?:tools|functions)"\s*:\s*\[\s*[^\s\]]')
+_PARTLY = frozenset({CallEnd.ANSWERED, CallEnd.CUT, CallEnd.CLIENT_GONE, CallEnd.UPSTREAM_TIMEOUT})
+"""Ends after which the response may be an answer, or the beginning of one."""
+_MOST_RAW = 1 << 20
+"""Bytes of what could not be read."""
+_ATTEMPTS = 2048
+"""Attempts whose digests are remembered; of the others messages are packed again, for nothing."""
+
+
+def offers_tools(request: bytes) -> bool:
+    """Whether a request offers tools, told without reading it: quotes within texts are escaped."""
+    return _OFFERS.search(request) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """An exchange and what was said of it when it was recorded."""
+
+    exchange: Exchange
+    use: TokenUse
+    cost_usd: float | None
+    is_turn: bool
+    offers_tools: bool = False
+    settles_turns: bool = False
+    given_up: str = ""  # why its bodies were let go
+
+    @property
+    def size(self) -> int:
+        return len(self.exchange.request) + len(self.exchange.response)
+
+
+class Known:
+    """Digests that were written, by attempt; bounded."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[UUID, set[str]] = OrderedDict()
+
+    def of(self, attempt_id: UUID) -> set[str]:
+        found = self._known.setdefault(attempt_id, set())
+        self._known.move_to_end(attempt_id)
+        while len(self._known) > _ATTEMPTS:
+            self._known.popitem(last=False)
+        return found
+
+    def written(self, call: NewCall) -> None:
+        self.of(call.facts["attempt_id"]).update(call.messages)
+
+    def forget(self, attempt_id: UUID) -> None:
+        self._known.pop(attempt_id, None)
+
+
+def row_of(counted: Counted, known: set[str]) -> NewCall:
+    """The row of a call, and those messages of it whose digests are not in `known`."""
+    exchange = counted.exchange
+    messages: dict[str, bytes] = {}
+
+    def keep(value: Any) -> str:
+        digest = exact(value)
+        if digest not in known and digest not in messages:
+            messages[digest] = packed(value)
+        return digest
+
+    said: dict[str, Any] = {}
+    facts = _facts(counted)
+    if counted.given_up:
+        said["lost"] = counted.given_up
+    else:
+        asked = _asked(exchange, said)
+        reply = _reply(exchange, said)
+        if asked is not None:
+            facts |= {"model": asked.model, "messages": [keep(message) for message in asked.messages]}
+            said |= _of_request(asked, keep(list(asked.tools)) if asked.tools else None)
+        if reply is not None:
+            facts |= {"reply": keep(reply.message), "finish_reason": reply.finish_reason}
+            said |= {name: value for name, value in _of_reply(reply) if value is not None}
+    return NewCall({**facts, "body": packed(said)}, messages, counted.settles_turns)
+
+
+def bare_row_of(counted: Counted, why: str) -> NewCall:
+    """A row with nothing but what can be counted."""
+    return NewCall({**_facts(counted), "body": packed({"lost": why})}, settles_turns=counted.settles_turns)
+
+
+def _facts(counted: Counted) -> dict[str, Any]:
+    exchange, session, use = counted.exchange, counted.exchange.session, counted.use
+    return {
+        "id": exchange.id,
+        "attempt_id": session.attempt_id,
+        "task_id": session.task_id,
+        "run_id": session.run_id,
+        "user_name": session.user,
+        "dialect": exchange.dialect.value,
+        "model": exchange.asked_model or session.model.name,
+        "upstream_model": exchange.upstream_model,
+        "replica": exchange.replica,
+        "policy_version": exchange.policy_version,
+        "started_at": exchange.started_at,
+        "first_byte_s": exchange.first_byte_s,
+        "duration_s": exchange.duration_s,
+        "waited": dict(exchange.waited_s),
+        "retries": exchange.retries,
+        "streamed": exchange.streamed,
+        "status": exchange.status,
+        "end_kind": exchange.end.value,
+        "detail": exchange.detail,
+        "finish_reason": "",
+        "is_turn": counted.is_turn,
+        "offers_tools": counted.offers_tools,
+        "prompt_tokens": use.prompt,
+        "completion_tokens": use.completion,
+        "cached_tokens": use.cached,
+        "reasoning_tokens": use.reasoning,
+        "cost_usd": counted.cost_usd,
+        "messages": [],
+        "reply": None,
+    }
+
+
+def _asked(exchange: Exchange, said: dict[str, Any]) -> Request | None:
+    try:
+        return codec_for(exchange.dialect).request(body_of(exchange.request))
+    except (ValueError, SpecInvalid, RecursionError) as error:
+        said.setdefault("raw", {})["request"] = _raw(exchange.request)
+        said["unread"] = f"request: {error}"[:300]
+        return None
+
+
+def _reply(exchange: Exchange, said: dict[str, Any]) -> Reply | None:
+    if not exchange.response:
+        return None
+    if exchange.end in _PARTLY:
+        try:
+            return codec_for(exchange.dialect).reply(exchange.response, streamed=exchange.streamed)
+        except (ValueError, RecursionError) as error:
+            said["unread"] = f"response: {error}"[:300]
+    said.setdefault("raw", {})["response"] = _raw(exchange.response)
+    return None
+
+
+def _raw(content: bytes) -> str:
+    """Text, as far as it is; PostgreSQL never looks into it, so that a NUL does no harm."""
+    return content[:_MOST_RAW].decode("utf-8", "replace")
+
+
+def _of_request(asked: Request, tools: str | None) -> dict[str, Any]:
+    found: dict[str, Any] = {"parameters": asked.parameters}
+    if tools is not None:
+        found["tools"] = tools
+    if asked.max_tokens is not None:
+        found["max_tokens"] = asked.max_tokens
+    return found
+
+
+def _of_reply(reply: Reply) -> Iterator[tuple[str, Any]]:
+    yield "complete", reply.complete
+    yield "prompt_token_ids", reply.prompt_token_ids
+    yield "token_ids", reply.token_ids
+    yield "logprobs", reply.logprobs

@@ -1,0 +1,211 @@
+"""The thread that writes calls: groups them, reads what was said, tries again while the ledger is away."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from uuid import UUID
+
+import structlog
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, NotSupportedError, ProgrammingError, StatementError
+
+from app.errors import DatabaseUnavailable
+from app.ledger import model_calls
+from app.ledger.database import Database
+from app.ledger.model_calls import NewCall
+from app.model_service.recording.rows import Counted, Known, bare_row_of, row_of
+
+log = structlog.get_logger()
+
+_GROUP_S = 0.05
+_BATCH_CALLS = 200
+_BATCH_BYTES = 16 << 20
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_GIVEN_UP = "let go: the ledger was away for too long"
+
+Told = Callable[[Iterable[UUID], DatabaseUnavailable | None], None]
+"""Hears of which attempts calls were written, or (with the error) that they could not be. Called in the thread."""
+
+
+class Writer:
+    """One thread. `put` never waits; what is waiting is bounded by the bytes of its bodies."""
+
+    def __init__(self, database: Database, told: Told, *, kept_bytes: int) -> None:
+        self._database = database
+        self._told = told
+        self._kept_bytes = kept_bytes
+        self._known = Known()
+        self._waiting: deque[Counted] = deque()
+        self._bytes = 0
+        self._given_up = 0  # of the waiting ones, from the oldest on
+        self._open: Counter[UUID] = Counter()
+        self._changed = threading.Condition()
+        self._hurry = False
+        self._closing_by: float | None = None
+        self._thread = threading.Thread(target=self._run, name="model-calls", daemon=True)
+        self._thread.start()
+
+    def put(self, counted: Counted) -> None:
+        with self._changed:
+            self._waiting.append(counted)
+            self._bytes += counted.size
+            self._open[counted.exchange.session.attempt_id] += 1
+            self._bound()
+            self._changed.notify()
+
+    def hurry(self) -> None:
+        """Somebody waits: write now what there is."""
+        with self._changed:
+            self._hurry = True
+            self._changed.notify()
+
+    def open_calls(self, attempt_id: UUID) -> int:
+        """Calls of the attempt that are not in the ledger yet."""
+        with self._changed:
+            return self._open[attempt_id]
+
+    def forget(self, attempt_id: UUID) -> None:
+        """The attempt has ended."""
+        with self._changed:
+            self._known.forget(attempt_id)
+
+    def close(self, timeout_s: float) -> int:
+        """Write what is left, for so long; returns how many calls could not be written."""
+        with self._changed:
+            self._closing_by = time.monotonic() + timeout_s
+            self._changed.notify()
+        self._thread.join(timeout_s + 1.0)
+        with self._changed:
+            return len(self._waiting)
+
+    # --- In the thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while (batch := self._next()) is not None:
+            try:
+                self._write(batch)
+            except DatabaseUnavailable as error:
+                fault = error
+            except Exception as error:  # whatever it is: the thread goes on, and the calls stay in line
+                log.exception("recorder.write_failed")
+                fault = DatabaseUnavailable(f"expected the ledger to take calls, found {type(error).__name__}: {error}")
+            else:
+                pause_s = _FIRST_PAUSE_S
+                self._done(batch)
+                continue
+            log.warning("recorder.ledger_away", calls=len(self._waiting), bytes=self._bytes, error=str(fault)[:500])
+            self._told({one.exchange.session.attempt_id for one in batch}, fault)
+            if not self._rest(pause_s):
+                return
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+    def _next(self) -> list[Counted] | None:
+        """The oldest calls, which stay in line until they are written; None: closed, and nothing left."""
+        with self._changed:
+            while not self._waiting and self._closing_by is None:
+                self._changed.wait()
+            if not self._waiting:
+                return None
+            if not self._hurry and self._closing_by is None:
+                self._changed.wait_for(lambda: self._hurry or self._closing_by is not None, _GROUP_S)
+            self._hurry = False
+            batch: list[Counted] = []
+            total = 0
+            for one in self._waiting:
+                total += one.size
+                if batch and (total > _BATCH_BYTES or len(batch) >= _BATCH_CALLS):
+                    self._hurry = True
+                    break
+                batch.append(one)
+            return batch
+
+    def _write(self, batch: Sequence[Counted]) -> None:
+        """Raises: DatabaseUnavailable, or whatever else is not the fault of a call."""
+        rows: list[NewCall] = []
+        known: dict[UUID, set[str]] = {}
+        for one in batch:
+            attempt_id = one.exchange.session.attempt_id
+            if attempt_id not in known:
+                with self._changed:
+                    known[attempt_id] = set(self._known.of(attempt_id))
+            row = _row(one, known[attempt_id])
+            known[attempt_id].update(row.messages)
+            rows.append(row)
+        try:
+            self._store(rows)
+        except StatementError as error:
+            if not _of_a_call(error):
+                raise
+            log.error("recorder.batch_refused", calls=len(rows), error=str(error)[:500])
+            self._one_by_one(batch)
+            return
+        with self._changed:
+            for row in rows:
+                self._known.written(row)
+
+    def _store(self, rows: Sequence[NewCall]) -> None:
+        with self._database.begin() as connection:
+            model_calls.store(connection, rows)
+
+    def _one_by_one(self, batch: Sequence[Counted]) -> None:
+        """A call that the ledger does not take must not keep the others out."""
+        for one in batch:
+            for row in (_row(one, set()), bare_row_of(one, "the ledger did not take what was said")):
+                try:
+                    self._store([row])
+                    break
+                except StatementError as error:
+                    if not _of_a_call(error):
+                        raise
+                    log.error("recorder.call_refused", call=str(one.exchange.id), error=str(error)[:500])
+
+    def _done(self, batch: Sequence[Counted]) -> None:
+        attempts = {one.exchange.session.attempt_id for one in batch}
+        with self._changed:
+            for one in batch:
+                self._bytes -= self._waiting.popleft().size
+                self._given_up = max(0, self._given_up - 1)
+                self._open[one.exchange.session.attempt_id] -= 1
+            for attempt in attempts:
+                if self._open[attempt] <= 0:
+                    del self._open[attempt]
+        self._told(attempts, None)
+
+    def _rest(self, pause_s: float) -> bool:
+        """False: closed, and out of time."""
+        with self._changed:
+            until = time.monotonic() + pause_s
+            while (left := until - time.monotonic()) > 0 and not self._hurry:
+                if self._closing_by is not None and time.monotonic() >= self._closing_by:
+                    return False
+                self._changed.wait(min(left, 0.2))
+            self._hurry = False
+            return self._closing_by is None or time.monotonic() < self._closing_by
+
+    def _bound(self) -> None:
+        """Let the oldest bodies go, as many as it takes."""
+        while self._bytes > self._kept_bytes and self._given_up < len(self._waiting):
+            one = self._waiting[self._given_up]
+            bare = replace(one, exchange=replace(one.exchange, request=b"", response=b""), given_up=_GIVEN_UP)
+            self._waiting[self._given_up] = bare
+            self._bytes -= one.size
+            self._given_up += 1
+
+
+def _of_a_call(error: StatementError) -> bool:
+    """Whether the ledger did not take what a call says; all else passes, and the call is written then."""
+    if isinstance(error, ProgrammingError):  # of the server: a table is being changed; else what cannot be sent to it
+        return getattr(error.orig, "sqlstate", None) is None
+    return not isinstance(error, DBAPIError) or isinstance(error, (DataError, IntegrityError, NotSupportedError))
+
+
+def _row(counted: Counted, known: set[str]) -> NewCall:
+    try:
+        return row_of(counted, known)
+    except Exception as error:
+        log.exception("recorder.unreadable", call=str(counted.exchange.id))
+        return bare_row_of(counted, f"could not be read: {error}"[:300])

@@ -1,0 +1,6 @@
+"""The replay engine: scripted and recorded conversations in three dialects, so that tests and demos need no model.
+
+    python -m app.model_service.replay --port 8791 --scripts folder/with/yaml/files --recordings folder/with/runs
+
+Any model name and any API key are accepted. `script` says what a script is, `recordings` what a recording is.
+"""

@@ -1,0 +1,63 @@
+"""Serve the replay engine until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+import uvicorn
+from starlette.applications import Starlette
+
+from app.errors import SpecInvalid
+from app.model_service.replay.server import create_app
+
+log = structlog.get_logger(__name__)
+
+_GRACE_S = 1.0  # how long a stopping server waits for answers that are still being delayed
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 0, or the error's exit code when a script is malformed."""
+    parser = argparse.ArgumentParser(prog="python -m app.model_service.replay", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, required=True, help="0 takes a free one; the log says which")
+    parser.add_argument("--scripts", type=Path, nargs="+", required=True, metavar="DIR")
+    parser.add_argument("--recordings", type=Path, metavar="DIR", help="recorded runs, each in a folder of its own")
+    arguments = parser.parse_args(argv)
+    try:
+        app = create_app(arguments.scripts, arguments.recordings)
+    except SpecInvalid as error:
+        print(f"replay: {error}", file=sys.stderr)
+        return error.exit_code
+    _serve(app, arguments.host, arguments.port)
+    return 0
+
+
+def _serve(app: Starlette, host: str, port: int) -> None:
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=int(_GRACE_S),
+        timeout_keep_alive=75,
+        server_header=False,
+    )
+    logging.getLogger("uvicorn.error").addFilter(_no_scripted_cuts)
+    listener = config.bind_socket()
+    log.info("replay.listening", host=host, port=listener.getsockname()[1])
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def _no_scripted_cuts(record: logging.LogRecord) -> bool:
+    """The server complains about answers that are not finished; here they are meant to be."""
+    return "without completing response" not in record.getMessage()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,25 @@
+"""Trajectories: an attempt's calls joined to conversations, and written down for others. Pure."""
+
+from __future__ import annotations
+
+from app.model_service.trajectory.artifact import export, read
+from app.model_service.trajectory.atif import About, atif
+from app.model_service.trajectory.branches import Branch, Kind, branches
+from app.model_service.trajectory.tokens import Finding, TokenCheck, check_tokens
+from app.model_service.trajectory.tree import Forest, Node, join
+
+__all__ = [
+    "About",
+    "Branch",
+    "Finding",
+    "Forest",
+    "Kind",
+    "Node",
+    "TokenCheck",
+    "atif",
+    "branches",
+    "check_tokens",
+    "export",
+    "join",
+    "read",
+]

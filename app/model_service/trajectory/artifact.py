@@ -1,0 +1,136 @@
+"""The artifact `model_calls`: every call of an attempt as it was, in one file, to be replayed or learned from.
+
+JSON lines, compressed with zstd; docs/trajectories.md tells the fields. The first line names format and version; then
+come messages and lists of tools, each once and before the first call that names it, and the calls.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import orjson
+import zstandard
+
+from app.ledger.model_calls import StoredCall
+from app.model_service.dialects.identity import exact
+from app.models.model_calls import CallEnd, Dialect, TokenUse
+
+FORMAT = "megaflow-model-calls"
+VERSION = 1
+_MOST_BYTES = 4 << 30
+"""Of a file, unpacked."""
+_PLAIN = (
+    *("model", "is_turn", "upstream_model", "replica", "policy_version", "first_byte_s", "duration_s", "retries"),
+    *("streamed", "status", "detail", "finish_reason", "cost_usd", "complete", "max_tokens", "lost"),
+)
+_MAPPINGS = ("waited_s", "parameters", "raw")
+_NUMBERS = ("prompt_token_ids", "token_ids", "logprobs")
+
+
+def export(calls: Iterable[StoredCall]) -> bytes:
+    """The artifact of these calls, in their order."""
+    made = io.BytesIO()
+    with zstandard.ZstdCompressor(level=6).stream_writer(made, closefd=False) as packed:
+        for line in _lines(calls):
+            packed.write(orjson.dumps(line, option=orjson.OPT_NON_STR_KEYS) + b"\n")
+    return made.getvalue()
+
+
+def _lines(calls: Iterable[StoredCall]) -> Iterator[dict[str, Any]]:
+    yield {"format": FORMAT, "version": VERSION}
+    written: dict[int, tuple[object, str]] = {}  # by identity, which is shared: a digest is worked out once
+    digests: set[str] = set()
+    fresh: list[dict[str, Any]] = []
+
+    def named(value: Any) -> str:
+        digest = written[id(value)][1] if id(value) in written else exact(value)
+        written[id(value)] = (value, digest)
+        if digest not in digests:
+            digests.add(digest)
+            fresh.append({"digest": digest, "said": value})
+        return digest
+
+    for call in calls:
+        fresh.clear()
+        line = _line(call)
+        line["messages"] = [named(message) for message in call.messages]
+        line["reply"] = None if call.reply is None else named(call.reply)
+        line["tools"] = named(list(call.tools)) if call.tools else None
+        yield from fresh
+        yield {"call": line}
+
+
+def _line(call: StoredCall) -> dict[str, Any]:
+    use = call.use
+    return {
+        "id": str(call.id),
+        "attempt_id": str(call.attempt_id),
+        "dialect": call.dialect.value,
+        "started_at": call.started_at.isoformat(),
+        "end": call.end.value,
+        "use": {"prompt": use.prompt, "completion": use.completion, "cached": use.cached, "reasoning": use.reasoning},
+        **{name: getattr(call, name) for name in _PLAIN},
+        **{name: dict(getattr(call, name)) for name in _MAPPINGS},
+        **{name: None if getattr(call, name) is None else list(getattr(call, name)) for name in _NUMBERS},
+    }
+
+
+def read(content: bytes) -> list[StoredCall]:
+    """The calls of an artifact.
+
+    Raises: ValueError: not such a file, or of a later version.
+    """
+    lines = _unpacked(content)
+    head = next(lines, {})
+    if head.get("format") != FORMAT:
+        raise ValueError(f"expected a file that begins with the format {FORMAT!r}; found {str(head)[:200]}")
+    if head.get("version") != VERSION:
+        raise ValueError(f"expected version {VERSION} of {FORMAT}; found {head.get('version')!r}; use a newer MegaFlow")
+    said: dict[str, Any] = {}
+    calls = []
+    try:
+        for line in lines:
+            if "digest" in line:
+                said[line["digest"]] = line["said"]
+            elif "call" in line:
+                calls.append(_call(line["call"], said))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"expected lines of {FORMAT}; found one with another shape: {error!r}") from error
+    return calls
+
+
+def _unpacked(content: bytes) -> Iterator[dict[str, Any]]:
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(content) as reader:
+            total = 0
+            for line in io.BufferedReader(reader, 1 << 16):
+                total += len(line)
+                if total > _MOST_BYTES:
+                    raise ValueError(f"expected at most {_MOST_BYTES} bytes unpacked")
+                found = orjson.loads(line)
+                if not isinstance(found, dict):
+                    raise ValueError(f"expected a JSON object in each line; found {line[:100]!r}")
+                yield found
+    except zstandard.ZstdError as error:
+        raise ValueError(f"expected zstd of JSON lines; found: {error}") from error
+
+
+def _call(line: Mapping[str, Any], said: Mapping[str, Any]) -> StoredCall:
+    told: dict[str, Any] = {name: line[name] for name in (*_PLAIN, *_MAPPINGS)}
+    told |= {name: None if line[name] is None else tuple(line[name]) for name in _NUMBERS}
+    return StoredCall(
+        id=UUID(line["id"]),
+        attempt_id=UUID(line["attempt_id"]),
+        dialect=Dialect(line["dialect"]),
+        started_at=datetime.fromisoformat(line["started_at"]),
+        end=CallEnd(line["end"]),
+        use=TokenUse(**line["use"]),
+        messages=tuple(said[digest] for digest in line["messages"]),
+        reply=None if line["reply"] is None else said[line["reply"]],
+        tools=() if line["tools"] is None else tuple(said[line["tools"]]),
+        **told,
+    )

@@ -1,0 +1,98 @@
+"""Whether recorded token ids are what was said: a trainer that learns from them must not learn from anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+from uuid import UUID
+
+from app.ledger.model_calls import StoredCall
+from app.model_service.dialects.parts import as_object, text_of
+from app.model_service.trajectory.tree import Node, join
+
+Decode = Callable[[Sequence[int]], str]
+"""A tokenizer's way from ids to text, special tokens included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A disagreement. `count`: of ids, log-probabilities and tokens told. `text`: of ids and words. `prefix`: a prompt
+    does not begin with the one before it and its answer, so that a conversation's ids cannot be strung together."""
+
+    call_id: UUID
+    kind: Literal["count", "text", "prefix"]
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCheck:
+    """Answers with ids, and those of them that go on from another; what disagrees."""
+
+    with_ids: int
+    strung: int
+    findings: tuple[Finding, ...]
+
+
+def check_tokens(calls: Iterable[StoredCall], decode: Decode | None = None) -> TokenCheck:
+    """Hold ids against counts, against each other, and, given a tokenizer, against the words."""
+    nodes = [node for node in join(calls).nodes if node.call.token_ids is not None]
+    findings: list[Finding] = []
+    strung = 0
+    for node in nodes:
+        findings += _counts(node.call)
+        if decode is not None:
+            findings += _words(node.call, decode)
+        if node.parent is not None and node.parent.call.token_ids is not None:
+            strung += 1
+            findings += _begins(node, node.parent)
+    return TokenCheck(len(nodes), strung, tuple(findings))
+
+
+def _counts(call: StoredCall) -> Iterable[Finding]:
+    ids = len(call.token_ids or ())
+    if call.logprobs is not None and len(call.logprobs) != ids:
+        yield Finding(call.id, "count", f"{ids} token ids and {len(call.logprobs)} log-probabilities")
+    if call.use.completion is not None and call.complete and call.use.completion != ids:
+        yield Finding(call.id, "count", f"{ids} token ids and {call.use.completion} tokens told")
+    prompt = call.prompt_token_ids
+    if prompt is not None and call.use.prompt is not None and call.use.prompt != len(prompt):
+        yield Finding(call.id, "count", f"{len(prompt)} token ids of the prompt and {call.use.prompt} tokens told")
+
+
+def _words(call: StoredCall, decode: Decode) -> Iterable[Finding]:
+    """All that was said must stand in the decoded text, in order; markup of tools and thoughts may stand between."""
+    assert call.reply is not None
+    text = decode(call.token_ids or ())
+    at = 0
+    for word in _said(call):
+        found = text.find(word, at)
+        if found < 0:
+            yield Finding(
+                call.id, "text", f"expected {word[:80]!r} from character {at} on; found {text[at : at + 80]!r}"
+            )
+            return
+        at = found + len(word)
+
+
+def _said(call: StoredCall) -> Iterable[str]:
+    reply = call.reply or {}
+    for text in (reply.get("reasoning", ""), text_of(reply.get("content"))):
+        if text.strip():
+            yield text.strip()
+    for tool in reply.get("tool_calls", ()):
+        yield tool["name"]
+        yield from (name for name in as_object(tool["arguments"]))
+
+
+def _begins(node: Node, parent: Node) -> Iterable[Finding]:
+    prompt = node.call.prompt_token_ids
+    if prompt is None or parent.call.prompt_token_ids is None:
+        return
+    before = (*parent.call.prompt_token_ids, *(parent.call.token_ids or ()))
+    if prompt[: len(before)] == before:
+        return
+    pairs = zip(prompt, before, strict=False)
+    at = next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(prompt), len(before)))
+    where = "its prompt" if at < len(parent.call.prompt_token_ids) else "its answer"
+    yield Finding(node.call.id, "prefix", f"differs from call {parent.call.id} at token {at}, within {where}")

@@ -1,0 +1,191 @@
+"""Which call goes on where which other one ended: an attempt's calls as trees, by what was said in them.
+
+Nobody tells the gateway which conversation a call belongs to, and harnesses differ: some send everything back as it
+was, some print their model's words anew, some change earlier messages (reminders, cut outputs), some run several
+conversations at once. A call goes on from the one that covers most of its messages, found in one of three ways
+(`Join`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from app.ledger.model_calls import StoredCall
+from app.model_service.dialects.base import Message
+from app.model_service.dialects.identity import same
+
+_SURE = 2
+"""So many answers in a row are one conversation's, even under another system prompt."""
+
+
+class Join(StrEnum):
+    """How a call was found to go on from another; the first of two that cover as much."""
+
+    EXACT = "exact"  # its messages begin with the other's messages and reply
+    EDITED = "edited"  # the same answers in the same order, but something else was changed
+    REWRITTEN = "rewritten"  # the same messages, then an answer in other words
+    NONE = "none"  # it begins a conversation
+
+
+@dataclass(eq=False)
+class Node:
+    """A call that was answered, and its place."""
+
+    call: StoredCall
+    join: Join = Join.NONE
+    start: int = 0  # its messages from here on are new
+    parent: Node | None = None
+    children: list[Node] = field(default_factory=list)
+    repeats: list[StoredCall] = field(default_factory=list)  # the same request, answered in vain or not at all
+
+
+@dataclass
+class Forest:
+    """All of an attempt's calls."""
+
+    roots: list[Node] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)  # in the order in which they began
+    strays: list[StoredCall] = field(default_factory=list)  # not answered and never asked again, or nothing is known
+    identities: Identities = field(default_factory=lambda: Identities())
+
+    def replies(self) -> set[str]:
+        """Who the recorded answers are."""
+        return {self.identities.of(reply) for node in self.nodes if (reply := node.call.reply) is not None}
+
+
+class Identities:
+    """`same` of messages, each worked out once: a conversation's are in all of its calls."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Message, str]] = {}  # the message is held, so that its id stays its own
+
+    def of(self, message: Message) -> str:
+        found = self._known.get(id(message))
+        if found is None:
+            found = self._known[id(message)] = (message, same(message))
+        return found[1]
+
+
+def join(calls: Iterable[StoredCall]) -> Forest:
+    """The trees of an attempt's calls."""
+    forest = Forest()
+    ordered = sorted(calls, key=lambda call: (call.started_at, str(call.id)))
+    index = _Index(forest.identities)
+    unanswered: list[tuple[bytes, StoredCall]] = []
+    for call in ordered:
+        if not call.messages:
+            forest.strays.append(call)
+        elif call.reply is None:
+            unanswered.append((index.prompt_of(call), call))
+        else:
+            node = index.placed(call)
+            forest.nodes.append(node)
+    _drop_repeats(forest, index)
+    forest.roots = [node for node in forest.nodes if node.parent is None]
+    for prompt, call in unanswered:
+        found = index.by_prompt.get(prompt)
+        if found is None:
+            forest.strays.append(call)
+        else:
+            found.repeats.append(call)
+    return forest
+
+
+def _drop_repeats(forest: Forest, index: _Index) -> None:
+    """Of calls with one and the same prompt those stay that somebody went on from, or else the last whole answer."""
+    for nodes in index.groups.values():
+        if len(nodes) == 1:
+            continue
+        kept = [node for node in nodes if node.children]
+        if not kept:
+            whole = [node for node in nodes if node.call.complete] or nodes
+            kept = [whole[-1]]
+        for node in nodes:
+            if node in kept:
+                continue
+            kept[-1].repeats.append(node.call)
+            forest.nodes.remove(node)
+            if node.parent is not None:
+                node.parent.children.remove(node)
+        index.by_prompt[index.prompt_of(nodes[0].call)] = kept[-1]
+
+
+class _Index:
+    """Finds the node that a call goes on from."""
+
+    def __init__(self, identities: Identities) -> None:
+        self._identities = identities
+        self._by_said: dict[bytes, Node] = {}  # by prompt and reply
+        self._by_answers: dict[bytes, Node] = {}
+        self.by_prompt: dict[bytes, Node] = {}
+        self.groups: dict[bytes, list[Node]] = {}
+
+    def prompt_of(self, call: StoredCall) -> bytes:
+        return self._chain(call.messages)[-1]
+
+    def placed(self, call: StoredCall) -> Node:
+        """A node for `call`, with its parent; found by later ones from now on."""
+        chain = self._chain(call.messages)
+        found = [self._exactly(chain), self._by_lineage(call.messages), self._but_for_the_answer(chain, call.messages)]
+        start, parent, way = max(found, key=lambda one: one[0])  # the first of the largest
+        node = Node(call, way if parent else Join.NONE, start, parent)
+        if parent is not None:
+            parent.children.append(node)
+        self._add(node, chain)
+        return node
+
+    def _add(self, node: Node, chain: list[bytes]) -> None:
+        reply = node.call.reply
+        assert reply is not None
+        self._by_said[_next(chain[-1], self._identities.of(reply))] = node
+        self.by_prompt[chain[-1]] = node
+        self.groups.setdefault(chain[-1], []).append(node)
+        for key, _ in self._lineages([*node.call.messages, reply])[-1:]:
+            for one in key:
+                self._by_answers[one] = node
+
+    def _exactly(self, chain: list[bytes]) -> tuple[int, Node | None, Join]:
+        for end in range(len(chain) - 1, 0, -1):
+            if (node := self._by_said.get(chain[end])) is not None:
+                return end, node, Join.EXACT
+        return 0, None, Join.EXACT
+
+    def _but_for_the_answer(self, chain: list[bytes], messages: Sequence[Message]) -> tuple[int, Node | None, Join]:
+        for end in range(len(messages) - 1, 0, -1):
+            if messages[end]["role"] == "assistant" and (node := self.by_prompt.get(chain[end])) is not None:
+                return end + 1, node, Join.REWRITTEN
+        return 0, None, Join.REWRITTEN
+
+    def _by_lineage(self, messages: Sequence[Message]) -> tuple[int, Node | None, Join]:
+        for keys, end in reversed(self._lineages(messages)):
+            for key in keys:
+                if (node := self._by_answers.get(key)) is not None:
+                    return end, node, Join.EDITED
+        return 0, None, Join.EDITED
+
+    def _chain(self, messages: Sequence[Message]) -> list[bytes]:
+        """Digests of what the first so many messages say."""
+        found = [b""]
+        for message in messages:
+            found.append(_next(found[-1], self._identities.of(message)))
+        return found
+
+    def _lineages(self, messages: Sequence[Message]) -> list[tuple[list[bytes], int]]:
+        """Per answer in a conversation: digests of all answers so far, and where the next message stands."""
+        system = next((self._identities.of(one) for one in messages if one["role"] == "system"), "")
+        under, bare = _next(b"under", system), b"bare"
+        found: list[tuple[list[bytes], int]] = []
+        for at, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            who = self._identities.of(message)
+            under, bare = _next(under, who), _next(bare, who)
+            found.append(([under, bare] if len(found) + 1 >= _SURE else [under], at + 1))
+        return found
+
+
+def _next(digest: bytes, word: str) -> bytes:
+    return hashlib.blake2b(digest + word.encode(), digest_size=16).digest()

@@ -1,0 +1,145 @@
+"""An attempt's way to its model: a token that is good for this attempt alone, and at the end the account of it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import structlog
+from pydantic import SecretStr
+from sqlalchemy import Connection
+
+from app.agents.base import ModelEndpoint
+from app.errors import ModelEndpointUnavailable
+from app.ledger import model_calls, model_sessions
+from app.ledger.attempts import Claim
+from app.ledger.database import Database
+from app.ledger.model_calls import StoredCall
+from app.model_service.client import GatewayClient
+from app.models.model_calls import Account
+from app.settings import Settings
+from app.workers.patience import patient
+
+log = structlog.get_logger()
+
+Found = TypeVar("Found")
+
+_SETTLE_S = 30.0
+"""For a gateway that is being started again to answer."""
+_IN_FLIGHT_S = 5.0
+"""For calls whose agent has ended to end, too."""
+_BETWEEN_S = 0.5
+_HURRIED_S = 1.0
+_HURRIED_ANSWER_S = 4.0
+"""The same, and beyond it for the answer, when the attempt was told to stop: whoever said so waits."""
+
+
+@dataclass(slots=True)
+class ModelAccess:
+    """Where one attempt's agent finds its model, and what it has had of it."""
+
+    endpoint: ModelEndpoint
+    claimed: Claim
+    database: Database
+    client: GatewayClient
+    stopped: Callable[[], bool]
+    """Whether the attempt was told to stop."""
+    patience_s: float
+    """With PostgreSQL."""
+    doubt: str = ""
+    """Why nobody can be sure that the gateway saw all of its calls; empty: it did, as far as is known."""
+    _waited_s: float = field(default=0.0, init=False)
+    _gateway: str = field(default="", init=False)  # the process that was there at the beginning
+
+    @property
+    def token(self) -> str:
+        """What must not be kept anywhere."""
+        return self.endpoint.api_key.get_secret_value() if self.endpoint.api_key else ""
+
+    def greet(self) -> None:
+        """Remember which process of the gateway is there: what one that dies has not written is lost."""
+        with suppress(ModelEndpointUnavailable):
+            self._gateway = self.client.account().gateway
+
+    def waited_s(self) -> float:
+        """Seconds that limits have made its calls wait, as far as is known: while nobody can tell, what was last said.
+
+        Whoever is charged for time that nobody could tell has its end in `doubt`.
+        """
+        try:
+            self._waited_s = max(self._waited_s, self.client.account().waited_s)
+        except ModelEndpointUnavailable as error:
+            log.warning("gateway.no_account", error=str(error))
+            self.doubt = self.doubt or "the gateway could not tell for how long limits had made its calls wait"
+        return self._waited_s
+
+    def settle(self) -> Account:
+        """The account when all that the gateway saw is in the ledger; without the gateway, what the ledger has.
+
+        Raises: DatabaseUnavailable.
+        """
+        give_up = time.monotonic() + _SETTLE_S
+        while True:
+            hurried = self.stopped()
+            account = self._closed(hurried=hurried)
+            if self.client.away:
+                self.doubt = self.doubt or "the gateway was away when it ended; calls may be missing"
+            if account is not None:
+                if self._gateway and account.gateway and account.gateway != self._gateway:
+                    self.doubt = self.doubt or "the gateway was started anew in between; calls may be missing"
+                return account
+            if hurried or time.monotonic() > give_up:
+                break
+            time.sleep(_BETWEEN_S)
+        # What it had not written is lost; the trajectory says where calls are missing.
+        log.warning("gateway.not_settled")
+        self.doubt = self.doubt or "the gateway did not put all of its calls on record"
+        return self._within(lambda connection: model_calls.account_of(connection, self.claimed.attempt_id))
+
+    def forget(self) -> None:
+        """What was said is an artifact now: the ledger keeps the figures alone. Raises: DatabaseUnavailable."""
+        self._within(lambda connection: model_calls.forget_messages(connection, self.claimed.attempt_id))
+
+    def calls(self) -> list[StoredCall]:
+        """Every call of the attempt, with what was said.
+
+        Raises: DatabaseUnavailable; ValueError: what the ledger has cannot be read.
+        """
+        return self._within(lambda connection: model_calls.calls_of(connection, self.claimed.attempt_id))
+
+    def _closed(self, *, hurried: bool) -> Account | None:
+        if hurried:
+            return self.client.close(timeout_s=_HURRIED_S, answer_s=_HURRIED_ANSWER_S)
+        return self.client.close(timeout_s=_IN_FLIGHT_S)
+
+    def _within(self, verb: Callable[[Connection], Found]) -> Found:
+        """One transaction, patiently. Raises: DatabaseUnavailable."""
+
+        def once() -> Found:
+            with self.database.begin() as connection:
+                return verb(connection)
+
+        return patient(self.patience_s, hurried=self.stopped)(once)
+
+
+@contextmanager
+def model_access(
+    settings: Settings, database: Database, claimed: Claim, stopped: Callable[[], bool]
+) -> Iterator[ModelAccess]:
+    """Access for one attempt, as long as it runs.
+
+    Raises: StaleWriter: it runs no more; DatabaseUnavailable.
+    """
+    model = claimed.spec.model
+    assert model is not None
+    token = f"mf-{secrets.token_urlsafe(32)}"
+    patient(settings.lease_s, hurried=stopped)(model_sessions.open_session, database, claimed, token)
+    with GatewayClient(settings.gateway(), token) as client:
+        endpoint = ModelEndpoint(f"{settings.gateway()}/v1", model.name, SecretStr(token))
+        access = ModelAccess(endpoint, claimed, database, client, stopped, settings.lease_s)
+        access.greet()
+        yield access

@@ -1,0 +1,145 @@
+"""Any agent, any model, as a user runs them: real frameworks, the gateway, recorded and replayed conversations."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import tarfile
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+import zstandard
+
+from app.stack import supervisor
+from tests.acceptance.conftest import System, eventually
+
+pytestmark = [pytest.mark.docker, pytest.mark.agents, pytest.mark.timeout(900)]
+
+FRAMEWORKS = {"mini-swe-agent", "claude-code", "qwen-code", "openhands", "sketch"}  # the last one is of a manifest
+TASKS = ("pallets__itsdangerous-1", "csv-to-jsonl")  # a repository to mend, a terminal task
+
+
+def _submit(system: System, agent: str, mode: str, *more: str, timeout_s: float = 600) -> dict[str, Any]:
+    only = [part for name in TASKS for part in ("--task", name)] if "--task" not in more else []
+    return dict(
+        system.json("submit", "demo", "--agent", agent, "--mode", mode, "--wait", *only, *more, timeout_s=timeout_s)
+    )
+
+
+def _artifact(result: dict[str, Any], kind: str) -> bytes:
+    (found,) = [artifact for artifact in result["attempts"][-1]["artifacts"] if artifact["kind"] == kind]
+    assert found["missing"] is None, (result["agent"], found)
+    return Path(found["url"].removeprefix("file://")).read_bytes()
+
+
+@pytest.mark.parametrize("mode", ["ephemeral", "persistent"])
+def test_every_framework_solves_tasks_through_the_gateway_and_leaves_its_evidence(system: System, mode: str) -> None:
+    found = _submit(system, "all", mode)
+    results = found["results"]
+    assert {(r["agent"], r["name"]) for r in results} == {(a, t) for a in FRAMEWORKS for t in TASKS}
+    ends = {(r["agent"], r["name"]): (r["verdict"] and r["verdict"]["reward"], r["end_reason"]) for r in results}
+    assert set(ends.values()) == {(1.0, "submitted")}, ends
+    for result in results:
+        told = json.loads(_artifact(result, "trajectory"))
+        assert told["schema_version"].startswith("ATIF-v1")
+        assert told["agent"]["name"] == result["agent"]
+        assert any(step.get("tool_calls") or step["source"] == "agent" for step in told["steps"])
+        assert zstandard.ZstdDecompressor().stream_reader(io.BytesIO(_artifact(result, "model_calls"))).read()
+        tar = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(_artifact(result, "agent_files"))).read()
+        with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+            assert archive.getnames()
+        assert _artifact(result, "agent_log")
+        if result["name"] == TASKS[0]:
+            assert b"diff --git" in _artifact(result, "patch")
+        usage = result["attempts"][-1]["environment"]["usage"]
+        assert usage["model_calls"] >= usage["turns"] >= 1
+        assert usage["prompt_tokens"] > 0
+        assert usage["completion_tokens"] > 0
+        assert usage["cost_usd"] == 0.0  # the replay engine is free, and known to be
+    rows = system.json("usage", found["runs"][0]["id"], "--by", "agent")
+    assert {row["key"] for row in rows} == FRAMEWORKS
+
+
+def test_a_token_is_in_no_artifact_and_no_event(system: System) -> None:
+    (result,) = _submit(system, "mini-swe-agent", "persistent", "--task", TASKS[1])["results"]
+    for artifact in result["attempts"][-1]["artifacts"]:
+        if artifact["url"]:
+            content = Path(artifact["url"].removeprefix("file://")).read_bytes()
+            if artifact["key"].endswith(".zst"):
+                content = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(content)).read()
+            assert not re.search(rb"mf-[A-Za-z0-9_-]{40}", content), artifact["key"]
+    for column in ("SELECT data::text AS told FROM events", "SELECT body AS told FROM specs"):
+        assert not [row for row in system.rows(column) if re.search(r"mf-[A-Za-z0-9_-]{40}", row.told)]
+
+
+def test_a_recorded_run_replays_to_identical_patches_and_verdicts(system: System) -> None:
+    found = _submit(system, "mini-swe-agent,claude-code", "persistent")
+    done = system.megaflow("replay", found["runs"][0]["id"], "--wait", timeout_s=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_killed_gateway_costs_no_task_its_score(system: System) -> None:
+    submitted = system.json(
+        "submit",
+        "demo",
+        "--agent",
+        "mini-swe-agent,qwen-code",
+        "--model",
+        "scenario-slow",
+        "--task",
+        TASKS[1],
+        "--replicas",
+        "2",
+    )
+    run_id = submitted["run_id"]
+    calls = "SELECT 1 FROM model_calls WHERE run_id = :r"
+    eventually(lambda: len(system.rows(calls, r=run_id)) >= 4, 120)
+    os.kill(_pid(system, "gateway"), signal.SIGKILL)
+    results = system.flow.run(UUID(run_id)).results(timeout=300)
+    assert [(r.reward, r.end_reason) for r in results] == [(1.0, "submitted")] * 4
+    for result in results:
+        for attempt in result.attempts[:-1]:
+            assert attempt.verdict is None  # an attempt that the gateway's death ended was not scored
+
+
+def test_a_run_that_has_spent_its_budget_is_paused_and_nobody_scored_for_it(system: System) -> None:
+    submitted = system.json(
+        "submit",
+        "demo",
+        "--agent",
+        "mini-swe-agent",
+        "--model",
+        "priced",
+        "--task",
+        TASKS[1],
+        "--replicas",
+        "12",
+        "--mode",
+        "persistent",
+        "--budget",
+        "0.02",
+    )
+    run_id = submitted["run_id"]
+    paused = "SELECT reason FROM pauses WHERE kind = 'run' AND name = :r"
+    eventually(lambda: system.rows(paused, r=run_id), 120)
+    live = "SELECT 1 FROM tasks WHERE run_id = :r AND state IN ('admitted', 'running')"
+    eventually(lambda: not system.rows(live, r=run_id), 120)
+    for row in system.rows("SELECT state, verdict, end_reason FROM tasks WHERE run_id = :r", r=run_id):
+        assert (row.state, row.end_reason) in {
+            ("succeeded", "submitted"),
+            ("cancelled", "run_budget"),
+            ("pending", None),
+        }
+    assert system.megaflow("budget", run_id, "none").returncode == 0
+    waiting = "SELECT 1 FROM tasks WHERE run_id = :r AND state = 'pending'"
+    eventually(lambda: not system.rows(waiting, r=run_id), 180)
+
+
+def _pid(system: System, name: str) -> int:
+    (state,) = [state for state in supervisor.states(system.settings) if state.name == name]
+    return int(state.pid)

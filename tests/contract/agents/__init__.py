@@ -1,0 +1,1 @@
+"""The agents' contract suite, with fixtures of its own."""

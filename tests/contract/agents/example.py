@@ -1,0 +1,5 @@
+"""Where the example of an external agent is."""
+
+from pathlib import Path
+
+EXAMPLE = Path(__file__).parents[3] / "docs" / "example_agent" / "agent.toml"

@@ -1,0 +1,419 @@
+"""A gateway on a real port, real PostgreSQL and Redis behind it, and an engine whose faults a test writes down."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import UUID
+
+import aiohttp
+import uvicorn
+from aiohttp import web
+from sqlalchemy import text
+
+from app.ledger import attempts, model_replicas
+from app.ledger.accept import NewRun, accept
+from app.ledger.database import Database
+from app.ledger.model_replicas import NewReplica
+from app.ledger.model_sessions import open_session
+from app.model_service.dialects import codec_for
+from app.model_service.gateway.app import Gateway, create_app
+from app.model_service.gateway.congestion import Window
+from app.model_service.gateway.keys import Keys
+from app.model_service.recording.rows import offers_tools
+from app.models.model_calls import Account, CallEnd, Dialect, Exchange, ModelSession, TokenUse
+from app.models.spec import ModelChoice, TaskSpec
+from app.settings import Settings
+from tests.building import a_task, dispatched, ready_instance
+
+MODEL = "writer"
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def run(story: Coroutine[Any, Any, None], *, within_s: float = 60) -> None:
+    asyncio.run(asyncio.wait_for(story, within_s))
+
+
+# --- Engines --------------------------------------------------------------------------------------------------------
+
+
+class Engine:
+    """An HTTP server that answers every call with `handler`, which a test changes as it goes."""
+
+    def __init__(self) -> None:
+        self.handler: Handler = self.well
+        self.seen: list[tuple[str, dict[str, str], bytes]] = []
+        self.inside = self.most = 0
+        self.metrics = ""
+        self.asked_for_metrics = 0
+        self.port = 0
+        self.url = ""
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, port: int = 0) -> None:
+        app = web.Application(client_max_size=1 << 28)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/v1/models", self._health)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_post("/v1/{path:.*}", self._any)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", port, reuse_address=True)
+        await site.start()
+        self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+        self.url = f"http://127.0.0.1:{self.port}/v1"
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": []})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        self.asked_for_metrics += 1
+        return web.Response(text=self.metrics, status=200 if self.metrics else 404)
+
+    async def _any(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        self.seen.append((request.match_info["path"], {k.lower(): v for k, v in request.headers.items()}, body))
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        try:
+            return await self.handler(request)
+        finally:
+            self.inside -= 1
+
+    @property
+    def last(self) -> dict[str, Any]:
+        return dict(json.loads(self.seen[-1][2]))
+
+    # Answers
+
+    async def well(self, request: web.Request) -> web.StreamResponse:
+        """As an engine that speaks all dialects."""
+        body = json.loads(await request.read())
+        content = whole(Dialect(request.match_info["path"]), body)
+        if not body.get("stream"):
+            return web.json_response(content)
+        return await streamed(request, events(Dialect(request.match_info["path"]), body))
+
+
+def whole(dialect: Dialect, body: dict[str, Any], words: str = "Good day.") -> dict[str, Any]:
+    """A small answer in that dialect."""
+    model = body.get("model", "")
+    if dialect is Dialect.CHAT:
+        message = {"role": "assistant", "content": words}
+        return {
+            "id": "chatcmpl-1",
+            "object": "chat.completion",
+            "created": 1,
+            "model": model,
+            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
+        }
+    if dialect is Dialect.MESSAGES:
+        return {
+            "id": "msg_1",
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+            "content": [{"type": "text", "text": words}],
+            "stop_reason": "end_turn",
+            "stop_sequence": None,
+            "usage": {"input_tokens": 100, "output_tokens": 10},
+        }
+    item = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed"}
+    return {
+        "id": "resp_1",
+        "object": "response",
+        "created_at": 1,
+        "status": "completed",
+        "model": model,
+        "output": [item | {"content": [{"type": "output_text", "text": words, "annotations": []}]}],
+        "usage": {"input_tokens": 100, "output_tokens": 10, "total_tokens": 110},
+    }
+
+
+def events(dialect: Dialect, body: dict[str, Any]) -> list[bytes]:
+    """The same as server-sent events."""
+    codec = codec_for(dialect)
+    reply = codec.reply(json.dumps(whole(dialect, body)).encode(), streamed=False)
+    return list(codec.events(reply, id="1", request=codec.request(body)))
+
+
+async def streamed(request: web.Request, pieces: list[bytes], *, pause_s: float = 0.0) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await response.prepare(request)
+    for piece in pieces:
+        await response.write(piece)
+        await asyncio.sleep(pause_s)
+    await response.write_eof()
+    return response
+
+
+def answers(status: int, content: bytes, headers: dict[str, str] | None = None) -> Handler:
+    """A handler that always says this."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=status, body=content, content_type="application/json", headers=headers)
+
+    return handler
+
+
+def pauses(first: bytes, rest: bytes, go_on: asyncio.Event) -> Handler:
+    """A handler that streams in two parts."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(first)
+        await go_on.wait()
+        await response.write(rest)
+        return response
+
+    return handler
+
+
+def breaks_off(pieces: list[bytes], how: str) -> Handler:
+    """A handler whose stream goes no further than these pieces: `abort`, `close` or `silence`."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for piece in pieces:
+            await response.write(piece)
+        assert request.transport is not None
+        if how == "abort":
+            request.transport.close()
+        if how == "silence":
+            await asyncio.sleep(60)
+        return response
+
+    return handler
+
+
+def says(status: int, message: str = "no", *, times: int = 10**9, headers: dict[str, str] | None = None) -> Any:
+    """A handler factory: `status` for so many calls, then well."""
+    left = [times]
+
+    def of(engine: Engine) -> Handler:
+        async def handler(request: web.Request) -> web.StreamResponse:
+            if left[0] <= 0:
+                return await engine.well(request)
+            left[0] -= 1
+            error = {"error": {"message": message, "type": "x", "code": None}}
+            return web.json_response(error, status=status, headers=headers)
+
+        return handler
+
+    return of
+
+
+# --- Recording ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Notes:
+    """A recorder that keeps everything in memory, with prices of $1 for a million tokens."""
+
+    exchanges: list[Exchange] = field(default_factory=list)
+    accounts: dict[UUID, Account] = field(default_factory=dict)
+    run_bound: float | None = None
+    run_spent: float = 0.0
+    flushed: list[UUID] = field(default_factory=list)
+
+    async def account(self, session: ModelSession) -> Account:
+        return self.accounts.get(session.attempt_id, Account())
+
+    async def run_spend(self, session: ModelSession) -> tuple[float, float | None]:
+        return self.run_spent, self.run_bound
+
+    def record(self, exchange: Exchange) -> TokenUse:
+        self.exchanges.append(exchange)
+        usage = codec_for(exchange.dialect).usage(exchange.response, streamed=exchange.streamed)
+        old = self.accounts.get(exchange.session.attempt_id, Account())
+        tools = offers_tools(exchange.request)
+        answered = exchange.end is CallEnd.ANSWERED and (tools or not old.offered_tools)
+        if answered and tools and not old.offered_tools:
+            old = replace(old, turns=0, offered_tools=True)
+        stops = {CallEnd.STEP_LIMIT, CallEnd.BUDGET_EXHAUSTED, CallEnd.RUN_BUDGET, CallEnd.CONTEXT_EXHAUSTED}
+        self.accounts[exchange.session.attempt_id] = replace(
+            old,
+            calls=old.calls + 1,
+            turns=old.turns + answered,
+            prompt_tokens=old.prompt_tokens + (usage.prompt or 0),
+            completion_tokens=old.completion_tokens + (usage.completion or 0),
+            cost_usd=old.cost_usd + (usage.total or 0) / 1e6,
+            last_cost_usd=(usage.total or 0) / 1e6 or old.last_cost_usd,
+            waited_s=old.waited_s + sum(exchange.waited_s.values()),
+            last_end=exchange.end,
+            stopped_by=exchange.end if exchange.end in stops else old.stopped_by,
+        )
+        return usage
+
+    async def flush(self, attempt_id: UUID) -> None:
+        self.flushed.append(attempt_id)
+
+    def forget(self, attempt_id: UUID) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    @property
+    def last(self) -> Exchange:
+        return self.exchanges[-1]
+
+    @property
+    def ends(self) -> Counter[CallEnd]:
+        return Counter(one.end for one in self.exchanges)
+
+    async def until(self, count: int) -> None:
+        """So many calls are on record: that is a moment after their answers."""
+        while len(self.exchanges) < count:
+            await asyncio.sleep(0.01)
+
+
+# --- Everything -----------------------------------------------------------------------------------------------------
+
+
+def an_attempt(
+    database: Database, token: str, *, model: ModelChoice | None = None, user: str = "default", **limits: Any
+) -> attempts.Claim:
+    """A running attempt with a session for `token`."""
+    task = a_task(f"task-{token}")
+    task = task.model_copy(update={"limits": task.limits.model_copy(update=limits)})
+    spec = TaskSpec(task=task, agent="nop", model=model or ModelChoice(name=MODEL), mode="persistent")
+    run = accept(database, NewRun(specs=[spec], user_name=user))
+    (item,) = dispatched(database, run)
+    claim = attempts.claim(database, item.hint, ready_instance(database), lease_s=300)
+    assert claim is not None
+    open_session(database, claim, token)
+    return claim
+
+
+def end_attempt(database: Database, claim: attempts.Claim) -> None:
+    with database.begin() as connection:
+        connection.execute(
+            text(
+                "UPDATE attempts SET state = 'lost', end_reason = 'lost', finished_at = clock_timestamp()"
+                " WHERE id = :id"
+            ),
+            {"id": claim.attempt_id},
+        )
+
+
+class Ground:
+    """The gateway, a client of it, and one engine for the model `MODEL`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.database = Database(settings.database())
+        self.notes = Notes()
+        self.engine = Engine()
+        self.url = ""
+        self.app: Gateway
+        self.http: aiohttp.ClientSession
+
+    async def post(
+        self,
+        path: str = "/v1/chat/completions",
+        body: dict[str, Any] | None = None,
+        *,
+        token: str = "t1",
+        data: bytes | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> tuple[int, bytes]:
+        """Status and body of one call."""
+        sent = io.BytesIO(json.dumps(body).encode() if data is None else data)
+        async with self.http.post(
+            self.url + path, data=sent, headers={"Authorization": f"Bearer {token}"} | (headers or {})
+        ) as answer:
+            return answer.status, await answer.read()
+
+    async def ask(self, dialect: Dialect = Dialect.CHAT, *, token: str = "t1", **wishes: Any) -> tuple[int, Any]:
+        """Status and parsed body of a small call in that dialect."""
+        status, content = await self.post(f"/v1/{dialect.value}", request(dialect, **wishes), token=token)
+        return status, json.loads(content)
+
+    async def add(self, url: str, model: str = MODEL, **values: Any) -> None:
+        """A replica, known to the gateway when this returns."""
+        await asyncio.to_thread(model_replicas.add, self.database, NewReplica(model=model, url=url, **values))
+        await self.knows(lambda: any(t.engine.url == url for t in self.app.routes._table.get(model, ())))
+
+    def anew(self) -> None:
+        """Forget what has happened so far: the next calls are the first."""
+        self.notes.exchanges.clear()
+        self.notes.accounts.clear()
+        self.engine.seen.clear()
+        self.engine.handler = self.engine.well
+        self.app.routes.engine(self.engine.url).window = Window()
+
+    async def knows(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def request(dialect: Dialect, **wishes: Any) -> dict[str, Any]:
+    """A small request in that dialect."""
+    body: dict[str, Any] = {"model": MODEL}
+    if dialect is Dialect.RESPONSES:
+        body["input"] = "Hello"
+    else:
+        body["messages"] = [{"role": "user", "content": "Hello"}]
+    if dialect is Dialect.MESSAGES:
+        body["max_tokens"] = 100
+    return body | wishes
+
+
+@asynccontextmanager
+async def ground(
+    settings: Settings,
+    *,
+    keys: dict[str, str] | None = None,
+    replica: bool = True,
+    attempt: bool = True,
+    **options: Any,
+) -> AsyncIterator[Ground]:
+    """A gateway with one engine, that `MODEL` is routed to when `replica`."""
+    made = Ground(settings)
+    await made.engine.start()
+    made.app = create_app(settings, made.database, recorder=lambda: made.notes, keys=Keys(keys or {}), **options)
+    config = uvicorn.Config(
+        made.app,
+        host="127.0.0.1",
+        port=0,
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        http="httptools",
+        timeout_graceful_shutdown=2,
+    )
+    server = uvicorn.Server(config)
+    listener = config.bind_socket()
+    made.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    serving = asyncio.create_task(server._serve(sockets=[listener]))
+    while not server.started:
+        await asyncio.sleep(0.01)
+        assert not serving.done(), serving.exception()
+    made.http = aiohttp.ClientSession()
+    try:
+        if attempt:
+            await asyncio.to_thread(an_attempt, made.database, "t1")
+        if replica:
+            await made.add(made.engine.url)
+        yield made
+    finally:
+        await made.http.close()
+        server.should_exit = True
+        await serving
+        await made.engine.stop()
+        made.database.close()

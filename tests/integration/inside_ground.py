@@ -1,0 +1,82 @@
+"""What the tests of frameworks that act inside share: a scripted model, and a container that reaches it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.agents.contract.fixtures import wait_until
+from app.agents.framework import Bundle
+from app.agents.trial import Stage, write_scripts
+from app.environments import provider_for
+from app.environments.contract.ground import tags_of
+from app.environments.outlets.model import model_outlet
+from app.environments.tools import tool_inside
+from app.models.spec import EnvironmentKind, EnvironmentSpec
+from app.settings import Settings
+
+SEEN = "seen.txt"
+ENV_SCENE = f'[{{thought: I look around, command: "env > {SEEN}; echo HOME=$HOME >> {SEEN}"}}, {{submit: true}}]'
+"""The model has its command's variables written down."""
+
+
+def kept_tools() -> Path:
+    """Kept between test runs: hundreds of megabytes for each framework, addressed by their lock files."""
+    return Path(tempfile.gettempdir()) / f"megaflow-test-tools-{os.getuid()}"
+
+
+@contextmanager
+def scripted_engine(folder: Path, **scenes: str) -> Iterator[str]:
+    """The base URL of a replay engine with the trial's scenes and `scenes`."""
+    write_scripts(folder)
+    for name, turns in scenes.items():
+        (folder / f"trial-{name}.yaml").write_text(f"match: null\nturns: {turns}\n")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    argv = [sys.executable, "-m", "app.model_service.replay", "--port", str(port), "--scripts", str(folder)]
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: _answers(f"http://127.0.0.1:{port}/health"))
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url).is_success
+    except httpx.TransportError:
+        return False
+
+
+@contextmanager
+def container_stage(settings: Settings, image: str, bundle: Bundle, engine: str) -> Iterator[Stage]:
+    """The trial's repository in a container without a network, with the framework and a way to the model."""
+    by = settings.model_copy(update={"container_runtime": "docker"})
+    provider = provider_for(EnvironmentKind.DOCKER, by, lambda _: b"", tools=lambda _: bundle.folder)
+    spec = EnvironmentSpec(image=image, tools=(bundle.name,))
+    environment = provider.create(spec, tags_of(settings.installation), timeout_s=120)
+    try:
+        inside, _ = model_outlet(environment.forward, engine, port=0)  # it ends with the environment
+        tools = {bundle.name: tool_inside(EnvironmentKind.DOCKER, bundle.name, bundle.folder)}
+        stage = Stage(environment, engine, inside, tools)
+        stage.prepare()
+        yield stage
+    finally:
+        environment.destroy()
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    return Settings(home=tmp_path_factory.mktemp("home"), installation="test-inside")

@@ -1,0 +1,254 @@
+"""Calls have an end, also those that agent or engine do not end; and nobody calls after the account is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from aiohttp import web
+
+from app.ledger import limits
+from app.ledger.database import Database
+from app.model_service.client import GatewayClient
+from app.model_service.gateway.app import create_app
+from app.model_service.gateway.callers import Callers
+from app.models.model_calls import CallEnd, Dialect, Exchange
+from app.models.spec import ModelChoice
+from tests.integration.gateway_ground import MODEL, Ground, Notes, an_attempt, events, ground, request, run
+from tests.services import MakeSettings
+
+
+async def _hung_up(g: Ground, *, after_s: float, stream: bool = False, first: bytes = b"") -> Exchange:
+    """Of a call to an engine that says `first` and nothing else, the record; the agent gives up when it has waited."""
+
+    async def silent(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        if first:
+            await response.prepare(request)
+            await response.write(first)
+        await asyncio.sleep(60)
+        return response
+
+    g.engine.handler = silent
+    call = asyncio.create_task(g.post(body=request(Dialect.CHAT, stream=stream)))
+    while not g.engine.inside:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(after_s)
+    call.cancel()
+    await g.notes.until(1)
+    return g.notes.last
+
+
+@pytest.mark.parametrize("first", [b"", b"data: {}\n\n"])
+def test_who_hangs_up_on_an_engine_that_is_silent_was_stopped_by_it(make_settings: MakeSettings, first: bytes) -> None:
+    async def story() -> None:
+        async with ground(make_settings(model_timeout_s=1)) as g:  # bears half of it
+            kept = await _hung_up(g, after_s=0.7, stream=bool(first), first=first)
+            assert kept.end is CallEnd.UPSTREAM_TIMEOUT
+            assert kept.detail.startswith("the agent hung up after ")
+            assert kept.detail.endswith(" s without a byte")
+
+    run(story())
+
+
+def test_who_hangs_up_at_once_has_changed_its_mind(make_settings: MakeSettings) -> None:
+    async def story() -> None:
+        async with ground(make_settings()) as g:
+            assert (await _hung_up(g, after_s=0.0)).end is CallEnd.CLIENT_GONE
+
+    run(story())
+
+
+def test_who_hangs_up_on_a_limit_was_stopped_by_it(make_settings: MakeSettings) -> None:
+    async def story() -> None:
+        async with ground(make_settings(model_timeout_s=1)) as g:
+            await asyncio.to_thread(limits.set_limit, g.database, "model_requests:user:default", 0)
+            while not await g.app.parts.limiter._capacities():
+                await asyncio.sleep(0.02)
+            call = asyncio.create_task(g.ask())
+            await g.knows(lambda: any(one.waiting_since for one in g.app.parts.attempts._by_id.values()))
+            await asyncio.sleep(0.7)
+            call.cancel()
+            await g.notes.until(1)
+            assert g.notes.last.end is CallEnd.THROTTLED
+            assert g.engine.seen == []
+
+    run(story())
+
+
+def test_who_hangs_up_after_the_last_word_was_answered(make_settings: MakeSettings) -> None:
+    async def story() -> None:
+        async with ground(make_settings()) as g:
+            whole = b"".join(events(Dialect.CHAT, request(Dialect.CHAT, stream=True)))
+            kept = await _hung_up(g, after_s=0.3, stream=True, first=whole)
+            assert kept.end is CallEnd.ANSWERED
+
+    run(story())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_that_trickles_does_not_hold_a_call_for_ever(make_settings: MakeSettings, stream: bool) -> None:
+    async def story() -> None:
+        async with ground(make_settings(model_timeout_s=0.5)) as g:
+
+            async def trickles(request: web.Request) -> web.StreamResponse:
+                kind = "text/event-stream" if stream else "application/json"
+                response = web.StreamResponse(headers={"content-type": kind})
+                await response.prepare(request)
+                while True:
+                    await response.write(b": still here\n\n" if stream else b" ")
+                    await asyncio.sleep(0.05)
+
+            g.engine.handler = trickles
+            status, said = await g.post(body=request(Dialect.CHAT, stream=stream))
+            assert status == (200 if stream else 504)
+            assert b"error" in said
+            await g.notes.until(1)
+            assert g.notes.last.end is CallEnd.UPSTREAM_TIMEOUT
+            assert len(g.engine.seen) == 1
+
+    run(story())
+
+
+def test_the_time_of_an_engine_does_not_run_while_a_call_waits(make_settings: MakeSettings) -> None:
+    async def story() -> None:
+        async with ground(make_settings(model_timeout_s=0.5)) as g:
+            engine = g.app.routes.engine(g.engine.url)
+            engine.window.size = 0
+            call = asyncio.create_task(g.ask())
+            await g.knows(lambda: engine.window.waiting == 1)
+            await asyncio.sleep(3.5)  # more than the engine would have, with all that is spared
+            engine.window.size = 1
+            engine.window._admit()
+            assert (await call)[0] == 200
+
+    run(story())
+
+
+def test_a_limit_gets_what_is_left_of_a_calls_patience(make_settings: MakeSettings) -> None:
+    async def story() -> None:
+        async with ground(make_settings(gateway_patience_s=1)) as g:
+            asked: list[float | None] = []
+            real = g.app.parts.limiter.call
+            g.app.parts.limiter.call = lambda **said: asked.append(said["patience_s"]) or real(**said)  # type: ignore[method-assign,func-returns-value]
+            assert (await g.ask())[0] == 200
+            assert asked == [1.0]
+
+    run(story())
+
+
+def test_limits_of_a_model_hold_whatever_an_agent_calls_it(make_settings: MakeSettings) -> None:
+    async def story() -> None:
+        settings = make_settings(gateway_patience_s=0.3)
+        async with ground(settings) as g:
+            await asyncio.to_thread(
+                an_attempt, g.database, "t2", model=ModelChoice(name="stable", base_url=g.engine.url)
+            )
+            await asyncio.to_thread(limits.set_limit, g.database, "model_requests:model:stable", 0)
+            while not await g.app.parts.limiter._capacities():
+                await asyncio.sleep(0.02)
+            assert (await g.ask(token="t2", model="made-up"))[0] == 429
+            assert (await g.ask(token="t2", model=MODEL))[0] == 200, "a model with limits of its own"
+
+    run(story())
+
+
+def test_what_was_asked_for_is_on_record(make_settings: MakeSettings) -> None:
+    async def story() -> None:
+        async with ground(make_settings()) as g:
+            await asyncio.to_thread(an_attempt, g.database, "t2", model=ModelChoice(name="a", base_url=g.engine.url))
+            assert (await g.ask(token="t2", model="another"))[0] == 200
+            await g.notes.until(1)
+            assert (g.notes.last.asked_model, g.notes.last.built_in) == ("another", False)
+
+    run(story())
+
+
+# --- The worker's view ----------------------------------------------------------------------------------------------
+
+
+def test_a_session_stays_closed_for_every_gateway(make_settings: MakeSettings) -> None:
+    async def story() -> None:
+        settings = make_settings()
+        async with ground(settings) as g:
+            assert (await g.ask())[0] == 200
+            with GatewayClient(g.url, "t1") as client:
+                first = await asyncio.to_thread(client.account)
+                closed = await asyncio.to_thread(client.close)
+                assert closed is not None
+                assert first.gateway == closed.gateway != ""
+                g.app.parts.attempts._by_id.clear()  # swept
+                assert (await g.ask())[0] == 403
+                status, _ = await g.post("/v1/messages/count_tokens", request(Dialect.MESSAGES))
+                assert status == 403
+            async with ground(settings, attempt=False) as again:
+                assert (await again.ask())[0] == 403
+                with GatewayClient(again.url, "t1") as client:
+                    account = await asyncio.to_thread(client.close)
+                assert account is not None
+                assert account.gateway != first.gateway, "another process"
+
+    run(story())
+
+
+def test_tokens_are_not_counted_for_a_session_that_is_being_closed(make_settings: MakeSettings) -> None:
+    async def story() -> None:
+        async with ground(make_settings()) as g:
+            session = await g.app.parts.callers.session("t1")
+            g.app.parts.attempts.of(session.attempt_id).close()
+            status, said = await g.post("/v1/messages/count_tokens", request(Dialect.MESSAGES))
+            assert (status, "closed" in json.loads(said)["error"]["message"]) == (403, True)
+
+    run(story())
+
+
+def test_a_look_that_fails_is_not_the_last_one(make_settings: MakeSettings) -> None:
+    async def story() -> None:
+        async with ground(make_settings()) as g:
+            assert (await g.ask())[0] == 200
+            callers = g.app.parts.callers
+            looked = asyncio.Event()
+            loop = asyncio.get_running_loop()
+
+            def breaks(tokens: list[str]) -> set[str]:
+                loop.call_soon_threadsafe(looked.set)
+                raise RuntimeError("of a kind that nobody thought of")
+
+            callers._live = breaks  # type: ignore[method-assign]
+            await looked.wait()
+            callers._live = lambda tokens: set()  # type: ignore[method-assign]
+            while (await g.ask())[0] == 200:
+                await asyncio.sleep(0.05)
+
+    run(story())
+
+
+def test_what_is_not_on_record_yet_is_written_whatever_else_fails(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        settings, closed = make_settings(), []
+        database, notes = Database(settings.database()), Notes()
+
+        real = Callers.close
+
+        async def fails(callers: Callers) -> None:
+            await real(callers)
+            raise RuntimeError("of the callers")
+
+        async def closes() -> None:
+            closed.append(True)
+
+        notes.close = closes  # type: ignore[method-assign]
+        app = create_app(settings, database, recorder=lambda: notes)
+        monkeypatch.setattr(Callers, "close", fails)
+        lifespan = app._lifespan(app._rest)
+        await lifespan.__aenter__()
+        with pytest.raises(RuntimeError, match="of the callers"):
+            await lifespan.__aexit__(None, None, None)
+        assert closed
+        assert app._http.closed, "and all that comes after it"
+        database.close()
+
+    run(story())

@@ -1,0 +1,217 @@
+"""The gateway as the process that it is: with the real recorder, killed, told to stop, idle with many streams."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+from aiohttp import web
+from sqlalchemy import text
+
+from app.ledger import model_replicas
+from app.ledger.database import Database
+from app.ledger.model_replicas import NewReplica
+from app.model_service.client import GatewayClient
+from app.models.model_calls import CallEnd, Dialect
+from app.settings import PREFIX, Settings
+from app.stack.programs import programs
+from tests.integration.gateway_ground import MODEL, Engine, an_attempt, events, request, run
+from tests.services import MakeSettings
+
+
+class Process:
+    """One gateway at a port of its own."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.port = 0
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self.log = ""
+        self.stop_wait_s = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        settings = self.settings
+        environ = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)} | {
+            "MEGAFLOW_HOME": str(settings.home),
+            "MEGAFLOW_INSTALLATION": settings.installation,
+            "MEGAFLOW_DATABASE_URL": settings.database(),
+            "MEGAFLOW_BROKER_URL": settings.broker(),
+            "MEGAFLOW_GATEWAY_PATIENCE_S": str(settings.gateway_patience_s),
+        }
+        [program] = [one for one in programs(settings) if one.name == "gateway"]
+        command = list(program.command)  # as an installation starts it
+        command[command.index("--port") + 1] = str(self.port)
+        self.stop_wait_s = program.stop_wait_s
+        self._process = await asyncio.create_subprocess_exec(
+            *command, env=environ, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        self.log = ""
+        listening = asyncio.Event()
+        self._reading = asyncio.create_task(self._read(listening))
+        await listening.wait()
+        found = re.search(r"gateway\.listening.*port=(\d+)", self.log)
+        assert found, self.log
+        self.port = int(found[1])
+
+    async def _read(self, listening: asyncio.Event) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            self.log += line.decode()
+            if "gateway.listening" in self.log:
+                listening.set()
+        listening.set()
+
+    async def end(self, number: signal.Signals) -> int:
+        assert self._process is not None
+        assert self._reading is not None
+        if self._process.returncode is None:
+            self._process.send_signal(number)
+        code = await asyncio.wait_for(self._process.wait(), self.stop_wait_s)
+        await self._reading
+        return code
+
+
+@asynccontextmanager
+async def gateway(settings: Settings) -> AsyncIterator[tuple[Process, Engine, Database, aiohttp.ClientSession]]:
+    database = Database(settings.database())
+    engine, process = Engine(), Process(settings)
+    await engine.start()
+    await asyncio.to_thread(an_attempt, database, "t1", max_steps=4)
+    await asyncio.to_thread(model_replicas.add, database, NewReplica(MODEL, engine.url, dialects=tuple(Dialect)))
+    await process.start()
+    http = aiohttp.ClientSession(headers={"Authorization": "Bearer t1"}, connector=aiohttp.TCPConnector(limit=0))
+    try:
+        yield process, engine, database, http
+    finally:
+        await http.close()
+        await process.end(signal.SIGKILL)
+        await engine.stop()
+        database.close()
+
+
+def _ends(database: Database) -> list[str]:
+    with database.begin() as connection:
+        return list(connection.execute(text("SELECT end_kind FROM model_calls ORDER BY started_at")).scalars())
+
+
+async def _ask(http: aiohttp.ClientSession, process: Process, **wishes: object) -> int:
+    async with http.post(f"{process.url}/v1/chat/completions", json=request(Dialect.CHAT, **wishes)) as answer:
+        await answer.read()
+        return answer.status
+
+
+def test_a_killed_gateway_loses_no_account(make_settings: MakeSettings) -> None:
+    async def story() -> None:
+        async with gateway(make_settings()) as (process, engine, database, http):
+            assert await _ask(http, process) == 200
+            assert await _ask(http, process) == 200
+            with GatewayClient(process.url, "t1") as client:
+                assert (await asyncio.to_thread(client.account)).turns == 2
+            while len(await asyncio.to_thread(_ends, database)) < 2:
+                await asyncio.sleep(0.05)
+            inside = asyncio.Event()
+
+            async def hangs(request: web.Request) -> web.Response:
+                inside.set()
+                await asyncio.sleep(60)
+                return web.Response()
+
+            engine.handler = hangs
+            call = asyncio.create_task(_ask(http, process))
+            await inside.wait()
+            await process.end(signal.SIGKILL)
+            broken = (await asyncio.gather(call, return_exceptions=True))[0]
+            assert isinstance(broken, aiohttp.ClientError), "an agent tries again"
+            with GatewayClient(process.url, "t1") as client:
+                assert client.close(1.0) is None, "a worker goes on without it"
+            engine.handler = engine.well
+            await process.start()
+            assert [await _ask(http, process) for _ in range(3)] == [200, 200, 400], "the turns before it count"
+            with GatewayClient(process.url, "t1") as client:
+                account = await asyncio.to_thread(client.close)
+            assert account is not None
+            assert (account.calls, account.turns, account.stopped_by) == (5, 4, CallEnd.STEP_LIMIT)
+            assert (await asyncio.to_thread(_ends, database)) == ["answered"] * 4 + ["step_limit"]
+
+    run(story())
+
+
+def test_a_gateway_that_is_told_to_stop_lets_streams_end(make_settings: MakeSettings) -> None:
+    async def story() -> None:
+        async with gateway(make_settings()) as (process, engine, database, http):
+            wish = request(Dialect.CHAT, stream=True, stream_options={"include_usage": True})
+            pieces = events(Dialect.CHAT, wish)
+            go_on = asyncio.Event()
+
+            async def handler(request: web.Request) -> web.StreamResponse:
+                response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+                await response.prepare(request)
+                await response.write(pieces[0])
+                if json.loads(await request.read()).get("user") == "endless":
+                    await asyncio.sleep(60)
+                await go_on.wait()
+                await response.write(b"".join(pieces[1:]))
+                return response
+
+            engine.handler = handler
+            async with (
+                http.post(f"{process.url}/v1/chat/completions", json=wish) as ends,
+                http.post(f"{process.url}/v1/chat/completions", json=wish | {"user": "endless"}) as endless,
+            ):
+                await ends.content.readexactly(len(pieces[0]))
+                await endless.content.readexactly(len(pieces[0]))
+                stopping = asyncio.create_task(process.end(signal.SIGTERM))
+                await asyncio.sleep(0)
+                go_on.set()
+                assert await ends.read() == b"".join(pieces[1:])
+                (rest,) = await asyncio.gather(endless.read(), return_exceptions=True)
+                assert isinstance(rest, aiohttp.ClientError)
+            await stopping
+            assert sorted(await asyncio.to_thread(_ends, database)) == ["answered", "cut"]
+
+    run(story())
+
+
+def test_two_thousand_streams_are_held(make_settings: MakeSettings) -> None:
+    async def story() -> None:
+        async with gateway(make_settings()) as (process, engine, database, http):
+            go_on = asyncio.Event()
+            wish = request(Dialect.MESSAGES, stream=True)
+            pieces = events(Dialect.MESSAGES, wish)
+
+            async def handler(request: web.Request) -> web.StreamResponse:
+                response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+                await response.prepare(request)
+                await response.write(pieces[0])
+                await go_on.wait()
+                await response.write(b"".join(pieces[1:]))
+                return response
+
+            engine.handler = handler
+            await asyncio.to_thread(an_attempt, database, "t2", max_steps=5000)
+
+            async def one() -> bytes:
+                headers = {"Authorization": "Bearer t2"}
+                async with http.post(f"{process.url}/v1/messages", json=wish, headers=headers) as answer:
+                    return await answer.read()
+
+            calls = [asyncio.create_task(one()) for _ in range(2000)]
+            while engine.inside < 2000:
+                await asyncio.sleep(0.05)
+                assert not any(call.done() for call in calls)
+            go_on.set()
+            assert set(await asyncio.gather(*calls)) == {b"".join(pieces)}
+
+    run(story(), within_s=120)

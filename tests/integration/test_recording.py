@@ -1,0 +1,554 @@
+"""Recorded calls: what was said comes back, accounts agree with the ledger, and a ledger that is away costs nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import orjson
+import psycopg
+import pytest
+from sqlalchemy import create_engine, event
+from sqlalchemy.exc import InternalError, ProgrammingError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from app.errors import DatabaseUnavailable
+from app.ledger import model_calls
+from app.ledger.database import Database
+from app.ledger.model_calls import StoredCall
+from app.model_service.dialects import codec_for
+from app.model_service.dialects.base import Reply, Request
+from app.model_service.recording import LedgerRecorder
+from app.models.model_calls import CallEnd, Dialect, Exchange, ModelLimits, ModelSession, TokenUse
+from app.models.spec import ModelChoice
+from app.settings import Settings
+from tests.building import new_id
+from tests.integration.rows import insert, one
+
+TOOLS = ({"name": "bash", "description": "", "parameters": {"type": "object"}},)
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    database = Database(database_url)
+    yield database
+    database.close()
+
+
+def a_session(**values: Any) -> ModelSession:
+    given = {
+        "attempt_id": new_id(),
+        "number": 1,
+        "task_id": new_id(),
+        "run_id": new_id(),
+        "user": "alice",
+        "agent": "mini-swe-agent",
+        "task_name": "fix-it",
+        "replica": 0,
+        "model": ModelChoice(name="replay"),
+        "limits": ModelLimits(),
+        "live": True,
+    }
+    return ModelSession(**(given | values))
+
+
+_number = iter(range(10**9))
+
+
+def an_exchange(
+    session: ModelSession,
+    *messages: dict[str, Any],
+    said: str = "fine",
+    dialect: Dialect = Dialect.CHAT,
+    streamed: bool = False,
+    tools: tuple[dict[str, Any], ...] = TOOLS,
+    **values: Any,
+) -> Exchange:
+    codec = codec_for(dialect)
+    asked = Request("replay", messages or ({"role": "user", "content": "hello"},), tools, streamed, 100)
+    reply = Reply({"role": "assistant", "content": said}, "stop", TokenUse(100, 10, 40), model="replay")
+    with_usage = replace(asked, parameters={"stream_options": {"include_usage": True}})
+    whole = orjson.dumps(codec.whole(reply, id="a", request=asked))
+    given = {
+        "id": new_id(),
+        "session": session,
+        "dialect": dialect,
+        "started_at": datetime.now(UTC) + timedelta(microseconds=next(_number)),
+        "request": orjson.dumps(codec.body(asked)),
+        "response": b"".join(codec.events(reply, id="a", request=with_usage)) if streamed else whole,
+        "streamed": streamed,
+        "status": 200,
+        "end": CallEnd.ANSWERED,
+        "duration_s": 2.0,
+        "waited_s": {"model": 0.5},
+        "built_in": True,
+    }
+    return Exchange(**(given | values))
+
+
+def recording(database: Database, work: Callable[[LedgerRecorder], Coroutine[Any, Any, None]], **values: Any) -> None:
+    async def run() -> None:
+        recorder = LedgerRecorder(Settings(_env_file=None, **values.pop("settings", {})), database, **values)
+        try:
+            await work(recorder)
+        finally:
+            await recorder.close()
+
+    asyncio.run(run())
+
+
+def calls_of(database: Database, session: ModelSession) -> list[StoredCall]:
+    with database.begin() as connection:
+        return model_calls.calls_of(connection, session.attempt_id)
+
+
+class Flaky(Database):
+    """A database that may be away."""
+
+    away = False
+    fault: Exception | None = None
+
+    @contextmanager
+    def begin(self) -> Iterator[Any]:
+        if self.away:
+            raise DatabaseUnavailable("away")
+        if self.fault is not None:
+            raise self.fault
+        with super().begin() as connection:
+            yield connection
+
+
+class Dawdling(Database):
+    """A database whose answers take a while to arrive, but for the writer's."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.has_read, self.may_go_on = threading.Event(), threading.Event()
+
+    @contextmanager
+    def begin(self) -> Iterator[Any]:
+        with super().begin() as connection:
+            yield connection
+        if threading.current_thread().name != "model-calls":
+            self.has_read.set()
+            self.may_go_on.wait()
+
+
+# --- What was said --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dialect", list(Dialect))
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_call_comes_back_as_it_was(database: Database, dialect: Dialect, streamed: bool) -> None:
+    session = a_session()
+    exchange = an_exchange(session, said="I looked.", dialect=dialect, streamed=streamed)
+
+    async def work(recorder: LedgerRecorder) -> None:
+        assert recorder.record(exchange) == TokenUse(100, 10, 40, *_further(dialect))
+        await recorder.flush(session.attempt_id)
+
+    recording(database, work)
+    [found] = calls_of(database, session)
+    assert found.messages == ({"role": "user", "content": "hello"},)
+    assert found.reply == {"role": "assistant", "content": "I looked."}
+    assert found.tools == TOOLS
+    assert (found.dialect, found.streamed, found.max_tokens, found.lost) == (dialect, streamed, 100, "")
+    assert found.cost_usd == 0
+    assert found.complete
+
+
+def _further(dialect: Dialect) -> tuple[int | None, ...]:
+    """What a dialect tells beyond that: OpenAI's responses count thoughts, Anthropic's messages what was stored."""
+    return {Dialect.CHAT: (), Dialect.RESPONSES: (0,), Dialect.MESSAGES: (None, 0)}[dialect]
+
+
+def test_each_message_of_an_attempt_is_kept_once(database: Database) -> None:
+    session = a_session()
+    said: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
+
+    async def work(recorder: LedgerRecorder) -> None:
+        for turn in range(20):
+            recorder.record(an_exchange(session, *said, said=f"answer {turn}"))
+            said.extend(
+                [{"role": "assistant", "content": f"answer {turn}"}, {"role": "user", "content": f"go on {turn}"}]
+            )
+            if turn % 7 == 0:
+                await recorder.flush(session.attempt_id)
+        await recorder.flush(session.attempt_id)
+
+    recording(database, work)
+    found = calls_of(database, session)
+    assert [len(call.messages) for call in found] == list(range(1, 41, 2))
+    assert found[-1].messages == tuple(said[:-2])
+    kept = one(database, "SELECT count(*) AS n FROM model_messages WHERE attempt_id = :a", a=session.attempt_id).n
+    assert kept == 1 + 20 + 19 + 1  # the question, the answers, the goings on, the tools
+
+
+def test_what_postgres_has_no_room_for_is_kept_all_the_same(database: Database) -> None:
+    session = a_session()
+    strange = an_exchange(session, {"role": "user", "content": "a\0b"}, said="c\0d", detail="e\0f \udc80")
+    halves = replace(an_exchange(session), id=new_id(), request=strange.request.replace(b"a\\u0000b", b"\\ud83d \xff"))
+
+    async def work(recorder: LedgerRecorder) -> None:
+        recorder.record(strange)
+        recorder.record(halves)
+        await recorder.flush(session.attempt_id)
+
+    recording(database, work)
+    found, other = calls_of(database, session)
+    assert found.messages[0]["content"] == "a\0b"
+    assert found.reply == {"role": "assistant", "content": "c\0d"}
+    assert found.detail == "e\ufffdf ?"
+    assert other.messages[0]["content"].startswith("? ")
+
+
+def test_what_cannot_be_read_is_kept_raw(database: Database) -> None:
+    session = a_session()
+    broken = an_exchange(session, request=b'{"model": "x", "messages": 3}', response=b"<html>no</html>")
+    refused = an_exchange(session, response=b'{"error": {"message": "no"}}', end=CallEnd.UPSTREAM_ERROR, status=500)
+
+    async def work(recorder: LedgerRecorder) -> None:
+        recorder.record(broken)
+        recorder.record(refused)
+        await recorder.flush(session.attempt_id)
+
+    recording(database, work)
+    first, second = calls_of(database, session)
+    assert first.raw == {"request": '{"model": "x", "messages": 3}', "response": "<html>no</html>"}
+    assert second.raw == {"response": '{"error": {"message": "no"}}'}
+    assert second.messages
+    assert second.cost_usd == 0
+    assert first.reply is second.reply is None
+
+
+def test_a_cut_answer_is_kept_as_far_as_it_came(database: Database) -> None:
+    session = a_session()
+    whole = an_exchange(session, said="one two three", streamed=True, end=CallEnd.CUT)
+    cut = replace(whole, response=whole.response[: whole.response.index(b"three")])
+
+    async def work(recorder: LedgerRecorder) -> None:
+        recorder.record(cut)
+        await recorder.flush(session.attempt_id)
+
+    recording(database, work)
+    [found] = calls_of(database, session)
+    assert found.reply == {"role": "assistant", "content": "one two"}
+    assert not found.complete
+    assert not found.is_turn
+
+
+# --- Accounts -------------------------------------------------------------------------------------------------------
+
+
+def test_accounts_agree_with_the_ledger_and_survive_the_gateway(database: Database) -> None:
+    session = a_session()
+
+    async def first(recorder: LedgerRecorder) -> None:
+        assert (await recorder.account(session)).calls == 0
+        for end in (CallEnd.ANSWERED, CallEnd.UPSTREAM_BUSY, CallEnd.ANSWERED, CallEnd.STEP_LIMIT):
+            response = {} if end is CallEnd.ANSWERED else {"response": b"{}"}
+            recorder.record(an_exchange(session, end=end, **response))
+        await recorder.flush(session.attempt_id)
+        account = await recorder.account(session)
+        assert (account.calls, account.turns, account.prompt_tokens, account.cached_tokens) == (4, 2, 200, 80)
+        assert (account.last_end, account.stopped_by) == (CallEnd.STEP_LIMIT, CallEnd.STEP_LIMIT)
+        assert (account.model_s, account.waited_s) == (6.0, 2.0)
+        assert (account.cost_usd, account.unpriced_calls) == (0.0, 0)
+        with database.begin() as connection:
+            assert model_calls.account_of(connection, session.attempt_id) == account
+
+    async def second(recorder: LedgerRecorder) -> None:
+        recorder.record(an_exchange(session))  # before anybody asked
+        account = await recorder.account(session)
+        assert (account.calls, account.turns) == (5, 3)
+        recorder.record(an_exchange(session, tools=()))
+        assert (await recorder.account(session)).turns == 3
+
+    recording(database, first)
+    recording(database, second)
+
+
+def test_turns_are_answers_to_requests_with_tools_or_all_where_there_are_none(database: Database) -> None:
+    plain, mixed = a_session(), a_session()
+
+    async def work(recorder: LedgerRecorder) -> None:
+        for session in (plain, mixed):
+            await recorder.account(session)
+        for _ in range(3):
+            recorder.record(an_exchange(plain, tools=()))
+        for tools in (TOOLS, (), TOOLS, ()):
+            recorder.record(an_exchange(mixed, tools=tools))
+        assert (await recorder.account(plain)).turns == 3
+        assert (await recorder.account(mixed)).turns == 2
+        await recorder.flush(mixed.attempt_id)
+
+    recording(database, work)
+    assert [call.is_turn for call in calls_of(database, mixed)] == [True, False, True, False]
+
+
+def test_what_came_before_the_first_tools_is_no_turn_any_more(database: Database) -> None:
+    session, late = a_session(), a_session()
+
+    async def work(recorder: LedgerRecorder) -> None:
+        await recorder.account(session)
+        for tools, turns in (((), 1), ((), 2), (TOOLS, 1), ((), 1), (TOOLS, 2)):
+            recorder.record(an_exchange(session, tools=tools))
+            await recorder.flush(session.attempt_id)  # what was wrong for a while is put right in the ledger, too
+            account = await recorder.account(session)
+            assert account.turns == turns
+            with database.begin() as connection:
+                assert model_calls.account_of(connection, session.attempt_id) == account
+        for tools in ((), TOOLS, ()):
+            recorder.record(an_exchange(late, tools=tools))  # of an account that is not at hand
+        await recorder.flush(late.attempt_id)
+
+    recording(database, work)
+    assert [call.is_turn for call in calls_of(database, session)] == [False, False, True, False, True]
+    assert [call.is_turn for call in calls_of(database, late)] == [False, True, False]
+
+
+def test_the_ledger_knows_of_tools_when_what_was_said_is_forgotten(database: Database) -> None:
+    session = a_session()
+
+    async def first(recorder: LedgerRecorder) -> None:
+        recorder.record(an_exchange(session))
+
+    async def second(recorder: LedgerRecorder) -> None:
+        assert (await recorder.account(session)).offered_tools
+
+    recording(database, first)
+    with database.begin() as connection:
+        model_calls.forget_messages(connection, session.attempt_id)
+    recording(database, second)
+
+
+def test_how_the_newest_turn_ended_leaves_out_asides_and_calls_that_the_agent_gave_up(database: Database) -> None:
+    session = a_session()
+    broken, gone, answered = CallEnd.UPSTREAM_ERROR, CallEnd.CLIENT_GONE, CallEnd.ANSWERED
+    calls = [
+        (answered, TOOLS, answered),
+        (broken, TOOLS, broken),
+        (answered, (), broken),
+        (gone, TOOLS, broken),
+        (answered, TOOLS, answered),
+        (broken, (), answered),
+    ]
+
+    async def work(recorder: LedgerRecorder) -> None:
+        assert (await recorder.account(session)).turn_end is None
+        for at, (end, tools, turn_end) in enumerate(calls):
+            recorder.record(an_exchange(session, end=end, tools=tools))
+            assert (await recorder.account(session)).turn_end is turn_end, at
+        await recorder.flush(session.attempt_id)
+        with database.begin() as connection:
+            assert model_calls.account_of(connection, session.attempt_id).turn_end is answered, "an aside that failed"
+
+    recording(database, work)
+
+
+def test_what_is_recorded_while_an_account_is_read_counts_once(database_url: str) -> None:
+    database = Dawdling(database_url)
+    session = a_session()
+
+    async def work(recorder: LedgerRecorder) -> None:
+        asked = [asyncio.create_task(recorder.account(session)) for _ in range(3)]
+        await asyncio.to_thread(database.has_read.wait)
+        recorder.record(an_exchange(session))
+        database.may_go_on.set()
+        await asyncio.gather(*asked)
+        assert (await recorder.account(session)).calls == 1
+        await recorder.flush(session.attempt_id)
+
+    recording(database, work)
+    assert len(calls_of(database, session)) == 1
+    database.close()
+
+
+def test_prices_make_dollars_and_a_run_knows_what_it_spent(database: Database, tmp_path: Any) -> None:
+    (tmp_path / "prices.yaml").write_text("replay: {prompt: 10, completion: 100, cached: 1}")
+    session = a_session()
+    insert(database, "runs", id=session.run_id, name="n", user_name="a", purpose="evaluation", total=1, budget_usd=2.5)
+
+    async def work(recorder: LedgerRecorder) -> None:
+        await recorder.account(session)
+        assert await recorder.run_spend(session) == (0.0, 2.5)
+        recorder.record(an_exchange(session))
+        account = await recorder.account(session)
+        assert account.cost_usd == pytest.approx((60 * 10 + 40 * 1 + 10 * 100) / 1e6)
+        spent, _ = await recorder.run_spend(session)
+        assert spent == pytest.approx(account.cost_usd)
+
+    recording(database, work, settings={"model_prices": tmp_path / "prices.yaml"})
+    with database.begin() as connection:
+        assert model_calls.run_spend(connection, session.run_id)[0] == pytest.approx(0.00164)
+
+
+def test_a_call_costs_what_the_model_costs_that_was_asked_for(database: Database, tmp_path: Any) -> None:
+    (tmp_path / "prices.yaml").write_text("cheap: {prompt: 1, completion: 1}\ndear: {prompt: 1000, completion: 1000}")
+    session = a_session(model=ModelChoice(name="cheap"))
+    at = {"replica": "http://engine.test/v1", "built_in": False}
+
+    async def work(recorder: LedgerRecorder) -> None:
+        await recorder.account(session)
+        recorder.record(an_exchange(session, asked_model="dear", **at))
+        account = await recorder.account(session)
+        assert account.cost_usd == account.last_cost_usd == pytest.approx(0.11)
+        recorder.record(an_exchange(session, asked_model="replay", **at))
+        assert (await recorder.account(session)).unpriced_calls == 1, "an engine that does not look at names"
+        recorder.record(an_exchange(session, asked_model="dear", request=b"{", response=b"", **at))
+
+    recording(database, work, settings={"model_prices": tmp_path / "prices.yaml"})
+    assert calls_of(database, session)[-1].model == "dear"
+
+
+def test_a_run_without_a_budget_is_not_added_up(database: Database) -> None:
+    session = a_session()
+    insert(database, "runs", id=session.run_id, name="n", user_name="a", purpose="evaluation", total=1)
+    with database.begin() as connection:
+        queries: list[str] = []
+        event.listen(connection, "before_cursor_execute", lambda *said: queries.append(said[2]))
+        assert model_calls.run_spend(connection, session.run_id) == (0.0, None)
+    assert not any("sum(" in query for query in queries)
+
+
+def test_counts_beyond_what_a_column_holds_are_cut(database: Database) -> None:
+    session = a_session()
+    usage = b'{"usage":{"input_tokens":2147483647,"cache_read_input_tokens":2147483647,"output_tokens":1}}'
+
+    async def work(recorder: LedgerRecorder) -> None:
+        recorder.record(an_exchange(session, dialect=Dialect.MESSAGES, response=usage))
+
+    recording(database, work)
+    [found] = calls_of(database, session)
+    assert (found.use.prompt, found.use.completion) == (2**31 - 1, 1)
+
+
+def test_an_unknown_price_is_unknown_and_not_nothing(database: Database) -> None:
+    session = a_session(model=ModelChoice(name="my-own"))
+
+    async def work(recorder: LedgerRecorder) -> None:
+        await recorder.account(session)
+        recorder.record(an_exchange(session, upstream_model="gpt-4o", replica="http://engine.test/v1", built_in=False))
+        recorder.record(an_exchange(session, end=CallEnd.STEP_LIMIT, response=b"{}"))
+        account = await recorder.account(session)
+        assert (account.calls, account.unpriced_calls) == (2, 1)
+        assert "cost_usd" not in account.describe()
+
+    recording(database, work)
+    assert [call.cost_usd for call in calls_of(database, session)] == [None, 0.0]
+
+
+# --- A ledger that is away ------------------------------------------------------------------------------------------
+
+
+def test_calls_are_kept_back_while_the_ledger_is_away(database_url: str) -> None:
+    database = Flaky(database_url)
+    session = a_session()
+
+    async def work(recorder: LedgerRecorder) -> None:
+        await recorder.account(session)
+        database.away = True
+        for _ in range(5):
+            recorder.record(an_exchange(session))
+        with pytest.raises(DatabaseUnavailable):
+            await recorder.flush(session.attempt_id)
+        with pytest.raises(DatabaseUnavailable):
+            await recorder.account(a_session())
+        assert await recorder.run_spend(session) == (0.0, None)
+        assert (await recorder.account(session)).calls == 5
+        database.away = False
+        await recorder.flush(session.attempt_id)
+
+    recording(database, work)
+    assert len(calls_of(database, session)) == 5
+    database.close()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        PoolTimeout("QueuePool limit of size 8 overflow 5 reached"),
+        InternalError("INSERT", {}, psycopg.errors.ReadOnlySqlTransaction("read-only")),
+        ProgrammingError("INSERT", {}, psycopg.errors.UndefinedColumn("a migration is under way")),
+        RuntimeError("something else"),
+    ],
+)
+def test_no_call_is_lost_to_a_ledger_that_cannot_take_any(database_url: str, fault: Exception) -> None:
+    database = Flaky(database_url)
+    session = a_session()
+
+    async def work(recorder: LedgerRecorder) -> None:
+        await recorder.account(session)
+        database.fault = fault
+        recorder.record(an_exchange(session))
+        with pytest.raises(DatabaseUnavailable):
+            await recorder.flush(session.attempt_id)
+        database.fault = None
+        await recorder.flush(session.attempt_id)
+
+    recording(database, work)
+    assert len(calls_of(database, session)) == 1
+    database.close()
+
+
+def test_a_pool_without_a_free_connection_is_a_database_that_is_away(database_url: str) -> None:
+    database = Database(database_url, pool_size=1)
+    database.engine = create_engine(
+        database_url.replace("postgresql://", "postgresql+psycopg://", 1),
+        pool_size=1,
+        max_overflow=0,
+        pool_timeout=0.01,
+    )
+    with database.begin(), pytest.raises(DatabaseUnavailable, match="all of them in use"), database.begin():
+        pass
+    database.close()
+
+
+def test_too_much_kept_back_lets_the_oldest_bodies_go_and_no_row(database_url: str) -> None:
+    database = Flaky(database_url)
+    session = a_session()
+    exchanges = [an_exchange(session, {"role": "user", "content": "x" * 1000}) for _ in range(10)]
+
+    async def work(recorder: LedgerRecorder) -> None:
+        await recorder.account(session)
+        database.away = True
+        for exchange in exchanges:
+            recorder.record(exchange)
+        database.away = False
+        await recorder.flush(session.attempt_id)
+
+    recording(database, work, kept_bytes=4 * (len(exchanges[0].request) + len(exchanges[0].response)))
+    found = calls_of(database, session)
+    assert [bool(call.lost) for call in found] == [True] * 6 + [False] * 4
+    assert all(call.use.prompt == 100 for call in found)
+    database.close()
+
+
+def test_closing_writes_what_is_left(database: Database) -> None:
+    session = a_session()
+
+    async def work(recorder: LedgerRecorder) -> None:
+        for _ in range(300):
+            recorder.record(an_exchange(session))
+
+    recording(database, work)
+    assert len(calls_of(database, session)) == 300
+
+
+def test_forgotten_messages_leave_the_counts(database: Database) -> None:
+    session = a_session()
+
+    async def work(recorder: LedgerRecorder) -> None:
+        recorder.record(an_exchange(session))
+
+    recording(database, work)
+    with database.begin() as connection:
+        model_calls.forget_messages(connection, session.attempt_id)
+        [found] = model_calls.calls_of(connection, session.attempt_id)
+    assert (found.messages, found.reply, found.use.prompt) == ((), None, 100)
+    assert found.lost == model_calls.FORGOTTEN

@@ -1,0 +1,366 @@
+"""The spine between an agent and its model: whatever the end, its calls are on record, kept and paid for."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import tarfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+import zstandard
+from sqlalchemy import text
+
+from app.agents.base import Agent, AgentJob, AgentReport
+from app.errors import AgentFailed, AgentUnsuitable, DatabaseUnavailable, DiskFull, EnvironmentFailed
+from app.ledger import attempts, model_calls, model_replicas
+from app.ledger.accept import NewRun, accept
+from app.ledger.attempts import Claim
+from app.ledger.database import Database
+from app.ledger.model_replicas import NewReplica
+from app.model_service import trajectory
+from app.model_service.gateway.app import Gateway, create_app
+from app.model_service.recording import LedgerRecorder
+from app.models.endings import EndReason
+from app.models.model_calls import Dialect
+from app.models.outcome import ArtifactKind, Phase
+from app.models.shell import CancelToken, Shell
+from app.models.spec import EnvironmentKind, Mode, ModelChoice
+from app.settings import Settings
+from app.workers import evaluations, model_access, stations
+from app.workers.evaluations import Submission
+from app.workers.lease import StopToken
+from app.workers.rollout import carry_out
+from app.workers.stations import Stations
+from tests.building import dispatched, ready_instance
+from tests.integration.gateway_ground import MODEL, Engine, request, run
+from tests.services import MakeSettings
+
+COST_USD = 110e-6  # of one call: the engine's 110 tokens at $1 for a million
+
+
+@dataclass
+class Talker:
+    """An agent that says something to its model, leaves a log and a file, and ends as its test wants."""
+
+    end: Callable[[AgentJob], AgentReport] = lambda job: AgentReport(EndReason.SUBMITTED)
+    says: Callable[[AgentJob], str] = lambda job: "Hello"
+    name: str = "talker"
+    version: str = "1"
+    needs_model: bool = True
+    needs_solution: bool = False
+
+    def check(self) -> None:
+        """Always there."""
+
+    def run(self, job: AgentJob, shell: Shell, cancel: CancelToken) -> AgentReport:
+        assert job.model is not None
+        assert job.model.api_key is not None
+        (job.scratch / "agent.log").write_text("talked")
+        (job.scratch / "home").mkdir()
+        (job.scratch / "home" / "session.txt").write_text("said hello")
+        wish = request(Dialect.CHAT, messages=[{"role": "user", "content": self.says(job)}])
+        bearer = {"Authorization": f"Bearer {job.model.api_key.get_secret_value()}"}
+        answer = httpx.post(f"{job.model.base_url}/chat/completions", json=wish, headers=bearer, trust_env=False)
+        assert answer.status_code == 200, answer.text
+        return self.end(job)
+
+
+def raises(error: Exception) -> Callable[[AgentJob], AgentReport]:
+    def end(job: AgentJob) -> AgentReport:
+        raise error
+
+    return end
+
+
+@dataclass
+class Ground:
+    """A gateway with its real recorder, an engine behind it, and one attempt that is claimed."""
+
+    settings: Settings
+    database: Database
+    claim: Claim
+    app: Gateway
+    stop_gateway: Callable[[], None]
+    token: StopToken = field(default_factory=StopToken)
+
+    async def play(self, agent: Agent, patch: pytest.MonkeyPatch) -> EndReason:
+        """Carry the attempt out with this agent."""
+        here = stations.build(self.settings, pooled=True, max_idle=0)
+        patch.setattr(Stations, "agent", lambda this, name: agent)
+        try:
+            return await asyncio.to_thread(carry_out, self.claim, here, self.token)
+        finally:
+            here.close()
+
+    def row(self, statement: str) -> Any:
+        with self.database.begin() as connection:
+            return connection.execute(text(statement)).one()
+
+    @property
+    def attempt(self) -> Any:
+        return self.row("SELECT * FROM attempts")
+
+    def kept(self) -> dict[ArtifactKind, bytes]:
+        with self.database.begin() as connection:
+            rows = connection.execute(text("SELECT kind, key FROM artifacts WHERE key IS NOT NULL")).all()
+        store = stations.open_store(self.settings.artifacts(), endpoint_url=None)
+        return {ArtifactKind(row.kind): store.get(row.key) for row in rows}
+
+    def missing(self, kind: ArtifactKind) -> str:
+        return str(self.row(f"SELECT missing FROM artifacts WHERE kind = '{kind}'").missing)
+
+    @property
+    def messages(self) -> int:
+        return int(self.row("SELECT count(*) AS n FROM model_messages").n)
+
+    def is_paid_for(self) -> bool:
+        """The attempt and its user were charged for one call, and its account was closed."""
+        spent = self.row("SELECT spent_usd FROM accounts").spent_usd
+        closed = self.claim.attempt_id not in self.app.parts.recorder._accounts  # type: ignore[attr-defined]
+        return closed and self.attempt.cost_usd == pytest.approx(COST_USD) == spent
+
+
+@asynccontextmanager
+async def ground(make_settings: MakeSettings) -> AsyncIterator[Ground]:
+    settings = make_settings()
+    prices = settings.home / "prices.yaml"
+    prices.write_text(f"{MODEL}: {{prompt: 1, completion: 1}}\n")
+    settings = settings.model_copy(update={"model_prices": prices})
+    database, engine = Database(settings.database()), Engine()
+    await engine.start()
+    await asyncio.to_thread(model_replicas.add, database, NewReplica(MODEL, engine.url))
+    app = create_app(settings, database, recorder=lambda: LedgerRecorder(settings, database))
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="on", log_config=None, access_log=False)
+    server, listener = uvicorn.Server(config), config.bind_socket()
+    settings = settings.model_copy(update={"gateway_url": f"http://127.0.0.1:{listener.getsockname()[1]}"})
+    serving = asyncio.create_task(server._serve(sockets=[listener]))
+    while not server.started:
+        await asyncio.sleep(0.01)
+        assert not serving.done(), serving.exception()
+    loop = asyncio.get_running_loop()
+
+    async def ended() -> None:
+        server.should_exit = True
+        await asyncio.shield(serving)
+
+    try:
+        yield Ground(
+            settings,
+            database,
+            await asyncio.to_thread(a_claim, database, settings),
+            app,
+            lambda: asyncio.run_coroutine_threadsafe(ended(), loop).result(30),
+        )
+    finally:
+        await ended()
+        listener.close()
+        await engine.stop()
+        database.close()
+
+
+def a_claim(database: Database, settings: Settings) -> Claim:
+    wanted = Submission(
+        dataset="demo", agent="oracle", environment=EnvironmentKind.LOCAL, mode=Mode.PERSISTENT, only=("order-ledger",)
+    )
+    (spec,) = evaluations.specs_of(wanted, settings)
+    spec = spec.model_copy(update={"model": ModelChoice(name=MODEL)})
+    (item,) = dispatched(database, accept(database, NewRun(specs=[spec])))
+    claim = attempts.claim(database, item.hint, ready_instance(database), lease_s=300)
+    assert claim is not None
+    return claim
+
+
+def story(make_settings: MakeSettings, tell: Callable[[Ground], Any]) -> None:
+    async def within() -> None:
+        async with ground(make_settings) as here:
+            await tell(here)
+
+    run(within())
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (EnvironmentFailed("gone"), EndReason.ENVIRONMENT_ERROR),
+        (AgentUnsuitable("no bash"), EndReason.INFRASTRUCTURE),
+        (DiskFull("no room"), EndReason.INFRASTRUCTURE),
+        (ZeroDivisionError("a bug"), EndReason.INFRASTRUCTURE),
+    ],
+)
+def test_an_agent_that_ends_in_an_error_leaves_its_calls_and_its_bill(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: EndReason
+) -> None:
+    async def tell(here: Ground) -> None:
+        assert await here.play(Talker(raises(error)), monkeypatch) is reason
+        assert here.attempt.failure["error"] == type(error).__name__
+        assert here.attempt.failure["phase"] == Phase.AGENT_STARTED, "the last door that it passed"
+        assert here.attempt.environment["usage"]["model_calls"] == 1
+        kept = here.kept()
+        assert len(trajectory.read(kept[ArtifactKind.MODEL_CALLS])) == 1
+        assert ArtifactKind.TRAJECTORY in kept
+        assert kept[ArtifactKind.AGENT_LOG] == b"talked"
+        assert ArtifactKind.AGENT_FILES in kept
+        assert here.messages == 0
+        assert here.is_paid_for()
+
+    story(make_settings, tell)
+
+
+def test_an_agent_that_cannot_be_run_leaves_its_log_and_its_files(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def tell(here: Ground) -> None:
+        agent = Talker(raises(AgentFailed("no such program")))
+        assert await here.play(agent, monkeypatch) is EndReason.AGENT_ERROR
+        kept = here.kept()
+        assert kept[ArtifactKind.AGENT_LOG] == b"talked"
+        packed = io.BytesIO(zstandard.decompress(kept[ArtifactKind.AGENT_FILES]))
+        with tarfile.open(fileobj=packed) as archive:
+            assert archive.getnames() == ["session.txt"]
+        assert here.is_paid_for()
+
+    story(make_settings, tell)
+
+
+def test_nothing_that_fails_after_an_error_hides_it(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*values: Any) -> Any:
+        raise RuntimeError("and this, too")
+
+    async def tell(here: Ground) -> None:
+        monkeypatch.setattr(model_access.ModelAccess, "settle", broken)
+        agent = Talker(raises(EnvironmentFailed("gone")))
+        assert await here.play(agent, monkeypatch) is EndReason.ENVIRONMENT_ERROR
+        assert here.attempt.failure["error"] == "EnvironmentFailed"
+        assert here.kept()[ArtifactKind.AGENT_LOG] == b"talked"
+
+    story(make_settings, tell)
+
+
+def test_one_that_is_stopped_has_its_calls_on_record(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def tell(here: Ground) -> None:
+        def stopped(job: AgentJob) -> AgentReport:
+            here.token.stop(EndReason.INTERRUPTED)
+            return AgentReport(EndReason.CANCELLED)
+
+        assert await here.play(Talker(stopped), monkeypatch) is EndReason.INTERRUPTED
+        assert len(trajectory.read(here.kept()[ArtifactKind.MODEL_CALLS])) == 1
+        assert here.is_paid_for()
+
+    story(make_settings, tell)
+
+
+def test_the_token_that_an_agent_tells_its_model_is_kept_nowhere(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    def tells(job: AgentJob) -> str:
+        assert job.model is not None
+        assert job.model.api_key is not None
+        told.append(job.model.api_key.get_secret_value())
+        return f"my environment: OPENAI_API_KEY={told[0]}"
+
+    async def tell(here: Ground) -> None:
+        assert await here.play(Talker(says=tells), monkeypatch) is EndReason.SUBMITTED
+        kept = here.kept()
+        (call,) = trajectory.read(kept[ArtifactKind.MODEL_CALLS])
+        assert call.messages[-1]["content"] == "my environment: OPENAI_API_KEY=[redacted]"
+        assert not any(told[0].encode() in content for content in kept.values())
+        assert here.messages == 0
+
+    story(make_settings, tell)
+
+
+def test_calls_that_cannot_be_read_cost_no_result_and_stay_in_the_ledger(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def tell(here: Ground) -> None:
+        def corrupts(job: AgentJob) -> AgentReport:
+            with here.database.begin() as connection:
+                connection.execute(
+                    text("INSERT INTO model_messages (attempt_id, digest, body) VALUES (:attempt, 'd', 'no zstd')"),
+                    {"attempt": here.claim.attempt_id},
+                )
+            return AgentReport(EndReason.SUBMITTED)
+
+        assert await here.play(Talker(corrupts), monkeypatch) is EndReason.SUBMITTED
+        assert here.attempt.state == "finished"
+        for kind in (ArtifactKind.MODEL_CALLS, ArtifactKind.TRAJECTORY):
+            assert "expected zstd" in here.missing(kind)
+        assert here.messages > 0
+        assert here.is_paid_for()
+
+    story(make_settings, tell)
+
+
+@pytest.mark.parametrize("end", [EndReason.SUBMITTED, EndReason.INFRASTRUCTURE])
+def test_calls_are_forgotten_after_the_outcome_and_it_stands_when_they_cannot_be(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, end: EndReason
+) -> None:
+    async def tell(here: Ground) -> None:
+        states: list[str] = []
+
+        def fails(connection: Any, attempt_id: Any) -> None:
+            states.append(here.attempt.state)
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(model_calls, "forget_messages", fails)
+        assert await here.play(Talker(lambda job: AgentReport(end)), monkeypatch) is end
+        assert states == ["finished" if end is EndReason.SUBMITTED else "error"]
+        assert ArtifactKind.MODEL_CALLS in here.kept()
+
+    story(make_settings, tell)
+
+
+def test_a_moment_without_the_ledger_while_the_calls_are_read_costs_nothing(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def tell(here: Ground) -> None:
+        real, tries = model_calls.calls_of, []
+
+        def away_once(*values: Any) -> Any:
+            tries.append(values)
+            if len(tries) == 1:
+                raise DatabaseUnavailable("restarting")
+            return real(*values)
+
+        monkeypatch.setattr(model_calls, "calls_of", away_once)
+        assert await here.play(Talker(), monkeypatch) is EndReason.SUBMITTED
+        assert len(trajectory.read(here.kept()[ArtifactKind.MODEL_CALLS])) == 1
+
+    story(make_settings, tell)
+
+
+@pytest.mark.parametrize(
+    ("said", "counts_as"),
+    [
+        (EndReason.AGENT_TIMEOUT, EndReason.MODEL_ERROR),
+        (EndReason.AGENT_ERROR, EndReason.MODEL_ERROR),
+        (EndReason.SUBMITTED, EndReason.SUBMITTED),
+    ],
+)
+def test_an_end_with_the_gateway_away_is_the_models_only_if_the_agent_says_that_it_is_done(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, said: EndReason, counts_as: EndReason
+) -> None:
+    monkeypatch.setattr(model_access, "_SETTLE_S", 0.0)
+
+    async def tell(here: Ground) -> None:
+        def alone(job: AgentJob) -> AgentReport:
+            here.stop_gateway()
+            return AgentReport(said, "as the framework says")
+
+        assert await here.play(Talker(alone), monkeypatch) is counts_as
+        assert here.attempt.cost_usd == pytest.approx(COST_USD)
+        assert len(trajectory.read(here.kept()[ArtifactKind.MODEL_CALLS])) == 1
+
+    story(make_settings, tell)

@@ -1,0 +1,160 @@
+"""SWE-agent's adapter with the stand-in of it (and with a real checkout where there is one), in a container."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.agents.framework import Bundle
+from app.agents.installation import Installer
+from app.agents.running import FrameworkAgent
+from app.agents.swe_agent.adapter import SweAgent
+from app.agents.trial import KEY, STARTED, NeverCancelled, Stage
+from app.models.endings import EndReason
+from app.models.spec import Limits
+from app.settings import Settings
+from tests.integration.inside_ground import ENV_SCENE, SEEN, container_stage, kept_tools, scripted_engine, settings
+
+__all__ = ["settings"]
+
+pytestmark = [pytest.mark.agents, pytest.mark.docker]
+
+STAND_IN = Path(__file__).parents[1] / "stand_ins" / "swe_agent"
+CHECKOUT = os.environ.get("MEGAFLOW_SWE_AGENT_SOURCE")
+LIMITS = Limits(agent_timeout_s=300, command_timeout_s=30, max_steps=5)
+SCENES = {
+    "look": ENV_SCENE,
+    "words": "[{thought: I am only talking}, {thought: and on}, {thought: and on}, {thought: and on}]",
+    "slow": "[{command: 'sleep 60'}, {command: 'sleep 60'}, {command: 'sleep 60'}, {submit: true}]",
+    "leaves": "[{command: 'echo x > new.txt; exit 3'}, {submit: true}]",
+}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with scripted_engine(tmp_path_factory.mktemp("scenes"), **SCENES) as url:
+        yield url
+
+
+def framework_of(source: str, call_timeout_s: float = 60) -> SweAgent:
+    lock = {"lock": STAND_IN / "requirements.lock"} if source == str(STAND_IN) else {}
+    return SweAgent(Installer(kept_tools()), source, call_timeout_s=call_timeout_s, call_attempts=2, **lock)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(str(STAND_IN), id="stand-in"),
+        pytest.param(CHECKOUT, id="checkout", marks=() if CHECKOUT else pytest.mark.skip("no checkout is named")),
+    ],
+)
+def source(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def framework(source: str) -> SweAgent:
+    made = framework_of(source)
+    made.install()
+    return made
+
+
+@pytest.fixture
+def bundle(framework: SweAgent) -> Bundle:
+    return framework.install()
+
+
+@pytest.fixture
+def stage(settings: Settings, base_image_tag: str, bundle: Bundle, engine: str) -> Iterator[Stage]:
+    with container_stage(settings, base_image_tag, bundle, engine) as made:
+        yield made
+
+
+def test_it_solves_a_task_and_leaves_its_trajectory(stage: Stage, framework: SweAgent, tmp_path: Path) -> None:
+    trial = stage.play(FrameworkAgent(framework), "solve", tmp_path, LIMITS, NeverCancelled())
+    report = trial.report
+    assert report.end_reason is EndReason.SUBMITTED, report
+    assert trial.solved
+    assert trial.untracked == ()
+    assert report.steps == 3
+    assert report.usage["prompt_tokens"] > 0
+    assert report.files is not None
+    told = json.loads((report.files / "output" / "task" / "task.traj").read_text())
+    assert told["info"]["exit_status"] == "submitted"
+    assert "+    return sum(items)" in told["info"]["submission"]
+    assert "cart.py" in told["trajectory"][0]["action"]
+
+
+def test_its_commands_run_as_the_tasks_own_and_see_nothing_of_it(
+    stage: Stage, framework: SweAgent, tmp_path: Path
+) -> None:
+    trial = stage.play(FrameworkAgent(framework), "look", tmp_path, LIMITS, NeverCancelled())
+    assert trial.report.end_reason is EndReason.SUBMITTED, trial.report
+    seen = stage.environment.get(f"/testbed/{SEEN}").decode()
+    home = stage.environment.run("echo $HOME", timeout_s=20).stdout.decode().strip()
+    assert f"HOME={home}\n" in seen
+    assert "PAGER=cat" in seen
+    for foreign in (KEY, "OPENAI", "LITELLM", "PYTHONPATH=/opt/megaflow", "LD_LIBRARY_PATH"):
+        assert foreign not in seen
+    kept = [file for file in tmp_path.rglob("*") if file.is_file() and KEY.encode() in file.read_bytes()]
+    assert kept == []
+
+
+@pytest.mark.parametrize(
+    ("scene", "reason", "said"),
+    [
+        ("endless", EndReason.STEP_LIMIT, "exit_cost"),
+        ("refused", EndReason.MODEL_ERROR, "AuthenticationError"),
+        ("busy", EndReason.MODEL_ERROR, "RateLimitError"),
+        ("broken", EndReason.MODEL_ERROR, "InternalServerError"),
+        ("garbage", EndReason.MODEL_ERROR, "litellm."),
+        ("too-long", EndReason.CONTEXT_EXHAUSTED, "submitted (exit_context)"),
+        ("breaks-later", EndReason.MODEL_ERROR, "submitted (exit_error)"),
+        ("words", EndReason.AGENT_ERROR, "exit_format"),
+        ("leaves", EndReason.AGENT_ERROR, "submitted (exit_error)"),
+    ],
+)
+def test_endings_by_name(
+    stage: Stage, framework: SweAgent, tmp_path: Path, scene: str, reason: EndReason, said: str
+) -> None:
+    report = stage.play(FrameworkAgent(framework), scene, tmp_path, LIMITS, NeverCancelled()).report
+    assert report.end_reason is reason, report
+    assert said in report.detail
+    assert KEY not in report.detail
+
+
+def test_a_model_that_does_not_answer_is_given_up(stage: Stage, source: str, tmp_path: Path) -> None:
+    impatient = framework_of(source, call_timeout_s=2)
+    report = stage.play(FrameworkAgent(impatient), "silent", tmp_path, LIMITS, NeverCancelled()).report
+    assert report.end_reason is EndReason.MODEL_ERROR, report
+    assert "Timeout" in report.detail
+
+
+def test_commands_that_take_too_long_end_it_at_the_third(stage: Stage, framework: SweAgent, tmp_path: Path) -> None:
+    hasty = LIMITS.model_copy(update={"command_timeout_s": 1.0})
+    report = stage.play(FrameworkAgent(framework), "slow", tmp_path, hasty, NeverCancelled()).report
+    assert report.end_reason is EndReason.AGENT_ERROR, report
+    assert "exit_command_timeout" in report.detail
+
+
+def test_its_time_ends_it_with_all_that_it_started(stage: Stage, framework: SweAgent, tmp_path: Path) -> None:
+    short = LIMITS.model_copy(update={"agent_timeout_s": 15.0})
+    report = stage.play(FrameworkAgent(framework), "works", tmp_path, short, NeverCancelled()).report
+    assert report.end_reason is EndReason.AGENT_TIMEOUT, report
+    assert stage.environment.get(f"/testbed/{STARTED}")
+    left = stage.environment.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '", timeout_s=20).stdout.decode()
+    assert "tail -f" not in left
+    assert "sweagent" not in left
+
+
+def test_a_setting_that_it_does_not_know_is_told_in_its_words(
+    stage: Stage, framework: SweAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.agents.swe_agent.adapter.settings", lambda *_: b"agent: {no_such_setting: 1}")
+    report = stage.play(FrameworkAgent(framework), "solve", tmp_path, LIMITS, NeverCancelled()).report
+    assert report.end_reason is EndReason.AGENT_ERROR, report
+    assert "Extra inputs are not permitted" in report.detail

@@ -1,0 +1,1 @@
+export STAND_IN_REGISTRY=1

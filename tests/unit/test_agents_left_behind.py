@@ -1,0 +1,363 @@
+"""What an agent leaves on purpose: names, depths, kinds of files and words that would break whoever collects them."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import signal
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+from pydantic import SecretStr
+
+from app.agents.base import AgentJob, ModelEndpoint
+from app.agents.framework import Ended, Ending, Place, Placement, Stop
+from app.agents.frameworks import FRAMEWORKS, Making, framework_named
+from app.agents.installation import Installer
+from app.agents.openhands.adapter import OpenHands
+from app.agents.running import collecting
+from app.agents.running.blotting import blot
+from app.agents.running.collecting import DEEPEST, LEFT_OUT, collect_inside, tidy
+from app.agents.running.telling import told
+from app.agents.swe_agent.adapter import SweAgent
+from app.errors import EnvironmentFailed
+from app.models.endings import EndReason
+from app.models.model_calls import Dialect
+from app.models.shell import CommandResult
+from app.models.spec import Limits
+from tests.unit.folder_shell import FolderShell
+
+LONG = "/".join(["b" * 250] * 17) + "/f"
+NOBODY = 65534
+
+
+def archive(*names: str) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name in names:
+            member = tarfile.TarInfo(name)
+            member.size = 1
+            tar.addfile(member, io.BytesIO(b"x"))
+    return buffer.getvalue()
+
+
+@dataclass
+class Inside:
+    """A shell onto a home that is one archive."""
+
+    tree: bytes | Exception = b""
+    files: dict[str, bytes] = field(default_factory=dict)
+    gone: bool = False
+
+    def run(self, command: str, **_: object) -> CommandResult:
+        if self.gone and command == "true":
+            raise EnvironmentFailed("destroyed")
+        return CommandResult(0, b"", b"", timed_out=False, truncated=False, duration_s=0.0)
+
+    def get_tree(self, path: str) -> bytes:
+        if isinstance(self.tree, Exception):
+            raise self.tree
+        return self.tree
+
+    def get(self, path: str) -> bytes:
+        try:
+            return self.files[path]
+        except KeyError:
+            raise FileNotFoundError(path) from None
+
+
+def collected(shell: Any, into: Path, first: Sequence[str] = ()) -> str:
+    """The note of what was left out."""
+    collect_inside(shell, "/home", into, first=first)
+    note = into / LEFT_OUT
+    return note.read_text() if note.exists() else ""
+
+
+# --- Inside ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_place_of_the_note_is_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collecting, "MOST_FILES", 10)
+    names = [f"z{number}" for number in range(11)]
+    note = collected(Inside(archive(f"{LEFT_OUT}/x", *names)), tmp_path)
+    assert "too much" in note
+    assert "the name is ours" in note
+
+
+def test_names_that_no_file_here_can_have_stay_behind(tmp_path: Path) -> None:
+    names = (LONG, "n" * 300, "f/ine", "f/ine/below", "\udcff", "/".join("d" * DEEPEST), "a/" * 1500 + "f")
+    note = collected(Inside(archive(*names)), tmp_path)
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {
+        "f/ine",
+        "\udcff",
+        "/".join("d" * DEEPEST),
+        LEFT_OUT,
+    }
+    for words in ("bbb", "nnn", "a/a/", "too deep", "f/ine/below"):
+        assert words in note
+
+
+@pytest.mark.parametrize("error", [RecursionError("deep"), ValueError("odd"), PermissionError(13, "no")])
+def test_a_tree_that_cannot_be_brought_is_noted(tmp_path: Path, error: Exception) -> None:
+    assert "not all was collected" in collected(Inside(error), tmp_path)
+
+
+def test_an_archive_that_is_none_is_noted(tmp_path: Path) -> None:
+    assert "not all was collected" in collected(Inside(b"rubbish" * 1000), tmp_path)
+
+
+def test_a_note_that_cannot_be_written_is_none(tmp_path: Path) -> None:
+    (tmp_path / LEFT_OUT).mkdir()  # which nothing that is collected can make
+    collect_inside(Inside(archive(LONG, "f")), "/home", tmp_path)  # type: ignore[arg-type]
+    assert (tmp_path / "f").exists()
+
+
+def test_a_gone_environment_and_a_full_disk_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(EnvironmentFailed, match="destroyed"):
+        collected(Inside(RecursionError(), gone=True), tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(collecting, "_write", full)
+    with pytest.raises(OSError, match="full"):
+        collected(Inside(archive("one")), tmp_path)
+
+
+# --- Results by name ------------------------------------------------------------------------------------------------
+
+
+class Bare(FolderShell):
+    """An image with a shell, and no other program."""
+
+    def run(self, command: str, **options: Any) -> CommandResult:
+        programs = self.path("/bin")
+        if not programs.exists():
+            programs.mkdir()
+            (programs / "sh").symlink_to("/bin/sh")
+        return super().run(
+            command.replace("/home", str(self.path("/home"))), **options | {"env": {"PATH": str(programs)}}
+        )
+
+
+def test_a_result_comes_from_an_image_without_any_programs(tmp_path: Path) -> None:
+    shell = Bare(tmp_path / "root")
+    shell.put("/home/output/task.traj", b"{}")
+    shell.put("/elsewhere", b"secret")
+    shell.path("/home/link").symlink_to(shell.path("/elsewhere"))
+    os.mkfifo(shell.path("/home/pipe"))
+    note = collected(shell, tmp_path / "into", ("output/task.traj", "missing", "link", "pipe", "output"))
+    assert "du, find and cut" in note
+    found = {str(path.relative_to(tmp_path / "into")) for path in (tmp_path / "into").rglob("*") if path.is_file()}
+    assert found == {"output/task.traj", LEFT_OUT}
+
+
+def test_a_result_comes_whatever_else_is_there(tmp_path: Path) -> None:
+    shell = Inside(RecursionError(), {"/home/result.json": b"{}"})
+    collected(shell, tmp_path, ("result.json",))
+    assert (tmp_path / "result.json").read_bytes() == b"{}"
+
+
+def test_every_result_that_an_adapter_inside_reads_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.agents.swe_agent.adapter.settings", lambda *_: b"")
+    monkeypatch.setattr(SweAgent, "install", lambda _: SimpleNamespace(folder=tmp_path))
+    job = AgentJob(
+        task_name="t", description="", workdir="/testbed", limits=Limits(), model=None, solution=None,
+        solution_files=None, scratch=tmp_path,
+    )  # fmt: skip
+    place = Place(tool="/tool", home="/home", workdir="/testbed", model=ModelEndpoint("http://engine.test/v1", "m"))
+    assert OpenHands(Installer(tmp_path)).command(job, place).results == ("result.json",)
+    assert SweAgent(Installer(tmp_path), "x").command(job, place).results == ("output/task/task.traj",)
+
+
+# --- Outside --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """Where a user without rights may work."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder, "home")
+        made.mkdir()
+        if os.getuid() != 0:
+            yield made
+            return
+        for path in (Path(folder), made):
+            os.chown(path, NOBODY, NOBODY)
+        os.seteuid(NOBODY)
+        try:
+            yield made
+        finally:
+            os.seteuid(0)
+
+
+def test_folders_that_forbid_are_opened(home: Path) -> None:
+    for mode in (0o555, 0o000):
+        folder = home / f"{mode:o}"
+        folder.mkdir()
+        (folder / "large").write_bytes(b"x" * 3000)
+        (folder / "link").symlink_to("/etc")
+        folder.chmod(mode)
+    home.chmod(0o500)
+    tidy(home, most_bytes=1000)
+    assert [path.name for path in home.rglob("*") if not path.is_dir()] == [LEFT_OUT]
+    assert sorted((home / LEFT_OUT).read_text().split()) == ["0/large", "555/large"]
+
+
+def test_a_tree_deeper_than_anybody_can_walk_goes(home: Path) -> None:
+    here = os.open(home, os.O_DIRECTORY)
+    for number in range(1200):
+        os.mkdir("d" * 20, dir_fd=here)
+        below = os.open("d" * 20, os.O_DIRECTORY, dir_fd=here)
+        if number % 400 == 0:
+            os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=here))
+        os.close(here)
+        here = below
+    os.close(here)
+    tidy(home)
+    assert "too deep" in (home / LEFT_OUT).read_text()
+    folders = [path for path in home.rglob("*") if path.is_dir()]
+    assert len(folders) == DEEPEST
+    assert (home / "file").exists()
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "link", "none"])
+def test_the_home_or_the_note_may_be_anything(home: Path, kind: str) -> None:
+    if kind == "folder":
+        (home / LEFT_OUT / "deep").mkdir(parents=True)
+    else:
+        home.rmdir()
+    if kind == "folder":
+        (home / "large").write_bytes(b"x" * 3000)
+    elif kind == "file":
+        home.touch()
+    elif kind == "link":
+        home.symlink_to("/etc")
+    tidy(home, most_bytes=1000)
+    assert home.is_dir()
+    assert not home.is_symlink()
+    assert [path.name for path in home.iterdir()] == ([LEFT_OUT] if kind == "folder" else [])
+
+
+def test_a_file_from_which_the_key_cannot_be_taken_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = "sk-0123456789-secret"
+    (tmp_path / "file").write_text(key)
+
+    def refused(*_: object) -> None:
+        raise PermissionError(13, "not yours")
+
+    monkeypatch.setattr(Path, "chmod", refused)
+    model = ModelEndpoint("http://engine.test/v1", "m", SecretStr(key))
+    blot(SimpleNamespace(model=model), [tmp_path])  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- Its words ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Says:
+    """A framework with one ending."""
+
+    answer: Any
+    placement: Placement = Placement.INSIDE
+
+    name: ClassVar[str] = "says"
+    version: ClassVar[str] = "1"
+    dialect: ClassVar[Dialect] = Dialect.CHAT
+
+    def ending(self, ended: Ended) -> Ending:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        found: Ending = self.answer
+        return found
+
+
+def ended(folder: Path, returncode: int = 0) -> Ended:
+    for name in ("out", "err"):
+        (folder / name).write_text("last words")
+    return Ended(Stop.ITSELF, returncode, folder / "out", folder / "err", folder)
+
+
+def tell(answer: Any, at: Ended, placement: Placement = Placement.INSIDE, **more: bool) -> Ending:
+    return told(Says(answer, placement), at, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("steps", "usage"),
+    [
+        ("x", [1]),
+        (-1, "ab"),
+        (True, {"a": float("nan"), "b": float("inf"), "c": -1, "d": True, "e": "1", "f": 10**400}),
+        (1.5, {1: 1, "n\0ame": 1, "x" * 100: 1}),
+        (1 << 40, None),
+    ],
+)
+def test_counts_that_are_none_are_not_kept_and_the_ending_is(tmp_path: Path, steps: Any, usage: Any) -> None:
+    ending = tell(Ending(EndReason.SUBMITTED, "", steps, usage), ended(tmp_path))
+    assert (ending.reason, ending.steps, ending.usage) == (EndReason.SUBMITTED, None, {})
+
+
+def test_counts_are_kept_and_not_too_many(tmp_path: Path) -> None:
+    usage: Any = {"a": 1, "b": 0.5, "bad": None} | {f"n{number}": 1 for number in range(1000)}
+    ending = tell(Ending(EndReason.SUBMITTED, "x\0\ud800" + "y" * 9999, 3, usage), ended(tmp_path))
+    assert ending.steps == 3
+    assert {"a": 1.0, "b": 0.5}.items() <= ending.usage.items()
+    assert len(ending.usage) == 64
+    assert ending.detail.startswith("x?yyy")
+    assert len(ending.detail) <= 2000
+
+
+@pytest.mark.parametrize("error", [RecursionError(), ValueError("odd"), KeyError("x")])
+def test_what_its_adapter_does_not_understand_is_its_error(tmp_path: Path, error: Exception) -> None:
+    assert tell(error, ended(tmp_path)).reason is EndReason.AGENT_ERROR
+
+
+@pytest.mark.parametrize(
+    "body",
+    ['{"usage": [1]', '{"usage": "ab"', '{"steps": "x", "usage": {"a": NaN}', '{"steps": [], "usage": {"a": 1e999}'],
+)
+def test_a_result_of_openhands_that_was_written_from_inside(tmp_path: Path, body: str) -> None:
+    at = ended(tmp_path)
+    (tmp_path / "result.json").write_text(body + ', "status": "finished"}')
+    ending = told(OpenHands(Installer(tmp_path)), at)
+    assert (ending.reason, ending.steps, ending.usage) == (EndReason.SUBMITTED, None, {})
+
+
+def test_a_result_that_is_nested_without_end_is_none(tmp_path: Path) -> None:
+    at = ended(tmp_path)
+    (tmp_path / "result.json").write_text("[" * 100_000)
+    assert told(OpenHands(Installer(tmp_path)), at).reason is EndReason.AGENT_ERROR
+
+
+# --- Its signals ----------------------------------------------------------------------------------------------------
+
+FINE = Ending(EndReason.SUBMITTED)
+OURS = Ending(EndReason.INFRASTRUCTURE, "killed")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_kill_is_the_agents_own_inside_and_ours_outside(tmp_path: Path, number: signal.Signals) -> None:
+    at = ended(tmp_path, -number)
+    assert tell(FINE, at).reason is EndReason.AGENT_ERROR
+    assert f"signal {int(number)}: last words" in tell(FINE, at).detail
+    assert tell(FINE, at, Placement.OUTSIDE).reason is EndReason.INFRASTRUCTURE
+    assert tell(FINE, at, out_of_memory=True).reason is EndReason.RESOURCE_LIMIT
+
+
+def test_no_adapter_inside_can_have_an_attempt_done_again_for_a_crash(tmp_path: Path) -> None:
+    at = ended(tmp_path, -signal.SIGSEGV)
+    assert tell(OURS, at).reason is EndReason.AGENT_ERROR
+    assert tell(OURS, at, Placement.OUTSIDE).reason is EndReason.INFRASTRUCTURE
+    making = Making(Installer(tmp_path, may_install=False))
+    for name in FRAMEWORKS:
+        framework = framework_named(name, making)
+        if framework.placement is Placement.INSIDE:
+            assert EndReason.INFRASTRUCTURE not in framework.endings.values(), name

@@ -1,0 +1,190 @@
+"""Who may call: turns and money are never exceeded by calls at the same time, and what is by the way costs no turn."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, cast
+from uuid import uuid4
+
+import pytest
+
+from app.model_service.dialects import codec_for
+from app.model_service.gateway import enforcement
+from app.model_service.gateway.attempts import AttemptCalls
+from app.model_service.gateway.refusals import Refusal
+from app.model_service.gateway.state import CallState
+from app.model_service.recording.base import Recorder
+from app.models.model_calls import Account, CallEnd, Dialect, ModelLimits, ModelSession
+from app.models.spec import ModelChoice
+
+TOOLS = {"tools": [{"name": "bash"}]}
+
+
+@dataclass
+class Accounts:
+    """An account that a test changes; `gate` holds the answer about the run back."""
+
+    account_: Account = field(default_factory=Account)
+    gate: asyncio.Event | None = None
+    asked: int = 0
+
+    async def account(self, session: ModelSession) -> Account:
+        return self.account_
+
+    async def run_spend(self, session: ModelSession) -> tuple[float, float | None]:
+        self.asked += 1
+        if self.gate is not None:
+            await self.gate.wait()
+        return 0.0, None
+
+
+class Attempt:
+    """One attempt and its calls."""
+
+    def __init__(self, patience_s: float = 20.0, **limits: Any) -> None:
+        self.calls = AttemptCalls()
+        self.accounts = Accounts()
+        self._patience_s = patience_s
+        self._session = ModelSession(
+            attempt_id=uuid4(), number=1, task_id=uuid4(), run_id=uuid4(), user="u", agent="a", task_name="t",
+            replica=0, model=ModelChoice(name="m"), limits=ModelLimits(**limits), live=True,
+        )  # fmt: skip
+
+    async def allow(self, **body: Any) -> CallState:
+        call = CallState(
+            id=uuid4(), session=self._session, attempt=self.calls, dialect=Dialect.CHAT, codec=codec_for(Dialect.CHAT),
+            headers=[], started_at=datetime.now(UTC), begun=time.monotonic(), patience_s=self._patience_s, body=body,
+        )  # fmt: skip
+        self.calls.enter()
+        try:
+            await enforcement.allow(call, cast(Recorder, self.accounts))
+        except Refusal:
+            self.calls.leave(allowed=False, turn=False, tools=call.tools)
+            raise
+        return call
+
+    def answered(self, call: CallState, cost_usd: float = 0.0) -> None:
+        """As the recorder counts it, and the call leaves."""
+        old = self.accounts.account_
+        if call.tools and not old.offered_tools:
+            old = replace(old, turns=0, offered_tools=True)
+        is_turn = call.tools or not old.offered_tools
+        self.accounts.account_ = replace(
+            old, turns=old.turns + is_turn, cost_usd=old.cost_usd + cost_usd, last_cost_usd=cost_usd
+        )
+        self.left(call)
+
+    def left(self, call: CallState) -> None:
+        self.calls.leave(allowed=call.allowed, turn=call.turn, tools=call.tools)
+
+
+def run(story: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(story, 20))
+
+
+async def until(condition: Any) -> None:
+    while not condition():
+        await asyncio.sleep(0)
+
+
+async def refused(coming: Any) -> CallEnd:
+    with pytest.raises(Refusal) as caught:
+        await coming
+    return caught.value.end
+
+
+@pytest.mark.parametrize("of", ["turns", "money"])
+def test_a_call_that_is_answered_while_another_asks_is_counted(of: str) -> None:
+    async def story() -> None:
+        attempt = Attempt(**({"max_turns": 1} if of == "turns" else {"budget_usd": 1.0}))
+        first = await attempt.allow(**TOOLS)
+        attempt.accounts.gate = asyncio.Event()
+        second = asyncio.create_task(attempt.allow(**TOOLS))
+        await until(lambda: attempt.accounts.asked == 2)
+        attempt.answered(first, cost_usd=1.0)
+        attempt.accounts.gate.set()
+        assert await refused(second) is (CallEnd.STEP_LIMIT if of == "turns" else CallEnd.BUDGET_EXHAUSTED)
+
+    run(story())
+
+
+def test_money_is_held_back_for_calls_under_way_whatever_they_are() -> None:
+    async def story() -> None:
+        attempt = Attempt(budget_usd=1.0)
+        attempt.accounts.account_ = Account(turns=1, offered_tools=True, cost_usd=0.5, last_cost_usd=0.2)
+        calls = [asyncio.create_task(attempt.allow()) for _ in range(50)]  # asides
+        await until(lambda: attempt.accounts.asked == 50)
+        await asyncio.sleep(0)
+        allowed = [call for call in calls if call.done()]
+        assert len(allowed) == 3, "$0.5, and three times $0.2"
+        for call in allowed:
+            attempt.answered(call.result(), cost_usd=0.2)
+        ends = [await refused(call) for call in calls if call not in allowed]
+        assert set(ends) == {CallEnd.BUDGET_EXHAUSTED}
+        assert attempt.accounts.account_.cost_usd < 1.2
+
+    run(story())
+
+
+def test_who_waits_for_money_is_let_in_when_it_was_not_spent() -> None:
+    async def story() -> None:
+        attempt = Attempt(budget_usd=1.0)
+        attempt.accounts.account_ = Account(turns=1, cost_usd=0.9, last_cost_usd=0.2)
+        first = await attempt.allow()
+        second = asyncio.create_task(attempt.allow())
+        await until(lambda: attempt.accounts.asked == 2)
+        assert not second.done()
+        attempt.left(first)  # it failed, and cost nothing
+        assert (await second).waited_s[enforcement.OWN_CALLS] > 0
+
+    run(story())
+
+
+def test_what_came_before_the_first_call_with_tools_takes_no_turn_away() -> None:
+    async def story() -> None:
+        attempt = Attempt(max_turns=1)
+        attempt.answered(await attempt.allow())  # a title
+        first = await attempt.allow(**TOOLS)
+        attempt.answered(await attempt.allow())  # by the way, since a call with tools is under way
+        attempt.answered(first)
+        assert attempt.accounts.account_.turns == 1
+        assert await refused(attempt.allow(**TOOLS)) is CallEnd.STEP_LIMIT
+        attempt.answered(await attempt.allow())
+
+    run(story())
+
+
+def test_a_title_under_way_does_not_hold_the_first_turn_back() -> None:
+    async def story() -> None:
+        attempt = Attempt(max_turns=1)
+        title = await attempt.allow()
+        attempt.answered(await attempt.allow(**TOOLS))
+        attempt.answered(title)
+        assert attempt.accounts.account_.turns == 1
+        assert attempt.calls.turns == attempt.calls.tool_turns == attempt.calls.under_way == 0
+
+    run(story())
+
+
+def test_a_gateway_that_was_started_again_knows_of_tools_by_the_account() -> None:
+    async def story() -> None:
+        attempt = Attempt(max_turns=1)
+        attempt.accounts.account_ = Account(turns=1, offered_tools=True)
+        assert not (await attempt.allow()).turn
+        assert await refused(attempt.allow(**TOOLS)) is CallEnd.STEP_LIMIT
+
+    run(story())
+
+
+def test_without_tools_anywhere_all_are_turns() -> None:
+    async def story() -> None:
+        attempt = Attempt(max_turns=2)
+        for _ in range(2):
+            attempt.answered(await attempt.allow())
+        assert await refused(attempt.allow()) is CallEnd.STEP_LIMIT
+
+    run(story())

@@ -1,0 +1,172 @@
+"""Where calls go, with which key, and what is remembered of engines."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, cast
+from uuid import uuid4
+
+import pytest
+
+from app.agents.external import known_agents
+from app.errors import LimitInvalid, SpecInvalid
+from app.ledger.model_replicas import plain_url
+from app.model_service.gateway import routes as routes_module
+from app.model_service.gateway.congestion import Window
+from app.model_service.gateway.keys import Keys
+from app.model_service.gateway.loads import waiting_of
+from app.model_service.gateway.refusals import Refusal
+from app.model_service.gateway.routes import Routes
+from app.models.model_calls import ENGINE_FAULTS, CallEnd, ModelLimits, ModelSession
+from app.models.spec import ModelChoice
+from app.settings import Settings
+from app.submission import specs_for
+
+OURS = "https://provider.test/v1"
+THEIRS = "http://other.test/v1"
+SECRETS = [
+    "http://user:s3cret@engine.test/v1",
+    "http://s3cret@engine.test/v1",
+    "http://engine.test/v1?key=s3cret",
+    "http://engine.test/v1#s3cret",
+    "http://engine.test:s3cret/v1",
+    "http://engine.test:99999/v1",
+    "http://engine.test/v1\ns3cret",
+]
+
+
+def run(story: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(story, 20))
+
+
+def routes_of(**values: Any) -> Routes:
+    settings = Settings(model_base_url=OURS, model_api_key_env="PROVIDER_SECRET", **values)
+    return Routes(settings, cast(Any, None))
+
+
+def session(base_url: str | None = None, api_key_env: str | None = None) -> ModelSession:
+    return ModelSession(
+        attempt_id=uuid4(),
+        number=1,
+        task_id=uuid4(),
+        run_id=uuid4(),
+        user="u",
+        agent="a",
+        task_name="t",
+        replica=0,
+        model=ModelChoice(name="m", base_url=base_url, api_key_env=api_key_env),
+        limits=ModelLimits(),
+        live=True,
+    )
+
+
+def key_of(routes: Routes, base_url: str | None, api_key_env: str | None) -> str | None:
+    target = routes.choose(session(base_url, api_key_env), "m", {})
+    assert target is not None
+    return target.api_key_env
+
+
+def test_the_settings_key_goes_to_the_settings_engine_alone() -> None:
+    async def story() -> None:
+        routes = routes_of()
+        assert key_of(routes, None, None) == "PROVIDER_SECRET"
+        assert key_of(routes, THEIRS, None) is None
+
+    run(story())
+
+
+def test_a_spec_names_only_variables_that_hold_keys() -> None:
+    async def story() -> None:
+        routes = routes_of()
+        for name in ("PROVIDER_SECRET", "OTHER_API_KEY", "OTHER_MODEL_KEY"):
+            assert key_of(routes, THEIRS, name) == name
+        strict = routes_of(model_key_envs="ONE_KEY, TWO_*")
+        assert key_of(strict, THEIRS, "TWO_B") == "TWO_B"
+        refusals = [(routes, "AWS_SECRET_ACCESS_KEY"), (routes, "MEGAFLOW_X_API_KEY"), (routes, "a key_API_KEY")]
+        for which, name in [*refusals, (strict, "OTHER_API_KEY")]:
+            with pytest.raises(Refusal) as refused:
+                which.choose(session(THEIRS, name), "m", {})
+            assert "MEGAFLOW_MODEL_KEY_ENVS" in refused.value.message
+            assert refused.value.end in ENGINE_FAULTS, "not the agent's fault"
+
+    run(story())
+
+
+@pytest.mark.parametrize("url", SECRETS)
+def test_a_url_with_a_secret_is_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(LimitInvalid) as refused:
+        plain_url(url)
+    assert "\ns3cret" in url or "s3cret" not in str(refused.value)
+
+    async def story() -> None:
+        routes = routes_of()
+        with pytest.raises(Refusal) as told:
+            routes.choose(session(url), "m", {})
+        assert told.value.end is CallEnd.UNAUTHORISED
+        assert "s3cret" not in told.value.message
+        assert not list(routes.engines), "so that /health and /metrics cannot show it"
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [ModelChoice(name="m", base_url=SECRETS[0]), ModelChoice(name="m", api_key_env="sk-s3cret value")],
+)
+def test_a_submission_with_a_secret_is_refused(wrong: ModelChoice) -> None:
+
+    with pytest.raises(SpecInvalid) as refused:
+        specs_for([], agent="nop", mode="auto", model=wrong, known=known_agents(Settings()))
+    assert "s3cret" not in str(refused.value)
+    good = ModelChoice(name="m", base_url=THEIRS, api_key_env="OTHER_API_KEY")
+    assert specs_for([], agent="nop", mode="auto", model=good, known=known_agents(Settings())) == []
+
+
+def test_engines_of_no_route_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes_module, "_UNROUTED_MOST", 8)
+
+    async def story() -> None:
+        routes = routes_of()
+        held = routes.choose(session("http://held.test/v1"), "m", {})
+        assert held is not None
+        assert held.engine.window.try_enter()
+        for number in range(100):
+            routes.choose(session(f"http://engine-{number}.test/v1"), "m", {})
+        assert len(list(routes.engines)) <= 9
+        assert held.engine in list(routes.engines), "a call is there"
+        lone = routes.engine("http://lone.test/v1")
+        routes.apply([])
+        assert lone not in list(routes.engines)
+        await routes.close()
+
+    run(story())
+
+
+# --- Windows, keys, loads -------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_says_at_once_is_not_asked_at_once() -> None:
+    async def story() -> None:
+        window = Window()
+        window.busy(time.monotonic(), 0.0)
+        assert not window.try_enter()
+        for _ in range(1200):
+            window.busy(time.monotonic() + 1, 0.0)
+        assert 10 < window._paused_until - time.monotonic() <= 15
+        window.close()
+
+    run(story())
+
+
+def test_a_key_file_that_is_no_text_is_no_key(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"\xff\xfe\x00")
+    keys = Keys({"ONE": f"file:{tmp_path / 'key'}", "TWO": "file:/no\0where"})
+    assert keys.value("ONE") is keys.value("TWO") is None
+
+
+@pytest.mark.parametrize("value", [b"1.2.3", b"1e999", b"+", b"e"])
+def test_odd_metrics_say_nothing(value: bytes) -> None:
+    assert waiting_of(b"vllm:num_requests_waiting " + value + b"\n") is None

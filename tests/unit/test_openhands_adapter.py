@@ -1,0 +1,163 @@
+"""What OpenHands is told, and what is made of the ways in which it ends (recorded from real runs)."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from app.agents.base import AgentJob, ModelEndpoint
+from app.agents.framework import Ended, Place, Stop
+from app.agents.installation import Installer
+from app.agents.openhands import adapter
+from app.agents.openhands.adapter import ENDINGS, OpenHands
+from app.errors import AgentUnsuitable
+from app.models.endings import EndReason
+from app.models.shell import CommandResult
+from app.models.spec import Limits
+
+KEY = "sk-a-secret-that-must-not-leak-0123456789"
+TASK = "Mend it.\n{{ braces }} and 'quotes' $(as they are)"
+USE = {"prompt_tokens": 510, "completion_tokens": 50}
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> OpenHands:
+    return OpenHands(Installer(tmp_path), call_timeout_s=59.5, call_attempts=2)
+
+
+@pytest.fixture
+def place() -> Place:
+    model = ModelEndpoint("http://127.0.0.1:4000/v1", "m", SecretStr(KEY))
+    return Place(tool="/tools/openhands", home="/home-of-it", workdir="/testbed", model=model)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> AgentJob:
+    return AgentJob(
+        task_name="t", description=TASK, workdir="/testbed", limits=Limits(max_steps=7, command_timeout_s=45),
+        model=None, solution=None, solution_files=None, scratch=tmp_path,
+    )  # fmt: skip
+
+
+def ended(home: Path, told: dict[str, Any] | None, returncode: int = 1, said: str = "") -> Ended:
+    (home / "out").write_text("")
+    (home / "err").write_text(said)
+    if told is not None:
+        (home / "result.json").write_text(json.dumps(told))
+    return Ended(Stop.ITSELF, returncode, home / "out", home / "err", home)
+
+
+def result(status: str, error: str | None = None, detail: str = "") -> dict[str, Any]:
+    return {"status": status, "error": error, "detail": detail, "raised": "", "steps": 5, "usage": USE}
+
+
+def test_it_is_told_the_task_the_limits_and_where_the_model_is(agent: OpenHands, job: AgentJob, place: Place) -> None:
+    command = agent.command(job, place)
+    assert command.argv[0] == "/tools/openhands/bin/python3"
+    assert command.cwd is None, "the task's folder, wherever that is here"
+    assert [word.removeprefix("/home-of-it/") for word in command.argv[-2:]] == ["drive.py", "job.json"]
+    assert {"drive.py", "job.json"} < command.files.keys()
+    told = json.loads(command.files["job.json"])
+    assert told == {
+        "task": TASK,
+        "model": "m",
+        "base_url": "http://127.0.0.1:4000/v1",
+        "max_iterations": 7,
+        "command_timeout_s": 45,
+        "call_timeout_s": 60,
+        "call_attempts": 2,
+    }
+
+
+def test_the_driver_reads_what_it_is_told_and_nothing_else(agent: OpenHands, job: AgentJob, place: Place) -> None:
+    files = agent.command(job, place).files
+    read = {
+        node.slice.value
+        for node in ast.walk(ast.parse(files["drive.py"]))
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "job"
+        and isinstance(node.slice, ast.Constant)
+    }
+    assert read == json.loads(files["job.json"]).keys()
+
+
+def test_the_key_is_in_its_environment_alone_and_its_shell_forgets_it(
+    agent: OpenHands, job: AgentJob, place: Place
+) -> None:
+    command = agent.command(job, place)
+    assert command.env["OPENAI_API_KEY"] == KEY
+    assert KEY not in " ".join(command.argv)
+    assert not [name for name, content in command.files.items() if KEY.encode() in content]
+    forgotten = command.files[".bashrc"].decode().splitlines()[0].split()
+    assert set(forgotten) == {"unset", *command.env} - {"HOME"}
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        (result("finished"), EndReason.SUBMITTED),
+        (result("stuck"), EndReason.AGENT_ERROR),
+        (result("error", "MaxIterationsReached"), EndReason.STEP_LIMIT),
+        (result("error", "LLMContextWindowExceedError", "litellm.ContextWindow…"), EndReason.CONTEXT_EXHAUSTED),
+        (result("error", "LLMAuthenticationError", "Your LLM API key appears …"), EndReason.MODEL_ERROR),
+        (result("error", "LLMRateLimitError"), EndReason.MODEL_ERROR),
+        (result("error", "LLMServiceUnavailableError"), EndReason.MODEL_ERROR),
+        (result("error", "LLMTimeoutError"), EndReason.MODEL_ERROR),
+        (result("error", "LLMBadRequestError"), EndReason.MODEL_ERROR),
+        (result("error", "LLMNoResponseError"), EndReason.MODEL_ERROR),
+        (result("error", "RuntimeError", "Could not find bash in PATH"), EndReason.AGENT_ERROR),
+        (result("error"), EndReason.AGENT_ERROR),
+        (result("a status of a later version"), EndReason.AGENT_ERROR),
+    ],
+)
+def test_a_result_has_a_meaning(agent: OpenHands, tmp_path: Path, told: dict[str, Any], reason: EndReason) -> None:
+    ending = agent.ending(ended(tmp_path, told))
+    assert ending.reason is reason
+    assert (ending.steps, ending.usage) == (5, USE)
+    for word in (told["status"], told["error"], told["detail"]):
+        assert told["status"] == "finished" or not word or word in ending.detail
+
+
+def test_every_word_of_the_table_is_reached(agent: OpenHands, tmp_path: Path) -> None:
+    for word, reason in ENDINGS.items():
+        status, _, code = word.partition(": ")
+        told = None if word == "no result" else result(status, code or None)
+        folder = tmp_path / word.replace(": ", "-")
+        folder.mkdir()
+        assert agent.ending(ended(folder, told)).reason is reason, word
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]"])
+def test_without_a_result_its_output_says_what_there_is_to_say(
+    agent: OpenHands, tmp_path: Path, content: str | None
+) -> None:
+    if content is not None:
+        (tmp_path / "result.json").write_text(content)
+    ending = agent.ending(ended(tmp_path, None, 1, "ModuleNotFoundError: no such thing"))
+    assert ending.reason is EndReason.AGENT_ERROR
+    assert "exit code 1: ModuleNotFoundError: no such thing" in ending.detail
+
+
+def test_it_needs_bash(agent: OpenHands, monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoBash:
+        def run(self, command: str, **_: object) -> CommandResult:
+            return CommandResult(0, b"bash\n", b"", False, False, 0.0)
+
+    monkeypatch.setattr("app.agents.openhands.adapter.require", lambda *_: None)
+    monkeypatch.setattr(agent, "install", lambda: None)
+    with pytest.raises(AgentUnsuitable, match="found no bash"):
+        agent.suits(NoBash())  # type: ignore[arg-type]
+
+
+def test_the_version_that_is_named_is_the_one_that_is_locked() -> None:
+    lock = Path(adapter.__file__).with_name("requirements.lock").read_text()
+    assert f"\nopenhands-sdk=={OpenHands.version} " in lock
+    assert f"\nopenhands-tools=={OpenHands.version} " in lock
+    assert "\nlitellm==1.105.3 " in lock  # the one after it cannot call tools
+    assert "://" not in lock  # hashes only: any index will do

@@ -1,0 +1,241 @@
+"""What SWE-agent is told, and what is made of the ways in which it ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import SecretStr
+
+from app.agents.base import AgentJob, ModelEndpoint
+from app.agents.framework import Bundle, Ended, Place, Stop
+from app.agents.installation import Installer
+from app.agents.swe_agent import adapter
+from app.agents.swe_agent.adapter import ENDINGS, SweAgent
+from app.errors import AgentNotSetUp, AgentUnsuitable
+from app.models.endings import EndReason
+from app.models.shell import CommandResult
+from app.models.spec import Limits
+
+KEY = "sk-a-secret-that-must-not-leak-0123456789"
+TASK = "Mend it.\n{{ braces }} and 'quotes' $(as they are)"
+RECORDED = {"model_stats": {"instance_cost": 0.0, "tokens_sent": 1200, "tokens_received": 90, "api_calls": 4}}
+
+
+class Shelf(Installer):
+    """An installer that has the framework."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+
+    def checkout(self, name: str, source: str, lock: Path, **_: object) -> Bundle:  # type: ignore[override]
+        return Bundle(name, self.folder)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    config = tmp_path / "source" / "config"
+    config.mkdir(parents=True)
+    texts = {"system_template": "S", "instance_template": "in {{working_dir}}: {{problem_statement}}"}
+    told = {"agent": {"templates": {**texts, "demonstrations": ["x"]}, "tools": {"bundles": [{"path": "tools/y"}]}}}
+    (config / "default.yaml").write_text(yaml.safe_dump(told))
+    return tmp_path
+
+
+@pytest.fixture
+def agent(checkout: Path) -> SweAgent:
+    return SweAgent(Shelf(checkout), "somewhere", call_timeout_s=60, call_attempts=2)
+
+
+@pytest.fixture
+def place() -> Place:
+    model = ModelEndpoint("http://127.0.0.1:4000/v1", "m", SecretStr(KEY))
+    return Place(tool="/tools/swe-agent", home="/home-of-it", workdir="/srv/bed", model=model)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> AgentJob:
+    limits = Limits(max_steps=7, command_timeout_s=45, agent_timeout_s=600)
+    return AgentJob(
+        task_name="t", description=TASK, workdir="/srv/bed", limits=limits, model=None, solution=None,
+        solution_files=None, scratch=tmp_path,
+    )  # fmt: skip
+
+
+def ended(home: Path, returncode: int = 0, said: str = "") -> Ended:
+    (home / "err").write_text(said)
+    (home / "out").write_text("")
+    return Ended(Stop.ITSELF, returncode, home / "out", home / "err", home)
+
+
+def left(home: Path, status: str | None, message: str = "") -> Ended:
+    folder = home / "output" / "task"
+    folder.mkdir(parents=True)
+    step = {"action": "", "observation": "", "response": message, "thought": message, "state": {}}
+    told = {"trajectory": [step], "history": [], "info": {**RECORDED, "exit_status": status, "submission": None}}
+    (folder / "task.traj").write_text(json.dumps(told))
+    return ended(home)
+
+
+def test_it_is_told_the_task_the_limits_and_where_the_model_is(agent: SweAgent, job: AgentJob, place: Place) -> None:
+    command = agent.command(job, place)
+    told = dict(word.removeprefix("--").split("=", 1) for word in command.argv if word.startswith("--"))
+    assert told["agent.model.name"] == "openai/m"
+    assert told["agent.model.api_base"] == "http://127.0.0.1:4000/v1"
+    assert told["agent.model.per_instance_call_limit"] == "7"
+    assert told["env.deployment.type"] == "local"
+    assert told["env.repo.type"] == "preexisting"
+    assert told["env.repo.reset"] == "false"
+    assert command.files[told["problem_statement.path"].removeprefix("/home-of-it/")] == TASK.encode()
+    settings = yaml.safe_load(command.files[told["config"].removeprefix("/home-of-it/")])["agent"]
+    assert settings["tools"]["execution_timeout"] == 45
+    assert settings["tools"]["total_execution_timeout"] == 600
+    assert [bundle["path"] for bundle in settings["tools"]["bundles"]] == [
+        "/tools/swe-agent/source/tools/registry",
+        "/tools/swe-agent/source/tools/submit",
+    ]
+    assert settings["model"]["retry"]["retries"] == 2
+    assert settings["model"]["completion_kwargs"] == {"timeout": 60, "max_retries": 0}
+
+
+def test_its_prompts_are_the_checkouts_own(agent: SweAgent, job: AgentJob, place: Place, checkout: Path) -> None:
+    def templates() -> dict[str, str]:
+        texts: dict[str, str] = yaml.safe_load(agent.command(job, place).files["settings.yaml"])["agent"]["templates"]
+        return texts
+
+    assert templates() == {"system_template": "S", "instance_template": "in /srv/bed: {{problem_statement}}"}
+    (checkout / "source" / "config" / "default.yaml").write_text("agent: nothing of the kind")
+    assert "{{problem_statement}}" in templates()["instance_template"]
+    assert "/srv/bed" in templates()["instance_template"]
+
+
+def test_the_key_is_in_its_environment_alone_and_its_shell_forgets_it(
+    agent: SweAgent, job: AgentJob, place: Place
+) -> None:
+    command = agent.command(job, place)
+    assert command.env["OPENAI_API_KEY"] == KEY
+    assert KEY not in " ".join(command.argv)
+    assert not [name for name, content in command.files.items() if KEY.encode() in content]
+    forgotten = command.files[".bashrc"].decode().splitlines()[0].split()
+    assert set(forgotten) == {"unset", *command.env} - {"HOME"}
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        ("submitted", EndReason.SUBMITTED),
+        ("exit_cost", EndReason.STEP_LIMIT),
+        ("submitted (exit_cost)", EndReason.STEP_LIMIT),
+        ("exit_context", EndReason.CONTEXT_EXHAUSTED),
+        ("submitted (exit_context)", EndReason.CONTEXT_EXHAUSTED),
+        ("exit_format", EndReason.AGENT_ERROR),
+        ("submitted (exit_format)", EndReason.AGENT_ERROR),
+        ("exit_command", EndReason.SUBMITTED),
+        ("exit_forfeit", EndReason.SUBMITTED),
+        ("exit_api", EndReason.MODEL_ERROR),
+        ("exit_environment_error", EndReason.AGENT_ERROR),
+        ("exit_command_timeout", EndReason.AGENT_ERROR),
+        ("submitted (exit_total_execution_time)", EndReason.AGENT_TIMEOUT),
+        ("a status of a later version", EndReason.AGENT_ERROR),
+    ],
+)
+def test_a_status_has_a_meaning(agent: SweAgent, tmp_path: Path, status: str, reason: EndReason) -> None:
+    ending = agent.ending(left(tmp_path, status, "what it said"))
+    assert ending.reason is reason
+    assert (status in ending.detail) is (status != "submitted")
+    assert ending.steps == 4
+    assert ending.usage == {"prompt_tokens": 1200.0, "completion_tokens": 90.0}
+    assert status in ENDINGS or "later version" in status
+
+
+@pytest.mark.parametrize("status", ["exit_error", "submitted (exit_error)"])
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ("Exit due to unknown error: litellm.AuthenticationError: AuthenticationError: …", EndReason.MODEL_ERROR),
+        ("Exit due to unknown error: litellm.Timeout: APITimeoutError - …", EndReason.MODEL_ERROR),
+        ("Exit due to runtime error: Command 'pwd' failed", EndReason.AGENT_ERROR),
+        ("the file litellm.py has an Error", EndReason.AGENT_ERROR),
+    ],
+)
+def test_an_error_is_the_models_when_its_client_says_so(
+    agent: SweAgent, tmp_path: Path, status: str, message: str, reason: EndReason
+) -> None:
+    ending = agent.ending(left(tmp_path, status, message))
+    assert ending.reason is reason
+    assert message in ending.detail
+
+
+def test_without_a_trajectory_its_output_says_what_there_is_to_say(agent: SweAgent, tmp_path: Path) -> None:
+    ending = agent.ending(ended(tmp_path, 1, "Extra inputs are not permitted"))
+    assert ending.reason is EndReason.AGENT_ERROR
+    assert "exit code 1: Extra inputs are not permitted" in ending.detail
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"info": 3}', '{"info": {}, "trajectory": 3}'])
+def test_half_a_trajectory_is_none(agent: SweAgent, tmp_path: Path, content: str) -> None:
+    folder = tmp_path / "output" / "task"
+    folder.mkdir(parents=True)
+    (folder / "task.traj").write_text(content)
+    assert agent.ending(ended(tmp_path, 1)).reason is EndReason.AGENT_ERROR
+
+
+def test_a_cut_off_step_has_no_status_yet(agent: SweAgent, tmp_path: Path) -> None:
+    assert agent.ending(left(tmp_path, None)).reason is EndReason.AGENT_ERROR
+
+
+@pytest.mark.parametrize("source", [None, ""])
+def test_without_a_checkout_it_says_how_to_get_one(tmp_path: Path, source: str | None) -> None:
+    with pytest.raises(AgentNotSetUp, match="MEGAFLOW_SWE_AGENT_SOURCE"):
+        SweAgent(Installer(tmp_path), source).install()
+
+
+@pytest.mark.parametrize(
+    ("source", "version"),
+    [
+        (None, "checkout"),
+        ("/srv/swe-agent@home", "checkout"),
+        ("https://me@git.example.org/swe-agent", "checkout"),
+        ("https://git.example.org/swe-agent@v1.1.0", "v1.1.0"),
+        ("git@git.example.org:swe-agent@v1.1.0", "v1.1.0"),
+    ],
+)
+def test_its_version_is_what_was_asked_of_git(tmp_path: Path, source: str | None, version: str) -> None:
+    assert SweAgent(Installer(tmp_path), source).version == version
+
+
+class Answers:
+    """A shell that answers by the first word of the command."""
+
+    def __init__(self, missing: str = "", writable: bool = True) -> None:
+        self._missing, self._writable = missing, writable
+
+    def run(self, command: str, **_: object) -> CommandResult:
+        if command.startswith("test -w"):
+            return CommandResult(0 if self._writable else 1, b"", b"", False, False, 0.0)
+        return CommandResult(0, self._missing.encode(), b"", False, False, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("shell", "said"), [(Answers(missing="git\n"), "found no git"), (Answers(writable=False), "as root")]
+)
+def test_it_needs_a_few_programs_and_to_be_root(
+    agent: SweAgent, monkeypatch: pytest.MonkeyPatch, shell: Answers, said: str
+) -> None:
+    monkeypatch.setattr("app.agents.swe_agent.adapter.require", lambda *_: None)
+    with pytest.raises(AgentUnsuitable, match=said):
+        agent.suits(shell)  # type: ignore[arg-type]
+
+
+def test_it_is_content_with_an_environment_that_has_them(agent: SweAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.agents.swe_agent.adapter.require", lambda *_: None)
+    agent.suits(Answers())  # type: ignore[arg-type]
+
+
+def test_the_lock_has_what_its_checkout_asks_for() -> None:
+    lock = Path(adapter.__file__).with_name("requirements.lock").read_text()
+    assert "\nswe-rex==1.4.0 " in lock
+    assert "\nlitellm==1.105.3 " in lock  # the one after it cannot call tools
+    assert "://" not in lock  # hashes only: any index will do
