@@ -21,6 +21,7 @@ from bench.gateway.wire import Wish
 
 Say = Callable[[str], None]
 _SPARE_S = 60.0
+_PIECE_S = 0.02
 _LAST_S = 10.0
 
 
@@ -104,14 +105,14 @@ class Running:
     def until_begun(self, timeout_s: float) -> None:
         """Until every stream has had its first event. Raises: Fault."""
         assert self.process.stdout is not None
-        said = _line(self.process.stdout, timeout_s)
+        said = _line(self.process, self.process.stdout, timeout_s)
         if said != BEGUN:
             raise Fault(f"not all of {self.job.width} streams began within {timeout_s:g} s: {said[:600]}")
 
     def told(self) -> Told:
         """What it measured, faults and all. Raises: Fault: nothing at all."""
         assert self.process.stdout is not None
-        said = _line(self.process.stdout, self.job.give_up_s + _SPARE_S)
+        said = _line(self.process, self.process.stdout, self.job.give_up_s + _SPARE_S)
         try:
             return Told(**json.loads(said))
         except (TypeError, ValueError) as error:
@@ -131,11 +132,18 @@ class Running:
         return told
 
 
-def _line(output: IO[str], timeout_s: float) -> str:
-    """The next line; empty when there is none in time."""
+def _line(process: subprocess.Popen[str], output: IO[str], timeout_s: float) -> str:
+    """The next line; what there is of it when it does not end in time. A long one may come in pieces."""
     give_up = time.monotonic() + timeout_s
+    said = ""
     while time.monotonic() < give_up:
-        readable, _, _ = select.select([output], [], [], 1.0)
-        if readable:
-            return output.readline().strip()
-    return ""
+        if not said and not select.select([output], [], [], 1.0)[0]:
+            continue
+        ended = process.poll() is not None  # asked before the reading: what it wrote last is read after it
+        piece = output.readline()
+        said += piece
+        if said.endswith("\n") or (not piece and ended):
+            break
+        if not piece:
+            time.sleep(_PIECE_S)
+    return said.strip()

@@ -168,11 +168,11 @@ def test_what_runs_with_any_c_library_runs_on_musl() -> None:
 @pytest.mark.parametrize(
     ("source", "url", "ref"),
     [
-        ("https://example.org/a/b", "https://example.org/a/b", "HEAD"),
+        ("https://example.org/a/b", "https://example.org/a/b", ""),
         ("https://example.org/a/b@v1.0", "https://example.org/a/b", "v1.0"),
         ("https://example.org/a/b@feature/x", "https://example.org/a/b", "feature/x"),
-        ("https://user@example.org/a/b", "https://user@example.org/a/b", "HEAD"),
-        ("git@example.org:a/b.git", "git@example.org:a/b.git", "HEAD"),
+        ("https://user@example.org/a/b", "https://user@example.org/a/b", ""),
+        ("git@example.org:a/b.git", "git@example.org:a/b.git", ""),
         ("git@example.org:a/b.git@main", "git@example.org:a/b.git", "main"),
         ("file:///a/b@main", "file:///a/b", "main"),
     ],
