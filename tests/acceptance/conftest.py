@@ -100,7 +100,11 @@ def system(base_image_tag: str) -> Iterator[System]:
         kept_tools().mkdir(exist_ok=True)
         settings.home.mkdir()
         settings.tools.symlink_to(kept_tools())
-        lifecycle.up(settings, lambda _: None)
+        try:
+            lifecycle.up(settings, lambda _: None)
+        except BaseException:  # what did come up would stay
+            lifecycle.down(settings, lambda _: None, purge=True)
+            raise
         flow = MegaFlow(settings)
         try:
             yield System(settings, flow)
