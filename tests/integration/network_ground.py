@@ -16,7 +16,7 @@ import pytest
 from app.environments.forwarding import namespace
 from tests.services import missing
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 _KINDS = ("socket:", "net:", "anon_inode:[eventpoll]", "anon_inode:[eventfd]", "anon_inode:[pidfd]")
 
 

@@ -93,7 +93,7 @@ def over_stdio(argv: list[str]) -> Iterator[SessionClient]:
             process.wait(10)
 
 
-def eventually(true: Callable[[], bool], within_s: float = 5.0) -> bool:
+def eventually(true: Callable[[], bool], within_s: float = 30.0) -> bool:
     until = time.monotonic() + within_s
     while time.monotonic() < until:
         if true():

@@ -431,7 +431,7 @@ def test_a_dozen_are_made_and_gone_quickly(create: Create, engine: Engine, setti
         assert all(threads.map(lambda e: e.run("true", timeout_s=30).ok, environments))
         begun = time.monotonic()
         list(threads.map(lambda e: e.destroy(), environments))
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 9
     assert engine.api.containers(all=True, filters={"label": f"megaflow={settings.installation}"}) == []
 
 

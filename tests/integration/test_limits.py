@@ -302,7 +302,7 @@ def test_an_attempt_that_must_stop_does_not_go_on_waiting(database: Database) ->
         _gate(database, stopped=told.is_set).hold(LIMIT, 1, timeout_s=60),
     ):
         pytest.fail("there was no room")
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 20
     assert _rows(database) == 1
 
 

@@ -68,7 +68,7 @@ def provider(settings: Settings, nursery: subprocess.Popen[bytes]) -> ProcessPro
     return ProcessProvider(settings)
 
 
-def _eventually(found: Callable[[], Any], within_s: float = 15.0) -> Any:
+def _eventually(found: Callable[[], Any], within_s: float = 60.0) -> Any:
     give_up = time.monotonic() + within_s
     while not (value := found()):
         assert time.monotonic() < give_up, "it did not happen in time"

@@ -31,7 +31,7 @@ from tests.integration.rows import one
 from tests.services import MakeSettings
 
 QUEUE = queue_of(Mode.EPHEMERAL, "standard")
-SOON_S = 15.0
+SOON_S = 30.0
 """More than the patience with a silent broker, and much less than that of a worker's connection."""
 
 

@@ -76,7 +76,7 @@ _NO_DOCKERD = engine.Dockerd(url="unix:///nowhere/docker.sock")
 """These tests must not start an engine on this machine."""
 
 
-def _eventually(true: Callable[[], bool], within_s: float = 15.0) -> None:
+def _eventually(true: Callable[[], bool], within_s: float = 60.0) -> None:
     give_up = time.monotonic() + within_s
     while not true():
         assert time.monotonic() < give_up, "it did not happen in time"

@@ -85,7 +85,7 @@ def task_of(spec: EnvironmentSpec, graded_apart: bool = False) -> AgentTask:
 
 
 def until(true: Callable[[], object]) -> None:
-    give_up = time.monotonic() + 20
+    give_up = time.monotonic() + 60
     while not true():
         assert time.monotonic() < give_up
         time.sleep(0.01)

@@ -91,7 +91,7 @@ def test_the_clock_does_what_falls_due_in_the_order_of_time_and_what_is_handed_o
     clock.after(0.01, done.append, "sooner")
     clock.after(60.0, done.append, "never")
     clock.post(done.append, "now")
-    give_up = time.monotonic() + 5
+    give_up = time.monotonic() + 30
     while len(done) < 3 and time.monotonic() < give_up:
         clock.turn()
     assert done == ["now", "sooner", "later"]

@@ -73,12 +73,12 @@ def keeping(
         yield stop
     finally:
         stop.set()
-        thread.join(10)
+        thread.join(30)
         assert not thread.is_alive()
 
 
 def until(true: Callable[[], object]) -> None:
-    give_up = time.monotonic() + 5
+    give_up = time.monotonic() + 30
     while not true():
         assert time.monotonic() < give_up
         time.sleep(0.005)
@@ -401,7 +401,7 @@ def test_a_queue_that_has_changed_is_looked_at_soon(
     assert len(looks) == 2
     assert looks[1] - looks[0] >= keeper._REST_S
     stop.set()
-    thread.join(10)
+    thread.join(30)
     assert world.alive == {}
 
 
@@ -526,7 +526,7 @@ def test_what_is_made_ahead_takes_only_what_is_free_and_fetches_no_image(home: P
         begun = time.monotonic()
         with pytest.raises(TimeoutError), gate.hold("environment_starts:here", 1, timeout_s=5):
             pass
-        assert time.monotonic() - begun < 1
+        assert time.monotonic() - begun < 4
     for limit in ("image_pulls:registry", "image_builds:here"):
         with pytest.raises(TimeoutError, match=limit), gate.hold(limit, None, timeout_s=5):
             pass

@@ -138,7 +138,7 @@ def test_a_timeout_kills_the_whole_tree(own: Environment, start: str) -> None:
     begun = time.monotonic()
     result = own.run("echo before; " + start.format(loop=BEAT.format(name="beat")), timeout_s=1)
     assert (result.exit_code, result.timed_out, result.stdout) == (None, True, b"before\n")
-    assert time.monotonic() - begun < 4
+    assert time.monotonic() - begun < 20
     assert not beats(own, "beat")
 
 
