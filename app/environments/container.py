@@ -33,6 +33,8 @@ log = structlog.get_logger()
 
 _DYING_S = 5.0
 """So long the engine may take to note that a container has ended whose processes are dead."""
+_SWEPT_SOON_S = 10.0
+"""With less time than this a sweeper might come before an engine has given it a new deadline."""
 KIND = "docker"
 
 
@@ -162,20 +164,18 @@ class DockerEnvironment(Living):
     # --- From hand to hand ----------------------------------------------------------------------------------------
 
     def adopt(self, tags: Tags) -> None:
-        """From now on it belongs to this attempt: the name says so, since an engine cannot change labels."""
-        self.adopt_soon(tags)
-        self._await_name()
-        self._raise_if_gone()
+        """From now on it belongs to this attempt: the name says so, since an engine cannot change labels.
 
-    def adopt_soon(self, tags: Tags) -> None:
-        """The same a moment later: an engine takes longer over a name than a hand-out may take.
-
-        Until then it has the name and the deadline of whoever kept it.
+        A moment later, where that is safe: an engine takes longer over a name than a hand-out may take. Until then it
+        has the name and the deadline of whoever had it.
         """
         self._await_name()
         with self._living("take it over"):
             self._naming = threading.Thread(target=self._name_it, args=(tags.name(),), name="naming", daemon=True)
             self._naming.start()
+        if time.time() > float(self._name.rpartition("-")[2]) - _SWEPT_SOON_S:
+            self._await_name()
+            self._raise_if_gone()
         if self.times.route is Route.COLD:
             self.times.route = Route.WARM
 

@@ -43,7 +43,7 @@ def take_over(
             engine.remove(str(ticket.body["id"]))
         raise
     try:
-        environment.adopt_soon(tags)
+        environment.adopt(tags)
     except BaseException:
         with suppress(StationError):
             environment.destroy()

@@ -564,6 +564,7 @@ def test_a_reset_makes_the_whole_project_anew_and_says_so(create: Create, engine
     assert environment.run(ASK, timeout_s=20).text() == "x\n"
     assert not environment.run_in("db", "ls /tmp/residue", timeout_s=20).ok
     environment.adopt(tags := tags_of(settings.installation))
+    environment._main._await_name()
     names = {one["Names"][0] for one in engine.api.containers(filters={"label": f"megaflow={settings.installation}"})}
     assert all(str(tags.attempt_id) in name for name in names)
     assert environment.describe()["origin"] == "recycled"

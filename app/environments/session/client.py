@@ -11,7 +11,7 @@ from app.environments.session.connect import Connect
 from app.environments.session.interactive import Interactive
 from app.environments.session.lane import Lane, LaneLost
 from app.environments.session.lanes import Lanes
-from app.environments.session.outcomes import AFTER_TIMEOUT_S, after_loss, receive_outcome, result_of
+from app.environments.session.outcomes import after_loss, begin, receive_outcome, result_of
 from app.environments.session.protocol import CHUNK_BYTES, KEEP_BYTES, Kind, Outcome, SessionStats, frame
 from app.environments.session.shells import ShellSession
 from app.models.shell import CommandResult
@@ -103,9 +103,8 @@ class SessionClient:
             log=log,
         )
         lane = self._lanes.take()
-        lane.deadline = time.monotonic() + timeout_s + AFTER_TIMEOUT_S
         try:
-            lane.send(request)
+            begin(lane, request, timeout_s, more=protocol.follows(stdin))
             if protocol.follows(stdin):
                 _send_input(lane, memoryview(stdin or b""))
             outcome = receive_outcome(lane, limit_bytes)

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import time
+
 from app.environments.session import protocol
 from app.environments.session.lane import Lane, LaneLost
 from app.environments.session.lanes import Lanes
 from app.environments.session.protocol import Kind, Outcome, ResultFlag
+from app.environments.session.turns import BEGINNING_S, TURNS
 from app.models.shell import CommandResult
 
 AFTER_TIMEOUT_S = 20.0
 """The helper ends a command itself, and kills for at most 8 s; one that is silent for this much longer is gone."""
 _KILLED_NOTE = b"\n[the command's supervisor was killed from inside the environment; its output is lost]\n"
+
+
+def begin(lane: Lane, request: bytes, timeout_s: float, *, more: bool = False) -> None:
+    """Ask for a command in its turn; returns when it has ended, or is well under way.
+
+    more: it waits for input, which is sent next. Raises: LaneLost.
+    """
+    with TURNS:
+        lane.deadline = time.monotonic() + timeout_s + AFTER_TIMEOUT_S
+        lane.send(request)
+        if not more:
+            lane.wait(BEGINNING_S)
 
 
 def receive_outcome(lane: Lane, limit_bytes: int) -> Outcome:

@@ -8,7 +8,7 @@ import time
 from app.environments.session import protocol
 from app.environments.session.lane import Lane, LaneLost
 from app.environments.session.lanes import Lanes
-from app.environments.session.outcomes import AFTER_TIMEOUT_S, after_loss, receive_outcome, result_of
+from app.environments.session.outcomes import after_loss, begin, receive_outcome, result_of
 from app.environments.session.protocol import Kind, frame
 from app.models.shell import CommandResult
 
@@ -57,9 +57,8 @@ class ShellSession:
             if self._closed:
                 raise self._lanes.failed("is asked to run a command in a shell that was closed")
             self._lane = lane = self._lane or self._open()
-            lane.deadline = begun + timeout_s + AFTER_TIMEOUT_S
             try:
-                lane.send(request)
+                begin(lane, request, timeout_s)
                 outcome = receive_outcome(lane, self._limit_bytes)
             except LaneLost as error:
                 self._drop(lane)

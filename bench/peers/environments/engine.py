@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import select
 import socket
 import threading
 from typing import Any
@@ -105,6 +106,8 @@ class Engine:
         if not hasattr(self._local, "connection"):
             self._local.connection = _Connection(self._address)
         kept: _Connection = self._local.connection
+        if kept.sock is not None and select.select([kept.sock], [], [], 0)[0]:  # the engine has closed it
+            kept.close()
         return kept
 
 

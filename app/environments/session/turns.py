@@ -1,0 +1,54 @@
+"""Who may begin a command now: a few at a time, first come first served.
+
+A host begins a command about as fast alone as among a hundred, which it would only keep from ending: with many
+environments in one process their beginnings are put in line, and each ends soon after it began. What takes long has its
+turn only while it begins.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+
+BEGINNING_S = 0.005
+"""So long a command counts as one that begins; most have ended then."""
+_PATIENCE_S = 0.25
+"""Nobody waits longer, whatever those before him do."""
+
+
+class Turns:
+    """A context manager around the beginning of a command; safe for many threads.
+
+    places: commands that may begin at the same time.
+    """
+
+    def __init__(self, places: int) -> None:
+        self._lock = threading.Lock()
+        self._free = places  # below zero when somebody lost patience
+        self._waiting: deque[threading.Lock] = deque()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._free > 0:
+                self._free -= 1
+                return
+            mine = threading.Lock()
+            mine.acquire()
+            self._waiting.append(mine)
+        if not mine.acquire(timeout=_PATIENCE_S):
+            with self._lock:
+                if mine in self._waiting:
+                    self._waiting.remove(mine)
+                    self._free -= 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            if self._free >= 0 and self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._free += 1
+
+
+TURNS = Turns(2 * len(os.sched_getaffinity(0)))
+"""Of this process."""
