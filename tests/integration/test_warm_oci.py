@@ -230,13 +230,17 @@ def _ids(settings: Settings) -> list[str]:
 
 @contextmanager
 def asked(oci: OciProvider, settings: Settings, spec: EnvironmentSpec) -> Iterator[wire.Ticket]:
-    """What a taker has in its hands before it takes over."""
-    with wire.new_socket() as connection:
-        connection.connect(str(wire.address(settings.home)))
-        connection.sendall(key_of(oci, spec).digest().encode())
-        ticket = wire.receive_ticket(connection)
-        assert ticket is not None
-        yield ticket
+    """What a taker has in its hands before it takes over; asks until the keeper has one."""
+    give_up = time.monotonic() + 60
+    while True:
+        with wire.new_socket() as connection:
+            connection.connect(str(wire.address(settings.home)))
+            connection.sendall(key_of(oci, spec).digest().encode())
+            if (ticket := wire.receive_ticket(connection)) is not None:
+                yield ticket
+                return
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
 
 
 # --- The sweeper's rules --------------------------------------------------------------------------------------------

@@ -20,18 +20,20 @@ _PATIENCE_S = 0.25
 class Turns:
     """A context manager around the beginning of a command; safe for many threads.
 
-    places: commands that may begin at the same time.
+    places: commands that begin at the same time while others wait. Twice as many may before anybody has to, since
+    standing in line costs something, too.
     """
 
     def __init__(self, places: int) -> None:
+        self._places = places
         self._lock = threading.Lock()
-        self._free = places  # below zero when somebody lost patience
+        self._beginning = 0
         self._waiting: deque[threading.Lock] = deque()
 
     def __enter__(self) -> None:
         with self._lock:
-            if self._free > 0:
-                self._free -= 1
+            if not self._waiting and self._beginning < 2 * self._places:
+                self._beginning += 1
                 return
             mine = threading.Lock()
             mine.acquire()
@@ -40,14 +42,14 @@ class Turns:
             with self._lock:
                 if mine in self._waiting:
                     self._waiting.remove(mine)
-                    self._free -= 1
+                    self._beginning += 1
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            if self._free >= 0 and self._waiting:
+            self._beginning -= 1
+            if self._waiting and self._beginning < self._places:
+                self._beginning += 1
                 self._waiting.popleft().release()
-            else:
-                self._free += 1
 
 
 TURNS = Turns(2 * len(os.sched_getaffinity(0)))
