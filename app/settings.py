@@ -96,6 +96,9 @@ class Settings(BaseSettings):
     image_prefetch: int = Field(default=8, ge=0)
     """Images of the next waiting tasks that a host pulls ahead; 0: none."""
 
+    engine_patience_s: float = Field(default=30.0, ge=0)
+    """An attempt that has no environment yet waits so long for a container engine that does not answer."""
+
     # --- Leases and recovery --------------------------------------------------------------------------------------
     lease_s: float = Field(default=30.0, gt=0)
     """How long a silent worker keeps its attempt; renewed every third of it."""

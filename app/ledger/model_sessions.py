@@ -31,6 +31,26 @@ _LIVE = text("""
 SELECT m.token_sha256 FROM model_sessions m JOIN attempts a ON a.id = m.attempt_id
 WHERE m.token_sha256 = ANY(CAST(:digests AS text[])) AND a.state = 'running' AND m.closed_at IS NULL
 """)
+# Attempts that were taken away from their workers: calls that end a moment later are theirs, too.
+_SETTLE = text("""
+WITH lost AS (
+    SELECT a.id, a.user_name, coalesce(a.cost_usd, 0) AS had
+    FROM model_sessions m JOIN attempts a ON a.id = m.attempt_id
+    WHERE m.closed_at IS NULL AND a.state <> 'running'
+        AND a.finished_at < clock_timestamp() - make_interval(secs => :after_s)
+    ORDER BY a.id LIMIT :most FOR UPDATE OF m, a SKIP LOCKED
+), spent AS (
+    SELECT l.*, (SELECT sum(c.cost_usd) FROM model_calls c WHERE c.attempt_id = l.id) AS cost FROM lost l
+), noted AS (
+    UPDATE attempts a SET cost_usd = s.cost FROM spent s WHERE a.id = s.id AND s.cost > s.had
+    RETURNING a.user_name, s.cost - s.had AS more
+), charged AS (
+    INSERT INTO accounts (user_name, spent_usd) SELECT user_name, sum(more) FROM noted GROUP BY user_name
+    ORDER BY user_name
+    ON CONFLICT (user_name) DO UPDATE SET spent_usd = accounts.spent_usd + excluded.spent_usd
+)
+UPDATE model_sessions m SET closed_at = clock_timestamp() FROM lost l WHERE m.attempt_id = l.id
+""")
 
 
 def digest_of(token: str) -> str:
@@ -56,6 +76,15 @@ def close_session(database: Database, attempt_id: UUID) -> None:
     """
     with database.begin() as connection:
         connection.execute(_CLOSE, {"id": attempt_id})
+
+
+def settle_lost(database: Database, *, after_s: float = 30.0, most: int = 1000) -> int:
+    """Charge users for the calls of attempts that ended `after_s` ago with no worker to settle them; how many ended so.
+
+    Raises: DatabaseUnavailable.
+    """
+    with database.begin() as connection:
+        return connection.execute(_SETTLE, {"after_s": after_s, "most": most}).rowcount
 
 
 def session_of(connection: Connection, token: str) -> ModelSession | None:

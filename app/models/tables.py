@@ -432,7 +432,9 @@ class ModelSessionRow(Base):
     attempt_id: Mapped[UUID] = mapped_column(ForeignKey("attempts.id"), primary_key=True)
     token_sha256: Mapped[str] = mapped_column(unique=True)
     opened_at: Mapped[datetime] = mapped_column(server_default=NOW)
-    closed_at: Mapped[datetime | None]  # the worker has settled the account: no more calls
+    closed_at: Mapped[datetime | None]  # the account is settled: no more calls
+
+    __table_args__ = (Index("model_sessions_open_idx", "attempt_id", postgresql_where=text("closed_at IS NULL")),)
 
 
 class ModelCallRow(Base):

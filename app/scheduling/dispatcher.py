@@ -15,7 +15,7 @@ import structlog
 from sqlalchemy import Connection
 
 from app.errors import DatabaseUnavailable, InstanceFailed
-from app.ledger import admission, budgets, classes, instances, pauses, quotas, waiting
+from app.ledger import admission, budgets, classes, instances, model_sessions, pauses, quotas, waiting
 from app.ledger.admission import Published
 from app.ledger.classes import Offer
 from app.ledger.database import DISPATCHER, Database, Leadership, Listener
@@ -272,9 +272,10 @@ class Dispatcher:
         instances.exited_many(self._database, lost, self._retry)
 
     def _keep_house(self, offers: dict[str, Offer]) -> None:
-        """What no event tells: rows whose provider was never asked, instances that nobody needs, budgets spent."""
+        """What no event tells: rows whose provider was never asked, instances that nobody needs, money spent."""
         if spent := budgets.hold_spent(self._database):
             log.info("dispatcher.budgets_spent", runs=[str(run_id) for run_id in spent])
+        model_sessions.settle_lost(self._database)
         with self._database.begin() as connection:
             forgotten = instances.unasked(connection, _HOUSEKEEPING_S, 1000)
             seen = waiting.occupancy(connection)

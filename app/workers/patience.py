@@ -1,4 +1,4 @@
-"""Patience with PostgreSQL: a restart of it must not cost the work of an hour."""
+"""Patience with servers: a restart of PostgreSQL or of the container engine must not cost the work of an hour."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ from collections.abc import Callable
 import structlog
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from app.errors import DatabaseUnavailable
+from app.errors import DatabaseUnavailable, MegaFlowError
 
 log = structlog.get_logger()
 
 
-def patient(patience_s: float, *, hurried: Callable[[], bool] = lambda: False) -> Retrying:
-    """Calls again what met DatabaseUnavailable, for `patience_s` seconds; once `hurried`, no more.
+def patient(
+    patience_s: float,
+    *,
+    of: type[MegaFlowError] = DatabaseUnavailable,
+    hurried: Callable[[], bool] = lambda: False,
+) -> Retrying:
+    """Calls again what met an error `of` that kind, for `patience_s` seconds; once `hurried`, no more.
 
     What is called must bear being called twice: a transaction may have been applied although we saw an error.
     """
@@ -23,7 +28,7 @@ def patient(patience_s: float, *, hurried: Callable[[], bool] = lambda: False) -
         return hurried() or longest(state)
 
     return Retrying(
-        retry=retry_if_exception_type(DatabaseUnavailable),
+        retry=retry_if_exception_type(of),
         wait=wait_random_exponential(multiplier=0.2, max=3),
         stop=enough,
         before_sleep=_told,
@@ -33,4 +38,4 @@ def patient(patience_s: float, *, hurried: Callable[[], bool] = lambda: False) -
 
 def _told(state: RetryCallState) -> None:
     error = state.outcome.exception() if state.outcome else None
-    log.warning("ledger.awaited", tries=state.attempt_number, error=str(error))
+    log.warning("server.awaited", tries=state.attempt_number, error=str(error))

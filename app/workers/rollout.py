@@ -9,11 +9,10 @@ and `app.models.endings` says which is which.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import structlog
 
@@ -23,16 +22,9 @@ from app.agents.external import known_agents
 from app.agents.patch import head_commit, take_patch
 from app.agents.reconcile import reconciled
 from app.agents.recorded import recorded_run
-from app.environments.base import Chronicling, Environment, Tags
+from app.environments.base import Chronicling, Environment
 from app.environments.outlets import MODEL_PORT, model_outlet
-from app.environments.recorded import Recording
-from app.errors import (
-    AgentFailed,
-    EnvironmentOverLimit,
-    MegaFlowError,
-    StaleWriter,
-    StationError,
-)
+from app.errors import AgentFailed, EnvironmentOverLimit, MegaFlowError, StaleWriter
 from app.grading.base import Grade, Submission
 from app.ledger import attempts, ends, recordings
 from app.ledger.attempts import Claim
@@ -40,70 +32,14 @@ from app.ledger.recordings import Recorded
 from app.models.endings import BLAME, PERMANENT, Blame, EndReason, reason_of
 from app.models.model_calls import Account
 from app.models.outcome import Artifact, ArtifactKind, Failure, Phase, Verdict
-from app.models.spec import EnvironmentKind, Mode, Network, Reuse, ScriptGoal, ScriptSolution, TestsGoal
-from app.workers.evidence import Evidence
-from app.workers.gates import LedgerGate
+from app.models.spec import EnvironmentKind, Network, Reuse, ScriptGoal, ScriptSolution, TestsGoal
+from app.workers.environment_hold import environment_for
 from app.workers.lease import StopToken
-from app.workers.model_access import ModelAccess, model_access
-from app.workers.patience import patient
+from app.workers.model_access import model_access
 from app.workers.stations import Stations
+from app.workers.under_way import Rollout
 
 log = structlog.get_logger()
-
-
-@dataclass
-class Rollout:
-    """One attempt under way."""
-
-    claimed: Claim
-    stations: Stations
-    token: StopToken
-    scratch: Path
-    last_door: Phase = Phase.CLAIMED
-    evidence: Evidence = field(default_factory=Evidence)
-    report: AgentReport | None = None
-    model: ModelAccess | None = None
-    torn: dict[str, Any] = field(default_factory=dict)
-    open: ExitStack = field(default_factory=ExitStack)
-    gate: LedgerGate = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.gate = LedgerGate(
-            self.stations.database,
-            attempt_id=self.claimed.attempt_id,
-            instance_id=self.claimed.instance_id,
-            lease_s=self.stations.settings.lease_s,
-            stopped=self.token.is_set,
-        )
-
-    def passed(self, phase: Phase, **environment: Any) -> None:
-        """Record a door, and stop here if the attempt must. Raises: StaleWriter, Stopped."""
-        self.write(
-            attempts.pass_door, phase, environment=environment, waits=self.gate.waited, cost_usd=_cost(environment)
-        )
-        self.last_door = phase
-        self.heed()
-
-    def write(self, verb: Callable[..., None], *values: Any, **named: Any) -> None:
-        """Write to the ledger, patiently: a restart of PostgreSQL must not cost the work of an hour.
-
-        A write that was applied although we saw an error is refused as stale the second time: the record stands.
-        """
-        patiently = patient(self.stations.settings.lease_s)
-        patiently(verb, self.stations.database, self.claimed, *values, **named)
-
-    def heed(self) -> None:
-        """Raises: Stopped."""
-        if self.token.reason is not None:
-            raise Stopped(self.token.reason)
-
-
-class Stopped(MegaFlowError):
-    """Somebody told the attempt to stop."""
-
-    def __init__(self, reason: EndReason) -> None:
-        super().__init__(f"stopped: {reason.value}")
-        self.reason = reason
 
 
 def carry_out(claimed: Claim, stations: Stations, token: StopToken) -> EndReason:
@@ -145,7 +81,7 @@ def _act_and_grade(rollout: Rollout) -> Grade:
     with ExitStack() as agents_own:
         # Graded where the agent was, it stays open as long as the attempt; else it goes before the grading begins.
         holder = agents_own if grader.fresh_environment else rollout.open
-        environment = holder.enter_context(_environment(rollout, "agent"))
+        environment = holder.enter_context(environment_for(rollout, "agent"))
         rollout.passed(Phase.ENVIRONMENT_READY, **environment.describe())
         base = head_commit(environment, rollout.claimed.spec.task.environment.workdir)
         agents_own.callback(_chronicle, rollout, environment)
@@ -156,72 +92,16 @@ def _act_and_grade(rollout: Rollout) -> Grade:
                 return _grade(rollout, environment, patch)
         except (AgentFailed, EnvironmentOverLimit) as error:  # its own doing, and nothing is left that could be graded
             return _judged(rollout, Verdict(reward=0.0, counts=True, detail=str(error)))
-    return _grade(rollout, rollout.open.enter_context(_environment(rollout, "grading")), patch)
+    return _grade(rollout, rollout.open.enter_context(environment_for(rollout, "grading")), patch)
 
 
-# --- Environment ----------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _environment(rollout: Rollout, purpose: str) -> Iterator[Environment]:
-    """An environment for the block; recycled or ended afterwards, and ended at once when the attempt must stop."""
-    claimed, stations = rollout.claimed, rollout.stations
-    spec, limits = claimed.spec.task.environment, claimed.spec.task.limits
-    if purpose == "grading":
-        spec = spec.model_copy(update={"tools": ()})
-    # What is made from here on, and its end whenever that comes, stands on the run's receipt.
-    provider = Recording(stations.environments(spec.kind, rollout.gate), stations.settings, stations.database)
-    image = provider.prepare_image(spec, timeout_s=limits.environment_timeout_s)
-    if purpose == "agent":
-        rollout.passed(Phase.IMAGE_READY, image=image)
-    rollout.heed()
-    shares = spec.reuse is Reuse.SHARED_READONLY and purpose == "agent"  # whoever grades is alone
-    reuse = claimed.mode is Mode.PERSISTENT and (spec.reuse is Reuse.RECYCLED or shares)
-    environment, origin = stations.pool.acquire(
-        provider, spec, _tags(rollout), image, timeout_s=limits.environment_timeout_s, allow_reuse=reuse
-    )
-    about = environment.describe()
-    rollout.torn[purpose] = {"id": environment.id, "origin": origin.value}
-    rollout.torn[purpose] |= {key: about[key] for key in ("path", "phases") if key in about}
-    forget = rollout.token.on_cancel(environment.destroy)
-    try:
-        yield environment
-    finally:
-        forget()
-        reuse = reuse and not rollout.token.is_set()
-        rollout.torn[purpose]["reset"] = _give_back(stations, environment, reuse=reuse)
-        rollout.torn[purpose]["after"] = environment.describe().get("phases", {})
-
-
-def _give_back(stations: Stations, environment: Environment, *, reuse: bool) -> dict[str, Any] | None:
-    """Reset and keep, or end. What cannot be ended now is the sweeper's: it must not change the outcome."""
-    try:
-        proof = stations.pool.release(environment, reuse=reuse)
-    except StationError as error:
-        log.warning("environment.not_given_back", environment=environment.id, error=str(error))
-        return {"error": str(error)}
-    return None if proof is None else {**asdict(proof), "left": list(proof.left[:20])}
-
-
-def _tags(rollout: Rollout) -> Tags:
-    claimed = rollout.claimed
-    return Tags(
-        installation=rollout.stations.settings.installation,
-        instance_id=claimed.instance_id,
-        run_id=claimed.run_id,
-        task_id=claimed.task_id,
-        attempt_id=claimed.attempt_id,
-        deadline_unix_s=claimed.deadline_at.timestamp(),
-    )
+# --- Agent ----------------------------------------------------------------------------------------------------------
 
 
 def _chronicle(rollout: Rollout, environment: Environment) -> None:
     """Keep as evidence what else happened in the agent's environment, while it is still there."""
     logs = environment.logs() if isinstance(environment, Chronicling) else {}
     rollout.evidence.environment(logs, environment.describe().get("outlet"))
-
-
-# --- Agent ----------------------------------------------------------------------------------------------------------
 
 
 def _run_agent(rollout: Rollout, agent: Agent, environment: Environment) -> None:
@@ -339,12 +219,6 @@ class AgentNotMeasured(MegaFlowError):
     def __init__(self, report: AgentReport) -> None:
         super().__init__(report.detail or f"the agent ended with {report.end_reason.value}")
         self.reason = report.end_reason
-
-
-def _cost(environment: Mapping[str, Any]) -> float | None:
-    """US dollars that the agent's model calls took, when it says so."""
-    cost = environment.get("usage", {}).get("cost_usd")
-    return None if cost is None else float(cost)
 
 
 def _take_patch(rollout: Rollout, environment: Environment, base: str | None) -> bytes | None:

@@ -51,7 +51,7 @@ def test_a_killed_worker_costs_an_attempt_and_not_the_task(
     killed_at = time.monotonic()
     lost = "SELECT 1 FROM attempts a JOIN tasks t ON t.id = a.task_id WHERE t.run_id = :r AND a.state = 'lost'"
     eventually(lambda: system.rows(lost, r=run_id), 10)
-    assert time.monotonic() - killed_at < 5, "the loss is to be noticed by event"
+    assert time.monotonic() - killed_at < 8, "the loss is to be noticed by event"
     (result,) = _results(system, run_id)
     assert result.reward == 1.0
     assert [attempt.state for attempt in result.attempts] == ["lost", "finished"]

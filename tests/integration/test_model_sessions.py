@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from uuid import uuid4
 
 import pytest
 from sqlalchemy import text
@@ -13,8 +15,9 @@ from app.ledger import attempts, ends, model_sessions
 from app.ledger.database import Database
 from app.models.endings import EndReason
 from app.models.model_calls import ModelSession
-from app.models.outcome import Verdict
+from app.models.outcome import Phase, Verdict
 from tests.building import claimed
+from tests.integration.rows import ago, insert
 
 
 @pytest.fixture
@@ -73,3 +76,80 @@ def test_an_attempt_that_is_not_ours_any_more_gets_no_token(database: Database) 
         model_sessions.open_session(database, replace(claim, number=claim.number + 1), "mf-secret")
     assert session(database, "mf-secret") is None
     assert attempts.renew(database, [claim.attempt_id], lease_s=30) == {claim.attempt_id: None}
+
+
+# --- Money of attempts that nobody settled ---------------------------------------------------------------------------
+
+
+def _a_call(database: Database, claim: attempts.Claim, cost_usd: float | None) -> None:
+    insert(
+        database,
+        "model_calls",
+        id=uuid4(),
+        attempt_id=claim.attempt_id,
+        task_id=claim.task_id,
+        run_id=claim.run_id,
+        user_name="alice",
+        dialect="messages",
+        model="m",
+        upstream_model="m",
+        replica="",
+        policy_version="",
+        started_at=ago(5),
+        duration_s=0.1,
+        streamed=False,
+        end_kind="answered",
+        is_turn=True,
+        cost_usd=cost_usd,
+        messages=[],
+        body=b"",
+    )
+
+
+def _lost(database: Database, claim: attempts.Claim) -> None:
+    with database.begin() as connection:
+        connection.execute(
+            text("UPDATE attempts SET state = 'lost', end_reason = 'lost', finished_at = :at WHERE id = :id"),
+            {"id": claim.attempt_id, "at": ago(60)},
+        )
+
+
+def _spent(database: Database) -> float:
+    with database.begin() as connection:
+        return float(connection.execute(text("SELECT coalesce(sum(spent_usd), 0) FROM accounts")).scalar_one())
+
+
+def test_calls_of_a_lost_attempt_are_charged_once_beside_what_was_known_of_it(database: Database) -> None:
+    claim = claimed(database)
+    model_sessions.open_session(database, claim, "mf-secret")
+    attempts.pass_door(database, claim, Phase.AGENT_STARTED, cost_usd=0.25)
+    for cost in (0.25, 0.5, None):
+        _a_call(database, claim, cost)
+    assert model_sessions.settle_lost(database) == 0, "it runs"
+    _lost(database, claim)
+    assert model_sessions.settle_lost(database, after_s=3600) == 0, "its last calls may still be on their way"
+    assert (model_sessions.settle_lost(database), _spent(database)) == (1, 0.75)
+    assert (model_sessions.settle_lost(database), _spent(database)) == (0, 0.75)
+    with database.begin() as connection:
+        assert connection.execute(text("SELECT cost_usd FROM attempts")).scalar_one() == 0.75
+
+
+def test_a_lost_attempt_whose_calls_have_no_price_costs_nothing(database: Database) -> None:
+    claim = claimed(database)
+    model_sessions.open_session(database, claim, "mf-secret")
+    _a_call(database, claim, None)
+    _lost(database, claim)
+    assert (model_sessions.settle_lost(database), _spent(database)) == (1, 0.0)
+    with database.begin() as connection:
+        assert connection.execute(text("SELECT cost_usd FROM attempts")).scalar_one() is None
+
+
+def test_two_who_settle_at_once_charge_once(database: Database) -> None:
+    claims = [claimed(database) for _ in range(20)]
+    for claim in claims:
+        model_sessions.open_session(database, claim, f"mf-{claim.attempt_id}")
+        _a_call(database, claim, 1.0)
+        _lost(database, claim)
+    with ThreadPoolExecutor(4) as threads:
+        done = sum(threads.map(lambda _: model_sessions.settle_lost(database), range(4)))
+    assert (done + model_sessions.settle_lost(database), _spent(database)) == (20, 20.0)

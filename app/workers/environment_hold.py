@@ -1,0 +1,100 @@
+"""An attempt's environments: got from the pool, waited for where the engine is away, given back however it ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from typing import Any, TypeVar
+
+import structlog
+
+from app.environments.base import Environment, EnvironmentProvider, Tags
+from app.environments.recorded import Recording
+from app.errors import EngineUnavailable, StationError
+from app.models.outcome import Phase
+from app.models.spec import EnvironmentSpec, Mode, Reuse
+from app.workers.patience import patient
+from app.workers.stations import Stations
+from app.workers.under_way import Rollout
+
+log = structlog.get_logger()
+
+
+@contextmanager
+def environment_for(rollout: Rollout, purpose: str) -> Iterator[Environment]:
+    """An environment for the block; recycled or ended afterwards, and ended at once when the attempt must stop."""
+    claimed, stations = rollout.claimed, rollout.stations
+    spec, limits = claimed.spec.task.environment, claimed.spec.task.limits
+    if purpose == "grading":
+        spec = spec.model_copy(update={"tools": ()})
+    provider, image = _awaiting_engine(rollout, lambda: _provider(rollout, spec))
+    if purpose == "agent":
+        rollout.passed(Phase.IMAGE_READY, image=image)
+    rollout.heed()
+    shares = spec.reuse is Reuse.SHARED_READONLY and purpose == "agent"  # whoever grades is alone
+    reuse = claimed.mode is Mode.PERSISTENT and (spec.reuse is Reuse.RECYCLED or shares)
+    asked = partial(
+        stations.pool.acquire, provider, spec, _tags(rollout), image, timeout_s=limits.environment_timeout_s
+    )
+    environment, origin = _awaiting_engine(rollout, lambda: asked(allow_reuse=reuse))
+    about = environment.describe()
+    rollout.torn[purpose] = {"id": environment.id, "origin": origin.value}
+    rollout.torn[purpose] |= {key: about[key] for key in ("path", "phases") if key in about}
+    forget = rollout.token.on_cancel(environment.destroy)
+    try:
+        yield environment
+    finally:
+        forget()
+        reuse = reuse and not rollout.token.is_set()
+        rollout.torn[purpose]["reset"] = _give_back(stations, environment, reuse=reuse)
+        rollout.torn[purpose]["after"] = environment.describe().get("phases", {})
+
+
+def _provider(rollout: Rollout, spec: EnvironmentSpec) -> tuple[EnvironmentProvider, str]:
+    """Who makes it, and the image's id."""
+    stations = rollout.stations
+    # What is made from here on, and its end whenever that comes, stands on the run's receipt.
+    provider = Recording(stations.environments(spec.kind, rollout.gate), stations.settings, stations.database)
+    return provider, provider.prepare_image(spec, timeout_s=rollout.claimed.spec.task.limits.environment_timeout_s)
+
+
+T = TypeVar("T")
+
+
+def _awaiting_engine(rollout: Rollout, once: Callable[[], T]) -> T:
+    """An engine that is being restarted costs time, and no attempt: there is no environment yet that it could lose."""
+    patiently = patient(rollout.stations.settings.engine_patience_s, of=EngineUnavailable, hurried=rollout.token.is_set)
+    begun = time.monotonic()
+    try:
+        return patiently(once)
+    except EngineUnavailable:
+        rollout.heed()
+        raise
+    finally:
+        if patiently.statistics.get("attempt_number", 1) > 1:
+            rollout.gate.waited["engine"] = rollout.gate.waited.get("engine", 0.0) + time.monotonic() - begun
+
+
+def _give_back(stations: Stations, environment: Environment, *, reuse: bool) -> dict[str, Any] | None:
+    """Reset and keep, or end. What cannot be ended now is the sweeper's: it must not change the outcome."""
+    try:
+        proof = stations.pool.release(environment, reuse=reuse)
+    except StationError as error:
+        log.warning("environment.not_given_back", environment=environment.id, error=str(error))
+        return {"error": str(error)}
+    return None if proof is None else {**asdict(proof), "left": list(proof.left[:20])}
+
+
+def _tags(rollout: Rollout) -> Tags:
+    claimed = rollout.claimed
+    return Tags(
+        installation=rollout.stations.settings.installation,
+        instance_id=claimed.instance_id,
+        run_id=claimed.run_id,
+        task_id=claimed.task_id,
+        attempt_id=claimed.attempt_id,
+        deadline_unix_s=claimed.deadline_at.timestamp(),
+    )

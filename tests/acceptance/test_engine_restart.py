@@ -1,0 +1,129 @@
+"""The container engine is restarted amid tasks: attempts are repeated, none is scored for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from app.client import MegaFlow
+from app.environments.engine import ROLE
+from app.settings import PREFIX, Settings
+from app.stack import engine, lifecycle
+from app.stack.engine import Dockerd, connected
+from tests.acceptance.conftest import System, eventually, free_port
+from tests.services import short_folder
+
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(
+        os.geteuid() != 0 or not shutil.which("dockerd") or not shutil.which("unshare"),
+        reason="an engine of one's own takes root, dockerd and unshare",
+    ),
+]
+
+SOLVE = "sleep 8; echo done > answer"
+
+
+def _private(folder: Path) -> Dockerd:
+    """An engine beside the machine's: with namespaces of its own, so that neither takes anything from the other."""
+    roots = ("--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec", "--pidfile", f"{folder}/d.pid")
+    url = f"unix://{folder}/d.sock"
+    return Dockerd(("unshare", "-m", "-n", "dockerd", "-H", url, *roots), url, folder / "d.pid")
+
+
+@pytest.fixture(scope="module")
+def own_engine(base_image_tag: str) -> Iterator[System]:
+    """A system whose containers all stand on an engine of its own."""
+    with pytest.MonkeyPatch.context() as patch, short_folder() as folder:
+        for name in [name for name in os.environ if name.startswith(PREFIX)]:
+            patch.delenv(name)
+        settings = Settings(
+            home=folder / "h",
+            installation=f"test-{uuid.uuid4().hex[:8]}",
+            docker_url=f"unix://{folder}/d.sock",
+            container_runtime="docker",
+            base_image=base_image_tag,
+            flower_port=free_port(),
+            replay_port=free_port(),
+            gateway_port=free_port(),
+            lease_s=9.0,
+            sweep_s=2.0,
+            republish_s=5.0,
+            retry_base_s=0.2,
+        )
+        report = engine.ensure_engine(settings, may_install=False, dockerd=_private(folder))
+        assert report.available, report.why
+        try:
+            _give_image(settings, base_image_tag)
+            lifecycle.up(settings, lambda _: None)
+            with MegaFlow(settings) as flow:
+                yield System(settings, flow)
+        finally:
+            lifecycle.down(settings, lambda _: None, purge=True)
+            engine.stop_engine(settings)
+
+
+def _give_image(settings: Settings, tag: str) -> None:
+    """The machine's engine has it already."""
+    with connected(Settings(home=settings.home)) as mine, connected(settings) as own:
+        own.images.load(b"".join(mine.images.get(tag).save(named=True)))
+
+
+def _environments(settings: Settings) -> list[str]:
+    with connected(settings) as client:
+        labels = [f"megaflow={settings.installation}", f"{ROLE}=environment"]
+        found = client.api.containers(all=True, filters={"label": labels})
+        return [str(one["Names"][0]).lstrip("/") for one in found]
+
+
+@pytest.mark.parametrize("mode", ["ephemeral", "persistent"])
+def test_tasks_whose_engine_goes_away_are_done_again(
+    own_engine: System, task_folder: Callable[..., Path], mode: str
+) -> None:
+    settings = own_engine.settings
+    folder = task_folder(f"slow-{mode}", solve=SOLVE)
+    submitted = own_engine.json(
+        "submit", str(folder), "--agent", "oracle", "--mode", mode, "--replicas", "2", timeout_s=60
+    )
+    run_id = submitted["run_id"]
+    eventually(lambda: len(_running(own_engine, run_id)) == 2, within_s=120)
+    assert engine.stop_engine(settings)
+    report = engine.ensure_engine(settings, may_install=False, dockerd=_private(settings.home.parent))
+    assert report.available, report.why
+    (row,) = own_engine.rows("SELECT id FROM runs WHERE id = :r", r=run_id)
+    results = own_engine.flow.run(row.id).results(timeout=240)
+    assert [result.reward for result in results] == [1.0, 1.0]
+    for result in results:
+        *lost, last = result.attempts
+        assert last.state == "finished"
+        assert all(attempt.state != "finished" and attempt.verdict is None for attempt in lost), lost
+    assert any(len(result.attempts) > 1 for result in results), "nothing was interrupted"
+    # What stands yet is what a standing instance keeps ready for the next task.
+    eventually(lambda: not [name for name in _environments(settings) if _of_ended(own_engine, name)], within_s=60)
+
+
+def _running(system: System, run_id: str) -> list[object]:
+    statement = (
+        "SELECT a.id FROM attempts a JOIN tasks t ON t.id = a.task_id WHERE t.run_id = :run"
+        " AND a.state = 'running' AND a.phases ? 'agent_started'"
+    )
+    return system.rows(statement, run=run_id)
+
+
+def _of_ended(system: System, name: str) -> bool:
+    """Whether a container is one of an attempt whose instance has ended."""
+    attempt = name.removeprefix("megaflow-").rsplit("-", 2)[0]
+    if attempt == "ready":
+        return False
+    statement = (
+        "SELECT 1 FROM attempts a JOIN instances i ON i.id = a.instance_id"
+        " WHERE a.id = CAST(:attempt AS uuid) AND i.state NOT IN ('ready', 'busy')"
+    )
+    return bool(system.rows(statement, attempt=attempt))
