@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from app.environments.session import Interactive, SessionClient, ShellSession
+from app.environments.session.lane import Lane
 from app.errors import EnvironmentFailed
 from tests.integration.session_ground import eventually, ground, helper_or_skip, may_unshare
 
@@ -215,6 +218,35 @@ def test_one_who_writes_without_reading_is_not_blocked_at_once(client: SessionCl
     stream.write(b"x" * 1_500_000)
     stream.close_input()
     assert len(b"".join(iter(lambda: stream.read(5) or b"", b""))) == 1_500_000
+    stream.close()
+
+
+def test_a_reader_that_is_about_to_wait_when_it_is_closed_waits_for_nobody_else(
+    client: SessionClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = client.stream(["sleep", "60"])
+    about, go_on, wait = threading.Event(), threading.Event(), Lane.wait
+
+    def held_up(lane: Lane, timeout_s: float | None) -> bool:
+        about.set()
+        assert go_on.wait(20)
+        return wait(lane, timeout_s)
+
+    monkeypatch.setattr(Lane, "wait", held_up)
+    with ThreadPoolExecutor(1) as threads:
+        reading = threads.submit(stream.read)
+        assert about.wait(20)
+        stream.close()
+        pairs = [socket.socketpair() for _ in range(20)]  # one of these has the number that the stream's had
+        go_on.set()
+        try:
+            assert reading.result(timeout=20) == b""
+        finally:
+            for pair in pairs:
+                for end in pair:
+                    end.close()
+    assert stream.read() == b""
+    stream.write(b"to nobody")
     stream.close()
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from app.environments.session import protocol
-from app.environments.session.lane import LaneLost
+from app.environments.session.lane import Lane, LaneLost
 from app.environments.session.lanes import Lanes
 from app.environments.session.protocol import CHUNK_BYTES, Kind, frame
 from app.environments.session.shells import reason
@@ -24,7 +27,9 @@ class Interactive:
     def __init__(self, lanes: Lanes, request: bytes) -> None:
         self._lanes = lanes
         self._exit_code: int | None = None
+        self._lock = threading.Lock()
         self._closed = False
+        self._inside = 0  # who is using the lane just now
         self._unread: list[bytes] = []
         self._lane = lane = lanes.take_apart()
         self._deadline(_PATIENCE_S)
@@ -48,21 +53,45 @@ class Interactive:
         return self._next(timeout_s)
 
     def _next(self, timeout_s: float | None) -> bytes | None:
-        try:
-            if not self._lane.wait(timeout_s):
-                return None
-            self._deadline(_PATIENCE_S)
-            kind, payload = self._lane.receive(CHUNK_BYTES)
-            if kind in (Kind.OUT, Kind.ERR):
-                return bytes(payload)
-            if kind is not Kind.EXIT or len(payload) < 4:
-                raise LaneLost(f"expected output, found {kind.name}")
-        except LaneLost as error:
-            if self._closed:
+        with self._using() as lane:
+            if lane is None:
                 return b""
-            raise self._lanes.lost(error) from error
-        self._exit_code = int.from_bytes(payload[:4], "little")
-        return b""
+            try:
+                if not lane.wait(timeout_s):
+                    return None
+                self._deadline(_PATIENCE_S)
+                kind, payload = lane.receive(CHUNK_BYTES)
+                if kind in (Kind.OUT, Kind.ERR):
+                    return bytes(payload)
+                if kind is not Kind.EXIT or len(payload) < 4:
+                    raise LaneLost(f"expected output, found {kind.name}")
+            except LaneLost as error:
+                if self._closed:
+                    return b""
+                raise self._lanes.lost(error) from error
+            self._exit_code = int.from_bytes(payload[:4], "little")
+            return b""
+
+    @contextmanager
+    def _using(self) -> Iterator[Lane | None]:
+        """The lane, which stays open for the block; None once it was closed.
+
+        A descriptor that is closed while another thread is about to wait for it may by then be somebody else's.
+        """
+        with self._lock:
+            closed = self._closed
+            self._inside += not closed
+        if closed:
+            yield None
+            return
+        try:
+            yield self._lane
+        finally:
+            with self._lock:
+                self._inside -= 1
+                last = self._closed and self._inside == 0
+            if last:
+                self._lanes.drop(self._lane)
 
     def write(self, data: bytes) -> None:
         """Send input. One that nobody reads is refused after some megabytes and half a minute."""
@@ -84,13 +113,14 @@ class Interactive:
         self._send(frame(Kind.SIGNAL, number.to_bytes(4, "little")))
 
     def _send(self, data: bytes) -> None:
-        if self._exit_code is not None or self._closed:
-            return  # to nobody: as with a pipe whose reader has gone, but without the signal
-        self._deadline(_PATIENCE_S)
-        try:
-            self._lane.send(data)
-        except LaneLost as error:
-            raise self._lanes.lost(error) from error
+        with self._using() as lane:
+            if self._exit_code is not None or lane is None:
+                return  # to nobody: as with a pipe whose reader has gone, but without the signal
+            self._deadline(_PATIENCE_S)
+            try:
+                lane.send(data)
+            except LaneLost as error:
+                raise self._lanes.lost(error) from error
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Its exit code (128 + n for a signal), or None when it runs on after `timeout_s`.
@@ -110,11 +140,14 @@ class Interactive:
 
     def close(self) -> None:
         """Kill it with all that it started, unless it has ended. Safe to call twice, and from another thread."""
-        if self._closed:
-            return
-        self._closed = True
-        self._lane.abort()  # the helper kills when the connection goes
-        self._lanes.drop(self._lane)
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            last = self._inside == 0
+            self._lane.abort()  # the helper kills when the connection goes; whoever waits wakes
+        if last:
+            self._lanes.drop(self._lane)
 
     def _deadline(self, seconds: float) -> None:
         self._lane.deadline = time.monotonic() + seconds
