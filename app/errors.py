@@ -202,3 +202,7 @@ class GradingFailed(StationError):
 
 class InstanceFailed(StationError):
     """A provider could not start or reach an instance."""
+
+
+class LaunchUnclear(InstanceFailed):
+    """A provider was asked for instances and gave no answer: it may have started them. To be asked again."""

@@ -23,7 +23,7 @@ from app.environments.host_slots import Gate, HostGate, turn
 from app.environments.images import Images, host_of
 from app.environments.layer import Layer
 from app.environments.outlets import variables
-from app.environments.privileges import CAP_DROP
+from app.environments.privileges import CAP_DROP, CPU_SHARES
 from app.environments.setups import Order, Setups
 from app.environments.taking import take_over
 from app.environments.tools import Find, Tool, told, tools_of
@@ -221,6 +221,7 @@ class DockerProvider:
             mounts=_mounts(entrance, tools),
             network_mode=network,
             runtime=quick_start.of(engine).runtime(network),
+            cpu_shares=CPU_SHARES,
             nano_cpus=int(min(resources.cpus, engine.cpus) * 1e9),
             mem_limit=resources.memory_bytes,
             memswap_limit=resources.memory_bytes,

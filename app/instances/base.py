@@ -20,7 +20,9 @@ class Provider(Protocol):
     def launch(self, requests: Sequence[InstanceRequest]) -> dict[UUID, str]:
         """Start instances; returns the handle of each that was started. Not all need to be.
 
-        Raises: InstanceFailed when the provider cannot be reached at all.
+        May be asked for again with the same ids: what lives is not started twice.
+
+        Raises: InstanceFailed when the provider cannot be reached at all; LaunchUnclear when it was and said nothing.
         """
         ...
 

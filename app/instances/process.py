@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 from uuid import UUID
 
-from app.errors import InstanceFailed
+from app.errors import InstanceFailed, LaunchUnclear
 from app.instances import nursery
 from app.models.instance import InstanceRequest
 from app.settings import Settings
 
-_TIMEOUT_S = 20.0
+_TIMEOUT_S = 30.0
 
 
 class ProcessProvider:
@@ -27,7 +27,7 @@ class ProcessProvider:
 
     def launch(self, requests: Sequence[InstanceRequest]) -> dict[UUID, str]:
         asked = {"verb": "launch", "requests": [request.model_dump(mode="json") for request in requests]}
-        return {UUID(instance_id): handle for instance_id, handle in self._ask(asked).items()}
+        return {UUID(instance_id): handle for instance_id, handle in self._ask(asked, unclear=LaunchUnclear).items()}
 
     def terminate(self, instance_id: UUID, handle: str, *, grace_s: float) -> None:
         self._ask({"verb": "terminate", "instance_id": str(instance_id), "grace_s": grace_s})
@@ -35,14 +35,17 @@ class ProcessProvider:
     def alive(self) -> dict[UUID, str]:
         return {UUID(instance_id): handle for instance_id, handle in self._ask({"verb": "alive"}).items()}
 
-    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, message: dict[str, Any], *, unclear: type[InstanceFailed] = InstanceFailed) -> dict[str, Any]:
+        """Raises: InstanceFailed: nobody is there; `unclear`: somebody heard it, and gave no answer."""
+        kind = InstanceFailed
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                 connection.settimeout(_TIMEOUT_S)
                 connection.connect(str(self._path))
+                kind = unclear
                 connection.sendall(json.dumps(message).encode() + b"\n")
                 with connection.makefile("rb") as lines:
                     reply: dict[str, Any] = json.loads(lines.readline())
         except (OSError, ValueError) as error:
-            raise InstanceFailed(f"expected {self._host} at {self._path}, found: {error}; try `megaflow up`") from error
+            raise kind(f"expected {self._host} at {self._path}, found: {error}; try `megaflow up`") from error
         return reply

@@ -44,8 +44,8 @@ class SimulatedProvider(ProcessProvider):
         """
         self._ask({"verb": "behave", "simulation": simulation.model_dump(mode="json")})
 
-    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        reply = super()._ask(message)
+    def _ask(self, message: dict[str, Any], *, unclear: type[InstanceFailed] = InstanceFailed) -> dict[str, Any]:
+        reply = super()._ask(message, unclear=unclear)
         if "refusal" in reply:
             raise InstanceFailed(f"the simulated provider refused to {message['verb']}: {reply['refusal']}")
         return reply

@@ -14,7 +14,7 @@ from uuid import UUID
 import structlog
 from sqlalchemy import Connection
 
-from app.errors import DatabaseUnavailable, InstanceFailed
+from app.errors import DatabaseUnavailable, InstanceFailed, LaunchUnclear
 from app.ledger import admission, budgets, classes, instances, model_sessions, pauses, quotas, waiting
 from app.ledger.admission import Published
 from app.ledger.classes import Offer
@@ -35,7 +35,7 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 Launch = Callable[[str, Sequence[InstanceRequest]], dict[UUID, str]]
-"""Asks a provider, by name, for instances; the handles of those that were started. Raises: InstanceFailed."""
+"""Asks a provider, by name, for instances; the handles of those that were started. Raises as `Provider.launch`."""
 Publish = Callable[[Sequence[Published]], None]
 """Puts hints into their queues. Raises what the broker raises: they are sent again later."""
 
@@ -260,6 +260,10 @@ class Dispatcher:
         handles: dict[UUID, str] = {}
         try:
             handles = self._launch(want.provider, requests)
+        except LaunchUnclear as error:
+            log.warning("dispatcher.launch_unclear", provider=want.provider, error=str(error))
+            self._rests.failed(want.provider, wholly=True)
+            return  # still rows that nobody has a handle of: asked for again, see `_keep_house`
         except InstanceFailed as error:
             why = str(error)
             log.warning("dispatcher.launch_failed", provider=want.provider, error=why)

@@ -131,6 +131,9 @@ class Reconciler:
     def _check_instances(self) -> None:
         live = instances.live(self._database)  # before the providers' lists: what has a handle now must be in them
         existing = self._hands.alive()
+        unnamed = [one for one in live if one.handle is None]  # the answer to their launch was lost
+        found = {one.id: existing[one.provider][one.id] for one in unnamed if one.id in existing.get(one.provider, {})}
+        instances.launched(self._database, found)
         with self._database.begin() as connection:
             lingering = {found[0] for found in instances.outlived(connection, _GONE_GRACE_S)}
         for instance in live:

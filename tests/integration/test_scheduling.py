@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from sqlalchemy import text
 
-from app.errors import InstanceFailed
+from app.errors import InstanceFailed, LaunchUnclear
 from app.ledger import attempts, ends, instances, results, schedules
 from app.ledger.admission import Published
 from app.ledger.database import Database, Leadership
@@ -22,6 +22,7 @@ from app.models.instance import InstanceRequest
 from app.models.outcome import Failure
 from app.models.spec import Mode
 from app.models.states import TaskState
+from app.scheduling import dispatcher as dispatcher_module
 from app.scheduling.dispatcher import Dispatcher
 from app.scheduling.reconciler import Hands, Reconciler
 from app.settings import Settings
@@ -46,6 +47,8 @@ class World:
         if provider in self.broken:
             raise InstanceFailed("no capacity")
         self.launched += requests
+        if f"{provider} is slow" in self.broken:
+            raise LaunchUnclear("timed out")
         return {request.instance_id: "1" for request in requests}
 
     def publish(self, items: Sequence[Published]) -> None:
@@ -117,6 +120,34 @@ def test_persistent_tasks_wait_for_a_standing_instance(
     dispatcher.pass_once()
     assert results.run_status(database, run.run_id).states == {"admitted": 4, "pending": 5}
     assert len(world.launched) == 1
+
+
+def test_instances_whose_launch_was_not_answered_are_asked_for_again_and_keep_their_tasks(
+    database: Database, settings: Settings, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher_module, "_HOUSEKEEPING_S", 0.2)
+    dispatcher = Dispatcher(database, settings, world.launch, world.publish)
+    accepted(database, 3, mode=Mode.EPHEMERAL)
+    world.broken.add(f"{settings.ephemeral_provider} is slow")
+    dispatcher.pass_once()
+    asked = {request.instance_id for request in world.launched if request.mode is Mode.EPHEMERAL}
+    assert len(asked) == 3
+    (early, *late) = sorted(asked)
+    assert instances.ready(database, early), "it was started, and nobody was told"
+    give_up = time.monotonic() + 30
+    world.broken.clear()
+    world.launched.clear()
+    while not {request.instance_id for request in world.launched} >= set(late):
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+        dispatcher.pass_once()
+    assert {request.instance_id for request in world.launched if request.mode is Mode.EPHEMERAL} == set(late)
+    assert asked <= instances.live_ids(database)
+    # The one that nobody has a handle of gets it from its provider's list.
+    world.existing = {settings.ephemeral_provider: dict.fromkeys(asked, "77")}
+    Reconciler(database, settings, world.hands()).sweep()
+    assert {one.handle for one in instances.live(database) if one.id == early} == {"77"}
+    assert world.terminated == []
 
 
 def test_hints_that_the_broker_refused_are_sent_again(dispatcher: Dispatcher, database: Database, world: World) -> None:

@@ -21,6 +21,7 @@ from app.models.shell import CancelToken
 
 _KEEPER = Path(__file__).with_name("keeper.py")
 _GRACE_S = 2.0  # between SIGTERM and SIGKILL
+_NICE = 5  # behind whoever renews its lease
 _LAST_S = 40.0  # the keeper gives up before
 _LAST_BYTES = 1 << 20  # a pipe holds no more: what comes after is of somebody who outlived the keeper
 
@@ -85,6 +86,9 @@ class _Process:
             os.close(self._control)
             os.close(status)
             raise
+        else:
+            with suppress(OSError):  # it has ended
+                os.setpriority(os.PRIO_PROCESS, self._keeper.pid, _NICE)
         finally:
             os.close(control)
             os.close(theirs)

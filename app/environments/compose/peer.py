@@ -17,8 +17,8 @@ from app.compose_file.model import Check, Condition, Service
 from app.environments import engine_disk
 from app.environments.compose.ground import Ground
 from app.environments.compose.plan import bounded
-from app.environments.docker import CAP_DROP
 from app.environments.engine import Engine
+from app.environments.privileges import CAP_DROP, CPU_SHARES
 from app.environments.processes import COMMAND, Process, ProcessView
 from app.environments.ways.exec_session import ExecSession
 from app.errors import EnvironmentFailed, ImageUnavailable
@@ -90,6 +90,7 @@ class Peer:
             init=service.init,
             read_only=service.read_only,
             network_mode=self.ground.network_of(service),
+            cpu_shares=CPU_SHARES,
             nano_cpus=int(min(most.cpus, engine.cpus) * 1e9),
             mem_limit=most.memory_bytes,
             memswap_limit=most.memory_bytes,

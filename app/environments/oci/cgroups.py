@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from app.environments.privileges import CPU_SHARES
 from app.models.spec import Resources
 
 ROOT = Path("/sys/fs/cgroup")
@@ -62,6 +63,7 @@ class Cgroup:
         _write(memory / "memory.limit_in_bytes", resources.memory_bytes)
         if (memory / "memory.memsw.limit_in_bytes").exists():  # else the kernel does not count swap
             _write(memory / "memory.memsw.limit_in_bytes", resources.memory_bytes)
+        _write(cpu / "cpu.shares", CPU_SHARES)
         _write(cpu / "cpu.cfs_period_us", _PERIOD_US)
         _write(cpu / "cpu.cfs_quota_us", _quota_us(resources))
         _write(pids / "pids.max", resources.pids)
@@ -79,6 +81,7 @@ class Cgroup:
         _write(folder / "memory.max", resources.memory_bytes)
         if (folder / "memory.swap.max").exists():
             _write(folder / "memory.swap.max", 0)
+        _write(folder / "cpu.weight", max(1, CPU_SHARES * 100 // 1024))
         _write(folder / "cpu.max", f"{_quota_us(resources)} {_PERIOD_US}")
         _write(folder / "pids.max", resources.pids)
 
