@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -21,8 +21,6 @@ from bench.gateway.wire import Wish
 
 Say = Callable[[str], None]
 _SPARE_S = 60.0
-_PIECE_S = 0.02
-_LAST_S = 10.0
 
 
 class Fault(Exception):
@@ -76,13 +74,14 @@ class Crew:
         """The same while something else is done. `tokens`: how many attempts call; without it: one for each caller."""
         tokens = contender.tokens(job.pop("tokens", job["width"]))
         whole = Job(contender.port, contender.path, tokens, wish=wish, **job)
-        command = [sys.executable, "-m", "bench.gateway.load"]
-        log = self.folder / "load.log"
+        result, log = self.folder / "load.json", self.folder / "load.log"
+        result.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "bench.gateway.load", str(result)]
         with processes.running(command, log=log, cwd=REPOSITORY) as process:
             assert process.stdin is not None
             process.stdin.write(json.dumps(asdict(whole)))
             process.stdin.close()
-            yield Running(process, whole, log)
+            yield Running(process, whole, result, log)
 
     def release(self) -> None:
         """Let the engine end all streams that it holds."""
@@ -100,6 +99,7 @@ class Running:
 
     process: subprocess.Popen[str]
     job: Job
+    result: Path
     log: Path
 
     def until_begun(self, timeout_s: float) -> None:
@@ -111,16 +111,14 @@ class Running:
 
     def told(self) -> Told:
         """What it measured, faults and all. Raises: Fault: nothing at all."""
-        assert self.process.stdout is not None
-        said = _line(self.process, self.process.stdout, self.job.give_up_s + _SPARE_S)
         try:
-            return Told(**json.loads(said))
-        except (TypeError, ValueError) as error:
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(_LAST_S)
+            code = self.process.wait(self.job.give_up_s + _SPARE_S)
+            return Told(**json.loads(self.result.read_text()))
+        except subprocess.TimeoutExpired as error:
+            raise Fault(f"the load did not end within {self.job.give_up_s + _SPARE_S:g} s") from error
+        except (OSError, TypeError, ValueError) as error:
             words = self.log.read_text(errors="replace").strip()[-600:]
-            code = self.process.poll()
-            raise Fault(f"the load ended with exit code {code} after {len(said)} characters: {words}") from error
+            raise Fault(f"the load ended with exit code {code} and no result: {words}") from error
 
     def end(self) -> Told:
         """What it measured. Raises: Fault: calls failed."""
@@ -133,17 +131,11 @@ class Running:
 
 
 def _line(process: subprocess.Popen[str], output: IO[str], timeout_s: float) -> str:
-    """The next line; what there is of it when it does not end in time. A long one may come in pieces."""
+    """The next line; nothing when none comes in time, or ever."""
     give_up = time.monotonic() + timeout_s
-    said = ""
     while time.monotonic() < give_up:
-        if not said and not select.select([output], [], [], 1.0)[0]:
-            continue
-        ended = process.poll() is not None  # asked before the reading: what it wrote last is read after it
-        piece = output.readline()
-        said += piece
-        if said.endswith("\n") or (not piece and ended):
+        if select.select([output], [], [], 1.0)[0]:
+            return output.readline().strip()
+        if process.poll() is not None:
             break
-        if not piece:
-            time.sleep(_PIECE_S)
-    return said.strip()
+    return ""

@@ -1,6 +1,6 @@
 """The load: so many callers at a time, each on a connection of its own, each asking again when it has its answer.
 
-    python -m bench.gateway.load JOB        (a `Job` as JSON; prints a `Told` as JSON)
+    python -m bench.gateway.load FILE       (a `Job` comes as JSON on its input; a `Told` goes as JSON into the file)
 
 It reads no more of an answer than what was measured: the engine's stamps, the end, how many events there were. With
 `hold` in the job's wish it prints a line when every stream has begun, and then waits for them to end.
@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -198,7 +199,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     to_last_core()
     told = uvloop.run(Load(job_of(json.loads(sys.stdin.read()))).run())
-    print(json.dumps(asdict(told)), flush=True)
+    Path(sys.argv[1]).write_text(json.dumps(asdict(told)))
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def test_the_python_api_enqueues_waits_and_reads_results(system: System, task_fo
     assert result.verdict is not None
     assert result.verdict.resolved
     assert result.attempt is not None
-    assert next(iter(result.attempt.phases)) == "accepted"
+    assert "accepted" in result.attempt.phases  # an instance that waited for another task may be older than this one
     assert list(result.attempt.phases)[-1] in ("stored", "torn_down")
 
 

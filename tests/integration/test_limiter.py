@@ -212,7 +212,7 @@ def test_who_gives_up_or_is_cancelled_leaves_the_line(redis_url: str) -> None:
     ground = Ground(redis_url, model_concurrency__user__alice=1)
 
     async def story() -> None:
-        async with ground.limiter(patience_s=0.1) as limiter:
+        async with ground.limiter(patience_s=1.0) as limiter:
             async with limiter.call(**CALL, tokens=1):
                 with pytest.raises(CallThrottled):
                     await ground.call(limiter)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from app.environments.engine import Engine
 from app.errors import DiskFull, EngineUnavailable, ImageBuildFailed
 
 _LOG_TAIL = 3000
+_STEP_LOST = re.compile(r"(unable to find image|[Nn]o such image:?) \"?sha256:", re.ASCII)
+"""Somebody removed the image of a step that was taken from the cache: the step is done again the next time."""
 
 
 @dataclass
@@ -31,6 +34,9 @@ class Builder:
         with self.log_file.open("w") as written:
             try:
                 failure = self._follow(params, context, written, deadline)
+                if failure and _STEP_LOST.search(failure) and context.seekable():
+                    context.seek(0)
+                    failure = self._follow(params, context, written, deadline)
             except (requests.RequestException, HTTPError) as error:
                 if time.monotonic() < deadline:
                     raise EngineUnavailable(f"build {tag}: the connection to the engine broke ({error}).") from error
