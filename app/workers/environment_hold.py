@@ -22,6 +22,8 @@ from app.workers.under_way import Rollout
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
+
 
 @contextmanager
 def environment_for(rollout: Rollout, purpose: str) -> Iterator[Environment]:
@@ -59,9 +61,6 @@ def _provider(rollout: Rollout, spec: EnvironmentSpec) -> tuple[EnvironmentProvi
     # What is made from here on, and its end whenever that comes, stands on the run's receipt.
     provider = Recording(stations.environments(spec.kind, rollout.gate), stations.settings, stations.database)
     return provider, provider.prepare_image(spec, timeout_s=rollout.claimed.spec.task.limits.environment_timeout_s)
-
-
-T = TypeVar("T")
 
 
 def _awaiting_engine(rollout: Rollout, once: Callable[[], T]) -> T:

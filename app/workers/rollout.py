@@ -95,13 +95,13 @@ def _act_and_grade(rollout: Rollout) -> Grade:
     return _grade(rollout, rollout.open.enter_context(environment_for(rollout, "grading")), patch)
 
 
-# --- Agent ----------------------------------------------------------------------------------------------------------
-
-
 def _chronicle(rollout: Rollout, environment: Environment) -> None:
     """Keep as evidence what else happened in the agent's environment, while it is still there."""
     logs = environment.logs() if isinstance(environment, Chronicling) else {}
     rollout.evidence.environment(logs, environment.describe().get("outlet"))
+
+
+# --- Agent ----------------------------------------------------------------------------------------------------------
 
 
 def _run_agent(rollout: Rollout, agent: Agent, environment: Environment) -> None:

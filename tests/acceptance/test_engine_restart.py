@@ -124,6 +124,6 @@ def _of_ended(system: System, name: str) -> bool:
         return False
     statement = (
         "SELECT 1 FROM attempts a JOIN instances i ON i.id = a.instance_id"
-        " WHERE a.id = CAST(:attempt AS uuid) AND i.state NOT IN ('ready', 'busy')"
+        " WHERE a.id = CAST(:attempt AS uuid) AND i.state NOT IN ('ready', 'draining')"
     )
     return bool(system.rows(statement, attempt=attempt))

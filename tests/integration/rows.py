@@ -98,3 +98,27 @@ def facts(database: Database) -> list[tuple[str, dict[str, Any]]]:
     with database.begin() as connection:
         rows = connection.execute(text("SELECT kind, data FROM events ORDER BY id"))
         return [(row.kind, row.data) for row in rows]
+
+
+def a_call(database: Database, *, cost_usd: float | None, **given: Any) -> None:
+    """A model call that ended; of an attempt, a task and a run that are nobody's where they are not given."""
+    values = {
+        "id": new_id(),
+        "attempt_id": new_id(),
+        "task_id": new_id(),
+        "run_id": new_id(),
+        "user_name": "alice",
+        "dialect": "messages",
+        "model": "m",
+        "upstream_model": "m",
+        "replica": "",
+        "policy_version": "",
+        "started_at": ago(5),
+        "duration_s": 0.1,
+        "streamed": False,
+        "end_kind": "answered",
+        "is_turn": True,
+        "messages": [],
+        "body": b"",
+    }
+    insert(database, "model_calls", **{**values, **given, "cost_usd": cost_usd})

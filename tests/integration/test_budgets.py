@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import text
@@ -16,7 +15,7 @@ from app.ledger.accept import NewRun, accept
 from app.ledger.database import Database
 from app.models.endings import EndReason
 from tests.building import a_spec
-from tests.integration.rows import a_run, a_task, ago, an_attempt, insert, one
+from tests.integration.rows import a_call, a_run, a_task, an_attempt, insert, one
 
 
 @pytest.fixture
@@ -24,31 +23,6 @@ def database(database_url: str) -> Iterator[Database]:
     found = Database(database_url)
     yield found
     found.close()
-
-
-def a_call(database: Database, run_id: UUID, cost_usd: float | None) -> None:
-    insert(
-        database,
-        "model_calls",
-        id=uuid4(),
-        attempt_id=uuid4(),
-        task_id=uuid4(),
-        run_id=run_id,
-        user_name="alice",
-        dialect="messages",
-        model="m",
-        upstream_model="m",
-        replica="",
-        policy_version="",
-        started_at=ago(5),
-        duration_s=0.1,
-        streamed=False,
-        end_kind="answered",
-        is_turn=True,
-        cost_usd=cost_usd,
-        messages=[],
-        body=b"",
-    )
 
 
 def paused(database: Database) -> dict[str, str]:
@@ -59,9 +33,9 @@ def test_a_run_that_has_spent_its_budget_is_paused_once_and_says_why(database: D
     run_id, within, free = (a_run(database, budget_usd=b, name=n) for b, n in ((1.0, "a"), (9.0, "b"), (None, "c")))
     for run in (run_id, within, free):
         a_task(database, run)
-        a_call(database, run, 0.75)
-        a_call(database, run, 0.25)
-        a_call(database, run, None)
+        a_call(database, cost_usd=0.75, run_id=run)
+        a_call(database, cost_usd=0.25, run_id=run)
+        a_call(database, cost_usd=None, run_id=run)
     assert budgets.hold_spent(database) == [run_id]
     assert budgets.hold_spent(database) == []
     assert list(paused(database)) == [str(run_id)]
@@ -72,21 +46,21 @@ def test_a_run_that_has_spent_its_budget_is_paused_once_and_says_why(database: D
 def test_a_run_that_has_nothing_waiting_is_left_alone(database: Database) -> None:
     run_id = a_run(database, budget_usd=1.0)
     a_task(database, run_id, state="succeeded")
-    a_call(database, run_id, 5.0)
+    a_call(database, cost_usd=5.0, run_id=run_id)
     assert budgets.hold_spent(database) == []
 
 
 def test_more_money_lets_it_go_on_and_less_does_not(database: Database) -> None:
     run_id = a_run(database, budget_usd=1.0)
     a_task(database, run_id)
-    a_call(database, run_id, 1.5)
+    a_call(database, cost_usd=1.5, run_id=run_id)
     budgets.hold_spent(database)
     assert budgets.set_budget(database, str(run_id), 1.25) == (run_id, 1.5)
     assert paused(database)
     budgets.set_budget(database, str(run_id)[-12:], 2.0)
     assert not paused(database)
     assert budgets.hold_spent(database) == []
-    a_call(database, run_id, 0.5)
+    a_call(database, cost_usd=0.5, run_id=run_id)
     assert budgets.hold_spent(database) == [run_id]
     budgets.set_budget(database, str(run_id), None)
     assert not paused(database)
@@ -95,7 +69,7 @@ def test_more_money_lets_it_go_on_and_less_does_not(database: Database) -> None:
 def test_money_that_is_given_while_it_looks_leaves_the_run_as_it_is(database: Database) -> None:
     run_id = a_run(database, budget_usd=1.0)
     a_task(database, run_id)
-    a_call(database, run_id, 1.5)
+    a_call(database, cost_usd=1.5, run_id=run_id)
     waiting = (
         "SELECT count(*) AS n FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from uuid import uuid4
 
 import pytest
 from sqlalchemy import text
@@ -17,7 +16,7 @@ from app.models.endings import EndReason
 from app.models.model_calls import ModelSession
 from app.models.outcome import Phase, Verdict
 from tests.building import claimed
-from tests.integration.rows import ago, insert
+from tests.integration.rows import a_call, ago
 
 
 @pytest.fixture
@@ -81,31 +80,6 @@ def test_an_attempt_that_is_not_ours_any_more_gets_no_token(database: Database) 
 # --- Money of attempts that nobody settled ---------------------------------------------------------------------------
 
 
-def _a_call(database: Database, claim: attempts.Claim, cost_usd: float | None) -> None:
-    insert(
-        database,
-        "model_calls",
-        id=uuid4(),
-        attempt_id=claim.attempt_id,
-        task_id=claim.task_id,
-        run_id=claim.run_id,
-        user_name="alice",
-        dialect="messages",
-        model="m",
-        upstream_model="m",
-        replica="",
-        policy_version="",
-        started_at=ago(5),
-        duration_s=0.1,
-        streamed=False,
-        end_kind="answered",
-        is_turn=True,
-        cost_usd=cost_usd,
-        messages=[],
-        body=b"",
-    )
-
-
 def _lost(database: Database, claim: attempts.Claim) -> None:
     with database.begin() as connection:
         connection.execute(
@@ -124,7 +98,7 @@ def test_calls_of_a_lost_attempt_are_charged_once_beside_what_was_known_of_it(da
     model_sessions.open_session(database, claim, "mf-secret")
     attempts.pass_door(database, claim, Phase.AGENT_STARTED, cost_usd=0.25)
     for cost in (0.25, 0.5, None):
-        _a_call(database, claim, cost)
+        a_call(database, cost_usd=cost, attempt_id=claim.attempt_id)
     assert model_sessions.settle_lost(database) == 0, "it runs"
     _lost(database, claim)
     assert model_sessions.settle_lost(database, after_s=3600) == 0, "its last calls may still be on their way"
@@ -137,7 +111,7 @@ def test_calls_of_a_lost_attempt_are_charged_once_beside_what_was_known_of_it(da
 def test_a_lost_attempt_whose_calls_have_no_price_costs_nothing(database: Database) -> None:
     claim = claimed(database)
     model_sessions.open_session(database, claim, "mf-secret")
-    _a_call(database, claim, None)
+    a_call(database, cost_usd=None, attempt_id=claim.attempt_id)
     _lost(database, claim)
     assert (model_sessions.settle_lost(database), _spent(database)) == (1, 0.0)
     with database.begin() as connection:
@@ -148,7 +122,7 @@ def test_two_who_settle_at_once_charge_once(database: Database) -> None:
     claims = [claimed(database) for _ in range(20)]
     for claim in claims:
         model_sessions.open_session(database, claim, f"mf-{claim.attempt_id}")
-        _a_call(database, claim, 1.0)
+        a_call(database, cost_usd=1.0, attempt_id=claim.attempt_id)
         _lost(database, claim)
     with ThreadPoolExecutor(4) as threads:
         done = sum(threads.map(lambda _: model_sessions.settle_lost(database), range(4)))

@@ -28,7 +28,7 @@ def test_destroy_aborts_a_running_command_quickly(create: Create) -> None:
     environment.destroy()
     with pytest.raises(EnvironmentFailed, match="destroyed"):
         running.result(timeout=20)
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 9
 
 
 def test_after_destroy_everything_fails_and_destroy_is_safe_again(create: Create) -> None:
@@ -69,7 +69,7 @@ def test_destroy_does_not_wait_for_shells_that_ignore_signals(create: Create) ->
     environment.run("trap '' TERM; sleep 60 > /dev/null 2>&1 &", timeout_s=10)
     begun = time.monotonic()
     environment.destroy()
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 9
 
 
 def test_set_up_commands_have_run_and_a_failing_one_is_told(
