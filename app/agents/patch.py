@@ -20,7 +20,8 @@ _PATHS = " ".join(shlex.quote(path) for path in (".", *(f":(exclude,glob){patter
 
 # All by way of a passing index and object folder: the agent's own stay as it left them, a lock that a killed git left
 # behind does not matter, and a repository of another owner need not be written to. The passing configuration stands
-# in for everybody else's. The result lies in a file, as what a command prints comes back without its middle.
+# in for everybody else's. The result lies in a file, as what a command prints comes back without its middle. The copied
+# index keeps its time: by it git knows which files may have changed in the moment it was written, and reads those.
 _PREPARE = f"""
 [ -e .git ] || exit {_NO_REPOSITORY}
 scratch=$(mktemp -d) || exit 1
@@ -36,7 +37,7 @@ _TAKE = """
 mkdir "$scratch/objects" && export GIT_OBJECT_DIRECTORY="$scratch/objects" GIT_ALTERNATE_OBJECT_DIRECTORIES="$home"
 base={base}
 [ -n "$base" ] || base=$(git rev-parse --quiet --verify "HEAD^{{commit}}") || base=$(git hash-object -t tree /dev/null)
-[ ! -e "$index" ] || cp "$index" "$scratch/index"
+[ ! -e "$index" ] || {{ cp "$index" "$scratch/index" && touch -r "$index" "$scratch/index"; }}
 export GIT_INDEX_FILE="$scratch/index"
 git -c core.fsmonitor=false -c advice.addEmbeddedRepo=false add --all --ignore-errors -- {paths} 2>"$scratch/words" \\
     || cat "$scratch/words" >&2

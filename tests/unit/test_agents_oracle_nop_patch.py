@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 from pathlib import Path
 
@@ -194,6 +195,20 @@ def test_taking_a_patch_changes_nothing_and_minds_neither_lock_nor_configuration
     assert taken is not None
     assert taken.startswith(b"diff --git a/value.py b/value.py\n")
     assert everything() == before
+
+
+def test_a_change_in_the_moment_of_the_last_commit_is_seen(shell: FolderShell) -> None:
+    work = shell.path("/testbed")
+    git(work, "config", "core.trustctime", "false")  # the one time that a test cannot set
+    moment = 1_700_000_000_500_000_000
+    os.utime(work / "value.py", ns=(moment, moment))
+    git(work, "update-index", "--really-refresh")
+    shell.put("/testbed/value.py", b"value = 2\n")  # as long as it was
+    for file in (work / "value.py", work / ".git" / "index"):
+        os.utime(file, ns=(moment, moment))
+    taken = take_patch(shell, "/testbed", None)
+    assert taken is not None
+    assert b"+value = 2" in taken
 
 
 def test_a_folder_inside_somebody_elses_repository_has_no_patch(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from app.model_service.gateway.plans import Answer, Plan
 from app.model_service.gateway.refusals import Refusal
 from app.model_service.gateway.relay import Stream, begins_with_error, without_usage
 from app.model_service.gateway.translation import Interrupted, chunks_of, translation_for
-from app.models.model_calls import CallEnd, Dialect
+from app.models.model_calls import CallEnd, Dialect, TokenUse
 
 KEY = "sk-very-secret-0123456789"
 
@@ -227,3 +227,28 @@ def test_a_translated_stream_that_breaks_is_not_made_whole() -> None:
                 assert (end, last in out) == (CallEnd.UPSTREAM_ERROR, False), broken
 
     run(story())
+
+
+def test_an_engine_that_does_not_count_is_translated_and_its_tokens_are_unknown() -> None:
+    if find_spec("litellm") is None:
+        pytest.skip("needs litellm")
+    said: dict[str, Any] = {"id": "x", "object": "chat.completion", "created": 1, "model": "m"}
+    said["choices"] = [{"index": 0, "message": {"role": "assistant", "content": "Good."}, "finish_reason": "stop"}]
+    wishes = {
+        Dialect.MESSAGES: {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "x"}]},
+        Dialect.RESPONSES: {"model": "m", "input": "x"},
+    }
+
+    async def whole(asked: Dialect, answer: dict[str, Any]) -> bytes:
+        translation = await translation_for(asked, Dialect.CHAT)
+        translation.request(wishes[asked])
+        return translation.whole(json.dumps(answer).encode())
+
+    for asked in wishes:
+        for usage in ({}, {"usage": None}):
+            out = asyncio.run(whole(asked, said | usage))
+            reply = codec_for(asked).reply(out, streamed=False)
+            assert reply.message["content"] == "Good."
+            assert reply.usage == codec_for(asked).usage(out, streamed=False) == TokenUse()
+        told = {"usage": {"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3}}
+        assert codec_for(asked).usage(asyncio.run(whole(asked, said | told)), streamed=False).total == 3

@@ -74,7 +74,8 @@ def test_a_signal_reaches_the_program(shared: Environment) -> None:
     stream = shared.stream(["/bin/sh", "-c", script])
     assert until(stream, b"ready\n") == b"ready\n"
     stream.signal(signal.SIGUSR1)  # SIGINT is ignored by whoever was started in the background
-    assert until(stream, b"caught\n") == b"caught\n"
+    # The whole group had it: where its `sleep` ran already, the shell says first how that ended.
+    assert until(stream, b"caught\n").endswith(b"caught\n")
     assert stream.wait(15) == 9
     stream.close()
 

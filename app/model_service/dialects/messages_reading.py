@@ -8,7 +8,16 @@ from typing import Any
 
 from app.model_service.dialects.base import Message, Reply
 from app.model_service.dialects.parts import as_text, assistant, call_of, content_of, tool_of
-from app.model_service.dialects.reading import events_of, inside, number, quoted, said, scores_in, whole_numbers
+from app.model_service.dialects.reading import (
+    counted,
+    events_of,
+    inside,
+    number,
+    quoted,
+    said,
+    scores_in,
+    whole_numbers,
+)
 from app.models.model_calls import TokenUse
 
 _LEAST_THOUGHT = 1024  # tokens; a smaller budget for thinking is refused
@@ -172,10 +181,11 @@ def usage_of(told: object) -> TokenUse:
     """What came from the cache, and went there, is counted apart in this dialect."""
     fresh, cached = number(inside(told, "input_tokens")), number(inside(told, "cache_read_input_tokens"))
     stored = number(inside(told, "cache_creation_input_tokens"))
-    return TokenUse(
+    use = TokenUse(
         prompt=None if fresh is None else fresh + (cached or 0) + (stored or 0),
         completion=number(inside(told, "output_tokens")),
         cached=cached,
         reasoning=number(inside(told, "output_tokens_details", "thinking_tokens")),
         stored=stored,
     )
+    return counted(use)

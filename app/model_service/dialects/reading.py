@@ -11,6 +11,7 @@ import orjson
 from sseclient import SSEClient
 
 from app.errors import SpecInvalid
+from app.models.model_calls import TokenUse
 
 _WRONG_SHAPE = (KeyError, TypeError, AttributeError, IndexError)
 _LAST_EVENTS = 8
@@ -48,6 +49,11 @@ def _encodable(value: Any) -> Any:
             return {_encodable(key): _encodable(one) for key, one in value.items()}
         case _:
             return value
+
+
+def counted(use: TokenUse) -> TokenUse:
+    """As told; or nothing, where noughts stand for an engine that did not count: every call has some tokens."""
+    return use if use.prompt or use.completion else TokenUse()
 
 
 def body_of(content: bytes) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 from app.model_service.dialects.base import Message, Reply
 from app.model_service.dialects.parts import assistant, call_of, content_of, parts_of, text_of, tool_of
 from app.model_service.dialects.reading import (
+    counted,
     events_of,
     inside,
     listed,
@@ -202,9 +203,10 @@ def _lengthen(item: dict[str, Any], key: str, one: Mapping[str, Any], index: str
 
 def usage_of(told: object) -> TokenUse:
     """Tokens as engines tell them."""
-    return TokenUse(
+    use = TokenUse(
         prompt=number(inside(told, "input_tokens")),
         completion=number(inside(told, "output_tokens")),
         cached=number(inside(told, "input_tokens_details", "cached_tokens")),
         reasoning=number(inside(told, "output_tokens_details", "reasoning_tokens")),
     )
+    return counted(use)

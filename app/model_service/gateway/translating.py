@@ -45,6 +45,7 @@ _KNOWN = frozenset(
 )
 """What engines know; the rest of another dialect's wishes means nothing to them, and strict ones refuse it."""
 _PROVIDER = "openai"
+_UNCOUNTED = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
 _DRAIN_S = 2.0
 
 
@@ -252,7 +253,9 @@ def _bare(value: Any) -> Any:
 
 
 def _answer(content: bytes) -> ModelResponse:
-    return ModelResponse(**parsed(content))
+    """An engine that does not count is told of with noughts: litellm wants numbers, and so do clients."""
+    body = parsed(content)
+    return ModelResponse(**{**body, "usage": body.get("usage") or _UNCOUNTED})
 
 
 def _event(body: dict[str, Any]) -> bytes:
