@@ -10,6 +10,7 @@ On the wire, both ways: four bytes of length, big-endian, then that many bytes o
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import struct
@@ -17,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,9 @@ _LENGTH = struct.Struct(">I")
 _REQUEST_TIMEOUT_S = 30.0  # for the request to arrive and the answer to be taken; the command has its own limit
 _DRAIN_S = 2.0  # for commands that still run when the framework is gone
 _LONGEST_ADDRESS_BYTES = 100  # the kernel takes 107
+_PREFIX, _NAME = "megaflow-bridge-", "shell"
+_YOUNG_S = 3600.0
+"""No folder is suspected that soon: most attempts have ended by then, and need not be asked."""
 
 
 class Bridge:
@@ -98,7 +102,7 @@ def serve(shell: Shell, *, default_timeout_s: float = 60.0) -> Iterator[Bridge]:
     Raises: EnvironmentFailed: no socket can be made here.
     """
     folder = _private_folder()
-    address = folder / "shell"
+    address = folder / _NAME
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(str(address))
@@ -113,16 +117,39 @@ def serve(shell: Shell, *, default_timeout_s: float = 60.0) -> Iterator[Bridge]:
 
 
 def _private_folder() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="megaflow-bridge-"))  # mode 0700
-    if len(bytes(folder)) <= _LONGEST_ADDRESS_BYTES:
-        return folder
-    folder.rmdir()
-    try:
-        return Path(tempfile.mkdtemp(prefix="megaflow-bridge-", dir="/tmp"))
-    except OSError as error:
-        raise EnvironmentFailed(
-            f"expected a short path for a socket; found {folder} too long and {error}; set TMPDIR to a short path"
-        ) from error
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))  # mode 0700
+    if len(bytes(folder)) > _LONGEST_ADDRESS_BYTES:
+        folder.rmdir()
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
+        except OSError as error:
+            raise EnvironmentFailed(
+                f"expected a short path for a socket; found {folder} too long and {error}; set TMPDIR to a short path"
+            ) from error
+    _remove_abandoned(folder.parent)
+    return folder
+
+
+def _remove_abandoned(place: Path) -> None:
+    """Folders of bridges whose process was killed: nobody else knows of them."""
+    for folder in place.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            found = folder.lstat()
+            young = time.time() - found.st_mtime < _YOUNG_S
+            if found.st_uid == os.geteuid() and not young and not _served(folder / _NAME):
+                shutil.rmtree(folder)
+
+
+def _served(address: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.settimeout(_REQUEST_TIMEOUT_S)
+        try:
+            asking.connect(str(address))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            return True
+    return True
 
 
 def _send(connection: socket.socket, body: dict[str, Any]) -> None:

@@ -10,13 +10,16 @@ import fcntl
 import os
 import random
 import re
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 _RETRY_S = 0.02
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 
 class Gate(Protocol):
@@ -55,6 +58,7 @@ class HostSlots:
 
     def __init__(self, folder: Path, name: str, count: int) -> None:
         self._files = [folder / f"{name}.{number}" for number in range(count)]
+        self._line = _line(folder / name, count)
 
     @contextmanager
     def hold(self, *, timeout_s: float) -> Iterator[None]:
@@ -63,11 +67,20 @@ class HostSlots:
         Raises: TimeoutError: none was free within `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
-        handle = self._take(deadline)
+        if not self._line.acquire(timeout=max(0.0, timeout_s)):
+            raise TimeoutError(f"{self._what} was not free in time")
         try:
-            yield
+            handle = self._take(deadline)
+            try:
+                yield
+            finally:
+                os.close(handle)
         finally:
-            os.close(handle)
+            self._line.release()
+
+    @property
+    def _what(self) -> str:
+        return f"one of {len(self._files)} slots {self._files[0].stem!r}"
 
     def _take(self, deadline: float) -> int:
         while True:
@@ -75,7 +88,31 @@ class HostSlots:
                 handle = _try(file)
                 if handle is not None:
                     return handle
-            _wait(deadline, f"one of {len(self._files)} slots {self._files[0].stem!r}")
+            _wait(deadline, self._what)
+
+
+# Where the threads of one process queue: only as many as there are slots look at the files, over and over, and who
+# leaves a slot wakes the next at once.
+_lines: WeakValueDictionary[tuple[Path, int], threading.Semaphore] = WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def _line(place: Path, count: int) -> threading.Semaphore:
+    with _lock:
+        found = _lines.get((place, count))
+        if found is None:
+            found = _lines[place, count] = threading.Semaphore(count)
+        return found
+
+
+def _begin_anew() -> None:
+    """In a fork, where nobody will give back what the parent's threads have."""
+    global _lock
+    _lock = threading.Lock()
+    _lines.clear()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 @contextmanager
@@ -89,8 +126,11 @@ def turn(file: Path, *, timeout_s: float) -> Iterator[None]:
 
 
 def _try(file: Path) -> int | None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        handle = os.open(file, _FLAGS, 0o600)
+    except FileNotFoundError:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(file, _FLAGS, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

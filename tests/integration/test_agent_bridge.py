@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import socket
 import stat
 import struct
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -216,3 +218,28 @@ def test_leaving_does_not_wait_for_a_command_without_end() -> None:
             left = time.monotonic()
         assert time.monotonic() - left < 4
         shell.hold.set()
+
+
+def test_what_a_killed_process_left_is_removed_and_what_is_served_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    long_ago = time.time() - 5000
+    old, young, foreign = (
+        tmp_path / f"{name}-x" for name in ("megaflow-bridge", "megaflow-bridge-y", "something-else")
+    )
+    for folder in (old, young, foreign):
+        folder.mkdir()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(folder / "shell"))  # and nobody takes calls there any more
+    for folder in (old, foreign):
+        os.utime(folder, (long_ago, long_ago))
+    with serve(EchoShell()) as served:
+        os.utime(served.address.parent, (long_ago, long_ago))
+        with serve(EchoShell()) as another:
+            assert served.address.exists()
+            assert another.address.exists()
+            assert ask(served.address, command="ls")["exit_code"] == 3
+        assert not old.exists()
+        assert young.exists()
+        assert foreign.exists()

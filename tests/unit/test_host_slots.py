@@ -1,0 +1,92 @@
+"""Slots of a host: how many hold one, who waits where, and what a fork knows of it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from app.environments import host_slots
+from app.environments.host_slots import HostGate, HostSlots, turn
+
+
+def test_only_so_many_hold_one_and_everybody_comes_through(tmp_path: Path) -> None:
+    inside, most, lock = 0, 0, threading.Lock()
+
+    def one(_: int) -> None:
+        nonlocal inside, most
+        with HostSlots(tmp_path / "slots", "starts", 3).hold(timeout_s=60):
+            with lock:
+                inside += 1
+                most = max(most, inside)
+            time.sleep(0.005)
+            with lock:
+                inside -= 1
+
+    with ThreadPoolExecutor(12) as threads:
+        list(threads.map(one, range(60)))
+    assert most == 3
+
+
+def test_only_those_whose_turn_it_is_look_at_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: Counter[str] = Counter()
+    look = host_slots._try
+
+    def counted(file: Path) -> int | None:
+        looks[threading.current_thread().name] += 1
+        return look(file)
+
+    monkeypatch.setattr(host_slots, "_try", counted)
+    entered, leave = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with turn(tmp_path / "turn", timeout_s=60):
+            entered.set()
+            leave.wait(60)
+
+    def second() -> None:
+        with turn(tmp_path / "turn", timeout_s=60):
+            pass
+
+    threads = [threading.Thread(target=work, name=work.__name__) for work in (first, second)]
+    threads[0].start()
+    assert entered.wait(60)
+    threads[1].start()
+    time.sleep(0.1)
+    assert looks["second"] == 0
+    leave.set()
+    for thread in threads:
+        thread.join(60)
+    assert looks["second"] == 1
+
+
+def test_a_holder_in_another_process_counts(tmp_path: Path) -> None:
+    file = host_slots._try(tmp_path / "limit-of-a-host.0")  # as another process would, past this one's line
+    assert file is not None
+    with pytest.raises(TimeoutError, match="limit-of-a-host"):
+        HostGate(tmp_path).hold("limit:of:a:host", 1, timeout_s=0.05).__enter__()
+    os.close(file)
+    again = HostGate(tmp_path).hold("limit:of:a:host", 1, timeout_s=0.05)
+    with (
+        HostGate(tmp_path).hold("limit:of:a:host", 1, timeout_s=0),
+        pytest.raises(TimeoutError, match="limit-of-a-host"),
+        again,
+    ):
+        pass
+    del again
+    gc.collect()
+    assert not [place for place, _ in host_slots._lines if place.is_relative_to(tmp_path)], "nobody waits there now"
+
+
+def test_a_fork_does_not_wait_for_its_parents_threads(tmp_path: Path) -> None:
+    with turn(tmp_path / "turn", timeout_s=60):
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if host_slots._line(tmp_path / "turn", 1).acquire(blocking=False) else 1)
+        assert os.waitpid(child, 0)[1] == 0
