@@ -5,11 +5,13 @@ An engine's "OOMKilled" tells it only of a container's first process, and exit c
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
+_LONGEST_BYTES = 4096
 
 
 class MemoryWatch:
@@ -44,7 +46,12 @@ class MemoryWatch:
 def oom_kills(file: Path) -> int | None:
     """The count in memory.events or memory.oom_control; None when it cannot be read (any more)."""
     try:
-        for line in file.read_bytes().splitlines():
+        handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)  # after each command: every call counts
+        try:
+            content = os.read(handle, _LONGEST_BYTES)
+        finally:
+            os.close(handle)
+        for line in content.splitlines():
             if line.startswith(b"oom_kill "):
                 return int(line.split()[1])
     except (OSError, ValueError):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
+import select
 import socket
 import stat
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -26,6 +29,51 @@ class Stream(Protocol):
     def shutdown(self, how: int, /) -> None: ...
     def close(self) -> None: ...
     def fileno(self) -> int: ...
+
+
+class Immediate:
+    """A socket that is asked before it is waited for: what is ready costs one system call, not four."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(True)  # else Python waits before each call
+        self._connection = connection
+        self._timeout_s = math.inf
+
+    def sendall(self, data: bytes | memoryview, /) -> None:
+        """Raises: TimeoutError, OSError."""
+        left, until = memoryview(data), 0.0
+        while left:
+            try:
+                left = left[self._connection.send(left, socket.MSG_DONTWAIT) :]
+            except BlockingIOError:
+                until = until or time.monotonic() + self._timeout_s
+                self._wait(select.POLLOUT, until - time.monotonic())
+
+    def recv_into(self, buffer: memoryview, /) -> int:
+        """0 at the end. Raises: TimeoutError, OSError."""
+        while True:
+            try:
+                return self._connection.recv_into(buffer, 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                self._wait(select.POLLIN, self._timeout_s)
+
+    def _wait(self, event: int, timeout_s: float) -> None:
+        poll = select.poll()
+        poll.register(self._connection, event)
+        if not poll.poll(None if timeout_s == math.inf else max(0.0, timeout_s) * 1000):
+            raise TimeoutError
+
+    def settimeout(self, value: float | None, /) -> None:
+        self._timeout_s = math.inf if value is None else value
+
+    def shutdown(self, how: int, /) -> None:
+        self._connection.shutdown(how)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
 
 
 Connect = Callable[[], Stream]

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 
 from app.environments.session import protocol
-from app.environments.session.connect import Stream
+from app.environments.session.connect import Immediate, Stream
 from app.environments.session.protocol import HEADER, Kind
 
 _BUFFER_BYTES = 320 << 10  # a piece of a file fits; the kernel gives memory for what is used of it
@@ -26,7 +26,7 @@ class Lane:
     """Used by one thread at a time; only `abort` may be called from another."""
 
     def __init__(self, stream: Stream) -> None:
-        self._stream = stream
+        self._stream: Stream = Immediate(stream) if isinstance(stream, socket.socket) else stream
         self._view = memoryview(bytearray(_BUFFER_BYTES))
         self._start = self._end = 0  # what was received and not yet taken
         self.deadline = 0.0  # monotonic; of everything that follows
