@@ -212,6 +212,34 @@ def test_frames_that_come_in_pieces_or_together_are_the_same() -> None:
     theirs.close()
 
 
+def test_one_who_takes_slowly_gets_it_whole_and_one_who_takes_nothing_is_given_up() -> None:
+    ours, theirs = socket.socketpair()
+    lane = Lane(ours)
+    lane.deadline = time.monotonic() + 60
+    content = os.urandom(4 << 20)  # more than a socket holds
+
+    def take() -> bytes:
+        found = bytearray()
+        while len(found) < len(content):
+            found += theirs.recv(100_000)
+            time.sleep(0.0005)
+        return bytes(found)
+
+    with ThreadPoolExecutor(1) as threads:
+        taking = threads.submit(take)
+        lane.send(content)
+        assert taking.result() == content
+    lane.deadline = time.monotonic() + 0.2
+    with pytest.raises(LaneLost, match="takes nothing any more") as silent:
+        lane.send(content)
+    assert not silent.value.ended
+    theirs.close()
+    with pytest.raises(LaneLost) as ended:
+        lane.send(content)
+    assert ended.value.ended
+    lane.close()
+
+
 # --- The way to it --------------------------------------------------------------------------------------------------
 
 
