@@ -6,11 +6,13 @@ that a typo cannot pass silently. Where no URL is given, the embedded service in
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
+from uuid import UUID
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -128,9 +130,12 @@ class Settings(BaseSettings):
     """More folders of replay scripts beside the demo's; separated by `:` in the environment."""
     model_timeout_s: float = Field(default=120.0, gt=0)
     """One model call, as the engine may take it; what limits make it wait is not counted."""
-    gateway_url: str | None = None
-    """Base URL (without /v1) at which workers reach the model gateway; None: the one of this host's stack."""
+    gateway_url: Annotated[tuple[str, ...], NoDecode] = ()
+    """Base URL (without /v1) at which workers reach the model gateway, or several, separated by commas: each attempt
+    keeps to one of them. Empty: those of this host's stack."""
     gateway_port: int = Field(default=8766, ge=1, le=65535)
+    gateways: int = Field(default=1, ge=1, le=64)
+    """Gateways of this host's stack, each a process on a port of its own, from `gateway_port` on."""
     gateway_patience_s: float = Field(default=300.0, gt=0)
     """How long a call waits for a limit or a busy engine before it is refused."""
     model_prices: Path | None = None
@@ -161,10 +166,17 @@ class Settings(BaseSettings):
     def _split(cls, value: object) -> object:
         return tuple(Path(part) for part in value.split(":") if part) if isinstance(value, str) else value
 
-    @field_validator("model_key_envs", mode="before")
+    @field_validator("model_key_envs", "gateway_url", mode="before")
     @classmethod
     def _names(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("gateway_url")
+    @classmethod
+    def _bases(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(base.startswith(("http://", "https://")) for base in value):
+            raise ValueError("expected http://HOST:PORT, or several of these with commas between them")
+        return tuple(dict.fromkeys(base.rstrip("/") for base in value))
 
     def __init__(self, **values: object) -> None:
         try:
@@ -225,9 +237,20 @@ class Settings(BaseSettings):
         """OpenAI-compatible base URL of the engine that answers for models without a replica of their own."""
         return self.model_base_url or f"http://127.0.0.1:{self.replay_port}/v1"
 
-    def gateway(self) -> str:
-        """Base URL of the model gateway, without /v1."""
-        return (self.gateway_url or f"http://127.0.0.1:{self.gateway_port}").rstrip("/")
+    def gateway_ports(self) -> tuple[int, ...]:
+        """Ports of this host's own gateways."""
+        return () if self.gateway_url else tuple(range(self.gateway_port, self.gateway_port + self.gateways))
+
+    def gateway_bases(self) -> tuple[str, ...]:
+        """Base URLs of all model gateways, without /v1."""
+        return self.gateway_url or tuple(f"http://127.0.0.1:{port}" for port in self.gateway_ports())
+
+    def gateway_of(self, attempt: UUID) -> str:
+        """The one that serves this attempt, for all of its calls: it keeps the attempt's account.
+
+        By weight of the hash, so that another one more, or one less, moves no attempt between those that stay.
+        """
+        return max(self.gateway_bases(), key=lambda base: hashlib.sha256(attempt.bytes + base.encode()).digest())
 
     def capacity(self) -> int:
         """Ephemeral instances at once on this host."""

@@ -168,10 +168,11 @@ def _ports(settings: Settings) -> tuple[Level, str, str]:
 
 
 def _gateway(settings: Settings) -> tuple[Level, str, str]:
-    answer = requests.get(f"{settings.gateway()}/health", timeout=_ANSWER_S)
-    if answer.ok:
-        return _ok(f"answers at {settings.gateway()}")
-    return Level.FAIL, f"{settings.gateway()}/health says {answer.status_code}", f"read {settings.home / 'logs'}"
+    for base in settings.gateway_bases():
+        answer = requests.get(f"{base}/health", timeout=_ANSWER_S)
+        if not answer.ok:
+            return Level.FAIL, f"{base}/health says {answer.status_code}", f"read {settings.home / 'logs'}"
+    return _ok(f"answers at {', '.join(settings.gateway_bases())}")
 
 
 def _artifacts(settings: Settings) -> tuple[Level, str, str]:

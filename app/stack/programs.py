@@ -55,8 +55,9 @@ def programs(settings: Settings) -> tuple[Program, ...]:
         table.append(Program("redis", Stage.SERVERS, redis.command(settings), stop_wait_s=30))
     if settings.model_base_url is None:
         table.append(Program("model", Stage.MODELS, _replay(settings)))
-    if settings.gateway_url is None:
-        table.append(Program("gateway", Stage.MODELS, _gateway(settings), stop_wait_s=25))
+    for number, port in enumerate(settings.gateway_ports(), 1):
+        name = "gateway" if number == 1 else f"gateway-{number}"
+        table.append(Program(name, Stage.MODELS, _gateway(settings, port), stop_wait_s=25))
     table += [
         Program("nursery", Stage.HOSTS, (sys.executable, "-m", "app.workers.nursery"), stop_wait_s=30),
         Program("control", Stage.WORK, (sys.executable, "-m", "app.workers.control"), stop_wait_s=15),
@@ -83,7 +84,7 @@ def _replay(settings: Settings) -> tuple[str, ...]:
     return (sys.executable, "-m", "app.model_service.replay", *address, *recordings, "--scripts", *folders)
 
 
-def _gateway(settings: Settings) -> tuple[str, ...]:
-    address = ("--host", settings.bind, "--port", str(settings.gateway_port))
+def _gateway(settings: Settings, port: int) -> tuple[str, ...]:
+    address = ("--host", settings.bind, "--port", str(port))
     # Calls get 5 s, then they are cut and put on record, which may take ten more: all of it before it is killed.
     return (sys.executable, "-m", "app.model_service.gateway", *address, "--grace", "5")

@@ -138,8 +138,9 @@ def model_access(
     assert model is not None
     token = f"mf-{secrets.token_urlsafe(32)}"
     patient(settings.lease_s, hurried=stopped)(model_sessions.open_session, database, claimed, token)
-    with GatewayClient(settings.gateway(), token) as client:
-        endpoint = ModelEndpoint(f"{settings.gateway()}/v1", model.name, SecretStr(token))
+    gateway = settings.gateway_of(claimed.attempt_id)
+    with GatewayClient(gateway, token) as client:
+        endpoint = ModelEndpoint(f"{gateway}/v1", model.name, SecretStr(token))
         access = ModelAccess(endpoint, claimed, database, client, stopped, settings.lease_s)
         access.greet()
         yield access

@@ -94,7 +94,8 @@ def workshop_of(settings: Settings) -> Workshop:
 def _process_env(settings: Settings) -> dict[str, str]:
     """Variables of an agent's process on this host. No proxy stands before the gateway: it would see the token."""
     told = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
-    hosts = [*(host.strip() for host in told.split(",")), *_THIS_HOST, urlsplit(settings.gateway()).hostname]
+    gateways = [urlsplit(base).hostname for base in settings.gateway_bases()]
+    hosts = [*(host.strip() for host in told.split(",")), *_THIS_HOST, *gateways]
     direct = "*" if told.strip() == "*" else ",".join(dict.fromkeys(host for host in hosts if host))
     kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     # Some libraries read the small name, some the large one, and some believe the small one alone where both are.

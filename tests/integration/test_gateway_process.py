@@ -7,14 +7,14 @@ import json
 import os
 import re
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import aiohttp
 from aiohttp import web
 from sqlalchemy import text
 
-from app.ledger import model_replicas
+from app.ledger import limits, model_replicas
 from app.ledger.database import Database
 from app.ledger.model_replicas import NewReplica
 from app.model_service.client import GatewayClient
@@ -106,8 +106,11 @@ def _ends(database: Database) -> list[str]:
         return list(connection.execute(text("SELECT end_kind FROM model_calls ORDER BY started_at")).scalars())
 
 
-async def _ask(http: aiohttp.ClientSession, process: Process, **wishes: object) -> int:
-    async with http.post(f"{process.url}/v1/chat/completions", json=request(Dialect.CHAT, **wishes)) as answer:
+async def _ask(
+    http: aiohttp.ClientSession, process: Process, headers: Mapping[str, str] | None = None, **wishes: object
+) -> int:
+    url = f"{process.url}/v1/chat/completions"
+    async with http.post(url, json=request(Dialect.CHAT, **wishes), headers=headers) as answer:
         await answer.read()
         return answer.status
 
@@ -144,6 +147,41 @@ def test_a_killed_gateway_loses_no_account(make_settings: MakeSettings) -> None:
             assert account is not None
             assert (account.calls, account.turns, account.stopped_by) == (5, 4, CallEnd.STEP_LIMIT)
             assert (await asyncio.to_thread(_ends, database)) == ["answered"] * 4 + ["step_limit"]
+
+    run(story())
+
+
+def test_gateways_beside_each_other_share_limits_and_the_end_of_a_session(make_settings: MakeSettings) -> None:
+    async def story() -> None:
+        settings = make_settings()
+        async with gateway(settings) as (first, engine, database, http):
+            second = Process(settings)
+            await asyncio.to_thread(an_attempt, database, "t2")
+            await second.start()
+            try:
+                name = f"model_concurrency:model:{MODEL}"
+                await asyncio.to_thread(limits.set_limit, database, name, 2)
+
+                async def slow(request: web.Request) -> web.StreamResponse:
+                    await asyncio.sleep(0.05)
+                    return await engine.well(request)
+
+                engine.handler = slow
+                more = {"Authorization": "Bearer t2"}
+                calls = [_ask(http, first) for _ in range(4)]
+                calls += [_ask(http, second, headers=more) for _ in range(8)]
+                assert set(await asyncio.gather(*calls)) == {200}
+                assert engine.most == 2
+                with GatewayClient(second.url, "t2") as client:
+                    account = await asyncio.to_thread(client.account)
+                    assert account.calls == 8
+                    assert await _ask(http, first, headers=more) == 200, "also where its attempt does not call"
+                    await asyncio.to_thread(client.close)
+                while await _ask(http, first, headers=more) == 200:  # it looks every second or two
+                    await asyncio.sleep(0.05)
+                assert await _ask(http, first, headers=more) == 403
+            finally:
+                await second.end(signal.SIGKILL)
 
     run(story())
 

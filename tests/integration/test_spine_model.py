@@ -138,7 +138,7 @@ async def ground(make_settings: MakeSettings) -> AsyncIterator[Ground]:
     app = create_app(settings, database, recorder=lambda: LedgerRecorder(settings, database))
     config = uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="on", log_config=None, access_log=False)
     server, listener = uvicorn.Server(config), config.bind_socket()
-    settings = settings.model_copy(update={"gateway_url": f"http://127.0.0.1:{listener.getsockname()[1]}"})
+    settings = settings.model_copy(update={"gateway_url": (f"http://127.0.0.1:{listener.getsockname()[1]}",)})
     serving = asyncio.create_task(server._serve(sockets=[listener]))
     while not server.started:
         await asyncio.sleep(0.01)

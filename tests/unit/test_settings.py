@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -46,6 +48,27 @@ def test_urls_in_the_environment_replace_the_embedded_servers(monkeypatch: pytes
 def test_folders_are_read_from_one_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEGAFLOW_REPLAY_SCRIPTS", "/a:/b")
     assert Settings().replay_scripts == (Path("/a"), Path("/b"))
+
+
+def test_gateways_are_those_of_this_host_or_those_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Settings().gateway_bases() == ("http://127.0.0.1:8766",)
+    assert Settings(gateways=2, gateway_port=9000).gateway_bases() == ("http://127.0.0.1:9000", "http://127.0.0.1:9001")
+    monkeypatch.setenv("MEGAFLOW_GATEWAY_URL", "http://a:1/, https://b:2,http://a:1")
+    assert Settings(gateways=2).gateway_bases() == ("http://a:1", "https://b:2")
+    assert Settings(gateways=2).gateway_ports() == ()
+    monkeypatch.setenv("MEGAFLOW_GATEWAY_URL", "http://a:1,b:2")
+    with pytest.raises(SettingsInvalid, match=r"MEGAFLOW_GATEWAY_URL: .*expected http://HOST:PORT"):
+        Settings()
+
+
+def test_an_attempt_keeps_to_one_gateway_and_one_more_takes_only_its_share() -> None:
+    attempts = [uuid4() for _ in range(3000)]
+    three, four = Settings(gateways=3), Settings(gateways=4)
+    before = {attempt: three.gateway_of(attempt) for attempt in attempts}
+    assert before == {attempt: Settings(gateways=3).gateway_of(attempt) for attempt in attempts}
+    assert all(800 < count < 1200 for count in Counter(before.values()).values())
+    moved = {four.gateway_of(attempt) for attempt in attempts if four.gateway_of(attempt) != before[attempt]}
+    assert moved == {"http://127.0.0.1:8769"}
 
 
 def test_the_capacity_follows_the_memory_unless_it_is_set() -> None:

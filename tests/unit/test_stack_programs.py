@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 import yaml
 
+from app.errors import InstallationFailed
 from app.model_service.gateway.app import LAST_S
 from app.model_service.recording.ledger import CLOSE_S
 from app.settings import Settings
+from app.stack.ports import refuse_taken
 from app.stack.programs import Stage, programs
+from tests.chaos.supervised import free_port
 
 
 def test_the_way_to_the_models_outlives_whoever_walks_it(tmp_path: Path) -> None:
@@ -32,3 +36,21 @@ def test_a_gateway_is_not_killed_before_its_calls_are_on_record(tmp_path: Path) 
     assert _needed_s(gateway.command) + 5 <= gateway.stop_wait_s
     compose = yaml.safe_load((Path(__file__).parents[2] / "docker-compose.yml").read_text())["services"]["gateway"]
     assert _needed_s(compose["command"]) + 5 <= int(compose["stop_grace_period"].removesuffix("s"))
+
+
+def test_each_gateway_has_a_port_of_its_own(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, gateways=3, gateway_port=free_port())
+    started = [one for one in programs(settings) if one.name.startswith("gateway")]
+    assert [one.name for one in started] == ["gateway", "gateway-2", "gateway-3"]
+    told = [int(one.command[one.command.index("--port") + 1]) for one in started]
+    assert tuple(told) == settings.gateway_ports()
+    assert not [one for one in programs(Settings(home=tmp_path, gateway_url="http://a:1")) if "gateway" in one.name]
+
+
+def test_a_port_that_two_of_ours_want_is_named_before_anything_starts(tmp_path: Path) -> None:
+    port = free_port()
+    settings = Settings(home=tmp_path, gateways=2, gateway_port=port - 1, replay_port=port, flower_port=free_port())
+    with pytest.raises(InstallationFailed, match=rf"{port} for the replay engine.*MEGAFLOW_REPLAY_PORT"):
+        refuse_taken(settings)
+    with pytest.raises(InstallationFailed, match=r"65536 for the model gateway.*MEGAFLOW_GATEWAY_PORT"):
+        refuse_taken(Settings(home=tmp_path, gateways=2, gateway_port=65535, flower_port=free_port()))
