@@ -71,3 +71,27 @@ def test_a_process_of_another_group_is_not_taken_for_ours(tmp_path: Path, monkey
 
 def test_ending_what_is_not_there_is_fine() -> None:
     assert Cgroup("no-such-environment").end(timeout_s=1.0)
+
+
+@pytest.mark.parametrize("unified", [True, False])
+def test_what_a_deleted_home_left_is_removed_and_what_lives_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unified: bool
+) -> None:
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
+    place = tmp_path if unified else tmp_path / "memory"
+    if unified:
+        (tmp_path / "cgroup.controllers").touch()
+    abandoned, inner, living, young, foreign = (
+        place / name for name in ("megaflow-a", "megaflow-a/runtime", "megaflow-b", "megaflow-c", "docker")
+    )
+    for folder in (abandoned, inner, living, young, foreign):
+        folder.mkdir(parents=True)
+    (living / "busy").touch()  # the kernel refuses for processes as a disk does for files
+    for folder in (abandoned, living, foreign):
+        os.utime(folder, (1, 1))
+    assert cgroups.remove_abandoned() == 1
+    assert sorted(folder.name for folder in place.iterdir() if folder.is_dir()) == [
+        "docker",
+        "megaflow-b",
+        "megaflow-c",
+    ]

@@ -26,6 +26,8 @@ DEVICES = tuple(f"c {number} rwm" for number in ("1:3", "1:5", "1:7", "1:8", "1:
 """null, zero, full, random, urandom; terminals."""
 NESTED = "runtime"
 """Where a runtime that must have a cgroup of its own has it, below ours."""
+_PREFIX = "megaflow-"
+_YOUNG_S = 3600.0
 _POLL_S = 0.0005
 _KILL_POLLS = 10
 """So many looks whether all are gone before they are killed once more."""
@@ -44,7 +46,7 @@ class Cgroup:
 
     @cached_property
     def folders(self) -> list[Path]:
-        own = f"megaflow-{self.name}"
+        own = f"{_PREFIX}{self.name}"
         return [ROOT / own] if self.unified else [ROOT / controller / own for controller in _CONTROLLERS]
 
     # --- Making ---------------------------------------------------------------------------------------------------
@@ -113,7 +115,7 @@ class Cgroup:
     def _holds(self, pid: int) -> bool:
         # A thread that is starting an environment makes its worker appear in version 1's list: not to be killed.
         try:
-            return pid != os.getpid() and f"/megaflow-{self.name}" in Path(f"/proc/{pid}/cgroup").read_text()
+            return pid != os.getpid() and f"/{_PREFIX}{self.name}" in Path(f"/proc/{pid}/cgroup").read_text()
         except OSError:
             return False
 
@@ -155,7 +157,7 @@ class Cgroup:
 
     def _everywhere(self) -> list[Path]:
         """Our folders, and those that a runtime has made of the same name for other controllers."""
-        places = [f"{ROOT}/{name}/megaflow-{self.name}" for name in os.listdir(ROOT)]
+        places = [f"{ROOT}/{name}/{_PREFIX}{self.name}" for name in os.listdir(ROOT)]
         return self.folders if self.unified else [Path(place) for place in places if os.path.isdir(place)]
 
     def _kill(self) -> None:
@@ -180,6 +182,22 @@ class Cgroup:
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
         finally:
             os.close(handle)
+
+
+def remove_abandoned() -> int:
+    """Remove cgroups of ours that nobody is in and that are no longer young; how many folders.
+
+    Nobody else knows of them: they are of a home that somebody deleted while its worker was killed. A living
+    environment's first process keeps its own.
+    """
+    unified = (ROOT / "cgroup.controllers").exists()
+    removed = 0
+    for place in [ROOT] if unified else [ROOT / name for name in _CONTROLLERS]:
+        for folder in place.glob(f"{_PREFIX}*"):
+            with suppress(OSError):
+                if time.time() - folder.stat().st_mtime > _YOUNG_S:
+                    removed += _removed(folder) or _removed(folder)  # first those below it
+    return removed
 
 
 def _mount(destination: str, kind: str, source: str, *options: str) -> dict[str, object]:
