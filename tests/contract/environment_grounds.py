@@ -100,6 +100,7 @@ GROUNDS = [
         by_way("NoHelper", "NoHelperNorInit"),
         base_image,
         hands_over=False,
+        bounds_inside=False,
         shows_tools=True,
         marks=ENGINE,
     ),

@@ -40,6 +40,8 @@ class Ground:
     """It may change hands between processes; where it may not, `hand_over` is missing or refuses."""
     shares: bool = True
     """It makes environments whose root is read-only; where it does not, it refuses to."""
+    bounds_inside: bool = True
+    """What a command says beyond its bound stays inside; where it does not, ten gigabytes take minutes to come out."""
     shows_tools: bool = False
     """Its provider finds the tool NAME in `settings.home`/tools/NAME, and its environments see it."""
     mounts_tools: bool = False

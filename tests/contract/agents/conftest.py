@@ -1,7 +1,7 @@
 """The agents' contract suite (`app.agents.contract`) on ours: every test runs on each of `SUBJECTS`.
 
-Qwen Code's own retries cannot be set and take minutes for each broken engine, OpenHands takes ten seconds to start: of
-these two only the tests of `ALWAYS` run, unless AGENTS_IN_FULL is set, as `make test-agents` does.
+Qwen Code's own retries cannot be set and take minutes for each broken engine, OpenHands takes ten seconds to start and
+mini-swe-agent five: of these only the tests of `ALWAYS` run, unless AGENTS_IN_FULL is set, as `make test-agents` does.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SUBJECTS = [
 ]
 
 
-LONG = ("qwen-code", "openhands")
+LONG = ("qwen-code", "openhands", "mini-swe-agent")
 ALWAYS = ("solves_the_task", "turns_are_bounded", "context_that_is_too_long", "framework_that_dies", "ending_that_it")
 
 
@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item
         for item in items
         if "contract/agents" in item.nodeid
-        and any(name in item.nodeid for name in LONG)
+        and any(name in item.name for name in LONG)
         and not any(part in item.name for part in ALWAYS)
     ]
     if left_out:
