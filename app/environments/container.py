@@ -35,6 +35,8 @@ _DYING_S = 5.0
 """So long the engine may take to note that a container has ended whose processes are dead."""
 _SWEPT_SOON_S = 10.0
 """With less time than this a sweeper might come before an engine has given it a new deadline."""
+_HANDED_OUT_S = 0.05
+"""Until then whoever takes an environment has it: to talk with the engine takes processor time, too."""
 KIND = "docker"
 
 
@@ -66,6 +68,7 @@ class DockerEnvironment(Living):
         self._forwards: weakref.WeakSet[Forward] = weakref.WeakSet()  # those that are closed are forgotten
         self._outlet: Outlet | None = None
         self._naming: threading.Thread | None = None
+        self._hurry = threading.Event()
         self._tools = tools
         self.times = times
 
@@ -171,6 +174,7 @@ class DockerEnvironment(Living):
         """
         self._await_name()
         with self._living("take it over"):
+            self._hurry.clear()
             self._naming = threading.Thread(target=self._name_it, args=(tags.name(),), name="naming", daemon=True)
             self._naming.start()
         if time.time() > float(self._name.rpartition("-")[2]) - _SWEPT_SOON_S:
@@ -181,6 +185,7 @@ class DockerEnvironment(Living):
 
     def _name_it(self, name: str) -> None:
         """Without its owner's name it would be swept by the last one's deadline, in the middle of the work."""
+        self._hurry.wait(_HANDED_OUT_S)
         try:
             self._rename(name, "take over")
         except StationError as error:
@@ -191,6 +196,7 @@ class DockerEnvironment(Living):
 
     def _await_name(self) -> None:
         if self._naming is not None and self._naming is not threading.current_thread():
+            self._hurry.set()
             self._naming.join()
 
     def keep_until(self, deadline_unix_s: float) -> None:

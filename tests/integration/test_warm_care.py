@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from sqlalchemy import Connection, text
@@ -311,11 +312,12 @@ def test_a_container_that_was_made_ahead_is_swept_as_its_takers(engines: Setting
     assert sweeper.sweep(set()) == 0, "nobody's: its deadline has not passed"
     taken = provider.take_over(spec, made.hand_over(), tags_of(job, engines))
     assert sweeper.sweep(set()) == 0, "the ledger knows of an instance that is newer than the list of the living"
-    things, _ = listed(engines)
-    assert {thing.id: thing.attempt_id for thing in things if thing.kind is ObjectKind.CONTAINER} == {
-        waiting.id: None,
-        taken.id: job.attempt_id,
-    }
+
+    def owners() -> dict[str, UUID | None]:
+        things, _ = listed(engines)
+        return {thing.id: thing.attempt_id for thing in things if thing.kind is ObjectKind.CONTAINER}
+
+    until(lambda: owners() == {waiting.id: None, taken.id: job.attempt_id})  # a moment after it was taken
     with database.begin() as connection:
         connection.execute(
             text("UPDATE instances SET state = 'failed', ended_at = now() WHERE id = :id"), {"id": job.instance_id}

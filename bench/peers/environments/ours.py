@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
-import threading
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -18,11 +21,11 @@ from live import Live, Simple
 from app import logs
 from app.environments.base import Environment, EnvironmentProvider, Tags
 from app.environments.pool import EnvironmentPool
-from app.environments.warm import Keeper, Warm, Wish
+from app.environments.warm import Warm
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 
-_TIMEOUT_S = 300.0
+TIMEOUT_S = 300.0
 _READY = 4
 _PAUSE_S = 0.5
 
@@ -35,14 +38,14 @@ class Ours:
         self._settings = Settings(home=Path(options["home"]), installation=options["installation"])
         self._kind = options["kind"]
         self._spec = EnvironmentSpec(image=options["image"])
-        self._provider = _provider(self._kind, self._settings)
-        self._image_id = self._provider.prepare_image(self._spec, timeout_s=_TIMEOUT_S)
+        self._provider = provider(self._kind, self._settings)
+        self._image_id = self._provider.prepare_image(self._spec, timeout_s=TIMEOUT_S)
 
     def start(self) -> Live:
         return OurLive(self._create(self._spec), in_engine=self._kind == "docker")
 
     def _create(self, spec: EnvironmentSpec) -> Environment:
-        return self._provider.create(spec, self._tags(), timeout_s=_TIMEOUT_S)
+        return self._provider.create(spec, self._tags(), timeout_s=TIMEOUT_S)
 
     def _tags(self) -> Tags:
         return Tags(self._settings.installation, uuid4(), uuid4(), uuid4(), uuid4(), time.time() + 3600)
@@ -71,11 +74,11 @@ class Ours:
         reset: list[float] = []
         ended: list[float] = []
         pool = EnvironmentPool(max_idle=1)
-        take = partial(pool.acquire, self._provider, self._spec, image_id=self._image_id, timeout_s=_TIMEOUT_S)
+        take = partial(pool.acquire, self._provider, self._spec, image_id=self._image_id, timeout_s=TIMEOUT_S)
         environment, _ = take(tags=self._tags(), allow_reuse=True)
         try:
             for _ in range(count):
-                environment.run("mkdir -p /testbed/left && date > /testbed/left/x; sleep 300 &", timeout_s=_TIMEOUT_S)
+                environment.run("mkdir -p /testbed/left && date > /testbed/left/x; sleep 300 &", timeout_s=TIMEOUT_S)
                 begun = time.perf_counter()
                 proof = pool.release(environment, reuse=True)
                 reset.append(time.perf_counter() - begun)
@@ -95,21 +98,11 @@ class Ours:
 
     def _made_ahead(self, count: int) -> list[float]:
         """Seconds until the pool has one that the host's keeper had ready and nobody had used."""
-        stop = threading.Event()
-        keeper = Keeper(
-            self._settings.home,
-            self._settings.installation,
-            queue=lambda: [Wish(self._spec, _TIMEOUT_S)] * _READY,
-            provide=lambda kind: self._provider,
-            most=_READY,
-        )
-        thread = threading.Thread(target=keeper.run, args=(stop,))
-        thread.start()
         pool = EnvironmentPool(max_idle=0, warm=Warm(self._settings.home))
-        take = partial(pool.acquire, self._provider, self._spec, image_id=self._image_id, timeout_s=_TIMEOUT_S)
+        take = partial(pool.acquire, self._provider, self._spec, image_id=self._image_id, timeout_s=TIMEOUT_S)
         took: list[float] = []
-        give_up = time.monotonic() + _TIMEOUT_S
-        try:
+        give_up = time.monotonic() + TIMEOUT_S
+        with self._keeper(), closing(pool):
             while len(took) < count and time.monotonic() < give_up:
                 time.sleep(_PAUSE_S)  # until there are some again
                 begun = time.perf_counter()
@@ -117,11 +110,25 @@ class Ours:
                 if environment.describe()["path"] == "warm":
                     took.append(time.perf_counter() - begun)
                 pool.release(environment, reuse=False)
-        finally:
-            stop.set()
-            thread.join()
-            pool.close()
         return took
+
+    @contextmanager
+    def _keeper(self) -> Iterator[None]:
+        """A keeper beside us, as long as the block runs."""
+        told = {
+            "home": str(self._settings.home),
+            "installation": self._settings.installation,
+            "kind": self._kind,
+            "image": self._spec.image,
+            "ready": _READY,
+        }
+        command = [sys.executable, str(Path(__file__).with_name("ours_keeper.py")), json.dumps(told)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:  # noqa: S603 (ours)
+            assert process.stdin is not None
+            try:
+                yield
+            finally:
+                process.stdin.close()
 
     def setups(self, tasks: int, replicas: int, width: int, setup_s: float) -> dict[str, Any]:
         """How often set-ups ran. Each leaves a name that the kernel made up: as many names, as many set-ups."""
@@ -159,7 +166,7 @@ class Ours:
         return {"left": len(self._provider.sweep(installation=self._settings.installation))}
 
 
-def _provider(kind: str, settings: Settings) -> EnvironmentProvider:
+def provider(kind: str, settings: Settings) -> EnvironmentProvider:
     if kind == "oci":
         from app.environments.oci import OciProvider, available
 
@@ -179,7 +186,7 @@ class OurLive(Simple):
         self.container = environment.id if in_engine else ""
 
     def run(self, command: str) -> tuple[int, bytes]:
-        done = self._environment.run(command, timeout_s=_TIMEOUT_S)
+        done = self._environment.run(command, timeout_s=TIMEOUT_S)
         return (124 if done.exit_code is None else done.exit_code), done.stdout + done.stderr
 
     def put(self, path: str, content: bytes) -> None:
