@@ -185,6 +185,11 @@ class Settings(BaseSettings):
             raise SettingsInvalid(_explain(error)) from error
         _refuse_unknown(os.environ)
 
+    def variables(self) -> dict[str, str]:
+        """The `MEGAFLOW_*` variables from which another process builds the same settings. Holds secrets."""
+        names = self.model_fields_set | {"home", "installation"}
+        return {PREFIX + name.upper(): _text(value) for name in names if (value := getattr(self, name)) is not None}
+
     # --- Derived --------------------------------------------------------------------------------------------------
     @property
     def postgres_socket_dir(self) -> Path:
@@ -264,6 +269,17 @@ class Settings(BaseSettings):
         """The value of the environment variable `name`, or None. Never logged."""
         value = os.environ.get(name)
         return SecretStr(value) if value else None
+
+
+def _text(value: object) -> str:
+    """As it is read from a variable."""
+    match value:
+        case SecretStr():
+            return value.get_secret_value()
+        case tuple():  # folders and files are split at colons, names and URLs at commas
+            return (":" if any(isinstance(part, Path) for part in value) else ",").join(map(str, value))
+        case _:
+            return str(value)
 
 
 def _explain(error: ValidationError) -> str:

@@ -24,7 +24,6 @@ from uuid import UUID
 import docker
 import structlog
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
-from pydantic import SecretStr
 from requests import RequestException
 from urllib3.exceptions import HTTPError
 
@@ -234,7 +233,7 @@ class DockerProvider:
         found = {name: value for name, value in found.items() if name not in _CERTIFICATES}
         found |= {name: os.environ[name] for name in _CERTIFICATES if _names_file(name)}
         log_file = self._logs() / f"{request.instance_id}.log"
-        return found | _settings(self._settings) | {f"{PREFIX}DOCKER_URL": self._engine(), _LOG: str(log_file)}
+        return found | self._settings.variables() | {f"{PREFIX}DOCKER_URL": self._engine(), _LOG: str(log_file)}
 
     def _logs(self) -> Path:
         return self._settings.home / "logs" / "instances"
@@ -265,23 +264,6 @@ def _own_container() -> str | None:
         found = re.search(r"/containers/([0-9a-f]{64})/hostname ", Path("/proc/self/mountinfo").read_text())
         return found[1] if found else None
     return None
-
-
-def _settings(settings: Settings) -> dict[str, str]:
-    """The variables from which the instance builds the same settings. Holds secrets."""
-    names = settings.model_fields_set | {"home", "installation"}
-    values = {name: getattr(settings, name) for name in names}
-    return {PREFIX + name.upper(): _text(value) for name, value in values.items() if value is not None}
-
-
-def _text(value: object) -> str:
-    match value:
-        case SecretStr():
-            return value.get_secret_value()
-        case tuple():
-            return ":".join(str(part) for part in value)
-        case _:
-            return str(value)
 
 
 def _exports(variables: Mapping[str, str]) -> bytes:

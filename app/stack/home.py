@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pydantic import SecretStr
-
 from app.errors import SettingsInvalid, StackNotRunning
 from app.settings import PREFIX, Settings
 
@@ -90,26 +88,10 @@ def exclusively(settings: Settings) -> Iterator[None]:
         yield
 
 
-def environment(settings: Settings) -> dict[str, str]:
-    """The `MEGAFLOW_*` variables from which another process builds the same settings. Holds secrets."""
-    names = set(settings.model_fields_set) | {"home", "installation"}
-    return {PREFIX + name.upper(): _text(value) for name in names if (value := getattr(settings, name)) is not None}
-
-
 def process_environment(settings: Settings) -> dict[str, str]:
     """What a process of the stack gets: this process's environment with our variables replaced."""
     foreign = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-    return foreign | environment(settings) | {MARKER: str(settings.home), "PYTHONUNBUFFERED": "1"}
-
-
-def _text(value: object) -> str:
-    match value:
-        case SecretStr():
-            return value.get_secret_value()
-        case tuple():
-            return ":".join(str(part) for part in value)
-        case _:
-            return str(value)
+    return foreign | settings.variables() | {MARKER: str(settings.home), "PYTHONUNBUFFERED": "1"}
 
 
 def tail(path: Path, *, lines: int = 12, offset: int = 0) -> str:

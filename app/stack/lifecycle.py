@@ -17,7 +17,7 @@ from app.ledger.database import Database, dispatcher_leads
 from app.settings import Settings
 from app.stack import base_image, engine, flower, leftovers, ports, postgres, redis, supervisor, tools
 from app.stack.engine import DOCKERD, Dockerd, EngineReport
-from app.stack.home import environment, exclusively, logs_folder, prepare, run_folder
+from app.stack.home import exclusively, logs_folder, prepare, run_folder
 from app.stack.leftovers import Removed
 from app.stack.programs import Program, Stage, programs
 
@@ -201,7 +201,7 @@ def _fingerprint_file(settings: Settings) -> Path:
 
 
 def _fingerprint(settings: Settings, wanted: tuple[Program, ...]) -> str:
-    text = supervisor.configuration(settings, wanted) + repr(sorted(environment(settings).items()))
+    text = supervisor.configuration(settings, wanted) + repr(sorted(settings.variables().items()))
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -71,6 +71,28 @@ def test_an_attempt_keeps_to_one_gateway_and_one_more_takes_only_its_share() -> 
     assert moved == {"http://127.0.0.1:8769"}
 
 
+def test_another_process_has_the_same_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    mine = Settings(
+        home=tmp_path,
+        gateway_url="http://a:1,https://b:2",
+        model_key_envs="FIRST_KEY,*_OTHER",
+        replay_scripts="/a:/b",
+        agent_manifests=(Path("/one.yaml"),),
+        flower_password="secret",
+        swe_agent_source="https://host.example/agent@v1",
+        lease_s=7.5,
+        image_prefetch=False,
+    )
+    for name, value in mine.variables().items():
+        monkeypatch.setenv(name, value)
+    assert Settings() == mine
+    nothing = Settings(home=tmp_path, model_key_envs="", gateway_url="", replay_scripts="")
+    for name, value in nothing.variables().items():
+        monkeypatch.setenv(name, value)
+    again = Settings()
+    assert (again.model_key_envs, again.gateway_url, again.replay_scripts) == ((), (), ())
+
+
 def test_the_capacity_follows_the_memory_unless_it_is_set() -> None:
     assert Settings(ephemeral_capacity=7).capacity() == 7
     assert 1 <= Settings().capacity() <= 64
