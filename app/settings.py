@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 from uuid import UUID
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.errors import SettingsInvalid
@@ -134,7 +135,7 @@ class Settings(BaseSettings):
     """Base URL (without /v1) at which workers reach the model gateway, or several, separated by commas: each attempt
     keeps to one of them. Empty: those of this host's stack."""
     gateway_port: int = Field(default=8766, ge=1, le=65535)
-    gateways: int = Field(default=1, ge=1, le=64)
+    gateways: int = Field(default=1, ge=1, le=16)
     """Gateways of this host's stack, each a process on a port of its own, from `gateway_port` on."""
     gateway_patience_s: float = Field(default=300.0, gt=0)
     """How long a call waits for a limit or a busy engine before it is refused."""
@@ -174,9 +175,16 @@ class Settings(BaseSettings):
     @field_validator("gateway_url")
     @classmethod
     def _bases(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if not all(base.startswith(("http://", "https://")) for base in value):
+        if not all(_is_base(base) for base in value):
             raise ValueError("expected http://HOST:PORT, or several of these with commas between them")
         return tuple(dict.fromkeys(base.rstrip("/") for base in value))
+
+    @field_validator("gateways")
+    @classmethod
+    def _own(cls, value: int, info: ValidationInfo) -> int:
+        if value > 1 and info.data.get("gateway_url"):
+            raise ValueError(f"expected 1 beside {PREFIX}GATEWAY_URL, which names all gateways there are")
+        return value
 
     def __init__(self, **values: object) -> None:
         try:
@@ -280,6 +288,16 @@ def _text(value: object) -> str:
             return (":" if any(isinstance(part, Path) for part in value) else ",").join(map(str, value))
         case _:
             return str(value)
+
+
+def _is_base(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        port_is_well = parts.port is None or parts.port > 0
+    except ValueError:
+        return False
+    more = (parts.path.rstrip("/"), parts.query, parts.fragment, parts.username, parts.password)
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and port_is_well and not any(more)
 
 
 def _explain(error: ValidationError) -> str:

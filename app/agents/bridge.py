@@ -9,6 +9,7 @@ On the wire, both ways: four bytes of length, big-endian, then that many bytes o
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -34,9 +35,9 @@ _LENGTH = struct.Struct(">I")
 _REQUEST_TIMEOUT_S = 30.0  # for the request to arrive and the answer to be taken; the command has its own limit
 _DRAIN_S = 2.0  # for commands that still run when the framework is gone
 _LONGEST_ADDRESS_BYTES = 100  # the kernel takes 107
-_PREFIX, _NAME = "megaflow-bridge-", "shell"
-_YOUNG_S = 3600.0
-"""No folder is suspected that soon: most attempts have ended by then, and need not be asked."""
+_PREFIX, _NAME, _LOCK = "megaflow-bridge-", "shell", "lock"
+_YOUNG_S = 600.0
+"""No folder is suspected that soon: it may not be held yet."""
 
 
 class Bridge:
@@ -102,7 +103,7 @@ def serve(shell: Shell, *, default_timeout_s: float = 60.0) -> Iterator[Bridge]:
     Raises: EnvironmentFailed: no socket can be made here.
     """
     folder = _private_folder()
-    address = folder / _NAME
+    address, held = folder / _NAME, _hold(folder)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(str(address))
@@ -114,6 +115,7 @@ def serve(shell: Shell, *, default_timeout_s: float = 60.0) -> Iterator[Bridge]:
                 bridge.close()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(held)
 
 
 def _private_folder() -> Path:
@@ -136,20 +138,29 @@ def _remove_abandoned(place: Path) -> None:
         with suppress(OSError):
             found = folder.lstat()
             young = time.time() - found.st_mtime < _YOUNG_S
-            if found.st_uid == os.geteuid() and not young and not _served(folder / _NAME):
+            if found.st_uid == os.geteuid() and not young and not _held(folder / _LOCK):
                 shutil.rmtree(folder)
 
 
-def _served(address: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-        asking.settimeout(_REQUEST_TIMEOUT_S)
-        try:
-            asking.connect(str(address))
-        except (ConnectionRefusedError, FileNotFoundError):
-            return False
-        except OSError:
-            return True
-    return True
+def _hold(folder: Path) -> int:
+    """Let everybody know that `folder` is in use, for as long as this process lives and the file is open."""
+    handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    return handle
+
+
+def _held(lock: Path) -> bool:
+    try:
+        handle = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
 
 
 def _send(connection: socket.socket, body: dict[str, Any]) -> None:

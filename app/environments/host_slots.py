@@ -7,6 +7,7 @@ the kernel frees them when a holder dies.
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import random
 import re
@@ -19,6 +20,8 @@ from typing import Protocol
 from weakref import WeakValueDictionary
 
 _RETRY_S = 0.02
+_LOOK_MOST_S = 2 * _RETRY_S
+"""Longer than the pause between two looks at the files."""
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 
@@ -59,6 +62,7 @@ class HostSlots:
     def __init__(self, folder: Path, name: str, count: int) -> None:
         self._files = [folder / f"{name}.{number}" for number in range(count)]
         self._line = _line(folder / name, count)
+        self._waiting = folder / f"{name}.waiting"  # shared by those who look for a slot
 
     @contextmanager
     def hold(self, *, timeout_s: float) -> Iterator[None]:
@@ -70,12 +74,15 @@ class HostSlots:
         if not self._line.acquire(timeout=max(0.0, timeout_s)):
             raise TimeoutError(f"{self._what} was not free in time")
         try:
+            if time.monotonic() - self._line.left_at < _LOOK_MOST_S:
+                self._give_way(deadline)
             handle = self._take(deadline)
             try:
                 yield
             finally:
                 os.close(handle)
         finally:
+            self._line.left_at = time.monotonic()
             self._line.release()
 
     @property
@@ -83,25 +90,44 @@ class HostSlots:
         return f"one of {len(self._files)} slots {self._files[0].stem!r}"
 
     def _take(self, deadline: float) -> int:
-        while True:
-            for file in random.sample(self._files, len(self._files)):
-                handle = _try(file)
-                if handle is not None:
-                    return handle
-            _wait(deadline, self._what)
+        waiting: int | None = None
+        try:
+            while True:
+                for file in random.sample(self._files, len(self._files)):
+                    handle = _try(file)
+                    if handle is not None:
+                        return handle
+                if waiting is None:
+                    waiting = _try(self._waiting, fcntl.LOCK_SH)
+                _wait(deadline, self._what)
+        finally:
+            if waiting is not None:
+                os.close(waiting)
+
+    def _give_way(self, deadline: float) -> None:
+        """Let another process have what this one has just left: whoever is next in our own line is here much sooner."""
+        nobody = _try(self._waiting)
+        if nobody is not None:
+            os.close(nobody)
+        elif (left_s := deadline - time.monotonic()) > 0:
+            time.sleep(min(_LOOK_MOST_S, left_s))
 
 
 # Where the threads of one process queue: only as many as there are slots look at the files, over and over, and who
 # leaves a slot wakes the next at once.
-_lines: WeakValueDictionary[tuple[Path, int], threading.Semaphore] = WeakValueDictionary()
+_lines: WeakValueDictionary[tuple[Path, int], _Line] = WeakValueDictionary()
 _lock = threading.Lock()
 
 
-def _line(place: Path, count: int) -> threading.Semaphore:
+class _Line(threading.Semaphore):
+    left_at = -math.inf  # monotonic; when somebody left a slot
+
+
+def _line(place: Path, count: int) -> _Line:
     with _lock:
         found = _lines.get((place, count))
         if found is None:
-            found = _lines[place, count] = threading.Semaphore(count)
+            found = _lines[place, count] = _Line(count)
         return found
 
 
@@ -125,14 +151,14 @@ def turn(file: Path, *, timeout_s: float) -> Iterator[None]:
         yield
 
 
-def _try(file: Path) -> int | None:
+def _try(file: Path, how: int = fcntl.LOCK_EX) -> int | None:
     try:
         handle = os.open(file, _FLAGS, 0o600)
     except FileNotFoundError:
         file.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(file, _FLAGS, 0o600)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, how | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
         return None

@@ -20,7 +20,7 @@ from app.environments.compose.sweeping import shared
 from app.environments.engine import ROLE, Engine, engine_of
 from app.environments.listing import READY, attempt_in, label_id, label_ready, listed, unix_of
 from app.environments.local import OWNER, end
-from app.environments.oci import Records
+from app.environments.oci import Records, remove_abandoned
 from app.environments.oci import end as end_environment
 from app.environments.oci.records import Record
 from app.errors import EngineUnavailable, EnvironmentFailed
@@ -34,6 +34,8 @@ log = structlog.get_logger()
 
 _JUST_MADE_S = 1.0
 """The same for scratch folders, which are looked at first."""
+_CGROUPS_S = 600.0
+"""Between two looks for control groups whose home is gone."""
 _YOUNG_S = 3.0
 """Its instance may be newer than the list of live ones that we were given."""
 
@@ -47,6 +49,7 @@ class Sweeper:
     def __init__(self, settings: Settings, database: Database | None = None) -> None:
         self._settings = settings
         self._database = database
+        self._cgroups_next = 0.0  # monotonic
 
     def sweep(self, live_instances: set[UUID], ended: Collection[UUID] = ()) -> int:
         """Remove what belongs to no live instance or is overdue; how many. Instances are their provider's to end.
@@ -139,6 +142,9 @@ class Sweeper:
                     continue
                 log.warning("environment.swept", environment=one.id)
                 removed.append(_thing(ObjectKind.ENVIRONMENT, one.id, one.labels, one.made_unix_s))
+        if time.monotonic() >= self._cgroups_next:
+            remove_abandoned()
+            self._cgroups_next = time.monotonic() + _CGROUPS_S
         return removed
 
     def _settle(self, database: Database) -> None:

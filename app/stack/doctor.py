@@ -161,8 +161,8 @@ def _ports(settings: Settings) -> tuple[Level, str, str]:
     if found := ports.taken(settings):
         return (
             Level.FAIL,
-            f"taken by somebody else: {', '.join(found.values())}",
-            f"set {', '.join(found)} to a free port",
+            f"taken: {', '.join(found.values())}",
+            f"set {', '.join(found)} to free ports",
         )
     return _ok("free")
 

@@ -24,6 +24,7 @@ from app.stack.programs import Program, Stage, programs
 log = structlog.get_logger(__name__)
 
 _DISPATCHER_S = 60.0
+_OTHERS_STOP_S = 30
 
 Report = Callable[[str], None]
 Table = Callable[[Settings], tuple[Program, ...]]
@@ -213,7 +214,11 @@ def _stop_supervised(settings: Settings, report: Report, table: Table) -> tuple[
         report(f"no stack runs in {settings.home}")
         return [], []
     known = {state.name for state in supervisor.states(settings)}
-    running = [program for program in table(settings) if program.name in known]
+    wanted = table(settings)
+    running = [program for program in wanted if program.name in known]
+    # What other settings started, such as more gateways: it may need the servers for its last words.
+    others = sorted(known - {program.name for program in wanted})
+    running += [Program(name, Stage.MODELS, (), stop_wait_s=_OTHERS_STOP_S) for name in others]
     stopped: list[str] = []
     stragglers: list[str] = []
     for stage in reversed(Stage):

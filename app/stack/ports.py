@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections import defaultdict
 
 from app.errors import InstallationFailed
 from app.settings import PREFIX, Settings
@@ -18,12 +19,12 @@ def taken(settings: Settings) -> dict[str, str]:
     if settings.model_base_url is None:
         wanted.append((f"{PREFIX}REPLAY_PORT", "the replay engine", settings.replay_port))
     seen: set[int] = set()
-    found: dict[str, str] = {}
+    found: defaultdict[str, list[str]] = defaultdict(list)
     for variable, who, port in wanted:
         if port in seen or _is_taken(settings.bind, port):
-            found[variable] = f"{port} for {who}"
+            found[variable].append(f"{port} for {who}")
         seen.add(port)
-    return found
+    return {variable: ", ".join(those) for variable, those in found.items()}
 
 
 def refuse_taken(settings: Settings) -> None:

@@ -220,26 +220,24 @@ def test_leaving_does_not_wait_for_a_command_without_end() -> None:
         shell.hold.set()
 
 
-def test_what_a_killed_process_left_is_removed_and_what_is_served_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_what_a_killed_process_left_is_removed_and_what_is_served_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     long_ago = time.time() - 5000
-    old, young, foreign = (
-        tmp_path / f"{name}-x" for name in ("megaflow-bridge", "megaflow-bridge-y", "something-else")
-    )
-    for folder in (old, young, foreign):
-        folder.mkdir()
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(folder / "shell"))  # and nobody takes calls there any more
-    for folder in (old, foreign):
-        os.utime(folder, (long_ago, long_ago))
-    with serve(EchoShell()) as served:
-        os.utime(served.address.parent, (long_ago, long_ago))
-        with serve(EchoShell()) as another:
-            assert served.address.exists()
-            assert another.address.exists()
-            assert ask(served.address, command="ls")["exit_code"] == 3
-        assert not old.exists()
-        assert young.exists()
-        assert foreign.exists()
+    with tempfile.TemporaryDirectory(prefix="mf-", dir="/tmp") as place:  # short, as a socket's path must be
+        monkeypatch.setattr(tempfile, "tempdir", place)
+        old, young, foreign = (
+            Path(place) / f"{name}-x" for name in ("megaflow-bridge", "megaflow-bridge-y", "something-else")
+        )
+        for folder in (old, young, foreign):
+            folder.mkdir()
+            (folder / "lock").touch()  # and nobody has it
+        for folder in (old, foreign):
+            os.utime(folder, (long_ago, long_ago))
+        with serve(EchoShell()) as served:
+            os.utime(served.address.parent, (long_ago, long_ago))
+            with serve(EchoShell()) as another:
+                assert another.address.exists()
+                assert ask(served.address, command="ls")["exit_code"] == 3
+            assert not old.exists()
+            assert young.exists()
+            assert foreign.exists()
+        assert not served.address.parent.exists()

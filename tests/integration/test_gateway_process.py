@@ -9,6 +9,7 @@ import re
 import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from uuid import uuid4
 
 import aiohttp
 from aiohttp import web
@@ -21,7 +22,7 @@ from app.model_service.client import GatewayClient
 from app.models.model_calls import CallEnd, Dialect
 from app.settings import PREFIX, Settings
 from app.stack.programs import programs
-from tests.integration.gateway_ground import MODEL, Engine, an_attempt, events, request, run
+from tests.integration.gateway_ground import MODEL, Engine, an_attempt, events, ground, request, run
 from tests.services import MakeSettings
 
 
@@ -151,7 +152,7 @@ def test_a_killed_gateway_loses_no_account(make_settings: MakeSettings) -> None:
     run(story())
 
 
-def test_gateways_beside_each_other_share_limits_and_the_end_of_a_session(make_settings: MakeSettings) -> None:
+def test_gateways_beside_each_other_share_limits_and_keep_to_their_attempts(make_settings: MakeSettings) -> None:
     async def story() -> None:
         settings = make_settings()
         async with gateway(settings) as (first, engine, database, http):
@@ -172,16 +173,27 @@ def test_gateways_beside_each_other_share_limits_and_the_end_of_a_session(make_s
                 calls += [_ask(http, second, headers=more) for _ in range(8)]
                 assert set(await asyncio.gather(*calls)) == {200}
                 assert engine.most == 2
-                with GatewayClient(second.url, "t2") as client:
-                    account = await asyncio.to_thread(client.account)
-                    assert account.calls == 8
-                    assert await _ask(http, first, headers=more) == 200, "also where its attempt does not call"
-                    await asyncio.to_thread(client.close)
-                while await _ask(http, first, headers=more) == 200:  # it looks every second or two
-                    await asyncio.sleep(0.05)
-                assert await _ask(http, first, headers=more) == 403
             finally:
                 await second.end(signal.SIGKILL)
+
+    run(story())
+
+
+def test_of_several_gateways_each_refuses_the_attempts_of_the_others(make_settings: MakeSettings) -> None:
+    async def story() -> None:
+        settings = make_settings(gateways=2)
+        mine, other = settings.gateway_bases()
+        async with ground(settings, attempt=False, base=mine) as g:
+            seen: dict[str, int] = {}
+            while len(seen) < 2:
+                token = uuid4().hex
+                claim = await asyncio.to_thread(an_attempt, g.database, token)
+                status, said = await g.ask(token=token)
+                seen[settings.gateway_of(claim.attempt_id)] = status
+                if status != 200:
+                    assert said["error"]["code"] == "misdirected"
+                    assert other in said["error"]["message"]
+            assert seen == {mine: 200, other: 421}
 
     run(story())
 

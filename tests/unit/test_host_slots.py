@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -38,9 +40,9 @@ def test_only_those_whose_turn_it_is_look_at_the_files(tmp_path: Path, monkeypat
     looks: Counter[str] = Counter()
     look = host_slots._try
 
-    def counted(file: Path) -> int | None:
-        looks[threading.current_thread().name] += 1
-        return look(file)
+    def counted(file: Path, *how: int) -> int | None:
+        looks[threading.current_thread().name] += file.suffix != ".waiting"
+        return look(file, *how)
 
     monkeypatch.setattr(host_slots, "_try", counted)
     entered, leave = threading.Event(), threading.Event()
@@ -82,6 +84,45 @@ def test_a_holder_in_another_process_counts(tmp_path: Path) -> None:
     del again
     gc.collect()
     assert not [place for place, _ in host_slots._lines if place.is_relative_to(tmp_path)], "nobody waits there now"
+
+
+ELSEWHERE = """
+import sys, time
+from pathlib import Path
+from app.environments.host_slots import turn
+for _ in range(int(sys.argv[2])):
+    with turn(Path(sys.argv[1]), timeout_s=120):
+        print("turn", flush=True)
+        time.sleep(0.005)
+    time.sleep(0.03)
+"""
+
+
+def test_another_process_has_its_turns_too(tmp_path: Path) -> None:
+    over, mine = threading.Event(), Counter[str]()
+
+    def work() -> None:
+        while not over.is_set():
+            with turn(tmp_path / "turn", timeout_s=120):
+                mine["turns"] += 1
+                time.sleep(0.005)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    command = [sys.executable, "-c", ELSEWHERE, str(tmp_path / "turn"), "9"]
+    try:
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+            assert other.stdout is not None
+            other.stdout.readline()
+            before = mine["turns"]
+            assert [other.stdout.readline() for _ in range(8)] == [b"turn\n"] * 8
+            ours = mine["turns"] - before
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(60)
+    assert 0 < ours < 8 * 20  # three for each of theirs; a hundred where nobody gives way
 
 
 def test_a_fork_does_not_wait_for_its_parents_threads(tmp_path: Path) -> None:

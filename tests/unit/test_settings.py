@@ -54,9 +54,17 @@ def test_gateways_are_those_of_this_host_or_those_that_are_named(monkeypatch: py
     assert Settings().gateway_bases() == ("http://127.0.0.1:8766",)
     assert Settings(gateways=2, gateway_port=9000).gateway_bases() == ("http://127.0.0.1:9000", "http://127.0.0.1:9001")
     monkeypatch.setenv("MEGAFLOW_GATEWAY_URL", "http://a:1/, https://b:2,http://a:1")
-    assert Settings(gateways=2).gateway_bases() == ("http://a:1", "https://b:2")
-    assert Settings(gateways=2).gateway_ports() == ()
-    monkeypatch.setenv("MEGAFLOW_GATEWAY_URL", "http://a:1,b:2")
+    assert Settings().gateway_bases() == ("http://a:1", "https://b:2")
+    assert Settings().gateway_ports() == ()
+    with pytest.raises(SettingsInvalid, match=r"MEGAFLOW_GATEWAYS: .*expected 1 beside MEGAFLOW_GATEWAY_URL"):
+        Settings(gateways=2)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["b:2", "http://", "http://a:1:https://b:2", "http://a/v1", "http://u:p@a", "http://a:99999", "ftp://a"]
+)
+def test_an_address_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    monkeypatch.setenv("MEGAFLOW_GATEWAY_URL", f"http://well:1,{wrong}")
     with pytest.raises(SettingsInvalid, match=r"MEGAFLOW_GATEWAY_URL: .*expected http://HOST:PORT"):
         Settings()
 

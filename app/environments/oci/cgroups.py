@@ -192,7 +192,7 @@ def remove_abandoned() -> int:
     """
     unified = (ROOT / "cgroup.controllers").exists()
     removed = 0
-    for place in [ROOT] if unified else [ROOT / name for name in _CONTROLLERS]:
+    for place in [ROOT] if unified else [ROOT / name for name in os.listdir(ROOT)]:
         for folder in place.glob(f"{_PREFIX}*"):
             with suppress(OSError):
                 if time.time() - folder.stat().st_mtime > _YOUNG_S:

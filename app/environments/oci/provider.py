@@ -19,7 +19,6 @@ from app.environments.base import Route, Tags, Ticket, Times
 from app.environments.disk_watch import DiskWatch, limit_of
 from app.environments.host_slots import Gate, HostGate, turn
 from app.environments.oci.body import Body, Site
-from app.environments.oci.cgroups import remove_abandoned
 from app.environments.oci.environment import OciEnvironment
 from app.environments.oci.images import OciImages
 from app.environments.oci.records import Record, Records
@@ -227,7 +226,6 @@ class OciProvider:
             if record.installation in (installation, "") and not kept.get(record.id, False):
                 Body(site, record.id).end()
                 removed.append(record.id)
-        remove_abandoned()
         return removed
 
 

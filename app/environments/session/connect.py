@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import select
@@ -59,7 +60,10 @@ class Immediate:
 
     def _wait(self, event: int, timeout_s: float) -> None:
         poll = select.poll()
-        poll.register(self._connection, event)
+        try:
+            poll.register(self._connection, event)
+        except ValueError as error:
+            raise OSError(errno.EBADF, "the connection was closed") from error
         if not poll.poll(None if timeout_s == math.inf else max(0.0, timeout_s) * 1000):
             raise TimeoutError
 

@@ -28,7 +28,7 @@ class Lane:
 
     def __init__(self, stream: Stream) -> None:
         self._stream: Stream = Immediate(stream) if isinstance(stream, socket.socket) else stream
-        self._view = memoryview(mmap.mmap(-1, _BUFFER_BYTES))
+        self._view = memoryview(mmap.mmap(-1, _BUFFER_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         self._start = self._end = 0  # what was received and not yet taken
         self.deadline = 0.0  # monotonic; of everything that follows
         self._poll = select.poll()

@@ -7,7 +7,17 @@ from typing import Any
 
 from app.model_service.dialects.base import Message, Reply
 from app.model_service.dialects.parts import assistant, call_of, content_of, tool_of
-from app.model_service.dialects.reading import events_of, inside, listed, number, quoted, said, scores_in, whole_numbers
+from app.model_service.dialects.reading import (
+    counted,
+    events_of,
+    inside,
+    listed,
+    number,
+    quoted,
+    said,
+    scores_in,
+    whole_numbers,
+)
 from app.models.model_calls import TokenUse
 
 _ROLES = {"developer": "system", "function": "tool"}
@@ -155,11 +165,13 @@ def _finish(value: object) -> str:
 def usage_of(told: object) -> TokenUse:
     """Tokens as engines tell them."""
     cached = number(inside(told, "prompt_tokens_details", "cached_tokens"))
-    return TokenUse(
-        prompt=number(inside(told, "prompt_tokens")),
-        completion=number(inside(told, "completion_tokens")),
-        cached=number(inside(told, "prompt_cache_hit_tokens")) if cached is None else cached,
-        reasoning=number(inside(told, "completion_tokens_details", "reasoning_tokens")),
+    return counted(
+        TokenUse(
+            prompt=number(inside(told, "prompt_tokens")),
+            completion=number(inside(told, "completion_tokens")),
+            cached=number(inside(told, "prompt_cache_hit_tokens")) if cached is None else cached,
+            reasoning=number(inside(told, "completion_tokens_details", "reasoning_tokens")),
+        )
     )
 
 

@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m app.model_service.gateway", description=__doc__)
     parser.add_argument("--host", default=None, help="default: MEGAFLOW_BIND")
     parser.add_argument("--port", type=int, default=None, help="default: MEGAFLOW_GATEWAY_PORT; 0 takes a free one")
+    parser.add_argument("--base", default=None, help="its URL in MEGAFLOW_GATEWAY_URL; refuse other gateways' attempts")
     parser.add_argument("--grace", type=int, default=GRACE_S, help="seconds that calls may go on after SIGTERM")
     arguments = parser.parse_args(argv)
     try:
@@ -45,12 +46,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     logs.configure(settings.log_level)
     sys.setswitchinterval(_SWITCH_S)
+    port = settings.gateway_port if arguments.port is None else arguments.port
+    base = arguments.base or (f"http://127.0.0.1:{port}" if port in settings.gateway_ports() else None)
+    if base is not None and base not in settings.gateway_bases():
+        known = ", ".join(settings.gateway_bases())
+        print(f"gateway: expected --base to be one of MEGAFLOW_GATEWAY_URL ({known}); found {base}", file=sys.stderr)
+        return 78
     database = Database(settings.database(), pool_size=_CONNECTIONS)
     try:
         _serve(
-            create_app(settings, database, recorder=lambda: LedgerRecorder(settings, database)),
+            create_app(settings, database, recorder=lambda: LedgerRecorder(settings, database), base=base),
             host=arguments.host or settings.bind,
-            port=settings.gateway_port if arguments.port is None else arguments.port,
+            port=port,
             grace_s=arguments.grace,
         )
     finally:

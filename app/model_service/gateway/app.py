@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import aiohttp
 from starlette.applications import Starlette
@@ -68,6 +68,7 @@ class Gateway:
         limiter: Callable[[], ModelLimiter],
         keys: Keys | None = None,
         body_bytes: int = BODY_BYTES,
+        base: str | None = None,
     ) -> None:
         """`recorder` and `limiter` are made on the loop that they are for, and closed with it."""
         self._settings = settings
@@ -76,6 +77,7 @@ class Gateway:
         self._make_limiter = limiter
         self._keys = keys or Keys()
         self._body_bytes = body_bytes
+        self._base = base
         self._calls = {f"{prefix}/{dialect.value}": dialect for prefix in _PREFIXES for dialect in Dialect}
         self._rest = Starlette(routes=self._paths(), lifespan=self._lifespan)
         self.routes: Routes
@@ -129,6 +131,11 @@ class Gateway:
     async def _count_tokens(self, request: Request) -> Response:
         return await TokenCounts(self.parts, self.routes, self._http).answer(request)
 
+    def _elsewhere(self, attempt: UUID) -> str | None:
+        """The other gateway that serves this attempt, if that is so."""
+        base = self._base and self._settings.gateway_of(attempt)
+        return base if base != self._base else None
+
     # --- The process ------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
@@ -136,7 +143,7 @@ class Gateway:
         settings = self._settings
         self._http = http_client(settings.model_timeout_s)
         self.routes = Routes(settings, self._http, self._database)
-        callers = Callers(self._database, patience_s=min(60.0, settings.gateway_patience_s))
+        callers = Callers(self._database, patience_s=min(60.0, settings.gateway_patience_s), elsewhere=self._elsewhere)
         upstream = Upstream(self._http, self.routes, self._keys, timeout_s=settings.model_timeout_s)
         recorder, limiter = self._make_recorder(), self._make_limiter()
         self.parts = Parts(
@@ -176,8 +183,12 @@ def create_app(
     limiter: Callable[[], ModelLimiter] | None = None,
     keys: Keys | None = None,
     body_bytes: int = BODY_BYTES,
+    base: str | None = None,
 ) -> Gateway:
-    """The gateway of an installation; `recorder` and `limiter` are called on the loop that serves."""
+    """A gateway of an installation; `recorder` and `limiter` are called on the loop that serves.
+
+    base: its URL among those of the settings; None: whatever attempt calls is served.
+    """
     return Gateway(
         settings,
         database,
@@ -185,4 +196,5 @@ def create_app(
         limiter=limiter or (lambda: ModelLimiter.of(settings, database)),
         keys=keys,
         body_bytes=body_bytes,
+        base=base,
     )

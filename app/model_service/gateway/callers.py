@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -39,6 +39,7 @@ _ENDED = "the attempt that this token was made for has ended, or its account was
 @dataclass(slots=True)
 class _Known:
     session: ModelSession
+    elsewhere: str | None
     used_at: float
 
 
@@ -56,8 +57,17 @@ def token_of(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
 class Callers:
     """Sessions by token. For one event loop; queries run in threads."""
 
-    def __init__(self, database: Database, *, fresh_s: float = FRESH_S, patience_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        fresh_s: float = FRESH_S,
+        patience_s: float = 60.0,
+        elsewhere: Callable[[UUID], str | None] = lambda _: None,
+    ) -> None:
+        """elsewhere: the URL of the other gateway that serves an attempt; None: this one does."""
         self._database = database
+        self._elsewhere = elsewhere
         self._fresh_s = fresh_s
         self._patience_s = patience_s
         self._known: dict[str, _Known] = {}
@@ -78,17 +88,16 @@ class Callers:
         """Whose token this is. Raises: Refusal: nobody's (401), an ended attempt's (403), or nobody can tell (503)."""
         if not token:
             raise Refusal(401, "token_missing", _NO_TOKEN, CallEnd.REFUSED)
-        known = self._known.get(token)
-        if known is None:
-            session = await self._find(token)
-        else:
-            known.used_at = time.monotonic()
-            session = known.session
-        if not session.live and not ended_too:
+        known = self._known.get(token) or await self._find(token)
+        known.used_at = time.monotonic()
+        if not known.session.live and not ended_too:
             raise Refusal(403, "attempt_ended", _ENDED, CallEnd.REFUSED)
-        return session
+        if known.elsewhere is not None:
+            message = f"expected the calls of this attempt at {known.elsewhere}, which has its account"
+            raise Refusal(421, "misdirected", message, CallEnd.REFUSED)
+        return known.session
 
-    async def _find(self, token: str) -> ModelSession:
+    async def _find(self, token: str) -> _Known:
         now = time.monotonic()
         if len(token) > _TOKEN_MOST or now - self._unknown.get(token, -_UNKNOWN_S) < _UNKNOWN_S:
             raise Refusal(401, "token_unknown", _WRONG, CallEnd.REFUSED)
@@ -106,8 +115,8 @@ class Callers:
                 self._unknown.clear()
             self._unknown[token] = time.monotonic()
             raise Refusal(401, "token_unknown", _WRONG, CallEnd.REFUSED)
-        self._known[token] = _Known(session, time.monotonic())
-        return session
+        known = self._known[token] = _Known(session, self._elsewhere(session.attempt_id), time.monotonic())
+        return known
 
     async def _ask(self, token: str) -> ModelSession | None:
         give_up = time.monotonic() + self._patience_s
