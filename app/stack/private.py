@@ -80,8 +80,7 @@ class PrivateStack:
 
     def spawn(self, program: Program) -> None:
         """Start a program and wait for nothing."""
-        self._programs[program.name] = program
-        self._running[program.name] = self._starter.submit(self._spawn, program).result()
+        self._starter.submit(self._spawn, program).result()
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
         """Send a signal to a program; nothing waits for what comes of it. Raises: UnknownName."""
@@ -116,8 +115,9 @@ class PrivateStack:
 
     def close(self) -> None:
         """End everything, the servers last."""
-        for name, program in self._programs.items():
-            if program.stage is not Stage.SERVERS:
+        self._starter.submit(lambda: None).result()  # what was being started when we were told to stop is there now
+        for name in list(self._running):
+            if self._programs[name].stage is not Stage.SERVERS:
                 self._tell_to_stop(name)  # together: each takes its time
         for name in sorted(self._running, key=lambda name: self._programs[name].stage, reverse=True):
             self.stop(name)
@@ -134,10 +134,11 @@ class PrivateStack:
             raise UnknownName.of("program of the private stack", name, list(self._running))
         return self._running[name]
 
-    def _spawn(self, program: Program) -> subprocess.Popen[bytes]:
+    def _spawn(self, program: Program) -> None:
+        """In the starter's thread, which no signal interrupts: what was started is known."""
         stop_signal = int(getattr(signal, f"SIG{program.stop_signal}"))
         with self.log_file(program.name).open("ab") as output:
-            return subprocess.Popen(  # noqa: S603 (our own programs)
+            process = subprocess.Popen(  # noqa: S603 (our own programs)
                 program.command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -150,6 +151,8 @@ class PrivateStack:
                 start_new_session=True,
                 preexec_fn=lambda: _LIBC.prctl(_DIE_WITH_PARENT, stop_signal),
             )
+        self._programs[program.name] = program
+        self._running[program.name] = process
 
     def wait_until_ready(self, name: str) -> None:
         """Until it answers. Raises: as `start`."""

@@ -44,7 +44,7 @@ def messages(draw: st.DrawFn) -> dict[str, Any]:
 def replies(draw: st.DrawFn) -> Reply:
     message = draw(messages())
     ids = draw(st.none() | st.lists(st.integers(0, 200_000), max_size=40).map(tuple))
-    prompt = draw(st.integers(0, 10**6))
+    prompt = draw(st.integers(1, 10**6))  # noughts for all stand for "not counted"
     return Reply(
         message=message,
         finish_reason=draw(st.sampled_from(["length", "tool_calls" if "tool_calls" in message else "stop"])),
