@@ -12,7 +12,7 @@ import structlog
 import uvicorn
 
 from app import logs
-from app.errors import MegaFlowError
+from app.errors import MegaFlowError, SettingsInvalid
 from app.ledger.database import Database
 from app.model_service.gateway.app import Gateway, create_app
 from app.model_service.recording import LedgerRecorder
@@ -41,17 +41,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         settings = load()
+        port = settings.gateway_port if arguments.port is None else arguments.port
+        base = arguments.base or (f"http://127.0.0.1:{port}" if port in settings.gateway_ports() else None)
+        if base is not None and base not in settings.gateway_bases():
+            known = ", ".join(settings.gateway_bases())
+            raise SettingsInvalid(f"expected --base to be one of MEGAFLOW_GATEWAY_URL ({known}); found {base}")
     except MegaFlowError as error:
         print(f"gateway: {error}", file=sys.stderr)
         return error.exit_code
     logs.configure(settings.log_level)
     sys.setswitchinterval(_SWITCH_S)
-    port = settings.gateway_port if arguments.port is None else arguments.port
-    base = arguments.base or (f"http://127.0.0.1:{port}" if port in settings.gateway_ports() else None)
-    if base is not None and base not in settings.gateway_bases():
-        known = ", ".join(settings.gateway_bases())
-        print(f"gateway: expected --base to be one of MEGAFLOW_GATEWAY_URL ({known}); found {base}", file=sys.stderr)
-        return 78
     database = Database(settings.database(), pool_size=_CONNECTIONS)
     try:
         _serve(

@@ -85,7 +85,10 @@ class Callers:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def session(self, token: str | None, *, ended_too: bool = False) -> ModelSession:
-        """Whose token this is. Raises: Refusal: nobody's (401), an ended attempt's (403), or nobody can tell (503)."""
+        """Whose token this is.
+
+        Raises: Refusal: nobody's (401), an ended attempt's (403), another gateway's (421), or nobody can tell (503).
+        """
         if not token:
             raise Refusal(401, "token_missing", _NO_TOKEN, CallEnd.REFUSED)
         known = self._known.get(token) or await self._find(token)
