@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -17,7 +18,7 @@ from requests import RequestException
 from app.environments.base import Forward, Origin, ResetProof, Route, Serve, Tags, Ticket, Times
 from app.environments.engine import Engine
 from app.environments.forwarding import forward
-from app.environments.layer import Layer, places_of, written_bytes
+from app.environments.layer import Layer, outside_of, places_of, written_bytes
 from app.environments.living import Living, WatchedShell
 from app.environments.memory_watch import MemoryWatch, file_of, is_of
 from app.environments.outlets import Outlet, open_outlet
@@ -55,14 +56,21 @@ class DockerEnvironment(Living):
         layer: Layer | None,
         times: Times,
         tools: tuple[Tool, ...] = (),
+        *,
+        name: str = "",
+        alone: bool = False,
     ) -> None:
-        """image_id: the task's image, also when the container stands on what a set-up made of it."""
+        """image_id: the task's image, also when the container stands on what a set-up made of it. name: where it is
+        known. alone: without any network of the engine's.
+        """
         super().__init__(spec)
         self._engine = engine
         self._inside = inside
         self._image_id = image_id
         self._entrance = entrance
         self._layer = layer
+        self._name = name
+        self._alone = alone
         self._origin = Origin.FRESH
         self._set_up_inside = False
         self._forwards: weakref.WeakSet[Forward] = weakref.WeakSet()  # those that are closed are forgotten
@@ -88,13 +96,25 @@ class DockerEnvironment(Living):
             raise
 
     def _look(self) -> None:
-        """What must be known before the first command."""
-        about = self._engine.api.inspect_container(self.id)
-        self._name = str(about["Name"]).lstrip("/")
-        self._pid = int(about["State"]["Pid"])
+        """What must be known before the first command; the engine is asked for what cannot be seen."""
+        init, outside = self._entrance.init(), self._outside()
+        if self._name and init is not None and outside is not None and is_of(self.id, init):
+            self._pid = init
+        else:
+            about = self._engine.api.inspect_container(self.id)
+            self._name = str(about["Name"]).lstrip("/")
+            self._pid = int(about["State"]["Pid"])
+            outside = outside_of(about)
         self._memory = self._watch(0)
         if self._layer is not None and self._origin is Origin.FRESH:
-            self._layer.note_outside(about)
+            self._layer.note_outside(outside)
+
+    def _outside(self) -> list[Path] | None:
+        """See `Layer.note_outside`; None: only the engine knows."""
+        if self._layer is None or self._origin is not Origin.FRESH:
+            return []
+        alone = self._engine.folder_of(self.id) / "hostname" if self._alone else None
+        return [alone] if alone is not None and alone.exists() else None
 
     def _watch(self, known: int) -> MemoryWatch:
         return MemoryWatch(file_of(self.id, self._pid), lambda: self._session.stats().oom_kills, known)

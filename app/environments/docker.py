@@ -13,7 +13,7 @@ from docker.errors import APIError, DockerException, NotFound
 from docker.types import LogConfig, Mount
 from requests import RequestException
 
-from app.environments import engine_disk, quick_start
+from app.environments import engine_disk, hosts_file, quick_start
 from app.environments.base import Tags, Ticket, Times
 from app.environments.container import DockerEnvironment
 from app.environments.disk import disk_named
@@ -30,7 +30,7 @@ from app.environments.tools import Find, Tool, told, tools_of
 from app.environments.warm.wire import close_all
 from app.environments.ways import WAYS, Entrance, Inside, Kinds, Way, WayClosed, choice_for
 from app.errors import EnvironmentFailed, ImageUnavailable, StationError
-from app.models.spec import Bundle, EnvironmentSpec, Network
+from app.models.spec import Bundle, EnvironmentSpec, Network, Reuse
 from app.settings import Settings
 
 __all__ = ["CAP_DROP", "DockerEnvironment", "DockerProvider"]
@@ -168,11 +168,17 @@ class DockerProvider:
                 with times.measure("create"):
                     container_id = self._create(engine, spec, tags, root or image_id, network, entrance, tools)
                     about = engine.api.inspect_container(container_id)
+                    if self._alone(network, spec):
+                        hosts_file.write(engine, about)
                 user = None if entrance.as_image_says else self._user(engine, image_id)
                 inside = Inside(container_id, spec.workdir, user)
                 layer = Layer.of(about, {str(mount["Target"]) for mount in _mounts(entrance, tools)})
                 self._images.refuse_unfit(container_id, image_id, spec.label)  # leaves files in the layer
-                environment = DockerEnvironment(engine, inside, spec, image_id, entrance, layer, times, tools)
+                environment = DockerEnvironment(
+                    *(engine, inside, spec, image_id, entrance, layer, times, tools),
+                    name=str(about["Name"]).lstrip("/"),
+                    alone=self._alone(network, spec),
+                )
                 environment.start(proven=proven)
             except BaseException as error:
                 entrance.close()
@@ -206,9 +212,11 @@ class DockerProvider:
                 labels=self._labels(tags),
                 healthcheck={"Test": ["NONE"]},
                 host_config=self._limits(engine, spec, network, entrance, tools),
+                network_disabled=self._alone(network, spec),
                 **self._joining(),
             )
         except NotFound as error:
+            self._images.forget(spec)
             raise ImageUnavailable(f"image {spec.label} was here and is gone ({image_id}); try again.") from error
         return str(answer["Id"])
 
@@ -220,7 +228,7 @@ class DockerProvider:
             init=entrance.needs_init,
             mounts=_mounts(entrance, tools),
             network_mode=network,
-            runtime=quick_start.of(engine).runtime(network),
+            runtime=quick_start.of(engine).runtime(),
             cpu_shares=CPU_SHARES,
             nano_cpus=int(min(resources.cpus, engine.cpus) * 1e9),
             mem_limit=resources.memory_bytes,
@@ -245,6 +253,10 @@ class DockerProvider:
     def _joining(self) -> dict[str, Any]:
         """What else the engine is told of a container that is one of several: see `compose`."""
         return {}
+
+    def _alone(self, network: str, spec: EnvironmentSpec) -> bool:
+        """Whether a container needs nothing of the engine's networks, see `hosts_file`, and can be given its files."""
+        return network == "none" and not self._joining() and spec.reuse is not Reuse.SHARED_READONLY
 
     def _network(self, spec: EnvironmentSpec, tags: Tags) -> str:
         """What a container is connected to. Only an open one to anything: what a policy lets through is forwarded."""

@@ -8,12 +8,14 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import requests
 from docker import APIClient
 from docker.errors import APIError, DockerException, NotFound
+from docker.transport import UnixHTTPAdapter
 from docker.utils import kwargs_from_env
 
 from app.environments.disk import no_space
@@ -23,12 +25,26 @@ from app.settings import Settings
 _CALL_S = 120
 """One call: a busy engine may take long over a start."""
 _REMOVAL_S = 10.0
+_CONNECTIONS = 256
+"""Kept open when they are not used; more are made when they are needed."""
+_STREAMS = ("/exec/", "/attach")
 _BLANK = b"\r\n\r\n"
 _TRY = "start the engine (`megaflow up` does where it may), or point MEGAFLOW_DOCKER_URL at one"
 
 
 ROLE = "megaflow.role"
 """Label that tells environments and their networks from other objects of ours (instances, services)."""
+
+
+class _OnePool(UnixHTTPAdapter):
+    """Keeps connections for all calls: the client library's keeps some for each URL, which is to make nearly all anew.
+
+    A call whose connection becomes a stream has one of its own.
+    """
+
+    def get_connection(self, url: str | bytes, proxies: Any = None) -> Any:
+        stream = any(word in str(url) for word in _STREAMS)
+        return super().get_connection(url if stream else "calls", proxies)
 
 
 class Engine:
@@ -45,6 +61,14 @@ class Engine:
             self.api = APIClient(base_url=self.url, version="auto", timeout=_CALL_S, num_pools=64, max_pool_size=64)
         except (DockerException, OSError) as error:
             raise EngineUnavailable(f"no container engine answers at {self.url} ({_reason(error)}); {_TRY}.") from error
+        if self.is_local:
+            self.api.trust_env = False  # no proxy leads to a socket of this host: not to be looked for at each call
+            self.api.mount("http+docker://", _OnePool(urlsplit(self.url).path, _CALL_S, max_pool_size=_CONNECTIONS))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is reached by a socket of this host."""
+        return urlsplit(self.url).scheme in ("unix", "http+unix")
 
     @property
     def cpus(self) -> int:
@@ -55,6 +79,10 @@ class Engine:
     def architecture(self) -> str:
         """The kernel's name for it, e.g. `x86_64`."""
         return str(self._told["Architecture"])
+
+    def folder_of(self, container_id: str) -> Path:
+        """Where it keeps what it writes for a container, perhaps not on this host."""
+        return Path(str(self._told["DockerRootDir"])) / "containers" / container_id
 
     @property
     def _told(self) -> dict[str, Any]:
@@ -78,6 +106,10 @@ class Engine:
         try:
             yield
         except (APIError, DockerException) as error:
+            if isinstance(error, APIError) and error.is_server_error() and not self._listens():
+                raise EngineUnavailable(
+                    f"{doing}: the engine at {self.url} ends ({_reason(error)}); {_TRY}."
+                ) from error
             raise self._as_ours(doing, _reason(error), otherwise) from error
         except requests.Timeout as error:
             raise EngineUnavailable(f"{doing}: no answer from {self.url} within {_CALL_S} s; {_TRY}.") from error
@@ -90,6 +122,14 @@ class Engine:
         if no_space(reason):
             return DiskFull(f"{doing}: the engine's disk is full ({reason}); free some with `docker system prune`.")
         return otherwise(f"{doing}: the engine says: {reason}")
+
+    def _listens(self) -> bool:
+        """Whether it takes new connections: one that is ending answers on those that it has, and can do nothing."""
+        try:
+            self._connect().close()
+        except OSError:
+            return False
+        return True
 
     def remove(self, container_id: str) -> None:
         """Kill and remove a container with its volumes; not there, or going already, is fine."""
@@ -134,7 +174,7 @@ class Engine:
 
     def _connect(self) -> socket.socket:
         parts = urlsplit(self.url)
-        if parts.scheme in ("unix", "http+unix"):
+        if self.is_local:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             connection.settimeout(_CALL_S)
             try:

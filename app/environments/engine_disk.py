@@ -67,8 +67,13 @@ def _ulimits() -> list[Ulimit]:
 
 
 def has_quotas(engine: Engine) -> bool:
-    """Whether the engine takes `size` for a container: to be seen from its own host alone."""
-    about = _about(engine)
+    """Whether the engine takes `size` for a container: to be seen from its own host alone. Looked at once."""
+    if engine not in _quotas:
+        _quotas[engine] = _has_quotas(_about(engine))
+    return _quotas[engine]
+
+
+def _has_quotas(about: dict[str, Any]) -> bool:
     if about.get("Driver") in _SUBVOLUMES:
         return True
     try:
@@ -97,6 +102,7 @@ def _about(engine: Engine) -> dict[str, Any]:
 
 
 _known: WeakKeyDictionary[Engine, dict[str, Any]] = WeakKeyDictionary()
+_quotas: WeakKeyDictionary[Engine, bool] = WeakKeyDictionary()
 
 
 # --- Watching --------------------------------------------------------------------------------------------------------
@@ -110,8 +116,7 @@ def watch_of(engine: Callable[[], Engine], settings: Settings) -> DiskWatch:
 
 def in_sight(engine: Engine) -> bool:
     """Whether the engine's disk is one of this host's."""
-    local = engine.url.startswith(("unix:", "http+unix:"))
-    return local and os.access(_about(engine)["DockerRootDir"], os.R_OK | os.X_OK)
+    return engine.is_local and os.access(_about(engine)["DockerRootDir"], os.R_OK | os.X_OK)
 
 
 def watched(watch: DiskWatch, environment: DockerEnvironment, spec: EnvironmentSpec) -> DockerEnvironment:

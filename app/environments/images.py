@@ -40,6 +40,8 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 _ASK_S = 60.0
+_SEEN_S = 1.0
+"""So long an image that was seen is believed to be there: of many replicas one asks."""
 _BUILD_MEMORY_BYTES = 2 << 30
 """A build step gets at least this much: compilers need more than the tests they build."""
 _ARG_BASE = re.compile(r"^\s*ARG\s+BASE_IMAGE\b", re.IGNORECASE | re.MULTILINE)
@@ -63,6 +65,7 @@ class Images:
         self._locks = settings.home / "run" / "slots"
         self._gate = gate or HostGate(self._locks)
         self._cache = ImageCache(settings)
+        self._seen: dict[str, tuple[str, float]] = {}  # by reference: the id, and until when (monotonic)
 
     @property
     def _engine(self) -> Engine:
@@ -96,6 +99,10 @@ class Images:
             except TimeoutError as error:
                 raise ImageUnavailable(f"could not use image {spec.label} in time: {error}; try again.") from error
             yield self.ensure(spec, timeout_s=timeout_s - (time.monotonic() - begun))
+
+    def forget(self, spec: EnvironmentSpec) -> None:
+        """Ask the engine again: the spec's image was found to be gone."""
+        self._seen.pop(spec.image or "", None)
 
     def here(self, spec: EnvironmentSpec) -> str | None:
         """The id of the spec's image when the engine has it; nothing is fetched or made.
@@ -166,9 +173,13 @@ class Images:
     # --- By reference ---------------------------------------------------------------------------------------------
 
     def _pulled(self, reference: str, deadline: float, *, counted: bool = True) -> str:
+        seen, until = self._seen.get(reference, ("", 0.0))
+        if counted and time.monotonic() < until:
+            return seen
         candidates = [*self._mirrored(reference), reference]
         for candidate in reversed(candidates):
             if (found := self._runnable(candidate)) is not None:
+                self._seen[reference] = found, time.monotonic() + _SEEN_S
                 return found
         # A build's base has a turn of its own: who has a place here must not wait for somebody who waits for a place.
         turn_name = f"{'pull' if counted else 'base'}-{_short(reference)}"

@@ -114,10 +114,9 @@ class Layer:
         """Whether a task could leave something in a mount."""
         return any(mount["Destination"] not in self.ours for mount in container["Mounts"])
 
-    def note_outside(self, container: dict[str, Any]) -> None:
+    def note_outside(self, files: Iterable[Path]) -> None:
         """Remember /etc/hosts and its like, outside of the layer; the container runs, but no command has yet."""
-        paths = (container.get(name) for name in ("HostsPath", "HostnamePath", "ResolvConfPath"))
-        self.outside = {Path(path): _content(Path(path)) for path in paths if path}
+        self.outside = {file: _content(file) for file in files}
 
     def empty(self) -> int:
         """Bring the layer back to its beginning; the container must be stopped. Returns how many entries it held."""
@@ -138,6 +137,12 @@ class Layer:
     def changed_outside(self) -> list[str]:
         """Which of the engine's own files differ from how they were; the engine writes them anew at each start."""
         return [path.name for path, known in self.outside.items() if _content(path) != known]
+
+
+def outside_of(container: dict[str, Any]) -> list[Path]:
+    """The engine's own files that a container sees beside its layer, by the description of one that runs."""
+    found = (container.get(name) for name in ("HostsPath", "HostnamePath", "ResolvConfPath"))
+    return [Path(path) for path in found if path]
 
 
 def upper_of(container: dict[str, Any]) -> Path:

@@ -29,6 +29,7 @@ from docker.errors import DockerException
 from app.environments import quick_start
 from app.errors import EngineUnavailable
 from app.settings import Settings
+from app.stack import cgroup_moves
 from app.stack.home import MARKER, logs_folder, prepare, run_folder, tail
 from app.stack.processes import has_ended, wait_for_end
 
@@ -241,6 +242,7 @@ def _wait_for_init_system(settings: Settings) -> str | None:
 
 def _start(settings: Settings, dockerd: Dockerd, *, installed: bool) -> EngineReport:
     _remove_stale_pidfile(dockerd.pidfile)
+    cgroup_moves.favour()
     logfile = logs_folder(settings) / "dockerd.log"
     offset = logfile.stat().st_size if logfile.exists() else 0
     pid = _spawn((*dockerd.command, *quick_start.option(settings.home)), logfile)

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from bench.environments.contenders import CONTENDERS, Grounds, Ready
 from bench.peers import environments as adapters
 
@@ -22,6 +24,7 @@ Say = Callable[[str], None]
 LOOP = Path(adapters.__file__).parent / "loop.py"
 _WARM_S = 300.0
 _LEAVE_S = 120.0
+_SETTLE_S, _IDLE_PERCENT = 5.0, 10.0
 
 
 class Fault(Exception):
@@ -133,12 +136,20 @@ class Crew:
             for offset in range(len(present)):
                 name = present[(number + offset) % len(present)]
                 if name not in self.faults:
+                    _settle()
                     self.say(f"round {number + 1} of {rounds}: {name}")
                     yield number, name
 
     def begin(self) -> None:
         """A new part: whoever fell out of the last one may try again."""
         self.faults.clear()
+
+
+def _settle() -> None:
+    """Wait until the machine is idle: what one's removals leave to the kernel is not the next one's cost."""
+    until = time.monotonic() + _SETTLE_S
+    while psutil.cpu_percent(interval=0.25) > _IDLE_PERCENT and time.monotonic() < until:
+        pass
 
 
 @contextmanager

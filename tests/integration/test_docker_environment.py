@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from docker.errors import NotFound
 
-from app.environments import ways
+from app.environments import hosts_file, ways
 from app.environments.base import Origin, Tags
 from app.environments.docker import DockerEnvironment, DockerProvider
 from app.environments.engine import Engine, engine_of
@@ -26,7 +26,7 @@ from app.environments.pool import EnvironmentPool
 from app.environments.processes import HostView
 from app.environments.sweeper import Sweeper
 from app.errors import EngineUnavailable, EnvironmentFailed, ImageUnavailable
-from app.models.spec import EnvironmentSpec, Network, Resources
+from app.models.spec import EnvironmentSpec, Network, Resources, Reuse
 from app.settings import Settings
 from tests.integration import docker_ground
 
@@ -113,6 +113,52 @@ def test_more_processors_than_the_engine_has_are_cut_down(create: Create) -> Non
 
 def test_there_is_no_network_unless_asked_for(create: Create) -> None:
     assert out(create(), "ls /sys/class/net").split() == ["lo"]
+
+
+def test_what_has_no_network_knows_itself_by_name(create: Create, engine: Engine) -> None:
+    environment = create()
+    assert "127.0.0.1\tlocalhost" in out(environment, "cat /etc/hosts")
+    assert out(environment, "getent hosts localhost").split()[1] == "localhost"
+    assert out(environment, "cat /etc/hostname; hostname").split() == [environment.id[:12]] * 2
+    assert engine.api.inspect_container(environment.id)["Config"]["NetworkDisabled"], "its start costs half"
+    assert out(environment, "echo 127.0.0.1 shop >> /etc/hosts; getent hosts shop").split() == ["127.0.0.1", "shop"]
+    assert environment.reset().clean
+    assert "shop" not in out(environment, "cat /etc/hosts")
+    assert "127.0.0.1\tlocalhost" in out(environment, "cat /etc/hosts")
+
+
+def test_an_engine_elsewhere_is_given_the_hosts_file(engine: Engine, base_image_tag: str) -> None:
+    config = engine.api.create_host_config(network_mode="none")
+    command = ["sh", "-c", "getent hosts localhost && grep . /etc/hostname && grep no /etc/resolv.conf"]
+    made = engine.api.create_container(base_image_tag, command, host_config=config, network_disabled=True)["Id"]
+    try:
+        hosts_file.write(engine, {**engine.api.inspect_container(made), "GraphDriver": {}})
+        engine.api.start(made)
+        assert engine.api.wait(made)["StatusCode"] == 0
+        assert b"localhost" in engine.api.logs(made)
+    finally:
+        engine.remove(made)
+
+
+def test_what_is_read_only_needs_no_files_of_ours(
+    create: Create, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosts_file, "_written_here", lambda container, files: False)
+    environment = create(reuse=Reuse.SHARED_READONLY)
+    assert "127.0.0.1\tlocalhost" in out(environment, "cat /etc/hosts")
+
+
+def test_an_image_that_is_gone_is_asked_for_again(
+    provider: DockerProvider, engine: Engine, base_image_tag: str, settings: Settings
+) -> None:
+    with derived_image(engine, base_image_tag, "ENV GOING=1") as tag:
+        spec = EnvironmentSpec(image=tag)
+        provider.create(spec, tags_of(settings.installation), timeout_s=60).destroy()
+        engine.api.remove_image(tag, force=True)
+        with pytest.raises(ImageUnavailable):
+            provider.create(spec, tags_of(settings.installation), timeout_s=60)
+        engine.api.tag(base_image_tag, tag.partition(":")[0], tag.partition(":")[2])
+        provider.create(spec, tags_of(settings.installation), timeout_s=60).destroy()
 
 
 def test_an_open_network_is_our_own_and_its_members_do_not_see_each_other(create: Create, engine: Engine) -> None:

@@ -1,4 +1,4 @@
-"""The runtime under which containers without a network start sooner: on an engine that was started with it, and what
+"""The runtime under which containers start sooner: on an engine that was started with it, and what
 its program makes of a configuration."""
 
 from __future__ import annotations
@@ -107,10 +107,20 @@ def test_an_engine_of_ours_has_it_and_its_containers_are_as_confined_as_others(
         environment.destroy()
 
 
-def test_other_networks_are_not_for_it(engine: Engine) -> None:
-    assert quick_start.of(engine).runtime("none") == quick_start.NAME
-    for network in ("megaflow-x", "bridge", "container:abc", "host"):
-        assert quick_start.of(engine).runtime(network) is None
+def test_it_serves_containers_with_a_network_too(engine: Engine) -> None:
+    config = engine.api.create_host_config(network_mode="host", runtime=quick_start.of(engine).runtime())
+    made = engine.api.create_container("small:1", command=["sleep", "9"], host_config=config)["Id"]
+    try:
+        engine.api.start(made)
+        pid = engine.api.inspect_container(made)["State"]["Pid"]
+        assert os.readlink(f"/proc/{pid}/ns/net") == os.readlink(f"/proc/{_pid_of(engine)}/ns/net")
+    finally:
+        engine.remove(made)
+
+
+def _pid_of(engine: Engine) -> int:
+    """The engine's own process."""
+    return int((Path(engine.url.removeprefix("unix://")).parent / "d.pid").read_text())
 
 
 def test_where_it_does_not_work_the_engines_own_takes_its_place(settings: Settings, engine: Engine) -> None:
@@ -138,7 +148,7 @@ def _started(engine: Engine, quick: quick_start.QuickStart) -> str:
     from app.errors import EnvironmentFailed
 
     with engine.named("start", EnvironmentFailed):
-        runtime = quick.runtime("none")
+        runtime = quick.runtime()
         config = engine.api.create_host_config(network_mode="none", runtime=runtime)
         container = engine.api.create_container("small:1", command=["sleep", "9"], host_config=config)["Id"]
         try:
@@ -153,7 +163,7 @@ def test_a_fault_of_the_task_is_not_the_runtimes(engine: Engine, provider: Docke
     quick_start._known.pop(engine, None)
     with pytest.raises(Exception, match="sh"):
         provider.create(bad, tags_of("quick"), timeout_s=60)
-    assert quick_start.of(engine).runtime("none") == quick_start.NAME
+    assert quick_start.of(engine).runtime() == quick_start.NAME
 
 
 # --- The program ----------------------------------------------------------------------------------------------------
@@ -186,25 +196,44 @@ def made_of(program: Path, folder: Path, config: dict[str, object]) -> dict[str,
     return found
 
 
-def test_the_engines_hook_goes_and_all_else_stays(small_program: Path, tmp_path: Path) -> None:
-    rest = {"ociVersion": "1", "process": {"env": [f"A={TRICKY}", "B=\\"]}, "linux": {"namespaces": [{"type": "x"}]}}
-    for before, after in (({}, rest), (rest, {})):
-        config = {**before, "hooks": {"prestart": [HOOK]}, **after}
-        assert made_of(small_program, tmp_path, config) == rest
-    assert made_of(small_program, tmp_path, rest) == rest
+def test_all_else_stays_as_it_is(small_program: Path, tmp_path: Path) -> None:
+    config = {"ociVersion": "1", "hooks": {"prestart": [HOOK]}, "process": {"env": [f"A={TRICKY}", "B=\\"]}}
+    assert made_of(small_program, tmp_path, config) == config
 
 
+PLAIN: dict[str, object] = {"process": {}}
+
+
+@pytest.mark.parametrize("command", [("create", "--bundle", "BUNDLE"), ("start",), ("delete", "--force")])
 @pytest.mark.parametrize(
-    "hooks",
+    ("options", "config", "upgraded"),
     [
-        {"prestart": [HOOK, {"path": "/bin/other"}]},
-        {"prestart": [HOOK], "poststop": [{"path": "/bin/other"}]},
-        {"prestart": [{"path": "/bin/other", "args": ["other"]}]},
+        ((), PLAIN, False),
+        ((), PLAIN, True),
+        (("--systemd-cgroup",), PLAIN, False),
+        ((), {"hooks": {"poststop": [HOOK]}}, False),
     ],
 )
-def test_other_hooks_stay_as_they_are(small_program: Path, tmp_path: Path, hooks: dict[str, object]) -> None:
-    config = {"ociVersion": "1", "hooks": hooks, "process": {}}
-    assert made_of(small_program, tmp_path, config) == config
+def test_crun_is_loaded_lightly_where_nobody_else_is(
+    tmp_path: Path, command: tuple[str, ...], options: tuple[str, ...], config: dict[str, object], *, upgraded: bool
+) -> None:
+    light = not options and config is PLAIN and not upgraded and command[0] != "delete"
+    crun = tmp_path / "crun"
+    crun.write_text(f'#!/bin/sh\nprintf "$LD_LIBRARY_PATH" > {tmp_path}/told\n')
+    crun.chmod(0o755)
+    texts = [*quick_start._texts(crun, Path("/light")), f'-DFILTERS="{tmp_path}/filters"']
+    if upgraded:
+        os.utime(crun, (1, 1))
+    program = tmp_path / "program"
+    compiler = ["cc", *quick_start._FLAGS, "-Werror", *texts, "-o", str(program), str(quick_start._SOURCE)]
+    subprocess.run(compiler, check=True, capture_output=True)
+    for folder in ("bundle", "state/some-id"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "config.json").write_text(json.dumps(config, separators=(",", ":")))
+    words = [str(tmp_path / "bundle") if word == "BUNDLE" else word for word in command]
+    whole = [program, "--root", str(tmp_path / "state"), *options, *words, "some-id"]
+    subprocess.run(whole, check=True, env={"PATH": os.environ["PATH"]})
+    assert (tmp_path / "told").read_text() == ("/light" if light else "")
 
 
 @pytest.mark.parametrize("annotations", [None, {}, {"a": "b"}])

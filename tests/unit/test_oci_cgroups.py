@@ -19,8 +19,8 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What would be written to the kernel's files, by name below /sys/fs/cgroup."""
     written: dict[str, str] = {}
 
-    def note(file: Path, value: int | str) -> None:
-        written[str(file.relative_to(tmp_path))] = str(value)
+    def note(file: Path, *values: int | str) -> None:
+        written[str(file.relative_to(tmp_path))] = " ".join(map(str, values))
 
     monkeypatch.setattr(cgroups, "ROOT", tmp_path)
     monkeypatch.setattr(cgroups, "_write", note)
@@ -41,7 +41,8 @@ def test_version_1_limits_memory_with_swap_cpu_processes_and_devices(
     assert kernel["cpu/megaflow-x/cpu.cfs_quota_us"] == "50000"
     assert kernel["pids/megaflow-x/pids.max"] == "77"
     assert kernel["devices/megaflow-x/devices.deny"] == "a"
-    assert set(map(os.path.basename, kernel)) >= {"devices.allow", "cpu.cfs_period_us"}
+    assert kernel["devices/megaflow-x/devices.allow"] == " ".join(cgroups.DEVICES)
+    assert kernel["cpu/megaflow-x/cpu.cfs_period_us"] == "100000"
 
 
 def test_version_2_has_its_controllers_enabled_and_one_folder(tmp_path: Path, kernel: dict[str, str]) -> None:

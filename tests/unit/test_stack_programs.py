@@ -54,3 +54,6 @@ def test_a_port_that_two_of_ours_want_is_named_before_anything_starts(tmp_path: 
         refuse_taken(settings)
     with pytest.raises(InstallationFailed, match=r"65536 for the model gateway.*MEGAFLOW_GATEWAY_PORT"):
         refuse_taken(Settings(home=tmp_path, gateways=2, gateway_port=65535, flower_port=free_port()))
+    clash = Settings(home=tmp_path, gateways=2, gateway_port=port - 1, metrics_port=port, flower_port=free_port())
+    with pytest.raises(InstallationFailed, match=rf"{port} for metrics.*MEGAFLOW_METRICS_PORT"):
+        refuse_taken(clash)

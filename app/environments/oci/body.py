@@ -149,10 +149,13 @@ class Body:
         self._write_configuration(wish)
         self.cgroup.make(wish.resources, self._site.runtime.devices)
         layers = [self._site.store.layers / name for name in stacked(self._site.system, wish.image.layers)]
+        libraries = self._site.runtime.libraries
         with self._listening() as listening:
-            namespace.apart(lambda: self._born(wish, layers, listening), needs=self._site.home, stage=self._site.stage)
+            namespace.apart(
+                lambda: self._born(wish, layers, listening, libraries), needs=self._site.home, stage=self._site.stage
+            )
 
-    def _born(self, wish: Wish, layers: list[Path], listening: socket.socket) -> None:
+    def _born(self, wish: Wish, layers: list[Path], listening: socket.socket, libraries: Path | None) -> None:
         """In a thread whose mounts and limits are the environment's."""
         stage, users = self._site.stage, self._users
         if users is None:
@@ -174,7 +177,7 @@ class Body:
             os.close(handle)
         with self.cgroup.joined() as prefix:
             left_s = min(_START_S, wish.deadline - time.monotonic())
-            self._site.runtime.start(self._launch, listening, prefix, timeout_s=left_s)
+            self._site.runtime.start(self._launch, listening, prefix, libraries=libraries, timeout_s=left_s)
 
     def _show(self, tool: Tool, root: int, owner: int) -> None:
         """Mount a tool, so that the runtime finds it as a part of the file system: nobody inside can undo that.

@@ -70,8 +70,7 @@ class Cgroup:
         _write(cpu / "cpu.cfs_quota_us", _quota_us(resources))
         _write(pids / "pids.max", resources.pids)
         _write(devices / "devices.deny", "a")
-        for device in allowed:
-            _write(devices / "devices.allow", device)
+        _write(devices / "devices.allow", *allowed)
 
     def _make_unified(self, resources: Resources) -> None:
         wanted = {"memory", "cpu", "pids"}
@@ -209,10 +208,12 @@ def _quota_us(resources: Resources) -> int:
     return max(1000, int(min(resources.cpus, os.cpu_count() or 1) * _PERIOD_US))
 
 
-def _write(file: Path, value: int | str) -> None:
+def _write(file: Path, *values: int | str) -> None:
+    """One after the other: a control group's file takes a value at a time."""
     handle = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
     try:
-        os.write(handle, str(value).encode())
+        for value in values:
+            os.write(handle, str(value).encode())
     finally:
         os.close(handle)
 

@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from app.environments import crun
 from app.environments.oci import filter_file, kernel, seccomp, spawning
 from app.environments.oci.cgroups import DEVICES, NESTED
 from app.environments.oci.spawning import FREE_FROM
@@ -66,7 +67,20 @@ class Runtime:
         about = self.program.stat()
         return self.cache / _filter_name(str(self.program), about.st_mtime_ns, about.st_size)
 
-    def start(self, launch: Launch, listening: socket.socket, prefix: Sequence[str], *, timeout_s: float) -> None:
+    @property
+    def libraries(self) -> Path | None:
+        """See `crun.light`: to be asked for outside of an environment's limits, since they may have to be made."""
+        return crun.light(self.program, self.cache.with_name("crun")) if self.name == "crun" else None
+
+    def start(
+        self,
+        launch: Launch,
+        listening: socket.socket,
+        prefix: Sequence[str],
+        *,
+        libraries: Path | None = None,
+        timeout_s: float,
+    ) -> None:
         """Start an environment; its first process inherits `listening`.
 
         prefix: a command that becomes the runtime's. Returns when the first process runs.
@@ -75,7 +89,13 @@ class Runtime:
         """
         command = [*prefix, *self._command(launch, shell=bool(prefix))]
         try:
-            code = spawning.run(command, listening.fileno(), nothing=launch.nothing, timeout_s=timeout_s)
+            code = spawning.run(
+                command,
+                listening.fileno(),
+                nothing=launch.nothing,
+                libraries=libraries,
+                timeout_s=timeout_s,
+            )
             if code != 0:
                 said = launch.log.read_text(errors="replace")[-_CRUN_LOG_BYTES:].strip() if launch.log.exists() else ""
                 raise EnvironmentFailed(f"{self.name} could not start an environment (exit code {code}): {said}")
@@ -122,10 +142,9 @@ def _filter_name(program: str, changed_ns: int, size_bytes: int) -> str:
 
 def runtime_of(home: Path) -> Runtime | None:
     """The best runtime of this host, or None."""
-    path = f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin"
     for name in ("crun", "runc"):
-        if (found := shutil.which(name, path=path)) is not None:
-            return Runtime(name, Path(found).resolve(), home / "cache" / "oci")
+        if (found := crun.find(name)) is not None:
+            return Runtime(name, found.resolve(), home / "cache" / "oci")
     return None
 
 

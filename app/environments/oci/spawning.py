@@ -19,10 +19,11 @@ FREE_FROM = 10
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 
 
-def run(command: list[str], listening: int, *, nothing: Path, timeout_s: float) -> int:
+def run(command: list[str], listening: int, *, nothing: Path, libraries: Path | None = None, timeout_s: float) -> int:
     """Run to the end, with `listening` as the third file after nothing in, nothing out; the exit code.
 
-    nothing: a device like /dev/null, but not that of the host: its owner may be changed.
+    nothing: a device like /dev/null, but not that of the host: its owner may be changed. libraries: where the command's
+    are looked for first.
 
     Not by `subprocess`, which cannot say which number a file gets.
 
@@ -34,7 +35,8 @@ def run(command: list[str], listening: int, *, nothing: Path, timeout_s: float) 
     try:
         files = [(os.POSIX_SPAWN_DUP2, kept[0], number) for number in (0, 1, 2)]
         files.append((os.POSIX_SPAWN_DUP2, kept[1], LISTENING))
-        pid = os.posix_spawn(command[0], command, _ENVIRONMENT, file_actions=files)
+        variables = _ENVIRONMENT if libraries is None else {**_ENVIRONMENT, "LD_LIBRARY_PATH": str(libraries)}
+        pid = os.posix_spawn(command[0], command, variables, file_actions=files)
     finally:
         for handle in kept:
             os.close(handle)

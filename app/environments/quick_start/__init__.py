@@ -1,4 +1,4 @@
-"""A second runtime for an engine, under which containers without a network start in half of the time.
+"""A second runtime for an engine: crun, loaded sooner and spared what it did before.
 
 The engine that `megaflow up` starts is told of it (`option`); another one may be: `--add-runtime NAME=PROGRAM`.
 Whoever makes containers asks the engine whether it has it (`of`), and goes back to the engine's own when it does not
@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 
 import structlog
 
+from app.environments import crun
 from app.environments.engine import Engine
 from app.errors import EnvironmentFailed
 
@@ -46,30 +47,40 @@ def option(home: Path) -> tuple[str, ...]:
 
 def program(home: Path) -> Path | None:
     """The runtime at `home`/cache/quick-start, compiled when it is missing; None without crun or a compiler."""
-    runtime = shutil.which("crun", path=f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin")
+    runtime = crun.find()
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if runtime is None or compiler is None:
-        log.info("quick_start.unavailable", crun=runtime, compiler=compiler)
+        log.info("quick_start.unavailable", crun=None if runtime is None else str(runtime), compiler=compiler)
         return None
-    path = home.resolve() / "cache" / "quick-start" / f"runtime-{_fingerprint(runtime)}"
-    if not path.exists() and not _compiled(compiler, runtime, path):
+    cache = home.resolve() / "cache"
+    texts = _texts(runtime, crun.light(runtime.resolve(), cache / "crun"))
+    path = cache / "quick-start" / f"runtime-{_fingerprint(texts)}"
+    if not path.exists() and not _compiled(compiler, texts, path):
         return None
     return path
 
 
+def _texts(runtime: Path, libraries: Path | None) -> tuple[str, ...]:
+    """What the program is told: the libraries are for crun as it is now, and not after an upgrade."""
+    if libraries is None:
+        return (f'-DRUNTIME="{runtime}"',)
+    about = runtime.stat()
+    known = f"-DRUNTIME_BYTES={about.st_size}", f"-DRUNTIME_CHANGED={about.st_mtime_ns // 1_000_000_000}"
+    return f'-DRUNTIME="{runtime}"', f'-DLIBRARIES="{libraries}"', *known
+
+
 @functools.cache
-def _fingerprint(runtime: str) -> str:
-    about = "\0".join((*_FLAGS, runtime, platform.machine(), _SOURCE.read_text()))
+def _fingerprint(texts: tuple[str, ...]) -> str:
+    about = "\0".join((*_FLAGS, *texts, platform.machine(), _SOURCE.read_text()))
     return hashlib.sha256(about.encode()).hexdigest()[:16]
 
 
-def _compiled(compiler: str, runtime: str, path: Path) -> bool:
+def _compiled(compiler: str, texts: tuple[str, ...], path: Path) -> bool:
     """Into a file of our own, then renamed: another process sees none of it or all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     number, name = tempfile.mkstemp(prefix=".runtime-", dir=path.parent)
     os.close(number)
-    texts = (f'-DRUNTIME="{runtime}"', f'-DFILTERS="{path}.filters"')
-    command = [compiler, *_FLAGS, *texts, "-o", name, str(_SOURCE)]
+    command = [compiler, *_FLAGS, *texts, f'-DFILTERS="{path}.filters"', "-o", name, str(_SOURCE)]
     try:
         subprocess.run(command, check=True, capture_output=True, timeout=_PATIENCE_S)  # noqa: S603 (ours)
         os.chmod(name, 0o755)
@@ -94,10 +105,9 @@ class QuickStart:
         self._proven = False
         self._default = threading.local()
 
-    def runtime(self, network: str) -> str | None:
-        """For a container of that network of the engine's; None: the engine's own."""
-        closed = not self._open or getattr(self._default, "wanted", False)
-        return NAME if network == "none" and not closed else None
+    def runtime(self) -> str | None:
+        """For a new container; None: the engine's own."""
+        return NAME if self._open and not getattr(self._default, "wanted", False) else None
 
     def tried(self, make: Callable[[], Made]) -> Made:
         """What `make` gives; by the engine's own runtime, and from then on, when only that one can."""

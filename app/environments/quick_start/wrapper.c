@@ -1,15 +1,15 @@
-/* A runtime for an engine: crun, without what a container that has no network does not need.
- *
- * Before each start an engine has a hook executed that is the engine's own large program, twice, to attach the
- * container to a network. For a container without one that is half of the start. Here the hook is taken out of the
- * configuration; the container keeps a network namespace of its own, with a loopback.
+/* A runtime for an engine: crun, without what it need not do.
  *
  * The rules for system calls (seccomp) are compiled once, and given to crun as a filter from then on: compiling them
  * takes as long as all else that a runtime does.
  *
- * On a host with both versions of cgroups at once, crun refuses to start anything. It is shown version 1 alone.
+ * crun is executed from a sealed copy in memory. From a file it makes that copy itself, so that nobody inside can
+ * overwrite it, and executes itself anew: it would be loaded twice. LIBRARIES names a folder with which it is loaded
+ * sooner, as long as it keeps control groups itself and is the one that they were made for (RUNTIME_BYTES,
+ * RUNTIME_CHANGED in seconds). Programs that it executes outside of the container (hooks) would be loaded like that, too,
+ * so where there are any it is loaded as it is.
  *
- * Only for containers with the engine's network `none`: with any other they would be cut off.
+ * On a host with both versions of cgroups at once, crun refuses to start anything. It is shown version 1 alone.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -19,7 +19,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
+#include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/wait.h>
@@ -34,6 +36,14 @@
 #define MOST_BYTES (16 << 20)
 #define UNIFIED "/sys/fs/cgroup/unified"
 #define CGROUP2 0x63677270
+#ifndef LIBRARIES
+#define LIBRARIES ""
+#endif
+#ifndef RUNTIME_BYTES
+#define RUNTIME_BYTES 0
+#define RUNTIME_CHANGED 0
+#endif
+#define SEALS (F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE)
 
 static void hide_unified(void) {
     struct statfs found;
@@ -56,12 +66,6 @@ static char *after(char *at) {
     return NULL;
 }
 
-static int count(const char *at, const char *end, const char *word) {
-    int found = 0;
-    while ((at = strstr(at, word)) && at < end) found++, at += strlen(word);
-    return found;
-}
-
 /* A member of a configuration by its name, which comes with quotes, colon and bracket; `end` is behind it. No string
  * can hold such a name: there each quote is behind a backslash. */
 static char *member(char *text, const char *name, char **end) {
@@ -74,14 +78,6 @@ static void take_out(char *text, char *begin, char *end) {
     if (*end == ',') end++;
     else if (begin > text && begin[-1] == ',') begin--;
     memmove(begin, end, strlen(end) + 1);
-}
-
-/* The hooks go, when the engine's own is all there is. */
-static bool without_hook(char *text) {
-    char *end, *begin = member(text, "\"hooks\":{", &end);
-    if (!begin || count(begin, end, "\"path\":") != 1 || count(begin, end, "\"libnetwork-setkey\"") != 1) return false;
-    take_out(text, begin, end);
-    return true;
 }
 
 static char *content_of(const char *path, size_t *size) {
@@ -184,19 +180,62 @@ static char *prepare(const char *bundle) {
     char *path = joined((const char *[]){bundle, "/config.json", NULL});
     char *text = path ? content_of(path, &size) : NULL;
     if (!text || *text != '{') return NULL;
-    bool changed = without_hook(text);
     char *end, *begin = member(text, "\"seccomp\":{", &end);
     char *rules = begin ? strndup(begin, (size_t)(end - begin)) : NULL;
     char *filter = rules ? kept_filter(rules) : NULL;
-    if (filter && (text = with_filter(text, begin, end, filter))) rules = NULL, changed = true;
-    if (text && changed && !write_all(path, text)) {
+    if (!filter || !(text = with_filter(text, begin, end, filter))) return rules;
+    if (!write_all(path, text)) {
         perror(path);
         exit(1);
     }
-    return rules;
+    return NULL;
 }
 
-static int run(char **argv) {
+/* A sealed copy of the runtime in memory; negative: none could be made. */
+static int sealed(void) {
+    struct stat about;
+    int file = open(RUNTIME, O_RDONLY | O_CLOEXEC), copy = memfd_create("crun", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    bool whole = file >= 0 && copy >= 0 && !fstat(file, &about);
+    for (off_t at = 0; whole && at < about.st_size;) whole = sendfile(copy, file, &at, (size_t)(about.st_size - at)) > 0;
+    whole = whole && !fcntl(copy, F_ADD_SEALS, SEALS);
+    if (file >= 0) close(file);
+    if (!whole && copy >= 0) close(copy);
+    return whole ? copy : -1;
+}
+
+/* Whether a container's configuration is there and asks for no hooks. */
+static bool without_hooks(const char *folder, const char *name) {
+    size_t size;
+    char *path = joined((const char *[]){folder, "/", name, "/config.json", NULL});
+    char *text = path ? content_of(path, &size) : NULL;
+    bool found = text && !strstr(text, "\"hooks\":");
+    free(path);
+    free(text);
+    return found;
+}
+
+/* Only to create and to start: whoever deletes after an accident does not say who keeps the control groups. What crun
+ * creates is described in its bundle; what it has created, below its state, by the last word. */
+static bool light(char **argv, const char *state, const char *bundle) {
+    struct stat about;
+    bool creates = false, starts = false, systemd = false;
+    char **word = argv + 1;
+    for (; *word; word++) {
+        creates |= !strcmp(*word, "create");
+        starts |= !strcmp(*word, "start");
+        systemd |= !strcmp(*word, "--systemd-cgroup");
+    }
+    if (systemd || stat(RUNTIME, &about) || about.st_size != RUNTIME_BYTES || about.st_mtime != RUNTIME_CHANGED)
+        return false;
+    if (creates) return bundle && without_hooks(bundle, ".");
+    return starts && state && without_hooks(state, word[-1]);
+}
+
+static int run(char **argv, const char *state, const char *bundle) {
+    static const char libraries[] = LIBRARIES;
+    if (*libraries && light(argv, state, bundle)) setenv("LD_LIBRARY_PATH", libraries, 1);
+    int copy = sealed();
+    if (copy >= 0) fexecve(copy, argv, environ);
     execv(RUNTIME, argv);
     perror(RUNTIME);
     return 127;
@@ -212,10 +251,10 @@ int main(int argc, char **argv) {
     }
     char *rules = creates && bundle ? prepare(bundle) : NULL;
     hide_unified();
-    if (!rules || !state) return run(argv);
+    if (!rules || !state) return run(argv, state, bundle);
     pid_t child = fork();
-    if (child < 0) return run(argv);
-    if (child == 0) exit(run(argv));
+    if (child < 0) return run(argv, state, bundle);
+    if (child == 0) exit(run(argv, state, bundle));
     int status;
     if (waitpid(child, &status, 0) < 0 || !WIFEXITED(status)) return 1;
     if (WEXITSTATUS(status) == 0) keep_filter(rules, state, argv[argc - 1]);

@@ -96,6 +96,10 @@ class Entrance(Protocol):
         """A session of what runs already. Raises: EnvironmentFailed."""
         ...
 
+    def init(self) -> int | None:
+        """The container's first process by this host's numbers, as the last start has it; None: not to be seen."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -103,6 +107,9 @@ class OwnEntrance:
     """For ways that lead through this process alone."""
 
     shares_files = False
+
+    def init(self) -> int | None:
+        return None
 
     def hand_over(self) -> tuple[dict[str, str], tuple[int, ...]]:
         raise EnvironmentFailed(

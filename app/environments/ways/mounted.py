@@ -7,6 +7,7 @@ import secrets
 import shutil
 import socket
 import stat
+import struct
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ from app.environments.ways.contract import (
 from app.errors import EnvironmentFailed
 
 _STALE_S = 3600.0
+_WHO = struct.Struct("iII")  # process, user, group
 _AGAIN_S = 5.0
 """So long a helper that ran before may take to answer its new owner."""
 _HELPER = "/dev/.megaflow-helper"  # /dev is the engine's own: no trace in the container's layer
@@ -121,6 +123,9 @@ class MountedEntrance:
     def open_again(self, inside: Inside) -> Session:
         return opened(self._connect, inside, time.monotonic() + _AGAIN_S)
 
+    def init(self) -> int | None:
+        return None if self._held is None else self._held.listener
+
     def _connect(self) -> socket.socket:
         """The connection that came along first; then others."""
         if self._held is None:
@@ -161,9 +166,13 @@ class MountedEntrance:
 
 
 class HeldSocket:
-    """A listening socket without a name, by a descriptor of its place. Safe for many threads."""
+    """A listening socket without a name, by a descriptor of its place. Safe for many threads.
+
+    listener: who has listened there, by this host's numbers; known once it was connected to.
+    """
 
     def __init__(self, place: int) -> None:
+        self.listener: int | None = None
         self._place = place
         self._lock = threading.Lock()
         self._closed = False
@@ -177,6 +186,9 @@ class HeldSocket:
                     raise ConnectionRefusedError("this environment's socket was given up")
                 connection.setblocking(False)  # a queue that is full is an error, too
                 connection.connect(f"/proc/self/fd/{self._place}")
+            if self.listener is None:
+                who = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _WHO.size)
+                self.listener = _WHO.unpack(who)[0] or None  # 0: of no namespace that is seen from here
         except OSError:
             connection.close()
             raise
