@@ -16,8 +16,8 @@ import asyncio
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import NamedTuple
 
 import redis.asyncio
@@ -229,9 +229,10 @@ class ModelLimiter:
             return None
         keys = [key for bound in bounds for key in self._keys(bound)]
         values = [value for bound in bounds for value in (bound.what, bound.capacity, bound.amount)]
-        taken, first, ahead, due_ms = await self._acquire(
-            keys=keys, args=[holder, self._window_ms, self._lease_ms, *values]
-        )
+        with _cancellation_heeded():
+            taken, first, ahead, due_ms = await self._acquire(
+                keys=keys, args=[holder, self._window_ms, self._lease_ms, *values]
+            )
         if taken:
             return None
         nap_s = min(_NAP_S, _STEP_S * (ahead + 1))
@@ -300,6 +301,21 @@ def in_use(client: redis.Redis, prefix: str, *, window_s: float = 60.0) -> dict[
         return {name: _use_of(client, prefix, name, int(window_s * 1000)) for name in sorted(names)}
     except (RedisError, OSError) as error:
         raise BrokerUnavailable(f"expected Redis to answer, found: {error}; try `megaflow doctor`") from error
+
+
+@contextmanager
+def _cancellation_heeded() -> Iterator[None]:
+    """Raises: asyncio.CancelledError: the block has swallowed a cancellation.
+
+    redis-py sends by `asyncio.wait_for`, which before Python 3.12 forgets that it was cancelled when what it waits for
+    is done at that moment. Who has hung up would go on waiting, and then make the call.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    yield
+    if task.cancelling() > before:
+        raise asyncio.CancelledError
 
 
 def _use_of(client: redis.Redis, prefix: str, name: str, window_ms: int) -> CallUse:
