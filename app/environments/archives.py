@@ -7,6 +7,7 @@ import os
 import posixpath
 import tarfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from app.errors import SpecInvalid
@@ -14,11 +15,17 @@ from app.errors import SpecInvalid
 
 def of_file(path: str, content: bytes, *, mode: int) -> bytes:
     """A tar with one file under the absolute `path`, owned by root; its folders are left to whoever unpacks it."""
-    member = tarfile.TarInfo(path.lstrip("/"))
-    member.size, member.mode, member.mtime = len(content), mode, int(time.time())
+    return of_files({path: content}, mode=mode)
+
+
+def of_files(contents: Mapping[str, bytes], *, mode: int) -> bytes:
+    """The same with several files, by path."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
-        tar.addfile(member, io.BytesIO(content))
+        for path, content in contents.items():
+            member = tarfile.TarInfo(path.lstrip("/"))
+            member.size, member.mode, member.mtime = len(content), mode, int(time.time())
+            tar.addfile(member, io.BytesIO(content))
     return buffer.getvalue()
 
 

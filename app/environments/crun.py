@@ -20,6 +20,8 @@ from pathlib import Path
 
 import structlog
 
+from app.environments import compiling
+
 log = structlog.get_logger()
 
 _ELSEWHERE = "/usr/local/sbin:/usr/sbin:/sbin"
@@ -39,7 +41,8 @@ def light(program: Path, cache: Path) -> Path | None:
 
     Good for `program` as it is now: to be asked for at each use. Only where crun is told to leave control groups alone,
     or to keep them in the file system (its default): not with `--systemd-cgroup`. None: it needs none, or none can be
-    made here (no compiler, another crun than expected), or somebody else may have written what is there.
+    made here (no compiler, another crun than expected), or somebody else may have written what is there; a process
+    that was told so once does not try again.
     """
     about = program.stat()
     return _light(program, about.st_mtime_ns, about.st_size, cache)
@@ -55,7 +58,7 @@ def _light(program: Path, changed_ns: int, size_bytes: int, cache: Path) -> Path
         functions = _functions(program)
         if functions:
             _make(functions, program, folder)
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, subprocess.SubprocessError, compiling.NotCompiled) as error:
         said = getattr(error, "stderr", None) or b""
         log.info("crun.loaded_whole", reason=str(error), said=said.decode("utf-8", "replace")[-500:])
         return None
@@ -89,8 +92,7 @@ def _make(functions: dict[str, list[str]], program: Path, folder: Path) -> None:
         source.write_text("".join(f"long {name}(void) {{ return -38; /* no such function */ }}\n" for name in names))
         versions.write_text("".join(f"{key} {{ global: {'; '.join(found)}; }};\n" for key, found in functions.items()))
         script = f"-Wl,-soname,{_NAME},--version-script={versions}"
-        _told("cc", "-shared", "-nostdlib", "-O2", "-s", script, "-o", str(made / _NAME), str(source))
-        (made / _NAME).chmod(0o755)
+        compiling.compile_to(made / _NAME, [source], ("-shared", "-nostdlib", "-O2", "-s", script))
         _told(str(program), "--version", libraries=made)
         try:
             made.rename(folder)

@@ -168,7 +168,7 @@ class DockerProvider:
                 with times.measure("create"):
                     container_id = self._create(engine, spec, tags, root or image_id, network, entrance, tools)
                     about = engine.api.inspect_container(container_id)
-                    if self._alone(network, spec):
+                    if network is None:
                         hosts_file.write(engine, about)
                 user = None if entrance.as_image_says else self._user(engine, image_id)
                 inside = Inside(container_id, spec.workdir, user)
@@ -177,7 +177,7 @@ class DockerProvider:
                 environment = DockerEnvironment(
                     *(engine, inside, spec, image_id, entrance, layer, times, tools),
                     name=str(about["Name"]).lstrip("/"),
-                    alone=self._alone(network, spec),
+                    alone=network is None,
                 )
                 environment.start(proven=proven)
             except BaseException as error:
@@ -196,7 +196,7 @@ class DockerProvider:
         spec: EnvironmentSpec,
         tags: Tags,
         image_id: str,
-        network: str,
+        network: str | None,
         entrance: Entrance,
         tools: tuple[Tool, ...],
     ) -> str:
@@ -212,7 +212,7 @@ class DockerProvider:
                 labels=self._labels(tags),
                 healthcheck={"Test": ["NONE"]},
                 host_config=self._limits(engine, spec, network, entrance, tools),
-                network_disabled=self._alone(network, spec),
+                network_disabled=network is None,
                 **self._joining(),
             )
         except NotFound as error:
@@ -221,13 +221,13 @@ class DockerProvider:
         return str(answer["Id"])
 
     def _limits(
-        self, engine: Engine, spec: EnvironmentSpec, network: str, entrance: Entrance, tools: tuple[Tool, ...]
+        self, engine: Engine, spec: EnvironmentSpec, network: str | None, entrance: Entrance, tools: tuple[Tool, ...]
     ) -> Any:
         resources = spec.resources
         return engine.api.create_host_config(
             init=entrance.needs_init,
             mounts=_mounts(entrance, tools),
-            network_mode=network,
+            network_mode=network or "none",
             runtime=quick_start.of(engine).runtime(),
             cpu_shares=CPU_SHARES,
             nano_cpus=int(min(resources.cpus, engine.cpus) * 1e9),
@@ -254,13 +254,14 @@ class DockerProvider:
         """What else the engine is told of a container that is one of several: see `compose`."""
         return {}
 
-    def _alone(self, network: str, spec: EnvironmentSpec) -> bool:
-        """Whether a container needs nothing of the engine's networks, see `hosts_file`, and can be given its files."""
-        return network == "none" and not self._joining() and spec.reuse is not Reuse.SHARED_READONLY
+    def _network(self, spec: EnvironmentSpec, tags: Tags) -> str | None:
+        """What a container is connected to; None: it needs nothing of the engine's, see `hosts_file`.
 
-    def _network(self, spec: EnvironmentSpec, tags: Tags) -> str:
-        """What a container is connected to. Only an open one to anything: what a policy lets through is forwarded."""
-        return self._bridge(tags.installation) if spec.network is Network.OPEN else "none"
+        Only an open one is connected to anything: what a policy lets through is forwarded.
+        """
+        if spec.network is Network.OPEN:
+            return self._bridge(tags.installation)
+        return "none" if spec.reuse is Reuse.SHARED_READONLY else None  # whose files only the engine can write
 
     def _bridge(self, installation: str) -> str:
         """Our own bridge, on which containers do not see each other; made once per installation."""

@@ -19,7 +19,7 @@ from docker.transport import UnixHTTPAdapter
 from docker.utils import kwargs_from_env
 
 from app.environments.disk import no_space
-from app.errors import DiskFull, EngineUnavailable, StationError
+from app.errors import DiskFull, EngineUnavailable, EnvironmentFailed, StationError
 from app.settings import Settings
 
 _CALL_S = 120
@@ -73,21 +73,23 @@ class Engine:
     @property
     def cpus(self) -> int:
         """CPUs that the engine has; a container may not be promised more."""
-        return int(self._told["NCPU"])
+        return int(self.about["NCPU"])
 
     @property
     def architecture(self) -> str:
         """The kernel's name for it, e.g. `x86_64`."""
-        return str(self._told["Architecture"])
+        return str(self.about["Architecture"])
 
     def folder_of(self, container_id: str) -> Path:
         """Where it keeps what it writes for a container, perhaps not on this host."""
-        return Path(str(self._told["DockerRootDir"])) / "containers" / container_id
+        return Path(str(self.about["DockerRootDir"])) / "containers" / container_id
 
     @property
-    def _told(self) -> dict[str, Any]:
+    def about(self) -> dict[str, Any]:
+        """What it says of itself, asked once. Raises: EngineUnavailable, EnvironmentFailed."""
         if self._info is None:
-            self._info = self.api.info()
+            with self.named("ask what it is", EnvironmentFailed):
+                self._info = self.api.info()
         return self._info
 
     def user_of(self, image_id: str) -> str | None:

@@ -69,7 +69,7 @@ def _ulimits() -> list[Ulimit]:
 def has_quotas(engine: Engine) -> bool:
     """Whether the engine takes `size` for a container: to be seen from its own host alone. Looked at once."""
     if engine not in _quotas:
-        _quotas[engine] = _has_quotas(_about(engine))
+        _quotas[engine] = _has_quotas(engine.about)
     return _quotas[engine]
 
 
@@ -93,15 +93,6 @@ def quotas_on(mounts: str, folder: Path) -> bool:
     return best[1]
 
 
-def _about(engine: Engine) -> dict[str, Any]:
-    """What the engine says of itself, asked once."""
-    if engine not in _known:
-        with engine.named("ask for its disk", EnvironmentFailed):
-            _known[engine] = engine.api.info()
-    return _known[engine]
-
-
-_known: WeakKeyDictionary[Engine, dict[str, Any]] = WeakKeyDictionary()
 _quotas: WeakKeyDictionary[Engine, bool] = WeakKeyDictionary()
 
 
@@ -110,13 +101,13 @@ _quotas: WeakKeyDictionary[Engine, bool] = WeakKeyDictionary()
 
 def watch_of(engine: Callable[[], Engine], settings: Settings) -> DiskWatch:
     """For the containers of an engine on this host."""
-    root = Path(_about(engine())["DockerRootDir"])
+    root = Path(engine().about["DockerRootDir"])
     return DiskWatch(root, settings.home / "run" / "slots" / "docker-disk-watch", lambda: _sizes(engine()))
 
 
 def in_sight(engine: Engine) -> bool:
     """Whether the engine's disk is one of this host's."""
-    return engine.is_local and os.access(_about(engine)["DockerRootDir"], os.R_OK | os.X_OK)
+    return engine.is_local and os.access(engine.about["DockerRootDir"], os.R_OK | os.X_OK)
 
 
 def watched(watch: DiskWatch, environment: DockerEnvironment, spec: EnvironmentSpec) -> DockerEnvironment:

@@ -120,6 +120,7 @@ def test_what_has_no_network_knows_itself_by_name(create: Create, engine: Engine
     assert "127.0.0.1\tlocalhost" in out(environment, "cat /etc/hosts")
     assert out(environment, "getent hosts localhost").split()[1] == "localhost"
     assert out(environment, "cat /etc/hostname; hostname").split() == [environment.id[:12]] * 2
+    assert out(environment, "getent hosts $(hostname)").split()[1] == environment.id[:12]
     assert engine.api.inspect_container(environment.id)["Config"]["NetworkDisabled"], "its start costs half"
     assert out(environment, "echo 127.0.0.1 shop >> /etc/hosts; getent hosts shop").split() == ["127.0.0.1", "shop"]
     assert environment.reset().clean

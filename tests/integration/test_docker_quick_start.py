@@ -1,5 +1,4 @@
-"""The runtime under which containers start sooner: on an engine that was started with it, and what
-its program makes of a configuration."""
+"""The runtime under which containers start sooner, on an engine that has it, and what its program does by itself."""
 
 from __future__ import annotations
 
@@ -10,13 +9,13 @@ import os
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
-from app.environments import quick_start
+from app.environments import compiling, quick_start
 from app.environments.docker import DockerProvider
 from app.environments.engine import Engine, engine_of
 from app.models.spec import EnvironmentSpec, Resources
@@ -107,7 +106,7 @@ def test_an_engine_of_ours_has_it_and_its_containers_are_as_confined_as_others(
         environment.destroy()
 
 
-def test_it_serves_containers_with_a_network_too(engine: Engine) -> None:
+def test_it_serves_containers_in_the_hosts_network_too(engine: Engine) -> None:
     config = engine.api.create_host_config(network_mode="host", runtime=quick_start.of(engine).runtime())
     made = engine.api.create_container("small:1", command=["sleep", "9"], host_config=config)["Id"]
     try:
@@ -172,6 +171,11 @@ HOOK = {"path": "/usr/sbin/dockerd", "args": ["libnetwork-setkey", "-exec-root=/
 TRICKY = 'x","hooks":{"prestart":[{"path":"libnetwork-setkey"}]},"seccomp":{"a\\"'
 
 
+def compiled(path: Path, texts: Sequence[str]) -> Path:
+    compiling.compile_to(path, [quick_start._SOURCE], (*compiling.STATIC, "-Werror", *texts))
+    return path
+
+
 @pytest.fixture(scope="module")
 def small_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program, with one in crun's place that leaves a compiled filter as crun does."""
@@ -182,9 +186,7 @@ def small_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     crun.chmod(0o755)
     texts = [f'-DRUNTIME="{crun}"', f'-DFILTERS="{folder}/filters"']
-    command = ["cc", *quick_start._FLAGS, "-Werror", *texts, "-o", str(folder / "program"), str(quick_start._SOURCE)]
-    subprocess.run(command, check=True, capture_output=True)
-    return folder / "program"
+    return compiled(folder / "program", texts)
 
 
 def made_of(program: Path, folder: Path, config: dict[str, object]) -> dict[str, object]:
@@ -196,7 +198,7 @@ def made_of(program: Path, folder: Path, config: dict[str, object]) -> dict[str,
     return found
 
 
-def test_all_else_stays_as_it_is(small_program: Path, tmp_path: Path) -> None:
+def test_a_configuration_without_rules_stays_as_it_is(small_program: Path, tmp_path: Path) -> None:
     config = {"ociVersion": "1", "hooks": {"prestart": [HOOK]}, "process": {"env": [f"A={TRICKY}", "B=\\"]}}
     assert made_of(small_program, tmp_path, config) == config
 
@@ -224,9 +226,7 @@ def test_crun_is_loaded_lightly_where_nobody_else_is(
     texts = [*quick_start._texts(crun, Path("/light")), f'-DFILTERS="{tmp_path}/filters"']
     if upgraded:
         os.utime(crun, (1, 1))
-    program = tmp_path / "program"
-    compiler = ["cc", *quick_start._FLAGS, "-Werror", *texts, "-o", str(program), str(quick_start._SOURCE)]
-    subprocess.run(compiler, check=True, capture_output=True)
+    program = compiled(tmp_path / "program", texts)
     for folder in ("bundle", "state/some-id"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "config.json").write_text(json.dumps(config, separators=(",", ":")))

@@ -238,8 +238,8 @@ def test_a_cancellation_is_heeded_whenever_it_comes(redis_url: str) -> None:
                 waiting = asyncio.create_task(ground.call(limiter))
                 await asyncio.sleep(count * 0.0001)
                 waiting.cancel()
-                done, _ = await asyncio.wait([waiting], timeout=5.0)
-                assert done and waiting.cancelled(), f"cancelled after {count * 0.1:.1f} ms, it went on"
+                await asyncio.wait([waiting], timeout=5.0)
+                assert waiting.cancelled(), f"cancelled after {count * 0.1:.1f} ms, it went on"
 
     run(story())
     assert not ground.granted

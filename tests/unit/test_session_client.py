@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from app.environments.session import HelperUnavailable, SessionClient, binary, unix_connector
-from app.environments.session import build as building
 from app.environments.session import connect as connecting
 from app.environments.session.lane import Lane, LaneLost
 from app.environments.session.protocol import Kind
@@ -326,17 +325,6 @@ def test_it_is_compiled_once_whoever_asks(tmp_path: Path, monkeypatch: pytest.Mo
     calls = (tmp_path / "calls").read_text()
     assert binary(tmp_path / "home") == path
     assert (tmp_path / "calls").read_text() == calls
-
-
-def test_another_source_is_another_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = building._fingerprint()
-    (tmp_path / "x.c").write_text("int main(void) { return 0; }")
-    monkeypatch.setattr(building, "_SOURCE", tmp_path)
-    building._fingerprint.cache_clear()
-    try:
-        assert building._fingerprint() != before
-    finally:
-        building._fingerprint.cache_clear()
 
 
 def test_a_prebuilt_one_is_taken_as_it_is_when_it_can_run(tmp_path: Path) -> None:

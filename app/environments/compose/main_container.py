@@ -63,7 +63,7 @@ class MainProvider(DockerProvider):
         spec: EnvironmentSpec,
         tags: Tags,
         image_id: str,
-        network: str,
+        network: str | None,
         entrance: Entrance,
         tools: tuple[Tool, ...],
     ) -> str:
@@ -72,7 +72,7 @@ class MainProvider(DockerProvider):
         return container_id
 
     def _limits(
-        self, engine: Engine, spec: EnvironmentSpec, network: str, entrance: Entrance, tools: tuple[Tool, ...]
+        self, engine: Engine, spec: EnvironmentSpec, network: str | None, entrance: Entrance, tools: tuple[Tool, ...]
     ) -> Any:
         return self._ground.amended(super()._limits(engine, spec, network, entrance, tools), self._service)
 

@@ -83,7 +83,8 @@ class Runtime:
     ) -> None:
         """Start an environment; its first process inherits `listening`.
 
-        prefix: a command that becomes the runtime's. Returns when the first process runs.
+        prefix: a command that becomes the runtime's. libraries: a folder with which it is loaded sooner (`libraries`).
+        Returns when the first process runs.
 
         Raises: EnvironmentFailed with the runtime's words, or: it hung.
         """

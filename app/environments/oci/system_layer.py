@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from app.environments import hosts_file
 from app.environments.oci.store import SNAPSHOT_MARK, SYSTEM_MARK, ImageStore
 
 HELPER = ".megaflow-session"
@@ -20,11 +21,7 @@ HOSTNAME = "environment"
 """The same in all: what a set-up wrote down of it stays true in the next environment."""
 
 _FOLDERS = ("proc", "sys", "dev", "etc")
-_ETC = {
-    "hosts": f"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t{HOSTNAME}\n",
-    "hostname": f"{HOSTNAME}\n",
-    "resolv.conf": "# no network\n",
-}
+_ETC = hosts_file.texts(HOSTNAME)
 
 
 def system_layer(store: ImageStore, helper: Path) -> str:

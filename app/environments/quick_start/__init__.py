@@ -7,13 +7,6 @@ work there.
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 import structlog
 
-from app.environments import crun
+from app.environments import compiling, crun
 from app.environments.engine import Engine
 from app.errors import EnvironmentFailed
 
@@ -30,8 +23,6 @@ log = structlog.get_logger()
 
 NAME = "megaflow-quick"
 _SOURCE = Path(__file__).parent / "wrapper.c"
-_FLAGS = ("-std=c11", "-static", "-O2", "-Wall", "-Wextra", "-s")
-_PATIENCE_S = 60.0
 
 Made = TypeVar("Made")
 
@@ -48,16 +39,17 @@ def option(home: Path) -> tuple[str, ...]:
 def program(home: Path) -> Path | None:
     """The runtime at `home`/cache/quick-start, compiled when it is missing; None without crun or a compiler."""
     runtime = crun.find()
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if runtime is None or compiler is None:
-        log.info("quick_start.unavailable", crun=None if runtime is None else str(runtime), compiler=compiler)
+    if runtime is None:
+        log.info("quick_start.unavailable", reason="crun is not installed")
         return None
     cache = home.resolve() / "cache"
     texts = _texts(runtime, crun.light(runtime.resolve(), cache / "crun"))
-    path = cache / "quick-start" / f"runtime-{_fingerprint(texts)}"
-    if not path.exists() and not _compiled(compiler, texts, path):
+    folder = cache / "quick-start"
+    try:
+        return compiling.kept(folder / "runtime", (_SOURCE,), (*compiling.STATIC, *texts, _filters(folder, runtime)))
+    except compiling.NotCompiled as error:
+        log.warning("quick_start.unavailable", reason=str(error))
         return None
-    return path
 
 
 def _texts(runtime: Path, libraries: Path | None) -> tuple[str, ...]:
@@ -69,28 +61,10 @@ def _texts(runtime: Path, libraries: Path | None) -> tuple[str, ...]:
     return f'-DRUNTIME="{runtime}"', f'-DLIBRARIES="{libraries}"', *known
 
 
-@functools.cache
-def _fingerprint(texts: tuple[str, ...]) -> str:
-    about = "\0".join((*_FLAGS, *texts, platform.machine(), _SOURCE.read_text()))
-    return hashlib.sha256(about.encode()).hexdigest()[:16]
-
-
-def _compiled(compiler: str, texts: tuple[str, ...], path: Path) -> bool:
-    """Into a file of our own, then renamed: another process sees none of it or all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    number, name = tempfile.mkstemp(prefix=".runtime-", dir=path.parent)
-    os.close(number)
-    command = [compiler, *_FLAGS, *texts, f'-DFILTERS="{path}.filters"', "-o", name, str(_SOURCE)]
-    try:
-        subprocess.run(command, check=True, capture_output=True, timeout=_PATIENCE_S)  # noqa: S603 (ours)
-        os.chmod(name, 0o755)
-        os.replace(name, path)
-    except (OSError, subprocess.SubprocessError) as error:
-        Path(name).unlink(missing_ok=True)
-        said = getattr(error, "stderr", None) or b""
-        log.warning("quick_start.not_compiled", reason=str(error), said=said.decode("utf-8", "replace")[-500:])
-        return False
-    return True
+def _filters(folder: Path, runtime: Path) -> str:
+    """Where it keeps compiled filters: another crun may compile the same rules to others."""
+    about = runtime.stat()
+    return f'-DFILTERS="{folder}/filters-{about.st_size}-{about.st_mtime_ns // 1_000_000_000}"'
 
 
 # --- Its use ---------------------------------------------------------------------------------------------------------
@@ -100,8 +74,7 @@ class QuickStart:
     """Whether one engine's containers are started by it. Safe for many threads."""
 
     def __init__(self, engine: Engine) -> None:
-        with engine.named("ask for its runtimes", EnvironmentFailed):
-            self._open = NAME in (engine.api.info().get("Runtimes") or {})
+        self._open = NAME in (engine.about.get("Runtimes") or {})
         self._proven = False
         self._default = threading.local()
 
