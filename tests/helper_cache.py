@@ -1,35 +1,37 @@
-"""One compiled session helper for all tests: every home of a test would else compile its own (2 s of CPU each)."""
+"""Programs in C compiled once for all tests: every home of a test would else compile its own (2 s of CPU each)."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from app.environments.session import build
+from app.environments import compiling
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _one_session_helper(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Compile into pytest's own cache, by the hash of the source, and copy from there.
+def _programs_compiled_once(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Keep them in pytest's own cache, too, and copy from there.
 
     Unit tests are left out: some try the compiling itself.
     """
     if request.path.is_relative_to(Path(__file__).parent / "unit") or request.config.cache is None:
         yield
         return
-    kept, compile_ = request.config.cache.mkdir("session-helper"), build._compile
+    cache, compile_ = request.config.cache.mkdir("programs"), compiling.kept
 
-    def copy(path: Path) -> None:
-        made = kept / path.name
-        if not made.exists():
-            compile_(made)
-        passing = path.with_name(f".{path.name}-{id(path)}")
-        shutil.copy(made, passing)
-        passing.replace(path)
+    def copied(path: Path, sources: Sequence[Path], flags: Sequence[str] = compiling.STATIC) -> Path:
+        made = compile_(cache / path.name, sources, flags)
+        copy = path.with_name(made.name)
+        if not copy.exists():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            passing = copy.with_name(f".{copy.name}-{id(copy)}")
+            shutil.copy(made, passing)
+            passing.replace(copy)
+        return copy
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "_compile", copy)
+        patch.setattr(compiling, "kept", copied)
         yield
