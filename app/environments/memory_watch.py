@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +23,7 @@ class MemoryWatch:
 
         known: kills that were told before.
         """
-        self._file = file
+        self._counter = None if file is None else _Counter(file)
         self._inside = inside
         self._lock = threading.Lock()
         self._known = known
@@ -34,29 +35,36 @@ class MemoryWatch:
 
     def killed(self, *, suspected: bool) -> bool:
         """True when there was a kill since the last look. Only when `suspected` is it worth asking inside."""
-        if self._file is None and not suspected:
+        if self._counter is None and not suspected:
             return False
         with self._lock:
-            count = self._inside() if self._file is None else oom_kills(self._file)
+            count = self._inside() if self._counter is None else self._counter.read()
             grown = count is not None and count > self._known
             self._known = max(self._known, count or 0)
         return grown
 
 
-def oom_kills(file: Path) -> int | None:
-    """The count in memory.events or memory.oom_control; None when it cannot be read (any more)."""
-    try:
-        handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)  # after each command: every call counts
+class _Counter:
+    """A group's file, open as long as somebody looks: after each command, every system call counts."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._handle: int | None = None
+
+    def read(self) -> int | None:
+        """The count; None when it cannot be read (any more)."""
         try:
-            content = os.read(handle, _LONGEST_BYTES)
-        finally:
-            os.close(handle)
-        for line in content.splitlines():
-            if line.startswith(b"oom_kill "):
-                return int(line.split()[1])
-    except (OSError, ValueError):
-        pass
-    return None
+            if self._handle is None:
+                self._handle = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC)
+                weakref.finalize(self, os.close, self._handle).atexit = False
+            return _kills(os.pread(self._handle, _LONGEST_BYTES, 0))
+        except (OSError, ValueError):
+            return None
+
+
+def _kills(content: bytes) -> int | None:
+    at = content.find(b"oom_kill ")
+    return None if at < 0 else int(content[at:].split(maxsplit=2)[1])
 
 
 def file_of(container_id: str, init: int) -> Path | None:
@@ -85,4 +93,4 @@ def _groups(process: int) -> list[str]:
 
 
 def _there(file: Path) -> Path | None:
-    return file if oom_kills(file) is not None else None
+    return file if _Counter(file).read() is not None else None
