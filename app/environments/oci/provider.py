@@ -37,7 +37,7 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 _STARTS_PER_CPU = 2
-"""Nothing waits for an engine here: more at once take turns at the processors, a tenth slower (2 CPUs)."""
+"""Nothing waits for an engine here: more at once take turns at the processors, and cost a sixth of the rate (2 CPUs)."""
 
 
 @dataclass
