@@ -86,8 +86,7 @@ class Settings(BaseSettings):
     boot_timeout_s: float = Field(default=60.0, gt=0)
     """An instance that is not ready by then has failed."""
     environment_starts: int = Field(default=8, ge=1)
-    """Environments being created at once on one host: beyond about 8 only latency grows. `oci` makes do with two for each
-    processor where these are fewer."""
+    """Environments being created at once on one host: beyond about 8 only latency grows."""
     warm_environments: int = Field(default=8, ge=0)
     """Environments that a host keeps ready for the next waiting tasks, made ahead; 0: none."""
     image_builds: int = Field(default=2, ge=1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shlex
 import socket
 import time
@@ -35,9 +34,6 @@ from app.models.spec import Bundle, EnvironmentSpec, Network, Reuse
 from app.settings import Settings
 
 log = structlog.get_logger()
-
-_STARTS_PER_CPU = 2
-"""Nothing waits for an engine here: more at once take turns at the processors, and cost a sixth of the rate (2 CPUs)."""
 
 
 @dataclass
@@ -176,8 +172,7 @@ class OciProvider:
 
     def _started(self, order: Order, image: StoredImage, *, set_up: bool = False) -> OciEnvironment:
         """set_up: its set-up commands are still to run."""
-        limit = f"environment_starts:{socket.gethostname()}"
-        capacity = min(self._settings.environment_starts, _STARTS_PER_CPU * (os.cpu_count() or 1))
+        limit, capacity = f"environment_starts:{socket.gethostname()}", self._settings.environment_starts
         try:
             with self._gate.hold(limit, capacity, timeout_s=order.left_s), order.times.measure("create"):
                 environment = self._start(order, image, set_up=set_up)
