@@ -1,4 +1,4 @@
-"""Programs in C compiled once for all tests: every home of a test would else compile its own (2 s of CPU each)."""
+"""One compiled session helper for all tests: every home of a test would else compile its own (2 s of CPU each)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from app.environments import compiling
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _programs_compiled_once(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Keep them in pytest's own cache, too, and copy from there.
+def _one_session_helper(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Keep it in pytest's own cache, too, and copy from there.
 
-    Unit tests are left out: some try the compiling itself.
+    Unit tests are left out: some try the compiling itself. So are programs that know their home by their flags.
     """
     if request.path.is_relative_to(Path(__file__).parent / "unit") or request.config.cache is None:
         yield
@@ -23,6 +23,8 @@ def _programs_compiled_once(request: pytest.FixtureRequest) -> Iterator[None]:
     cache, compile_ = request.config.cache.mkdir("programs"), compiling.kept
 
     def copied(path: Path, sources: Sequence[Path], flags: Sequence[str] = compiling.STATIC) -> Path:
+        if tuple(flags) != compiling.STATIC:
+            return compile_(path, sources, flags)
         made = compile_(cache / path.name, sources, flags)
         copy = path.with_name(made.name)
         if not copy.exists():

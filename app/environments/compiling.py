@@ -52,6 +52,8 @@ def compile_to(path: Path, sources: Sequence[Path], flags: Sequence[str] = STATI
         _call([compiler, *flags, "-o", scratch, *(str(source) for source in sources)], name)
         os.chmod(scratch, 0o755)
         os.replace(scratch, path)
+    except OSError as error:
+        raise NotCompiled(f"cannot keep {name} at {path}: {error}.") from error
     finally:
         Path(scratch).unlink(missing_ok=True)
 

@@ -105,7 +105,7 @@ class DockerEnvironment(Living):
             self._name = str(about["Name"]).lstrip("/")
             self._pid = int(about["State"]["Pid"])
             outside = outside_of(about)
-        self._memory = self._watch(0)
+        self._watch_memory(self._watch(0))
         if self._layer is not None and self._origin is Origin.FRESH:
             self._layer.note_outside(outside)
 
@@ -246,6 +246,7 @@ class DockerEnvironment(Living):
         self._gone.set()
         self._close_ports()
         self._session.close()
+        self._memory.close()
         self._entrance.close()
         return Ticket(KIND, body, descriptors)
 
@@ -289,7 +290,7 @@ class DockerEnvironment(Living):
         environment._name, environment._pid = str(body["name"]), int(body["pid"])
         environment._origin = Origin(body["origin"])
         environment._set_up_inside = bool(body["set_up_inside"])
-        environment._memory = environment._watch(int(body["oom_kills"]))
+        environment._watch_memory(environment._watch(int(body["oom_kills"])))
         environment._session = entrance.open_again(inside)
         try:
             environment.stats()  # what greets us may have died since it wrote its greeting
@@ -369,6 +370,7 @@ class DockerEnvironment(Living):
         begun = time.monotonic()
         self._close_ports()
         self._session.close()
+        self._memory.close()
         try:
             with self._engine.named(f"remove environment {self.id[:12]}", EnvironmentFailed):
                 self._engine.remove(self.id)

@@ -230,7 +230,7 @@ class DockerProvider:
             network_mode=network or "none",
             runtime=quick_start.of(engine).runtime(),
             cpu_shares=CPU_SHARES,
-            nano_cpus=engine.nano_cpus(resources.cpus),
+            nano_cpus=int(min(resources.cpus, engine.cpus) * 1e9),
             mem_limit=resources.memory_bytes,
             memswap_limit=resources.memory_bytes,
             pids_limit=resources.pids,

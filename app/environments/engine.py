@@ -75,10 +75,6 @@ class Engine:
         """CPUs that the engine has; a container may not be promised more."""
         return int(self.about["NCPU"])
 
-    def nano_cpus(self, cpus: float) -> int | None:
-        """What to tell it of a container's processors; None: it may have all, which the kernel need not count."""
-        return None if cpus >= self.cpus else int(cpus * 1e9)
-
     @property
     def architecture(self) -> str:
         """The kernel's name for it, e.g. `x86_64`."""

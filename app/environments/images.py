@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from app.environments.image_store.registry import (
     wrong_architecture,
 )
 from app.environments.sources import fetch_sources
-from app.errors import DiskFull, EnvironmentFailed, ImageBuildFailed, ImageUnavailable
+from app.errors import DiskFull, ImageBuildFailed, ImageUnavailable
 from app.models.spec import Build, Bundle, EnvironmentSpec
 from app.settings import Settings
 
@@ -330,14 +329,12 @@ class Images:
             raise ImageUnavailable(f"could not {doing} in time: {error}; others are being made, try again.") from error
 
 
-@lru_cache(maxsize=8)
 def host_of(engine: Engine) -> str:
     """What the engine calls its host: the same for all that share it, wherever they run.
 
     Raises: EngineUnavailable, EnvironmentFailed.
     """
-    with engine.named("ask for its name", EnvironmentFailed):
-        return str(engine.api.info()["Name"])
+    return str(engine.about["Name"])
 
 
 def _recipe(folder: Path, name: str) -> str:

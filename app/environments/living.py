@@ -34,13 +34,18 @@ class Living(ABC):
     """The outside of one environment's session. Safe for many threads."""
 
     _session: Inner
-    _memory: MemoryWatch
 
     def __init__(self, spec: EnvironmentSpec) -> None:
         self._spec = spec
         self._gone = threading.Event()  # ended by its owner, or given away
         self._end = "was destroyed"
+        self._memory = MemoryWatch(None, lambda: None)
         self._fate: tuple[type[EnvironmentFailed], str] | None = None  # what it was ended for, not by its owner
+
+    def _watch_memory(self, watch: MemoryWatch) -> None:
+        """From now on that one: what it watches was started just now, or taken over."""
+        self._memory.close()
+        self._memory = watch
 
     @property
     @abstractmethod

@@ -9,6 +9,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -43,23 +44,39 @@ class MemoryWatch:
             self._known = max(self._known, count or 0)
         return grown
 
+    def close(self) -> None:
+        """Nothing is counted any more. Safe to call twice."""
+        with self._lock:
+            if self._counter is not None:
+                self._counter.close()
+
 
 class _Counter:
-    """A group's file, open as long as somebody looks: after each command, every system call counts."""
+    """A group's file, open until it is closed: after each command, every system call counts."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._handle: int | None = None
+        self._close: Callable[[], object] | None = None
+        self._closed = False
 
     def read(self) -> int | None:
         """The count; None when it cannot be read (any more)."""
+        if self._closed:
+            return None
         try:
             if self._handle is None:
                 self._handle = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC)
-                weakref.finalize(self, os.close, self._handle).atexit = False
+                self._close = finalizer = weakref.finalize(self, os.close, self._handle)
+                finalizer.atexit = False
             return _kills(os.pread(self._handle, _LONGEST_BYTES, 0))
-        except (OSError, ValueError):
+        except (OSError, ValueError, IndexError):
             return None
+
+    def close(self) -> None:
+        self._closed = True
+        if self._close is not None:
+            self._close()
 
 
 def _kills(content: bytes) -> int | None:
@@ -93,4 +110,6 @@ def _groups(process: int) -> list[str]:
 
 
 def _there(file: Path) -> Path | None:
-    return file if _Counter(file).read() is not None else None
+    counter = _Counter(file)
+    with closing(counter):
+        return file if counter.read() is not None else None

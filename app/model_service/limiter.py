@@ -261,7 +261,8 @@ class ModelLimiter:
             ]
             try:
                 for bound, holder in seats:
-                    await self._renew(keys=[self._keys(bound)[0]], args=[holder, self._lease_ms, bound.capacity])
+                    with _cancellation_heeded():
+                        await self._renew(keys=[self._keys(bound)[0]], args=[holder, self._lease_ms, bound.capacity])
             except (RedisError, OSError) as error:
                 log.warning("model_permits.not_renewed", error=str(error), held=len(seats))
             except Exception:  # whatever it is, the next round may go better
@@ -313,9 +314,11 @@ def _cancellation_heeded() -> Iterator[None]:
     task = asyncio.current_task()
     assert task is not None
     before = task.cancelling()
-    yield
-    if task.cancelling() > before:
-        raise asyncio.CancelledError
+    try:
+        yield
+    finally:  # also when what it waited for has failed at that moment
+        if task.cancelling() > before:
+            raise asyncio.CancelledError
 
 
 def _use_of(client: redis.Redis, prefix: str, name: str, window_ms: int) -> CallUse:

@@ -15,7 +15,7 @@ import redis.asyncio
 from app.errors import BrokerUnavailable, CallThrottled, DatabaseUnavailable
 from app.ledger import limits
 from app.ledger.database import Database
-from app.model_service.limiter import ModelLimiter, Permit, in_use, ledger_capacities
+from app.model_service.limiter import ModelLimiter, Permit, _cancellation_heeded, in_use, ledger_capacities
 
 PREFIX = "megaflow:test:limits"
 CALL = {"run_id": "r1", "user": "alice", "model": "m"}
@@ -243,6 +243,26 @@ def test_a_cancellation_is_heeded_whenever_it_comes(redis_url: str) -> None:
 
     run(story())
     assert not ground.granted
+
+
+@pytest.mark.parametrize("outcome", [None, ConnectionResetError("gone")])
+def test_a_cancellation_that_was_swallowed_is_found_whatever_came_instead(outcome: Exception | None) -> None:
+    async def swallowing() -> None:
+        with _cancellation_heeded():
+            try:
+                await asyncio.sleep(20)
+            except asyncio.CancelledError:
+                if outcome is not None:
+                    raise outcome from None
+
+    async def story() -> None:
+        task = asyncio.create_task(swallowing())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task], timeout=5)
+        assert task.cancelled()
+
+    run(story())
 
 
 def test_a_failing_call_gives_its_permit_back(redis_url: str) -> None:

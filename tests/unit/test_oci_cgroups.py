@@ -62,17 +62,11 @@ def test_version_2_has_its_controllers_enabled_and_one_folder(tmp_path: Path, ke
         assert str(tmp_path / "megaflow-x" / "cgroup.procs") in prefix[2]
 
 
-def test_who_may_have_all_processors_is_not_counted(tmp_path: Path, kernel: dict[str, str]) -> None:
-    many = Resources(cpus=os.cpu_count() or 1, memory_bytes=64 << 20, pids=77)
+def test_who_may_have_all_processors_is_told_how_many(tmp_path: Path, kernel: dict[str, str]) -> None:
     for controller in ("memory", "cpu", "pids", "devices"):
         (tmp_path / controller / "megaflow-x").mkdir(parents=True)
-    Cgroup("x").make(many)
-    (tmp_path / "cgroup.controllers").write_text("cpu io memory pids")
-    (tmp_path / "cgroup.subtree_control").write_text("cpu memory pids")
-    (tmp_path / "megaflow-x").mkdir()
-    Cgroup("x").make(many)
-    assert {"cpu/megaflow-x/cpu.shares", "megaflow-x/cpu.weight"} <= kernel.keys()
-    assert not [name for name in kernel if "quota" in name or "cpu.max" in name]
+    Cgroup("x").make(Resources(cpus=256, memory_bytes=64 << 20, pids=77))
+    assert kernel["cpu/megaflow-x/cpu.cfs_quota_us"] == str((os.cpu_count() or 1) * 100_000)
 
 
 def test_a_process_of_another_group_is_not_taken_for_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

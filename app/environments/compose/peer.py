@@ -91,7 +91,7 @@ class Peer:
             read_only=service.read_only,
             network_mode=self.ground.network_of(service),
             cpu_shares=CPU_SHARES,
-            nano_cpus=engine.nano_cpus(most.cpus),
+            nano_cpus=int(min(most.cpus, engine.cpus) * 1e9),
             mem_limit=most.memory_bytes,
             memswap_limit=most.memory_bytes,
             pids_limit=most.pids,

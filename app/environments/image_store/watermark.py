@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import structlog
 
 from app.environments.engine import Engine
-from app.errors import EnvironmentFailed
 from app.settings import Settings
 
 log = structlog.get_logger()
@@ -61,10 +59,9 @@ def disk_of(engine: Engine) -> Disk | None:
 
     Raises: EngineUnavailable, EnvironmentFailed.
     """
-    if urlsplit(engine.url).scheme not in ("unix", "http+unix"):
+    if not engine.is_local:
         return None
-    with engine.named("ask where it keeps its images", EnvironmentFailed):
-        about = engine.api.info()
+    about = engine.about
     root = Path(about["DockerRootDir"])
     # A process in a container may talk to the engine and have a folder of that name, but never with that inside.
     if not (root / "image" / about["Driver"]).is_dir():

@@ -6,7 +6,6 @@ itself does not. The thread that starts an environment joins its cgroup first, a
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import time
@@ -67,9 +66,8 @@ class Cgroup:
         if (memory / "memory.memsw.limit_in_bytes").exists():  # else the kernel does not count swap
             _write(memory / "memory.memsw.limit_in_bytes", resources.memory_bytes)
         _write(cpu / "cpu.shares", CPU_SHARES)
-        if (quota := _quota_us(resources)) is not None:
-            _write(cpu / "cpu.cfs_period_us", _PERIOD_US)
-            _write(cpu / "cpu.cfs_quota_us", quota)
+        _write(cpu / "cpu.cfs_period_us", _PERIOD_US)
+        _write(cpu / "cpu.cfs_quota_us", _quota_us(resources))
         _write(pids / "pids.max", resources.pids)
         _write(devices / "devices.deny", "a")
         _write(devices / "devices.allow", *allowed)
@@ -85,8 +83,7 @@ class Cgroup:
         if (folder / "memory.swap.max").exists():
             _write(folder / "memory.swap.max", 0)
         _write(folder / "cpu.weight", max(1, CPU_SHARES * 100 // 1024))
-        if (quota := _quota_us(resources)) is not None:
-            _write(folder / "cpu.max", f"{quota} {_PERIOD_US}")
+        _write(folder / "cpu.max", f"{_quota_us(resources)} {_PERIOD_US}")
         _write(folder / "pids.max", resources.pids)
 
     @contextmanager
@@ -207,14 +204,9 @@ def _mount(destination: str, kind: str, source: str, *options: str) -> dict[str,
     return {"destination": destination, "type": kind, "source": source, "options": [*options, *closed]}
 
 
-def _quota_us(resources: Resources) -> int | None:
-    """Processor time in a period; None: as much as the host has, which the kernel need not count."""
-    return None if resources.cpus >= _cpus() else max(1000, int(resources.cpus * _PERIOD_US))
-
-
-@functools.cache
-def _cpus() -> int:
-    return os.cpu_count() or 1
+def _quota_us(resources: Resources) -> int:
+    """Also when it may have all: programs count their processors by it, or else by the shares (JVMs before 19)."""
+    return max(1000, int(min(resources.cpus, os.cpu_count() or 1) * _PERIOD_US))
 
 
 def _write(file: Path, *values: int | str) -> None:

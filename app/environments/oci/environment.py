@@ -119,6 +119,7 @@ class OciEnvironment(Living):
             self._end, self._given_away = "was given away", True
             self._gone.set()
             self._session.close()
+            self._memory.close()
             return handed.ticket(connection)
 
     @classmethod
@@ -142,7 +143,7 @@ class OciEnvironment(Living):
         self._note(lambda records: records.relabel(self.id, tags.labels()))
         if not handing.holds(connections) and not self._body.lives:
             raise EnvironmentFailed(f"environment {self.id[:12]} ended before it was taken over.")
-        self._memory = self._new_memory_watch()
+        self._watch_memory(self._new_memory_watch())
         self._memory.killed(suspected=True)  # what was killed before is not ours
         self._session = self._new_session(handing.first(connections, unix_connector(self._body.address)))
         with self.times.measure("session"):
@@ -195,7 +196,7 @@ class OciEnvironment(Living):
                 tools=self._tools,
             )
             self._body.start(wish)
-        self._memory = self._new_memory_watch()
+        self._watch_memory(self._new_memory_watch())
         with self.times.measure("session"):
             self._session.wait_ready(max(0.1, min(_READY_S, deadline - time.monotonic())))
         self._outlet = open_outlet(spec, self._forward)
@@ -310,6 +311,7 @@ class OciEnvironment(Living):
                 return
             self._close_ports()
             self._session.close()  # a reset may have opened another
+            self._memory.close()
             self._body.end()
         if first:
             self.times.phases["teardown"] = time.monotonic() - begun

@@ -22,6 +22,8 @@ from app.errors import EnvironmentFailed
 log = structlog.get_logger()
 
 NAME = "megaflow-quick"
+_FILTER_FORMAT = 1
+"""Of what the program keeps; to be counted up with it."""
 _SOURCE = Path(__file__).parent / "wrapper.c"
 
 Made = TypeVar("Made")
@@ -64,7 +66,7 @@ def _texts(runtime: Path, libraries: Path | None) -> tuple[str, ...]:
 def _filters(folder: Path, runtime: Path) -> str:
     """Where it keeps compiled filters: another crun may compile the same rules to others."""
     about = runtime.stat()
-    return f'-DFILTERS="{folder}/filters-{about.st_size}-{about.st_mtime_ns // 1_000_000_000}"'
+    return f'-DFILTERS="{folder}/filters-{_FILTER_FORMAT}-{about.st_size}-{about.st_mtime_ns // 1_000_000_000}"'
 
 
 # --- Its use ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,99 @@
+"""Kills for want of memory: each told once, by a file that is open for as long as somebody watches."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from app.environments.memory_watch import MemoryWatch
+
+
+@pytest.fixture(
+    params=["oom_kill_disable 0\nunder_oom 0\noom_kill {}\n", "low 0\noom 3\noom_kill {}\noom_group_kill 9\n"]
+)
+def counter(request: pytest.FixtureRequest, tmp_path: Path) -> Counter:
+    """As either version of control groups has it."""
+    return Counter(tmp_path / "counter", request.param)
+
+
+class Counter:
+    def __init__(self, file: Path, text: str) -> None:
+        self.file = file
+        self._text = text
+        self.set(0)
+
+    def set(self, kills: int) -> None:
+        self.file.write_text(self._text.format(kills))
+
+    @property
+    def open_here(self) -> int:
+        """How many times this process has it open."""
+        links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+        return [os.path.realpath(link) for link in links].count(str(self.file))
+
+
+def _none() -> None:
+    return None
+
+
+def test_a_kill_is_told_once(counter: Counter) -> None:
+    watch = MemoryWatch(counter.file, _none)
+    told = []
+    for kills in (0, 1, 1, 3, 3):
+        counter.set(kills)
+        told.append(watch.killed(suspected=False))
+    assert told == [False, True, False, True, False]
+    assert watch.known == 3
+    watch.close()
+
+
+def test_what_was_known_is_not_told_again(counter: Counter) -> None:
+    counter.set(2)
+    watch = MemoryWatch(counter.file, _none, known=2)
+    assert not watch.killed(suspected=True)
+    watch.close()
+
+
+def test_the_file_is_open_once_and_closed_with_the_watch(counter: Counter) -> None:
+    watch = MemoryWatch(counter.file, _none)
+    assert counter.open_here == 0, "not before it is needed"
+    for _ in range(3):
+        watch.killed(suspected=False)
+    assert counter.open_here == 1
+    watch.close()
+    assert counter.open_here == 0
+    counter.set(5)
+    assert not watch.killed(suspected=True), "whoever closed it is not told any more"
+    assert counter.open_here == 0
+    watch.close()
+
+
+def test_one_that_was_forgotten_leaves_nothing_open(counter: Counter) -> None:
+    MemoryWatch(counter.file, _none).killed(suspected=False)
+    assert counter.open_here == 0
+
+
+def test_a_file_that_comes_later_is_found(counter: Counter) -> None:
+    counter.file.unlink()
+    watch = MemoryWatch(counter.file, _none)
+    assert not watch.killed(suspected=True)
+    counter.set(1)
+    assert watch.killed(suspected=False)
+    watch.close()
+
+
+def test_without_a_file_the_environment_is_asked_when_there_is_reason() -> None:
+    asked = []
+
+    def inside() -> int:
+        asked.append(1)
+        return 1
+
+    watch = MemoryWatch(None, inside)
+    assert not watch.killed(suspected=False)
+    assert not asked
+    assert watch.killed(suspected=True)
+    assert not watch.killed(suspected=True)
+    watch.close()
