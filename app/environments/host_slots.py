@@ -22,6 +22,8 @@ from weakref import WeakValueDictionary
 _RETRY_S = 0.02
 _LOOK_MOST_S = 2 * _RETRY_S
 """Longer than the pause between two looks at the files."""
+_WAITING = "waiting"
+"""The file that is shared by those who look for a slot."""
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 
@@ -60,9 +62,9 @@ class HostSlots:
     """At most `count` holders at once on this host, whatever process or thread they are in."""
 
     def __init__(self, folder: Path, name: str, count: int) -> None:
-        self._files = [folder / f"{name}.{number}" for number in range(count)]
-        self._line = _line(folder / name, count)
-        self._waiting = folder / f"{name}.waiting"  # shared by those who look for a slot
+        self._place = folder / name  # what a file is called after
+        self._count = count
+        self._line = _line(self._place, count)
 
     @contextmanager
     def hold(self, *, timeout_s: float) -> Iterator[None]:
@@ -87,18 +89,21 @@ class HostSlots:
 
     @property
     def _what(self) -> str:
-        return f"one of {len(self._files)} slots {self._files[0].stem!r}"
+        return f"one of {self._count} slots {self._place.name!r}"
+
+    def _try(self, what: int | str, how: int = fcntl.LOCK_EX) -> int | None:
+        return _try(Path(f"{self._place}.{what}"), how)
 
     def _take(self, deadline: float) -> int:
         waiting: int | None = None
         try:
             while True:
-                for file in random.sample(self._files, len(self._files)):
-                    handle = _try(file)
+                for number in random.sample(range(self._count), self._count):
+                    handle = self._try(number)
                     if handle is not None:
                         return handle
                 if waiting is None:
-                    waiting = _try(self._waiting, fcntl.LOCK_SH)
+                    waiting = self._try(_WAITING, fcntl.LOCK_SH)
                 _wait(deadline, self._what)
         finally:
             if waiting is not None:
@@ -106,7 +111,7 @@ class HostSlots:
 
     def _give_way(self, deadline: float) -> None:
         """Let another process have what this one has just left: whoever is next in our own line is here much sooner."""
-        nobody = _try(self._waiting)
+        nobody = self._try(_WAITING)
         if nobody is not None:
             os.close(nobody)
         elif (left_s := deadline - time.monotonic()) > 0:

@@ -19,8 +19,8 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What would be written to the kernel's files, by name below /sys/fs/cgroup."""
     written: dict[str, str] = {}
 
-    def note(file: Path, *values: int | str) -> None:
-        written[str(file.relative_to(tmp_path))] = " ".join(map(str, values))
+    def note(file: Path | str, *values: int | str) -> None:
+        written[str(Path(file).relative_to(tmp_path))] = " ".join(map(str, values))
 
     monkeypatch.setattr(cgroups, "ROOT", tmp_path)
     monkeypatch.setattr(cgroups, "_write", note)

@@ -59,18 +59,18 @@ class Cgroup:
             self._make_divided(resources, devices)
 
     def _make_divided(self, resources: Resources, allowed: Sequence[str]) -> None:
-        memory, cpu, pids, devices = self.folders
         for folder in self.folders:
             folder.mkdir(exist_ok=True)
-        _write(memory / "memory.limit_in_bytes", resources.memory_bytes)
-        if (memory / "memory.memsw.limit_in_bytes").exists():  # else the kernel does not count swap
-            _write(memory / "memory.memsw.limit_in_bytes", resources.memory_bytes)
-        _write(cpu / "cpu.shares", CPU_SHARES)
-        _write(cpu / "cpu.cfs_period_us", _PERIOD_US)
-        _write(cpu / "cpu.cfs_quota_us", _quota_us(resources))
-        _write(pids / "pids.max", resources.pids)
-        _write(devices / "devices.deny", "a")
-        _write(devices / "devices.allow", *allowed)
+        memory, cpu, pids, devices = map(str, self.folders)
+        _write(f"{memory}/memory.limit_in_bytes", resources.memory_bytes)
+        if os.path.exists(f"{memory}/memory.memsw.limit_in_bytes"):  # else the kernel does not count swap
+            _write(f"{memory}/memory.memsw.limit_in_bytes", resources.memory_bytes)
+        _write(f"{cpu}/cpu.shares", CPU_SHARES)
+        _write(f"{cpu}/cpu.cfs_period_us", _PERIOD_US)
+        _write(f"{cpu}/cpu.cfs_quota_us", _quota_us(resources))
+        _write(f"{pids}/pids.max", resources.pids)
+        _write(f"{devices}/devices.deny", "a")
+        _write(f"{devices}/devices.allow", *allowed)
 
     def _make_unified(self, resources: Resources) -> None:
         wanted = {"memory", "cpu", "pids"}
@@ -98,7 +98,7 @@ class Cgroup:
             yield ["/bin/sh", "-c", f'echo 0 > {folder}/{_PROCESSES} && exec "$@"', "sh"]
             return
         for folder in self.folders:
-            _write(folder / "tasks", 0)
+            _write(f"{folder}/tasks", 0)
         yield []
 
     # --- Looking --------------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def _quota_us(resources: Resources) -> int:
     return max(1000, int(min(resources.cpus, os.cpu_count() or 1) * _PERIOD_US))
 
 
-def _write(file: Path, *values: int | str) -> None:
+def _write(file: Path | str, *values: int | str) -> None:
     """One after the other: a control group's file takes a value at a time."""
     handle = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
     try:

@@ -58,16 +58,24 @@ class Records:
     def write(self, record: Record) -> None:
         """Write or replace; whole at once, for readers in other processes. Makes the environment's folder."""
         file = self._file(record.id)
+        text = json.dumps({name: getattr(record, name) for name in _FIELDS})
+        if self._make_place(file.parent):
+            file.write_text(text)  # half of it is to others as none: they look again
+            return
+        fresh = file.with_name(f".{_NAME}.{threading.get_ident()}")
+        fresh.write_text(text)
+        fresh.rename(file)
+
+    def _make_place(self, place: Path) -> bool:
+        """Whether there was none."""
         try:
-            file.parent.mkdir()
+            place.mkdir()
         except FileExistsError:
-            pass
+            return False
         except FileNotFoundError:
             self._make_folder()
-            file.parent.mkdir()
-        fresh = file.with_name(f".{_NAME}.{threading.get_ident()}")
-        fresh.write_text(json.dumps({name: getattr(record, name) for name in _FIELDS}))
-        fresh.rename(file)
+            place.mkdir()
+        return True
 
     def _make_folder(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
