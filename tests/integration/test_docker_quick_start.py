@@ -206,7 +206,15 @@ def test_a_configuration_without_rules_stays_as_it_is(small_program: Path, tmp_p
 PLAIN: dict[str, object] = {"process": {}}
 
 
-@pytest.mark.parametrize("command", [("create", "--bundle", "BUNDLE"), ("start",), ("delete", "--force")])
+OWN_GROUPS = '{\n  "pid": 12,\n  "systemd-cgroup": false,\n  "bundle": "/b"\n}\n'
+SYSTEMDS_GROUPS = OWN_GROUPS.replace("false", "true")
+CREATE, START, DELETE = ("create", "--bundle", "BUNDLE"), ("start",), ("delete", "--force")
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [(CREATE, ""), (START, ""), (DELETE, OWN_GROUPS), (DELETE, SYSTEMDS_GROUPS), (DELETE, ""), (DELETE, "{}")],
+)
 @pytest.mark.parametrize(
     ("options", "config", "upgraded"),
     [
@@ -217,12 +225,17 @@ PLAIN: dict[str, object] = {"process": {}}
     ],
 )
 def test_crun_is_loaded_lightly_where_nobody_else_is(
-    tmp_path: Path, command: tuple[str, ...], options: tuple[str, ...], config: dict[str, object], *, upgraded: bool
+    tmp_path: Path,
+    command: tuple[str, ...],
+    status: str,
+    options: tuple[str, ...],
+    config: dict[str, object],
+    *,
+    upgraded: bool,
 ) -> None:
-    light = not options and config is PLAIN and not upgraded and command[0] != "delete"
-    crun = tmp_path / "crun"
-    crun.write_text(f'#!/bin/sh\nprintf "$LD_LIBRARY_PATH" > {tmp_path}/told\n')
-    crun.chmod(0o755)
+    known = command is not DELETE or status is OWN_GROUPS
+    light = not options and config is PLAIN and not upgraded and known
+    crun = telling_crun(tmp_path)
     texts = [*quick_start._texts(crun, Path("/light")), f'-DFILTERS="{tmp_path}/filters"']
     if upgraded:
         os.utime(crun, (1, 1))
@@ -230,10 +243,40 @@ def test_crun_is_loaded_lightly_where_nobody_else_is(
     for folder in ("bundle", "state/some-id"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "config.json").write_text(json.dumps(config, separators=(",", ":")))
+    if status:
+        (tmp_path / "state/some-id/status").write_text(status)
     words = [str(tmp_path / "bundle") if word == "BUNDLE" else word for word in command]
     whole = [program, "--root", str(tmp_path / "state"), *options, *words, "some-id"]
     subprocess.run(whole, check=True, env={"PATH": os.environ["PATH"]})
     assert (tmp_path / "told").read_text() == ("/light" if light else "")
+
+
+def telling_crun(folder: Path) -> Path:
+    """One in crun's place that writes down with which libraries it was loaded."""
+    crun = folder / "crun"
+    crun.write_text(f'#!/bin/sh\nprintf "$LD_LIBRARY_PATH" > {folder}/told\n')
+    crun.chmod(0o755)
+    return crun
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (("delete", "--force", "some-id"), False),
+        (("delete", "some-id"), True),
+        (("kill", "--force", "some-id"), True),
+        (("delete", "--force", "other-id"), True),
+    ],
+)
+def test_what_is_not_there_is_not_deleted_once_more(tmp_path: Path, words: tuple[str, ...], *, asked: bool) -> None:
+    texts = [f'-DRUNTIME="{telling_crun(tmp_path)}"', f'-DFILTERS="{tmp_path}/filters"']
+    program = compiled(tmp_path / "program", texts)
+    (tmp_path / "state" / "other-id").mkdir(parents=True)
+    subprocess.run([program, "--root", str(tmp_path / "state"), *words], check=True)
+    assert (tmp_path / "told").exists() == asked
+    (tmp_path / "told").unlink(missing_ok=True)
+    subprocess.run([program, "--root", str(tmp_path / "elsewhere"), *words], check=True)
+    assert (tmp_path / "told").exists(), "no such root at all: that is for crun to say"
 
 
 @pytest.mark.parametrize("annotations", [None, {}, {"a": "b"}])

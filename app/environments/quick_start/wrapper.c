@@ -12,6 +12,7 @@
  * On a host with both versions of cgroups at once, crun refuses to start anything. It is shown version 1 alone.
  */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <stdbool.h>
@@ -214,21 +215,50 @@ static bool without_hooks(const char *folder, const char *name) {
     return found;
 }
 
-/* Only to create and to start: whoever deletes after an accident does not say who keeps the control groups. What crun
- * creates is described in its bundle; what it has created, below its state, by the last word. */
+/* Whether crun itself keeps the control groups of what it has created: whoever deletes does not say. */
+static bool keeps_groups(const char *folder, const char *name) {
+    static const char key[] = "\"systemd-cgroup\"";
+    size_t size;
+    char *path = joined((const char *[]){folder, "/", name, "/status", NULL});
+    char *text = path ? content_of(path, &size) : NULL;
+    char *at = text ? strstr(text, key) : NULL;
+    if (at) at += strlen(key);
+    bool found = at && !strncmp(at + strspn(at, " \t\n:"), "false", 5);
+    free(path);
+    free(text);
+    return found;
+}
+
+/* What crun creates is described in its bundle; what it has created, below its state, by the last word. */
 static bool light(char **argv, const char *state, const char *bundle) {
     struct stat about;
-    bool creates = false, starts = false, systemd = false;
+    bool creates = false, starts = false, deletes = false, systemd = false;
     char **word = argv + 1;
     for (; *word; word++) {
         creates |= !strcmp(*word, "create");
         starts |= !strcmp(*word, "start");
+        deletes |= !strcmp(*word, "delete");
         systemd |= !strcmp(*word, "--systemd-cgroup");
     }
     if (systemd || stat(RUNTIME, &about) || about.st_size != RUNTIME_BYTES || about.st_mtime != RUNTIME_CHANGED)
         return false;
     if (creates) return bundle && without_hooks(bundle, ".");
-    return starts && state && without_hooks(state, word[-1]);
+    if (!(starts || deletes) || !state || !without_hooks(state, word[-1])) return false;
+    return starts || keeps_groups(state, word[-1]);
+}
+
+/* An engine deletes once more, to be sure; crun would find that there is nothing, which takes as long as to delete. */
+static bool is_gone(char **argv, const char *state) {
+    bool deletes = false, forced = false;
+    char **word = argv + 1;
+    for (; *word; word++) {
+        deletes |= !strcmp(*word, "delete");
+        forced |= !strcmp(*word, "--force");
+    }
+    char *place = deletes && forced && state ? joined((const char *[]){state, "/", word[-1], NULL}) : NULL;
+    bool gone = place && access(place, F_OK) && errno == ENOENT && !access(state, F_OK);
+    free(place);
+    return gone;
 }
 
 static int run(char **argv, const char *state, const char *bundle) {
@@ -249,6 +279,7 @@ int main(int argc, char **argv) {
         else if (i + 1 < argc && !strcmp(argv[i], "--bundle")) bundle = argv[++i];
         else if (i + 1 < argc && !strcmp(argv[i], "--root")) state = argv[++i];
     }
+    if (is_gone(argv, state)) return 0;
     char *rules = creates && bundle ? prepare(bundle) : NULL;
     hide_unified();
     if (!rules || !state) return run(argv, state, bundle);
