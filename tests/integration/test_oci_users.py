@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.environments.oci import OciEnvironment, OciProvider, kernel, trial, users
+from app.environments.session import binary
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from tests.integration.oci_ground import add_image, left_over, tags
@@ -77,13 +78,15 @@ def test_a_number_is_given_again_when_nobody_has_it(
     assert len(numbers) == 1, "each costs a namespace"
 
 
-def test_what_is_given_away_does_not_use_up_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_given_away_does_not_use_up_the_numbers(
+    monkeypatch: pytest.MonkeyPatch, oci_settings: Settings
+) -> None:
     monkeypatch.setattr(users, "_MOST", 2)
-    pool = users.Pool()
-    taken = [pool.take() for _ in range(5)]
+    pool, helper = users.Pool(), binary(oci_settings.home)
+    taken = [pool.take(helper) for _ in range(5)]
     assert len({one.first for one in taken}) == 2
     pool.give_back(taken[-1])
-    assert pool.take() is taken[-1]
+    assert pool.take(helper) is taken[-1]
     for one in {one.namespace for one in taken}:
         os.close(one)
 
@@ -152,3 +155,18 @@ def test_where_the_kernel_cannot_translate_users_are_those_of_the_host(
     assert environment.reset().clean
     environment.destroy()
     assert left_over(oci_settings.home) == []
+
+
+def test_a_namespace_keeps_no_process_and_needs_a_host_that_lets_it_be_made(oci_settings: Settings) -> None:
+    def children() -> set[str]:
+        return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+    before = children()
+    made = users.Users.fresh(binary(oci_settings.home))
+    try:
+        assert os.readlink(f"/proc/self/fd/{made.namespace}") not in ("", os.readlink("/proc/self/ns/user"))
+        assert children() <= before
+    finally:
+        os.close(made.namespace)
+    with pytest.raises(OSError, match="user namespace could not be made"):
+        users.Users.fresh(Path("/bin/false"))

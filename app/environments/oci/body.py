@@ -35,6 +35,8 @@ _END_S = 20.0
 _START_S = 60.0
 """The longest that a runtime may take, whatever else the task allows: it takes milliseconds."""
 _BACKLOG = 128
+_NONE = Path("/nonexistent")
+"""A program that is not needed to end an environment."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +48,17 @@ class Site:
     store: ImageStore
     runtime: Runtime
     system: str  # the layer above every image
+    helper: Path  # the session's
     users_apart: bool = True  # users inside are nobody out here
 
     @classmethod
     def of(cls, home: Path, runtime: Runtime, helper: Path, *, users_apart: bool) -> Site:
-        """helper: the session's. Raises: DiskFull."""
+        """Raises: DiskFull."""
         store = ImageStore(home)
         for place in (home / "environments", home / "images"):  # programs in them run as their owners, root too
             place.mkdir(parents=True, exist_ok=True)
             place.chmod(0o700)
-        return cls(home, Records(home), store, runtime, system_layer(store, helper), users_apart)
+        return cls(home, Records(home), store, runtime, system_layer(store, helper), helper, users_apart)
 
     @cached_property
     def stage(self) -> namespace.Stage:
@@ -145,7 +148,7 @@ class Body:
     def _start(self, wish: Wish) -> None:
         self.upper.mkdir()
         self._work.mkdir()
-        self._users = pool().take() if self._site.users_apart else None
+        self._users = pool().take(self._site.helper) if self._site.users_apart else None
         self._write_configuration(wish)
         self.cgroup.make(wish.resources, self._site.runtime.devices)
         layers = [self._site.store.layers / name for name in stacked(self._site.system, wish.image.layers)]
@@ -272,8 +275,8 @@ def end(home: Path, identity: str) -> None:
 
     Raises: EnvironmentFailed: something would not die, or go.
     """
-    runtime = runtime_of(home) or Runtime("none", Path("/nonexistent"), home / "cache" / "oci")
-    Body(Site(home, Records(home), ImageStore(home), runtime, ""), identity).end()
+    runtime = runtime_of(home) or Runtime("none", _NONE, home / "cache" / "oci")
+    Body(Site(home, Records(home), ImageStore(home), runtime, "", _NONE), identity).end()
 
 
 def _raise_without_shell(root: int, image_id: str) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import subprocess
 import threading
-import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +20,8 @@ SIZE = 1 << 16
 _FIRST, _LAST = 0x7000_0000, 0x7FFD_0000
 """Numbers that no distribution gives to anybody: below those of the sign, above those of containers."""
 _MOST = 64
-"""Each is a namespace that is kept open; making one costs some milliseconds."""
+"""Each is a namespace that is kept open; making one costs a millisecond."""
 _READY_S = 5.0
-_UNSHARE = "/usr/bin/unshare"
 
 
 @dataclass(frozen=True)
@@ -37,34 +36,32 @@ class Users:
     namespace: int  # a file descriptor
 
     @classmethod
-    def fresh(cls) -> Users:
-        """Numbers at random. Raises: OSError: there is no such namespace here, or no more of them."""
+    def fresh(cls, helper: Path) -> Users:
+        """Numbers at random. helper: the session's.
+
+        Raises: OSError: there is no such namespace here, or no more of them.
+        """
         first = random.randrange(_FIRST, _LAST, SIZE)
         above = SIZE + 1
-        return cls(first, _namespace(f"0 {first} {SIZE}\n{SIZE} 0 1\n{above} {above} {_FIRST - above}\n"))
+        return cls(first, _namespace(helper, f"0 {first} {SIZE}\n{SIZE} 0 1\n{above} {above} {_FIRST - above}\n"))
 
 
-def _namespace(translation: str) -> int:
+def _namespace(helper: Path, translation: str) -> int:
     """A user namespace without processes. Made by a program, since one with threads may not."""
-    nothing = subprocess.DEVNULL
-    command = [_UNSHARE, "--user", "cat"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=nothing, stderr=nothing) as child:  # noqa: S603 (ours)
+    with subprocess.Popen(  # noqa: S603 (ours)
+        [str(helper), "--apart"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
+    ) as child:
         try:
-            place = Path(f"/proc/{child.pid}")
-            _await_another(place / "ns" / "user", child)
+            assert child.stdout is not None
+            ready, _, _ = select.select([child.stdout], [], [], _READY_S)
+            if not ready or not child.stdout.read(1):
+                raise OSError("a user namespace could not be made here")
+            place = f"/proc/{child.pid}"
             for name in ("uid_map", "gid_map"):
-                (place / name).write_text(translation)
-            return os.open(place / "ns" / "user", os.O_RDONLY | os.O_CLOEXEC)
+                Path(place, name).write_text(translation)
+            return os.open(f"{place}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
         finally:
             child.kill()
-
-
-def _await_another(place: Path, child: subprocess.Popen[bytes]) -> None:
-    ours, give_up = os.readlink("/proc/self/ns/user"), time.monotonic() + _READY_S
-    while os.readlink(place) == ours:
-        if child.poll() is not None or time.monotonic() > give_up:
-            raise OSError("a user namespace could not be made here")
-        time.sleep(0.0003)
 
 
 class Pool:
@@ -76,8 +73,8 @@ class Pool:
         self._taken: deque[Users] = deque()
         self._made = 0
 
-    def take(self) -> Users:
-        """Raises: OSError."""
+    def take(self, helper: Path) -> Users:
+        """See `Users.fresh`. Raises: OSError."""
         with self._lock:
             if not self._free and self._made >= _MOST and self._taken:  # given away, or so many
                 self._free.append(self._taken.popleft())
@@ -87,7 +84,7 @@ class Pool:
                 return found
             self._made += 1
         try:
-            found = Users.fresh()
+            found = Users.fresh(helper)
         except BaseException:
             with self._lock:
                 self._made -= 1

@@ -28,6 +28,9 @@ def binary(home: Path, *, prebuilt: Path | None = None) -> Path:
       helper --stdio                                   one lane over stdin and stdout (`docker exec -i`)
       helper --bridge SOCKET                           carries stdin and stdout to a helper that listens
 
+    On this host it also makes user namespaces:
+      helper --apart                                   writes a byte when it is in one, and stays until its stdin ends
+
     Raises: HelperUnavailable: no compiler (Debian: gcc and libc6-dev), or it failed.
     """
     if prebuilt is not None:

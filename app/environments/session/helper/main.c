@@ -2,6 +2,7 @@
 #include "helper.h"
 
 #include <poll.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
@@ -276,6 +277,14 @@ static void bridge(const char *path) {
     }
 }
 
+/* A user namespace to be taken hold of: a byte when it is there; it goes with this process. */
+_Noreturn static void apart(void) {
+    char byte = 0;
+    if (unshare(CLONE_NEWUSER)) die("unshare");
+    if (write(1, &byte, 1) == 1) while (read(0, &byte, 1) > 0) {}
+    _exit(0);
+}
+
 static void prepare(void) {
     main_pid = getpid();
     size_t size = MAX_LANES * sizeof *seats;
@@ -306,13 +315,15 @@ int main(int argc, char **argv) {
     bool stdio = argc == 2 && !strcmp(argv[1], "--stdio");
     signal(SIGPIPE, SIG_IGN);
     if (argc == 3 && !strcmp(argv[1], "--bridge")) bridge(argv[2]);
+    if (argc == 2 && !strcmp(argv[1], "--apart")) apart();
     for (int i = 1; !stdio && i + 1 < argc; i += 2) {
         if (!strcmp(argv[i], "--listen")) path = argv[i + 1];
         else if (!strcmp(argv[i], "--listen-fd")) fd = atoi(argv[i + 1]);
         else if (!strcmp(argv[i], "--orphan-exit")) orphan_exit_s = atof(argv[i + 1]);
     }
     if (!stdio && !path && fd < 0) {
-        fprintf(stderr, "usage: %s --listen SOCKET | --listen-fd N [--orphan-exit SECONDS] | --stdio | --bridge SOCKET\n",
+        fprintf(stderr,
+                "usage: %s --listen SOCKET | --listen-fd N [--orphan-exit SECONDS] | --stdio | --bridge SOCKET | --apart\n",
                 argv[0]);
         return 64;
     }
