@@ -11,9 +11,13 @@ A producer needs three names: `MegaFlow` accepts tasks, `AgentTask` describes on
 
 from __future__ import annotations
 
-from app.client import Handle, MegaFlow, Run, as_completed
-from app.models.outcome import TaskResult, Verdict
-from app.models.spec import AgentTask, EnvironmentSpec, Limits, Mode, ModelChoice
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from app.client import Handle, MegaFlow, Run, as_completed
+    from app.models.outcome import TaskResult, Verdict
+    from app.models.spec import AgentTask, EnvironmentSpec, Limits, Mode, ModelChoice
 
 __all__ = [
     "AgentTask",
@@ -28,3 +32,20 @@ __all__ = [
     "Verdict",
     "as_completed",
 ]
+
+_PLACES = ("app.models.spec", "app.models.outcome", "app.client")
+"""Where these names are from, the lightest first. Loaded when one is asked for: every program of ours imports this
+package, and few need a client."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for place in _PLACES:
+            if (found := getattr(import_module(place), name, None)) is not None:
+                globals()[name] = found
+                return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
