@@ -53,8 +53,9 @@ def _namespace(helper: Path, translation: str) -> int:
     ) as child:
         try:
             assert child.stdout is not None
-            ready, _, _ = select.select([child.stdout], [], [], _READY_S)
-            if not ready or not child.stdout.read(1):
+            ready = select.poll()
+            ready.register(child.stdout, select.POLLIN)
+            if not ready.poll(_READY_S * 1000) or not child.stdout.read(1):
                 raise OSError("a user namespace could not be made here")
             place = f"/proc/{child.pid}"
             for name in ("uid_map", "gid_map"):
