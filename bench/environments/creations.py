@@ -1,32 +1,20 @@
-"""Part 3, creations: how many environments a second are made and have done a command, 16 at a time.
-
-Everybody is asked in one process. Ours also in 16, since that is how it is used: a worker has one environment.
-"""
+"""Part 3, creations: how many environments a second are made and have done a command, 16 at a time."""
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import defaultdict
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from bench.control_record import Part
 from bench.environments.contenders import BARE, CONTENDERS, DOCKER, OCI, OURS, PEERS, RAW
-from bench.environments.crew import Crew, Fault, Hand, settle, team_name
+from bench.environments.crew import Crew
 from bench.environments.figures import Panel, bars, missing, spread
 from bench.record import Row, row
 
 WIDTH = 16
-_ALL_AT_ONCE = {"MEGAFLOW_ENVIRONMENT_STARTS": str(WIDTH)}
-"""Else workers without a ledger would look at the files of a host's gate in turns, which nobody does in use."""
-TEAMS = {mine: team_name(mine, WIDTH) for mine in OURS}
-GOALS_PER_S = {TEAMS[DOCKER]: 25.0, TEAMS[OCI]: 150.0}
-_PATIENCE_S = 600.0
+GOALS_PER_S = {DOCKER: 25.0, OCI: 150.0}
 RAW_PER_S = 14.0
 """What the raw engine makes where these goals were set: against it a slower machine is held to the same."""
 
@@ -43,20 +31,11 @@ QUICK = Scale(rounds=1, each=2, ours=6)
 
 def measure(scale: Scale, crew: Crew) -> Part:
     found: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
-    with ExitStack() as stack:
-        teams = {mine: stack.enter_context(crew.team(mine, WIDTH, _ALL_AT_ONCE)) for mine in OURS if mine in crew.hands}
-        for _, name in crew.turns(scale.rounds, [name for name in CONTENDERS if name != BARE]):
-            count = scale.ours if name in (*OURS, RAW) else scale.each
-            if (told := crew.ask(name, "open", count=count, width=WIDTH)) is not None:
-                found[name].append(told)
-            crew.ask(name, "close", gently=False)
-            if team := teams.get(name):
-                settle()
-                try:
-                    found[TEAMS[name]].append(_together(team, scale.ours))
-                except Fault as fault:
-                    crew.faults[TEAMS[name]] = str(fault)
-                    teams.pop(name)
+    for _, name in crew.turns(scale.rounds, [name for name in CONTENDERS if name != BARE]):
+        count = scale.ours if name in (*OURS, RAW) else scale.each
+        if (told := crew.ask(name, "open", count=count, width=WIDTH)) is not None:
+            found[name].append(told)
+        crew.ask(name, "close", gently=False)
     rates = {name: median(_rate(told) for told in rounds) for name, rounds in found.items()}
     took = {name: [told["took_s"] for told in rounds] for name, rounds in found.items()}
     rows: list[Row] = []
@@ -72,27 +51,6 @@ def measure(scale: Scale, crew: Crew) -> Part:
         Panel(f"one creation among {WIDTH}", "ms", bars(took), notes=crew.absent | crew.faults),
     ]
     return Part(rows, {"found": found, "scale": scale, "panels": panels}, crew.versions)
-
-
-def _together(team: Sequence[Hand], count: int) -> dict[str, Any]:
-    """As one process would tell it: whoever is done makes the next, until there are `count`. Raises: Fault."""
-    left = iter(range(count))
-    lock = threading.Lock()
-
-    def work(hand: Hand) -> list[dict[str, Any]]:
-        told: list[dict[str, Any]] = []
-        while True:
-            with lock:
-                if next(left, None) is None:
-                    return told
-            told.append(hand.ask("open", timeout_s=_PATIENCE_S, count=1, width=1))
-
-    with ThreadPoolExecutor(len(team)) as threads:
-        begun = time.perf_counter()
-        told = [each for every in threads.map(work, team) for each in every]
-        wall_s = time.perf_counter() - begun
-        list(threads.map(lambda hand: hand.ask("close", timeout_s=_PATIENCE_S, gently=False), team))
-    return {"took_s": [second for each in told for second in each["took_s"]], "wall_s": wall_s, "failed": 0}
 
 
 def _rate(told: dict[str, Any]) -> float:
@@ -120,6 +78,6 @@ def _against(rates: dict[str, float]) -> list[Row]:
         return []
     return [
         row(f"creations, {WIDTH} at a time: {mine}, against {best}", rates[mine] / peers[best], "x as many")
-        for mine in (*OURS, *TEAMS.values())
+        for mine in OURS
         if mine in rates
     ]

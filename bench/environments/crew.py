@@ -9,11 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +34,7 @@ class Fault(Exception):
 class Hand:
     """One contender's process."""
 
-    def __init__(self, name: str, ready: Ready, folder: Path, variables: Mapping[str, str] | None = None) -> None:
+    def __init__(self, name: str, ready: Ready, folder: Path) -> None:
         self.name = name
         place = folder / f"peer-{ready.adapter}-{len(list(folder.glob('peer-*')))}"
         place.mkdir()
@@ -49,7 +47,7 @@ class Hand:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 cwd=place,
-                env={**_variables(ready, place), **(variables or {})},
+                env=_variables(ready, place),
                 start_new_session=True,
             )
 
@@ -119,8 +117,6 @@ class Crew:
     say: Say
     faults: dict[str, str] = field(default_factory=dict)
     """Who fell out of the part that is being measured, and why."""
-    another: dict[str, Callable[..., Hand]] = field(default_factory=dict)
-    """How one more process of a contender is begun."""
 
     def ask(self, name: str, what: str, *, timeout_s: float = 600.0, **arguments: Any) -> Any:
         """The answer, or None: then it is out for the rest of the part."""
@@ -133,21 +129,6 @@ class Crew:
             self.faults[name] = str(fault)
             return None
 
-    @contextmanager
-    def team(self, name: str, size: int, variables: Mapping[str, str]) -> Iterator[list[Hand]]:
-        """`size` more processes of a contender, all warm; none when one cannot: then it is out, and why is kept."""
-        with ExitStack() as stack, ThreadPoolExecutor(size) as threads:
-            self.say(f"{size} processes of {name}")
-            hands = [self.another[name](variables) for _ in range(size)]
-            for hand in hands:
-                stack.callback(hand.leave)
-            try:
-                list(threads.map(lambda hand: hand.ask("hello", timeout_s=_WARM_S), hands))
-            except Fault as fault:
-                self.faults[team_name(name, size)] = str(fault)
-                hands = []
-            yield hands
-
     def turns(self, rounds: int, names: Sequence[str]) -> Iterator[tuple[int, str]]:
         """Everybody once a round, each round beginning with another; those that fell out are left out."""
         present = [name for name in names if name in self.hands]
@@ -155,7 +136,7 @@ class Crew:
             for offset in range(len(present)):
                 name = present[(number + offset) % len(present)]
                 if name not in self.faults:
-                    settle()
+                    _settle()
                     self.say(f"round {number + 1} of {rounds}: {name}")
                     yield number, name
 
@@ -164,16 +145,11 @@ class Crew:
         self.faults.clear()
 
 
-def settle() -> None:
+def _settle() -> None:
     """Wait until the machine is idle: what one's removals leave to the kernel is not the next one's cost."""
     until = time.monotonic() + _SETTLE_S
     while psutil.cpu_percent(interval=0.25) > _IDLE_PERCENT and time.monotonic() < until:
         pass
-
-
-def team_name(name: str, size: int) -> str:
-    """What a team's figures are listed under."""
-    return f"{name}, {size} workers"
 
 
 @contextmanager
@@ -184,8 +160,7 @@ def gathered(grounds: Grounds, names: Sequence[str], say: Say) -> Iterator[Crew]
         for name in names:
             say(f"preparing {name}")
             try:
-                crew.another[name] = partial(Hand, name, CONTENDERS[name](grounds), grounds.folder)
-                hand = crew.another[name]()
+                hand = Hand(name, CONTENDERS[name](grounds), grounds.folder)
                 stack.callback(hand.leave)
                 told = hand.ask("hello", timeout_s=_WARM_S)
             except (RuntimeError, Fault) as error:

@@ -182,23 +182,6 @@ def test_turns_begin_with_another_each_round_and_leave_out_who_fell(shells: Crew
     assert shells.absent == {HARBOR: "not on this index"}
 
 
-def test_a_team_shares_the_work_at_the_same_time(shells: Crew) -> None:
-    with shells.team(DOCKER, 3, {}) as team:
-        told = creations._together(team, 7)
-        assert (len(told["took_s"]), told["failed"]) == (7, 0)
-        assert len(creations._together(team, 2)["took_s"]) == 2
-    with pytest.raises(Fault):
-        creations._together(team, 3)
-
-
-def test_a_team_that_cannot_start_is_out_and_says_why(shells: Crew, tmp_path: Path) -> None:
-    shells.another[DOCKER] = lambda variables: Hand("x", Ready(sys.executable, "peer_that_is_not", {}), tmp_path)
-    part = creations.measure(creations.Scale(rounds=1, each=1, ours=1), shells)
-    found = {item.metric: item.value for item in part.rows}
-    assert "peer_that_is_not" in str(found[f"creations: {creations.TEAMS[DOCKER]}: not measured"])
-    assert f"creations, 16 at a time: {DOCKER}" in found
-
-
 @pytest.mark.parametrize(
     ("module", "scale"),
     [
