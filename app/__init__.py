@@ -37,15 +37,15 @@ _PLACES = ("app.models.spec", "app.models.outcome", "app.client")
 """Where these names are from, the lightest first. Loaded when one is asked for: every program of ours imports this
 package, and few need a client."""
 
+if not TYPE_CHECKING:  # or a wrong name would be found when it runs, not when it is checked
 
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        for place in _PLACES:
-            if (found := getattr(import_module(place), name, None)) is not None:
-                globals()[name] = found
-                return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name in __all__:
+            for place in _PLACES:
+                if (found := getattr(import_module(place), name, None)) is not None:
+                    globals()[name] = found
+                    return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

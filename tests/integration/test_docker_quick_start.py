@@ -266,6 +266,12 @@ def telling_crun(folder: Path) -> Path:
         (("delete", "some-id"), True),
         (("kill", "--force", "some-id"), True),
         (("delete", "--force", "other-id"), True),
+        (("delete", "--force", "--regex", "some.*"), True),
+        (("--log", "delete", "--log-format", "json", "--systemd-cgroup", "delete", "--force", "some-id"), False),
+        (("exec", "other-id", "delete", "--force", "some-id"), True),
+        (("exec", "delete", "--force", "some-id"), True),
+        (("delete", "--force"), True),
+        ((), True),
     ],
 )
 def test_what_is_not_there_is_not_deleted_once_more(tmp_path: Path, words: tuple[str, ...], *, asked: bool) -> None:

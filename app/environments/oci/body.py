@@ -35,8 +35,6 @@ _END_S = 20.0
 _START_S = 60.0
 """The longest that a runtime may take, whatever else the task allows: it takes milliseconds."""
 _BACKLOG = 128
-_NONE = Path("/nonexistent")
-"""A program that is not needed to end an environment."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +46,8 @@ class Site:
     store: ImageStore
     runtime: Runtime
     system: str  # the layer above every image
-    helper: Path  # the session's
     users_apart: bool = True  # users inside are nobody out here
+    helper: Path = Path("/nonexistent")  # the session's; not needed to end an environment
 
     @classmethod
     def of(cls, home: Path, runtime: Runtime, helper: Path, *, users_apart: bool) -> Site:
@@ -58,7 +56,7 @@ class Site:
         for place in (home / "environments", home / "images"):  # programs in them run as their owners, root too
             place.mkdir(parents=True, exist_ok=True)
             place.chmod(0o700)
-        return cls(home, Records(home), store, runtime, system_layer(store, helper), helper, users_apart)
+        return cls(home, Records(home), store, runtime, system_layer(store, helper), users_apart, helper)
 
     @cached_property
     def stage(self) -> namespace.Stage:
@@ -275,8 +273,8 @@ def end(home: Path, identity: str) -> None:
 
     Raises: EnvironmentFailed: something would not die, or go.
     """
-    runtime = runtime_of(home) or Runtime("none", _NONE, home / "cache" / "oci")
-    Body(Site(home, Records(home), ImageStore(home), runtime, "", _NONE), identity).end()
+    runtime = runtime_of(home) or Runtime("none", Path("/nonexistent"), home / "cache" / "oci")
+    Body(Site(home, Records(home), ImageStore(home), runtime, ""), identity).end()
 
 
 def _raise_without_shell(root: int, image_id: str) -> None:

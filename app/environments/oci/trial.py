@@ -122,7 +122,7 @@ def _sweep(home: Path, runtime: Runtime) -> None:
         with suppress(StationError, OSError):  # the next process tries again
             if time.time() - place.stat().st_mtime < _YOUNG_S:
                 continue
-            site = Site(place, Records(place), ImageStore(place), runtime, "", binary(home), users_apart=False)
+            site = Site(place, Records(place), ImageStore(place), runtime, "", users_apart=False)
             for body in list(site.records.folder.iterdir()) if site.records.folder.exists() else []:
                 Body(site, body.name).end()
             shutil.rmtree(place)

@@ -247,15 +247,25 @@ static bool light(char **argv, const char *state, const char *bundle) {
     return starts || keeps_groups(state, word[-1]);
 }
 
-/* An engine deletes once more, to be sure; crun would find that there is nothing, which takes as long as to delete. */
-static bool is_gone(char **argv, const char *state) {
-    bool deletes = false, forced = false;
-    char **word = argv + 1;
-    for (; *word; word++) {
-        deletes |= !strcmp(*word, "delete");
-        forced |= !strcmp(*word, "--force");
-    }
-    char *place = deletes && forced && state ? joined((const char *[]){state, "/", word[-1], NULL}) : NULL;
+/* The first word that is neither an option of crun's own nor an option's value. */
+static char **command_of(char **word) {
+    static const char *const valued[] = {"--root", "--log", "--log-format"};
+    for (; *word && !strncmp(*word, "--", 2); word++)
+        for (size_t i = 0; word[1] && i < sizeof valued / sizeof *valued; i++)
+            if (!strcmp(*word, valued[i])) {
+                word++;
+                break;
+            }
+    return word;
+}
+
+/* An engine deletes once more, to be sure; crun would find that there is nothing, which takes as long as to delete.
+ * Only in the words of an engine: others may mean more. */
+static bool is_gone(int argc, char **argv, const char *state) {
+    char **command = command_of(argv + 1);
+    if (!state || command != argv + argc - 3 || strcmp(command[0], "delete") || strcmp(command[1], "--force"))
+        return false;
+    char *place = joined((const char *[]){state, "/", command[2], NULL});
     bool gone = place && access(place, F_OK) && errno == ENOENT && !access(state, F_OK);
     free(place);
     return gone;
@@ -279,7 +289,7 @@ int main(int argc, char **argv) {
         else if (i + 1 < argc && !strcmp(argv[i], "--bundle")) bundle = argv[++i];
         else if (i + 1 < argc && !strcmp(argv[i], "--root")) state = argv[++i];
     }
-    if (is_gone(argv, state)) return 0;
+    if (is_gone(argc, argv, state)) return 0;
     char *rules = creates && bundle ? prepare(bundle) : NULL;
     hide_unified();
     if (!rules || !state) return run(argv, state, bundle);
