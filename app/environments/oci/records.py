@@ -56,11 +56,11 @@ class Records:
         return self.folder / identity
 
     def write(self, record: Record) -> None:
-        """Write or replace; whole at once, for readers in other processes. Makes the environment's folder."""
+        """Write it and make the environment's folder; or replace it, whole at once for readers in other processes."""
         file = self._file(record.id)
         text = json.dumps({name: getattr(record, name) for name in _FIELDS})
         if self._make_place(file.parent):
-            file.write_text(text)  # half of it is to others as none: they look again
+            file.write_text(text)  # half of it is none to readers, who leave a young folder without alone
             return
         fresh = file.with_name(f".{_NAME}.{threading.get_ident()}")
         fresh.write_text(text)
