@@ -1,14 +1,19 @@
-"""Part 2, step: one command in a standing environment, alone and in many environments at once."""
+"""Part 2, step: one command in a standing environment, alone and in many environments at once.
+
+Ours twice: each command in a shell of its own, and all of them in one that remembers (`Environment.shell`), as sessions
+of peers do. What a host can start of new shells at all stands beside the first.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from bench.control_record import Part
-from bench.environments.contenders import BARE, CONTENDERS, DEFAULT_PATHS, OURS, PEERS
+from bench.environments.contenders import BARE, CONTENDERS, DEFAULT_PATHS, OURS, PEERS, REX
 from bench.environments.crew import Crew
 from bench.environments.figures import Panel, against, bars, missing, spread
 from bench.record import Row, row
@@ -30,45 +35,79 @@ class Scale:
 
 QUICK = Scale(rounds=1, each=3, ours=20, flood_s=0.3, flood_rounds=1, many=8)
 
+STEP, SESSION = "step", "step in a session"
+
+Rounds = defaultdict[str, list[list[float]]]
+Cpu = defaultdict[str, list[float]]
 Floods = defaultdict[str, list[dict[str, float]]]
 
 
 def measure(scale: Scale, crew: Crew) -> Part:
-    took: defaultdict[str, list[list[float]]] = defaultdict(list)
-    cpu: defaultdict[str, list[float]] = defaultdict(list)
-    for name, told in _alone(scale, crew):
-        took[name].append(told["took_s"])
-        cpu[name].append(told["cpu_s"])
-    few = _flooded(crew, [name for name in CONTENDERS if name != BARE], AT_ONCE, scale.flood_rounds, scale.flood_s)
+    all_names = list(CONTENDERS)
+    took, cpu = _alone(scale, crew, all_names)
+    few = _flooded(crew, [name for name in all_names if name != BARE], AT_ONCE, scale.flood_rounds, scale.flood_s)
     many = _flooded(crew, list(OURS), scale.many, scale.flood_rounds, scale.flood_s)
-    rows: list[Row] = []
-    for name in took:
-        rows += spread(f"step: {name}", took[name], goal_ms=GOAL_P50_MS if name in OURS else None)
-        rows.append(_cpu(f"step: {name}: client CPU", median(cpu[name]), of_ours=name in OURS))
+    for name in OURS:
+        crew.ask(name, "remember", on=True)
+    sessions, sessions_cpu = _alone(scale, crew, [*OURS, REX])
+    sessions_few = _flooded(crew, list(OURS), AT_ONCE, scale.flood_rounds, scale.flood_s)
+    sessions_many = _flooded(crew, list(OURS), scale.many, scale.flood_rounds, scale.flood_s)
+    for name in OURS:
+        crew.ask(name, "remember", on=False)
+    host = [told["per_s"] for told in _asked(crew, BARE, "new_shells", scale.flood_rounds, seconds=scale.flood_s)]
+    rows = [*_one(STEP, took, cpu)]
     for mine in OURS:
-        rows += against("step, default path", took, mine, DEFAULT_PATHS, goal=GOAL_TIMES)
-        rows += against("step, any path", took, mine, PEERS)
-    rows += [*_few(few), *_many(many, scale.many), *missing("step", crew.absent, crew.faults)]
+        rows += against(f"{STEP}, default path", took, mine, DEFAULT_PATHS, goal=GOAL_TIMES)
+        rows += against(f"{STEP}, any path", took, mine, PEERS)
+    rows += [*_few(STEP, few), *_to_host(few, host), *_many(STEP, many, scale.many)]
+    ours_alone = {name: rounds for name, rounds in sessions.items() if name in OURS}
+    rows += _one(SESSION, ours_alone, sessions_cpu)
+    for mine in OURS:
+        rows += against(SESSION, sessions, mine, (REX,), goal=GOAL_TIMES)
+    rows += [*_few(SESSION, sessions_few), *_many(SESSION, sessions_many, scale.many)]
+    rows += missing("step", crew.absent, crew.faults)
     panels = [
-        Panel("one command (`true`)", "ms", bars(took), GOAL_P50_MS, crew.absent | crew.faults),
-        Panel(f"commands per second, {AT_ONCE} environments", "1/s", _rates(few), GOAL_PER_S),
-        Panel(f"one command, {scale.many} environments at once", "ms", _ends(many), GOAL_P99_MS),
+        Panel(
+            "one command (`true`)", "ms", bars(took) | _named(bars(ours_alone)), GOAL_P50_MS, crew.absent | crew.faults
+        ),
+        Panel(
+            f"commands per second, {AT_ONCE} environments",
+            "1/s",
+            _rates(few) | _named(_rates(sessions_few)),
+            GOAL_PER_S,
+        ),
+        Panel(
+            f"one command, {scale.many} environments at once",
+            "ms",
+            _ends(many) | _named(_ends(sessions_many)),
+            GOAL_P99_MS,
+        ),
     ]
     samples = {"took_s": took, "cpu_s": cpu, "at_8": few, "at_many": many, "scale": scale, "panels": panels}
-    return Part(rows, samples, crew.versions)
+    samples |= {"sessions_took_s": sessions, "sessions_at_8": sessions_few, "sessions_at_many": sessions_many}
+    return Part(rows, {**samples, "host_per_s": host}, crew.versions)
 
 
-def _alone(scale: Scale, crew: Crew) -> list[tuple[str, dict[str, Any]]]:
-    """One environment of everybody stands through all rounds, so that a round is nothing but commands."""
-    names = [name for name in CONTENDERS if crew.ask(name, "open", count=1, width=1) is not None]
-    found = []
+def _alone(scale: Scale, crew: Crew, names: list[str]) -> tuple[Rounds, Cpu]:
+    """Seconds and processor seconds by name. One environment of everybody stands through all rounds, so that a round is
+    nothing but commands.
+    """
+    took: Rounds = defaultdict(list)
+    cpu: Cpu = defaultdict(list)
+    names = [name for name in names if crew.ask(name, "open", count=1, width=1) is not None]
     for _, name in crew.turns(scale.rounds, names):
         count = scale.ours if name in (*OURS, BARE) else scale.each
         if (told := crew.ask(name, "steps", count=count)) is not None:
-            found.append((name, told))
+            took[name].append(told["took_s"])
+            cpu[name].append(told["cpu_s"])
     for name in names:
         crew.ask(name, "close", gently=False)
-    return found
+    return took, cpu
+
+
+def _asked(crew: Crew, name: str, what: str, rounds: int, **arguments: Any) -> list[dict[str, float]]:
+    found = [crew.ask(one, what, **arguments) for _, one in crew.turns(rounds, [name])]
+    return [told for told in found if told is not None]
 
 
 def _flooded(crew: Crew, names: list[str], environments: int, rounds: int, seconds: float) -> Floods:
@@ -82,32 +121,59 @@ def _flooded(crew: Crew, names: list[str], environments: int, rounds: int, secon
     return found
 
 
-def _few(few: Floods) -> list[Row]:
+def _one(label: str, took: Mapping[str, list[list[float]]], cpu: Cpu) -> list[Row]:
+    rows: list[Row] = []
+    for name in took:
+        rows += spread(f"{label}: {name}", took[name], goal_ms=GOAL_P50_MS if name in OURS else None)
+        rows.append(_cpu(f"{label}: {name}: client CPU", median(cpu[name]), of_ours=name in OURS))
+    return rows
+
+
+def _few(label: str, few: Floods) -> list[Row]:
     rows: list[Row] = []
     for name, told in few.items():
         goal = GOAL_PER_S if name in OURS else None
-        rate = median(each["per_s"] for each in told)
-        rows.append(row(f"step, {AT_ONCE} environments: {name}", rate, "steps/s", goal=goal))
-        label = f"step, {AT_ONCE} environments: {name}: client CPU"
-        rows.append(_cpu(label, median(each["cpu_s"] for each in told), of_ours=name in OURS))
-    peers = {name: median(each["per_s"] for each in few[name]) for name in PEERS if name in few}
+        rows.append(row(f"{label}, {AT_ONCE} environments: {name}", _rate(told), "steps/s", goal=goal))
+        metric = f"{label}, {AT_ONCE} environments: {name}: client CPU"
+        rows.append(_cpu(metric, median(each["cpu_s"] for each in told), of_ours=name in OURS))
+    peers = {name: _rate(few[name]) for name in PEERS if name in few}
     best = max(peers, key=lambda name: peers[name], default=None)
     for mine in OURS:
         if best is not None and mine in few:
-            rate = median(each["per_s"] for each in few[mine])
-            rows.append(row(f"step, {AT_ONCE} environments: {mine}, against {best}", rate / peers[best], "x as many"))
+            metric = f"{label}, {AT_ONCE} environments: {mine}, against {best}"
+            rows.append(row(metric, _rate(few[mine]) / peers[best], "x as many"))
     return rows
 
 
-def _many(many: Floods, environments: int) -> list[Row]:
+def _to_host(few: Floods, host: list[float]) -> list[Row]:
+    """How much of what a host that does nothing else makes of new shells."""
+    if not host:
+        return []
+    rows = [row("step: new shells of the host, all processors", median(host), "1/s")]
+    for mine in OURS:
+        if mine in few:
+            metric = f"step, {AT_ONCE} environments: {mine} to new shells of the host"
+            rows.append(row(metric, _rate(few[mine]) / median(host), "x"))
+    return rows
+
+
+def _many(label: str, many: Floods, environments: int) -> list[Row]:
     rows: list[Row] = []
     for name, told in many.items():
-        label = f"step, {environments} environments: {name}"
-        rows.append(row(label, median(each["per_s"] for each in told), "steps/s"))
-        rows.append(row(f"{label}: p50", 1000 * median(each["p50_s"] for each in told), "ms"))
+        metric = f"{label}, {environments} environments: {name}"
+        rows.append(row(metric, _rate(told), "steps/s"))
+        rows.append(row(f"{metric}: p50", 1000 * median(each["p50_s"] for each in told), "ms"))
         p99_ms = 1000 * median(each["p99_s"] for each in told)
-        rows.append(row(f"{label}: p99", p99_ms, "ms", goal=GOAL_P99_MS, better="less"))
+        rows.append(row(f"{metric}: p99", p99_ms, "ms", goal=GOAL_P99_MS, better="less"))
     return rows
+
+
+def _rate(told: list[dict[str, float]]) -> float:
+    return median(each["per_s"] for each in told)
+
+
+def _named(found: Mapping[str, list[float]]) -> dict[str, list[float]]:
+    return {f"{name}, session": figures for name, figures in found.items()}
 
 
 def _cpu(label: str, seconds: float, *, of_ours: bool) -> Row:
@@ -115,7 +181,7 @@ def _cpu(label: str, seconds: float, *, of_ours: bool) -> Row:
 
 
 def _rates(floods: Floods) -> dict[str, list[float]]:
-    return {name: [median(each["per_s"] for each in told)] for name, told in floods.items()}
+    return {name: [_rate(told)] for name, told in floods.items()}
 
 
 def _ends(floods: Floods) -> dict[str, list[float]]:

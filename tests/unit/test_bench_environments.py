@@ -247,6 +247,29 @@ def test_the_warm_part_holds_our_teardown_against_the_engines_own() -> None:
     assert holds(part)[f"warm: teardown: {DOCKER} to raw kill + remove"] is False
 
 
+def test_a_reset_is_held_against_the_engines_own_replacement() -> None:
+    ours = {"ahead_s": [0.004], "handout_s": [0.004], "recycle_s": [0.1], "teardown_s": [0.03]}
+    metric = f"warm: recycle: {DOCKER} to raw kill + remove + create + start"
+    for raw_s, held in ((0.3, True), (0.2, False)):
+        answers = {"pooled": ours, "removals": {"took_s": [0.03]}, "replacements": {"took_s": [raw_s]}}
+        assert holds(warm.measure(warm.Scale(rounds=1), Canned(answers)))[metric] is held  # type: ignore[arg-type]
+
+
+def test_sessions_and_single_commands_are_held_against_the_same_goals(shells: Crew) -> None:
+    scale = step.Scale(rounds=1, each=2, ours=3, flood_s=0.1, flood_rounds=1, many=3)
+    rows = {item.metric: item for item in step.measure(scale, shells).rows}
+    for label in (step.STEP, step.SESSION):
+        held = [
+            f"{label}: {DOCKER}: p50",
+            f"{label}, 8 environments: {DOCKER}",
+            f"{label}, 3 environments: {DOCKER}: p99",
+        ]
+        assert all(rows[metric].goal is not None for metric in held)
+    assert isinstance(host := rows["step: new shells of the host, all processors"].value, float)
+    assert host > 0
+    assert rows[f"step, 8 environments: {DOCKER} to new shells of the host"].goal is None
+
+
 def test_a_set_up_that_runs_once_more_than_there_are_tasks_misses_its_goal() -> None:
     told = {"asked": 32, "ran": 2, "wall_s": 1.0, "took_s": [0.1]}
     answers = {"setups": told, f"{OCI}: setups": told | {"ran": 3}}

@@ -6,12 +6,22 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from live import Live, WithoutFiles
+
+_NEW_SHELLS = """
+import os, sys, time
+count, begun = 0, time.monotonic()
+while (took := time.monotonic() - begun) < float(sys.argv[1]):
+    os.waitpid(os.posix_spawn("/bin/sh", ["/bin/sh", "-c", "true"], os.environ), 0)
+    count += 1
+print(count / took)
+"""
 
 
 class Bare:
@@ -25,7 +35,16 @@ class Bare:
         return {"python": platform.python_version()}
 
     def extra(self) -> dict[str, Callable[..., Any]]:
-        return {}
+        return {"new_shells": self.new_shells, "remember": lambda on: None}  # it always does
+
+    def new_shells(self, seconds: float) -> dict[str, float]:
+        """New shells a second that this host can start for one `true` each, with nothing else to do.
+
+        As many programs as there are processors do it: the limit of whatever gives each command a shell of its own.
+        """
+        command = [sys.executable, "-c", _NEW_SHELLS, str(seconds)]
+        processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(os.cpu_count() or 1)]  # noqa: S603
+        return {"per_s": sum(float(process.communicate()[0]) for process in processes)}
 
     def close(self) -> None:
         pass

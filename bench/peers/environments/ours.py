@@ -40,9 +40,10 @@ class Ours:
         self._spec = EnvironmentSpec(image=options["image"])
         self._provider = provider(self._kind, self._settings)
         self._image_id = self._provider.prepare_image(self._spec, timeout_s=TIMEOUT_S)
+        self._remembers = False
 
     def start(self) -> Live:
-        return OurLive(self._create(self._spec), in_engine=self._kind == "docker")
+        return OurLive(self._create(self._spec), in_engine=self._kind == "docker", remembers=self._remembers)
 
     def _create(self, spec: EnvironmentSpec) -> Environment:
         return self._provider.create(spec, self._tags(), timeout_s=TIMEOUT_S)
@@ -58,12 +59,16 @@ class Ours:
         return {"megaflow": version("megaflow"), **runtime}
 
     def extra(self) -> dict[str, Callable[..., Any]]:
-        return {"pooled": self.pooled, "setups": self.setups, "swept": self.swept}
+        return {"pooled": self.pooled, "remember": self.remember, "setups": self.setups, "swept": self.swept}
 
     def close(self) -> None:
         self._provider.sweep(installation=self._settings.installation)
 
     # --- What only this one knows ---------------------------------------------------------------------------------
+
+    def remember(self, on: bool) -> None:
+        """Whether commands go to one shell that remembers, in what is started from now on; else each to a new one."""
+        self._remembers = on
 
     def pooled(self, count: int) -> dict[str, Any]:
         """Seconds of: a hand-out by the pool, of an environment used before; the reset in between; the teardown.
@@ -181,12 +186,13 @@ def provider(kind: str, settings: Settings) -> EnvironmentProvider:
 class OurLive(Simple):
     ends_quickly = True
 
-    def __init__(self, environment: Environment, *, in_engine: bool) -> None:
+    def __init__(self, environment: Environment, *, in_engine: bool, remembers: bool = False) -> None:
         self._environment = environment
+        self._run = environment.shell().run if remembers else environment.run
         self.container = environment.id if in_engine else ""
 
     def run(self, command: str) -> tuple[int, bytes]:
-        done = self._environment.run(command, timeout_s=TIMEOUT_S)
+        done = self._run(command, timeout_s=TIMEOUT_S)
         return (124 if done.exit_code is None else done.exit_code), done.stdout + done.stderr
 
     def put(self, path: str, content: bytes) -> None:
