@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -102,20 +102,21 @@ def serve(shell: Shell, *, default_timeout_s: float = 60.0) -> Iterator[Bridge]:
 
     Raises: EnvironmentFailed: no socket can be made here.
     """
-    folder = _private_folder()
-    address, held = folder / _NAME, _hold(folder)
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+    with ExitStack() as held:
+        try:
+            folder = _private_folder()
+            held.callback(shutil.rmtree, folder, ignore_errors=True)
+            held.callback(os.close, _hold(folder))
+            address = folder / _NAME
+            listener = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             listener.bind(str(address))
             listener.listen(64)
-            bridge = Bridge(shell, listener, address, default_timeout_s)
-            try:
-                yield bridge
-            finally:
-                bridge.close()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(held)
+        except OSError as error:
+            where = tempfile.gettempdir()
+            raise EnvironmentFailed(f"expected to make a socket in {where}; found {error}; make room there") from error
+        bridge = Bridge(shell, listener, address, default_timeout_s)
+        held.callback(bridge.close)
+        yield bridge
 
 
 def _private_folder() -> Path:
@@ -145,7 +146,11 @@ def _remove_abandoned(place: Path) -> None:
 def _hold(folder: Path) -> int:
     """Let everybody know that `folder` is in use, for as long as this process lives and the file is open."""
     handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    except BaseException:
+        os.close(handle)
+        raise
     return handle
 
 

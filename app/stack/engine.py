@@ -75,6 +75,12 @@ class Dockerd:
     command: tuple[str, ...] = ("dockerd",)
     url: str = "unix:///var/run/docker.sock"
     pidfile: Path = Path("/var/run/docker.pid")
+    exec_root: Path = Path("/var/run/docker")
+
+    @property
+    def pidfiles(self) -> dict[str, Path]:
+        """Of itself and of the containerd that it starts, by the program's name."""
+        return {"dockerd": self.pidfile, "containerd": self.exec_root / "containerd" / "containerd.pid"}
 
 
 DOCKERD = Dockerd()
@@ -241,7 +247,8 @@ def _wait_for_init_system(settings: Settings) -> str | None:
 
 
 def _start(settings: Settings, dockerd: Dockerd, *, installed: bool) -> EngineReport:
-    _remove_stale_pidfile(dockerd.pidfile)
+    for program, pidfile in dockerd.pidfiles.items():
+        _remove_stale_pidfile(pidfile, program)
     cgroup_moves.favour()
     logfile = logs_folder(settings) / "dockerd.log"
     offset = logfile.stat().st_size if logfile.exists() else 0
@@ -301,20 +308,21 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
         return []
 
 
-def _remove_stale_pidfile(pidfile: Path) -> None:
-    # dockerd refuses to start while any process has the number in this file, even a stranger.
+def _remove_stale_pidfile(pidfile: Path, program: str) -> None:
+    # dockerd refuses to start while any process has the number in its own file, and waits for a containerd that it
+    # takes to be alive: even for strangers, and for what was killed and is not yet reaped.
     try:
         pid = int(pidfile.read_text())
     except (FileNotFoundError, ValueError):
         pid = 0
-    if not _is_dockerd(pid):
+    if not _runs(pid, program):
         pidfile.unlink(missing_ok=True)
 
 
-def _is_dockerd(pid: int) -> bool:
+def _runs(pid: int, program: str) -> bool:
     try:
         process = psutil.Process(pid)
-        return process.name() == "dockerd" and not has_ended(process)
+        return process.name() == program and not has_ended(process)
     except psutil.NoSuchProcess:
         return False
 

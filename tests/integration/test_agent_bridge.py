@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import os
 import socket
@@ -241,3 +242,25 @@ def test_what_a_killed_process_left_is_removed_and_what_is_served_stays(monkeypa
             assert young.exists()
             assert foreign.exists()
         assert not served.address.parent.exists()
+
+
+@pytest.mark.parametrize("broken", ["mkdtemp", "lock", "bind"])
+def test_a_bridge_that_cannot_be_made_leaves_nothing(
+    broken: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if broken == "mkdtemp":
+        monkeypatch.setattr(tempfile, "mkdtemp", full)
+    elif broken == "lock":
+        monkeypatch.setattr("app.agents.bridge.fcntl.flock", full)
+    else:
+        monkeypatch.setattr("app.agents.bridge._NAME", "n" * 200)
+    open_files = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(EnvironmentFailed, match="expected to make a socket"), serve(EchoShell()):
+        pytest.fail("it was made all the same")
+    assert list(tmp_path.iterdir()) == []
+    assert len(os.listdir("/proc/self/fd")) == open_files

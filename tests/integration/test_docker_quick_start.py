@@ -47,7 +47,7 @@ def settings(folder: Path) -> Iterator[Settings]:
     network = ("--bridge", "none", "--iptables=false")
     command = ("unshare", "-m", "-n", "dockerd", "-H", chosen.docker_url or "", *roots, *network)
     started = stack_engine.ensure_engine(
-        chosen, may_install=False, dockerd=Dockerd(command, chosen.docker_url or "", folder / "d.pid")
+        chosen, may_install=False, dockerd=Dockerd(command, chosen.docker_url or "", folder / "d.pid", folder / "exec")
     )
     assert started.started, started.why
     try:

@@ -29,7 +29,7 @@ def _private(folder: Path, *options: str) -> Dockerd:
     url = f"unix://{folder}/d.sock"
     roots = ("--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec", "--pidfile", f"{folder}/d.pid")
     command = ("unshare", "-m", "-n", "dockerd", "-H", url, *roots, *options)
-    return Dockerd(command=command, url=url, pidfile=folder / "d.pid")
+    return Dockerd(command=command, url=url, pidfile=folder / "d.pid", exec_root=folder / "exec")
 
 
 @pytest.fixture
@@ -75,12 +75,26 @@ def test_an_engine_is_started_found_again_and_stopped_with_its_containerd(folder
 
 
 @can_start
+@pytest.mark.parametrize("program", ["dockerd", "containerd"])
 def test_a_pid_file_with_a_strangers_number_does_not_keep_the_engine_from_starting(
-    folder: Path, settings: Settings
+    folder: Path, settings: Settings, program: str
 ) -> None:
-    (folder / "d.pid").write_text(str(os.getpid()))
-    report = engine.ensure_engine(settings, may_install=False, dockerd=_private(folder))
+    dockerd = _private(folder)
+    dockerd.pidfiles[program].parent.mkdir(parents=True, exist_ok=True)
+    dockerd.pidfiles[program].write_text(str(os.getpid()))
+    report = engine.ensure_engine(settings, may_install=False, dockerd=dockerd)
     assert report.available, report.why
+
+
+@can_start
+def test_an_engine_that_was_killed_is_started_again_at_once(folder: Path, settings: Settings) -> None:
+    dockerd = _private(folder)
+    assert engine.ensure_engine(settings, may_install=False, dockerd=dockerd).started
+    killed = psutil.Process(int(dockerd.pidfile.read_text()))
+    killed.kill()
+    killed.wait(10)
+    report = engine.ensure_engine(settings, may_install=False, dockerd=dockerd)
+    assert report.started, report.why
 
 
 @can_start
