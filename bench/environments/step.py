@@ -7,10 +7,10 @@ of peers do. What a host can start of new shells at all stands beside the first.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from bench.control_record import Part
 from bench.environments.contenders import BARE, CONTENDERS, DEFAULT_PATHS, OURS, PEERS, REX
@@ -43,49 +43,47 @@ Floods = defaultdict[str, list[dict[str, float]]]
 
 
 def measure(scale: Scale, crew: Crew) -> Part:
-    all_names = list(CONTENDERS)
-    took, cpu = _alone(scale, crew, all_names)
-    few = _flooded(crew, [name for name in all_names if name != BARE], AT_ONCE, scale.flood_rounds, scale.flood_s)
-    many = _flooded(crew, list(OURS), scale.many, scale.flood_rounds, scale.flood_s)
-    for name in OURS:
-        crew.ask(name, "remember", on=True)
-    sessions, sessions_cpu = _alone(scale, crew, [*OURS, REX])
-    sessions_few = _flooded(crew, list(OURS), AT_ONCE, scale.flood_rounds, scale.flood_s)
-    sessions_many = _flooded(crew, list(OURS), scale.many, scale.flood_rounds, scale.flood_s)
-    for name in OURS:
-        crew.ask(name, "remember", on=False)
-    host = [told["per_s"] for told in _asked(crew, BARE, "new_shells", scale.flood_rounds, seconds=scale.flood_s)]
-    rows = [*_one(STEP, took, cpu)]
+    took, cpu = _alone(scale, crew, list(CONTENDERS))
+    few = _flooded(crew, list(CONTENDERS), AT_ONCE, scale)
+    host = few.pop(BARE, [])
+    many = _flooded(crew, list(OURS), scale.many, scale)
+    with _remembering(crew):
+        sessions, sessions_cpu = _alone(scale, crew, [*OURS, REX])
+        sessions_few = _flooded(crew, list(OURS), AT_ONCE, scale)
+        sessions_many = _flooded(crew, list(OURS), scale.many, scale)
+    ours_alone = {name: rounds for name, rounds in sessions.items() if name in OURS}
+    rows = _one(STEP, took, cpu)
     for mine in OURS:
         rows += against(f"{STEP}, default path", took, mine, DEFAULT_PATHS, goal=GOAL_TIMES)
         rows += against(f"{STEP}, any path", took, mine, PEERS)
     rows += [*_few(STEP, few), *_to_host(few, host), *_many(STEP, many, scale.many)]
-    ours_alone = {name: rounds for name, rounds in sessions.items() if name in OURS}
     rows += _one(SESSION, ours_alone, sessions_cpu)
     for mine in OURS:
         rows += against(SESSION, sessions, mine, (REX,), goal=GOAL_TIMES)
     rows += [*_few(SESSION, sessions_few), *_many(SESSION, sessions_many, scale.many)]
     rows += missing("step", crew.absent, crew.faults)
+    one, rate, ends = bars(took), _rates(few), _ends(many)
+    one |= _named(bars(ours_alone))
+    rate |= _named(_rates(sessions_few))
+    ends |= _named(_ends(sessions_many))
     panels = [
-        Panel(
-            "one command (`true`)", "ms", bars(took) | _named(bars(ours_alone)), GOAL_P50_MS, crew.absent | crew.faults
-        ),
-        Panel(
-            f"commands per second, {AT_ONCE} environments",
-            "1/s",
-            _rates(few) | _named(_rates(sessions_few)),
-            GOAL_PER_S,
-        ),
-        Panel(
-            f"one command, {scale.many} environments at once",
-            "ms",
-            _ends(many) | _named(_ends(sessions_many)),
-            GOAL_P99_MS,
-        ),
+        Panel("one command (`true`)", "ms", one, GOAL_P50_MS, crew.absent | crew.faults),
+        Panel(f"commands per second, {AT_ONCE} environments", "1/s", rate, GOAL_PER_S),
+        Panel(f"one command, {scale.many} environments at once", "ms", ends, GOAL_P99_MS),
     ]
-    samples = {"took_s": took, "cpu_s": cpu, "at_8": few, "at_many": many, "scale": scale, "panels": panels}
+    samples = {"took_s": took, "cpu_s": cpu, "at_8": few, "at_many": many, "host": host, "scale": scale}
     samples |= {"sessions_took_s": sessions, "sessions_at_8": sessions_few, "sessions_at_many": sessions_many}
-    return Part(rows, {**samples, "host_per_s": host}, crew.versions)
+    return Part(rows, {**samples, "panels": panels}, crew.versions)
+
+
+@contextmanager
+def _remembering(crew: Crew) -> Iterator[None]:
+    """What is started of ours in the block gives all commands to one shell."""
+    for name in OURS:
+        crew.ask(name, "remember", on=True)
+    yield
+    for name in OURS:
+        crew.ask(name, "remember", on=False)
 
 
 def _alone(scale: Scale, crew: Crew, names: list[str]) -> tuple[Rounds, Cpu]:
@@ -105,19 +103,19 @@ def _alone(scale: Scale, crew: Crew, names: list[str]) -> tuple[Rounds, Cpu]:
     return took, cpu
 
 
-def _asked(crew: Crew, name: str, what: str, rounds: int, **arguments: Any) -> list[dict[str, float]]:
-    found = [crew.ask(one, what, **arguments) for _, one in crew.turns(rounds, [name])]
-    return [told for told in found if told is not None]
-
-
-def _flooded(crew: Crew, names: list[str], environments: int, rounds: int, seconds: float) -> Floods:
+def _flooded(crew: Crew, names: list[str], environments: int, scale: Scale) -> Floods:
+    """Commands by name, in all environments at once; of the bare host, new shells by all its processors at once."""
     found: Floods = defaultdict(list)
-    for _, name in crew.turns(rounds, names):
-        if crew.ask(name, "open", count=environments, width=min(8, environments)) is None:
+    for _, name in crew.turns(scale.flood_rounds, names):
+        if name == BARE:
+            told = crew.ask(name, "new_shells", seconds=scale.flood_s)
+        elif crew.ask(name, "open", count=environments, width=min(8, environments)) is None:
             continue
-        if (told := crew.ask(name, "flood", seconds=seconds)) is not None:
+        else:
+            told = crew.ask(name, "flood", seconds=scale.flood_s)
+            crew.ask(name, "close", gently=False)
+        if told is not None:
             found[name].append(told)
-        crew.ask(name, "close", gently=False)
     return found
 
 
@@ -145,15 +143,15 @@ def _few(label: str, few: Floods) -> list[Row]:
     return rows
 
 
-def _to_host(few: Floods, host: list[float]) -> list[Row]:
+def _to_host(few: Floods, host: list[dict[str, float]]) -> list[Row]:
     """How much of what a host that does nothing else makes of new shells."""
     if not host:
         return []
-    rows = [row("step: new shells of the host, all processors", median(host), "1/s")]
+    rows = [row("step: new shells of the host, all processors", _rate(host), "1/s")]
     for mine in OURS:
-        if mine in few:
-            metric = f"step, {AT_ONCE} environments: {mine} to new shells of the host"
-            rows.append(row(metric, _rate(few[mine]) / median(host), "x"))
+        shares = [told["per_s"] / limit["per_s"] for told, limit in zip(few.get(mine, []), host, strict=False)]
+        if shares:
+            rows.append(row(f"step, {AT_ONCE} environments: {mine} to new shells of the host", median(shares), "x"))
     return rows
 
 
