@@ -112,8 +112,9 @@ def serve(shell: Shell, *, default_timeout_s: float = 60.0) -> Iterator[Bridge]:
             listener.bind(str(address))
             listener.listen(64)
         except OSError as error:
-            where = tempfile.gettempdir()
-            raise EnvironmentFailed(f"expected to make a socket in {where}; found {error}; make room there") from error
+            raise EnvironmentFailed(
+                f"expected to make a socket for a framework; found {error}; make room, or set TMPDIR to another folder"
+            ) from error
         bridge = Bridge(shell, listener, address, default_timeout_s)
         held.callback(bridge.close)
         yield bridge

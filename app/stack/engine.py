@@ -247,8 +247,7 @@ def _wait_for_init_system(settings: Settings) -> str | None:
 
 
 def _start(settings: Settings, dockerd: Dockerd, *, installed: bool) -> EngineReport:
-    for program, pidfile in dockerd.pidfiles.items():
-        _remove_stale_pidfile(pidfile, program)
+    _remove_stale_pidfiles(dockerd)
     cgroup_moves.favour()
     logfile = logs_folder(settings) / "dockerd.log"
     offset = logfile.stat().st_size if logfile.exists() else 0
@@ -308,23 +307,24 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
         return []
 
 
-def _remove_stale_pidfile(pidfile: Path, program: str) -> None:
+def _remove_stale_pidfiles(dockerd: Dockerd) -> None:
     # dockerd refuses to start while any process has the number in its own file, and waits for a containerd that it
     # takes to be alive: even for strangers, and for what was killed and is not yet reaped.
-    try:
-        pid = int(pidfile.read_text())
-    except (FileNotFoundError, ValueError):
-        pid = 0
-    if not _runs(pid, program):
-        pidfile.unlink(missing_ok=True)
+    running = {program: _running(pidfile, program) for program, pidfile in dockerd.pidfiles.items()}
+    containerd = running["containerd"]
+    if running["dockerd"] is None and containerd is not None:
+        wait_for_end([containerd], _STOP_S)  # it is told to end with its dockerd
+    for program, pidfile in dockerd.pidfiles.items():
+        if _running(pidfile, program) is None:
+            pidfile.unlink(missing_ok=True)
 
 
-def _runs(pid: int, program: str) -> bool:
+def _running(pidfile: Path, program: str) -> psutil.Process | None:
     try:
-        process = psutil.Process(pid)
-        return process.name() == program and not has_ended(process)
-    except psutil.NoSuchProcess:
-        return False
+        process = psutil.Process(int(pidfile.read_text()))
+        return process if process.name() == program and not has_ended(process) else None
+    except (FileNotFoundError, ValueError, psutil.NoSuchProcess):
+        return None
 
 
 def _program(dockerd: Dockerd) -> str:

@@ -54,6 +54,12 @@ def round_ratio(above: Rounds, below: Rounds) -> float | None:
     return median(quantile(one, 0.5) / quantile(other, 0.5) for one, other in pairs) if pairs else None
 
 
+def ratio(metric: str, above: Rounds, below: Rounds, *, goal: float | None = None) -> list[Row]:
+    """`round_ratio` as a row, of which less is better; no row when there is none."""
+    found = round_ratio(above, below)
+    return [] if found is None else [row(metric, found, "x", goal=goal, better="less")]
+
+
 def fastest(found: Mapping[str, Rounds], names: Iterable[str]) -> str | None:
     """Who of `names` has the least p50; None when none of them was measured."""
     p50s = {name: quantile(flat(found[name]), 0.5) for name in names if name in found and flat(found[name])}

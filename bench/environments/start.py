@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bench.control_record import Part
 from bench.environments.contenders import BARE, CONTENDERS, DOCKER, OCI, OURS, PEERS, RAW, REX, REX_EXECUTE
 from bench.environments.crew import Crew
-from bench.environments.figures import Panel, against, bars, missing, round_ratio, spread
+from bench.environments.figures import Panel, against, bars, missing, ratio, spread
 from bench.record import Row, row
 
 GOAL_TO_RAW, GOAL_TO_RAW_READY, GOAL_OCI_MS = 1.15, 0.6, 15.0
@@ -60,14 +60,11 @@ def _rows(first: Times, stop: Times, gone: Times, cpu: defaultdict[str, list[flo
         rows.append(row(f"start: {name}: client CPU", 1000 * sum(cpu[name]) / len(cpu[name]), "ms"))
         rows += spread(f"end returned: {name}", stop[name])
         rows += spread(f"end, all gone: {name}", gone[name])
-    to_raw = round_ratio(first[DOCKER], first[RAW])
-    if to_raw is not None:
-        rows.append(row("start: MegaFlow docker to raw engine", to_raw, "x", goal=GOAL_TO_RAW, better="less"))
-        ready = "start: MegaFlow docker to raw engine, goal where ready network namespaces serve"
-        rows.append(row(ready, to_raw, "x", goal=GOAL_TO_RAW_READY, better="less"))
-    if (to_raw := round_ratio(first[OCI], first[RAW])) is not None:
-        goal = GOAL_OCI_MS / RAW_MS
-        rows.append(row("start: MegaFlow oci to raw engine", to_raw, "x", goal=goal, better="less"))
+    docker = f"start: {DOCKER} to raw engine"
+    rows += ratio(docker, first[DOCKER], first[RAW], goal=GOAL_TO_RAW)
+    ready = f"{docker}, goal where ready network namespaces serve"
+    rows += ratio(ready, first[DOCKER], first[RAW], goal=GOAL_TO_RAW_READY)
+    rows += ratio(f"start: {OCI} to raw engine", first[OCI], first[RAW], goal=GOAL_OCI_MS / RAW_MS)
     for mine in OURS:
         rows += against("start", first, mine, PEERS)
         rows += against("end, all gone", gone, mine, PEERS)

@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from bench.control_record import Part
 from bench.environments.contenders import BARE, CONTENDERS, DEFAULT_PATHS, OURS, PEERS, REX
 from bench.environments.crew import Crew
-from bench.environments.figures import Panel, against, bars, missing, spread
+from bench.environments.figures import Panel, against, bars, missing, round_ratio, spread
 from bench.record import Row, row
 
 GOAL_P50_MS, GOAL_TIMES, GOAL_PER_S, GOAL_P99_MS, GOAL_CPU_MS = 1.5, 30.0, 2_000.0, 100.0, 0.15
@@ -37,43 +38,67 @@ QUICK = Scale(rounds=1, each=3, ours=20, flood_s=0.3, flood_rounds=1, many=8)
 
 STEP, SESSION = "step", "step in a session"
 
-Rounds = defaultdict[str, list[list[float]]]
-Cpu = defaultdict[str, list[float]]
 Floods = defaultdict[str, list[dict[str, float]]]
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Of commands of one sort, by name: one after the other, and in few and many environments at once."""
+
+    label: str
+    took: defaultdict[str, list[list[float]]]
+    cpu: defaultdict[str, list[float]]
+    few: Floods
+    many: Floods
+
+
 def measure(scale: Scale, crew: Crew) -> Part:
-    took, cpu = _alone(scale, crew, list(CONTENDERS))
-    few = _flooded(crew, list(CONTENDERS), AT_ONCE, scale)
-    host = few.pop(BARE, [])
-    many = _flooded(crew, list(OURS), scale.many, scale)
+    single = _found(STEP, scale, crew, alone=list(CONTENDERS), few=list(CONTENDERS))
     with _remembering(crew):
-        sessions, sessions_cpu = _alone(scale, crew, [*OURS, REX])
-        sessions_few = _flooded(crew, list(OURS), AT_ONCE, scale)
-        sessions_many = _flooded(crew, list(OURS), scale.many, scale)
-    ours_alone = {name: rounds for name, rounds in sessions.items() if name in OURS}
-    rows = _one(STEP, took, cpu)
+        session = _found(SESSION, scale, crew, alone=[*OURS, REX], few=list(OURS))
+    host = single.few.pop(BARE, [])
+    rows = _alone_rows(single)
     for mine in OURS:
-        rows += against(f"{STEP}, default path", took, mine, DEFAULT_PATHS, goal=GOAL_TIMES)
-        rows += against(f"{STEP}, any path", took, mine, PEERS)
-    rows += [*_few(STEP, few), *_to_host(few, host), *_many(STEP, many, scale.many)]
-    rows += _one(SESSION, ours_alone, sessions_cpu)
+        rows += against(f"{STEP}, default path", single.took, mine, DEFAULT_PATHS, goal=GOAL_TIMES)
+        rows += against(f"{STEP}, any path", single.took, mine, PEERS)
+    rows += [*_few_rows(single), *_host_rows(single, host), *_many_rows(single, scale.many), *_alone_rows(session)]
     for mine in OURS:
-        rows += against(SESSION, sessions, mine, (REX,), goal=GOAL_TIMES)
-    rows += [*_few(SESSION, sessions_few), *_many(SESSION, sessions_many, scale.many)]
-    rows += missing("step", crew.absent, crew.faults)
-    one, rate, ends = bars(took), _rates(few), _ends(many)
-    one |= _named(bars(ours_alone))
-    rate |= _named(_rates(sessions_few))
-    ends |= _named(_ends(sessions_many))
+        rows += against(SESSION, session.took, mine, (REX,), goal=GOAL_TIMES)
+    rows += [*_few_rows(session), *_many_rows(session, scale.many), *missing("step", crew.absent, crew.faults)]
     panels = [
-        Panel("one command (`true`)", "ms", one, GOAL_P50_MS, crew.absent | crew.faults),
-        Panel(f"commands per second, {AT_ONCE} environments", "1/s", rate, GOAL_PER_S),
-        Panel(f"one command, {scale.many} environments at once", "ms", ends, GOAL_P99_MS),
+        Panel(
+            "one command (`true`)",
+            "ms",
+            bars(single.took) | _named(bars(session.took)),
+            GOAL_P50_MS,
+            crew.absent | crew.faults,
+        ),
+        Panel(
+            f"commands per second, {AT_ONCE} environments",
+            "1/s",
+            _rates(single.few) | _named(_rates(session.few)),
+            GOAL_PER_S,
+        ),
+        Panel(
+            f"one command, {scale.many} environments at once",
+            "ms",
+            _ends(single.many) | _named(_ends(session.many)),
+            GOAL_P99_MS,
+        ),
     ]
-    samples = {"took_s": took, "cpu_s": cpu, "at_8": few, "at_many": many, "host": host, "scale": scale}
-    samples |= {"sessions_took_s": sessions, "sessions_at_8": sessions_few, "sessions_at_many": sessions_many}
-    return Part(rows, {**samples, "panels": panels}, crew.versions)
+    samples: dict[str, Any] = {"scale": scale, "panels": panels, "host": host}
+    samples |= {"took_s": single.took, "cpu_s": single.cpu, "at_8": single.few, "at_many": single.many}
+    samples |= {"sessions_took_s": session.took, "sessions_at_8": session.few, "sessions_at_many": session.many}
+    return Part(rows, samples, crew.versions)
+
+
+def _found(label: str, scale: Scale, crew: Crew, *, alone: list[str], few: list[str]) -> Found:
+    return Found(
+        label,
+        *_alone(scale, crew, alone),
+        _flooded(crew, few, AT_ONCE, scale),
+        _flooded(crew, list(OURS), scale.many, scale),
+    )
 
 
 @contextmanager
@@ -86,12 +111,14 @@ def _remembering(crew: Crew) -> Iterator[None]:
         crew.ask(name, "remember", on=False)
 
 
-def _alone(scale: Scale, crew: Crew, names: list[str]) -> tuple[Rounds, Cpu]:
+def _alone(
+    scale: Scale, crew: Crew, names: list[str]
+) -> tuple[defaultdict[str, list[list[float]]], defaultdict[str, list[float]]]:
     """Seconds and processor seconds by name. One environment of everybody stands through all rounds, so that a round is
     nothing but commands.
     """
-    took: Rounds = defaultdict(list)
-    cpu: Cpu = defaultdict(list)
+    took: defaultdict[str, list[list[float]]] = defaultdict(list)
+    cpu: defaultdict[str, list[float]] = defaultdict(list)
     names = [name for name in names if crew.ask(name, "open", count=1, width=1) is not None]
     for _, name in crew.turns(scale.rounds, names):
         count = scale.ours if name in (*OURS, BARE) else scale.each
@@ -109,56 +136,59 @@ def _flooded(crew: Crew, names: list[str], environments: int, scale: Scale) -> F
     for _, name in crew.turns(scale.flood_rounds, names):
         if name == BARE:
             told = crew.ask(name, "new_shells", seconds=scale.flood_s)
-        elif crew.ask(name, "open", count=environments, width=min(8, environments)) is None:
-            continue
         else:
-            told = crew.ask(name, "flood", seconds=scale.flood_s)
-            crew.ask(name, "close", gently=False)
+            told = _flood(crew, name, environments, scale.flood_s)
         if told is not None:
             found[name].append(told)
     return found
 
 
-def _one(label: str, took: Mapping[str, list[list[float]]], cpu: Cpu) -> list[Row]:
+def _flood(crew: Crew, name: str, environments: int, seconds: float) -> dict[str, float] | None:
+    if crew.ask(name, "open", count=environments, width=min(8, environments)) is None:
+        return None
+    told: dict[str, float] | None = crew.ask(name, "flood", seconds=seconds)
+    crew.ask(name, "close", gently=False)
+    return told
+
+
+def _alone_rows(found: Found) -> list[Row]:
     rows: list[Row] = []
-    for name in took:
-        rows += spread(f"{label}: {name}", took[name], goal_ms=GOAL_P50_MS if name in OURS else None)
-        rows.append(_cpu(f"{label}: {name}: client CPU", median(cpu[name]), of_ours=name in OURS))
+    for name, took in found.took.items():
+        rows += spread(f"{found.label}: {name}", took, goal_ms=GOAL_P50_MS if name in OURS else None)
+        rows.append(_cpu(f"{found.label}: {name}: client CPU", median(found.cpu[name]), of_ours=name in OURS))
     return rows
 
 
-def _few(label: str, few: Floods) -> list[Row]:
+def _few_rows(found: Found) -> list[Row]:
     rows: list[Row] = []
+    few, label = found.few, f"{found.label}, {AT_ONCE} environments"
     for name, told in few.items():
         goal = GOAL_PER_S if name in OURS else None
-        rows.append(row(f"{label}, {AT_ONCE} environments: {name}", _rate(told), "steps/s", goal=goal))
-        metric = f"{label}, {AT_ONCE} environments: {name}: client CPU"
-        rows.append(_cpu(metric, median(each["cpu_s"] for each in told), of_ours=name in OURS))
+        rows.append(row(f"{label}: {name}", _rate(told), "steps/s", goal=goal))
+        cpu_s = median(each["cpu_s"] for each in told)
+        rows.append(_cpu(f"{label}: {name}: client CPU", cpu_s, of_ours=name in OURS))
     peers = {name: _rate(few[name]) for name in PEERS if name in few}
     best = max(peers, key=lambda name: peers[name], default=None)
     for mine in OURS:
         if best is not None and mine in few:
-            metric = f"{label}, {AT_ONCE} environments: {mine}, against {best}"
-            rows.append(row(metric, _rate(few[mine]) / peers[best], "x as many"))
+            rows.append(row(f"{label}: {mine}, against {best}", _rate(few[mine]) / peers[best], "x as many"))
     return rows
 
 
-def _to_host(few: Floods, host: list[dict[str, float]]) -> list[Row]:
+def _host_rows(found: Found, host: list[dict[str, float]]) -> list[Row]:
     """How much of what a host that does nothing else makes of new shells."""
-    if not host:
-        return []
-    rows = [row("step: new shells of the host, all processors", _rate(host), "1/s")]
+    rows = [row(f"{STEP}: new shells of the host, all processors", _rate(host), "1/s")] if host else []
     for mine in OURS:
-        shares = [told["per_s"] / limit["per_s"] for told, limit in zip(few.get(mine, []), host, strict=False)]
-        if shares:
-            rows.append(row(f"step, {AT_ONCE} environments: {mine} to new shells of the host", median(shares), "x"))
+        share = round_ratio(*([[told["per_s"]] for told in those] for those in (found.few.get(mine, []), host)))
+        if share is not None:
+            rows.append(row(f"{STEP}, {AT_ONCE} environments: {mine} to new shells of the host", share, "x"))
     return rows
 
 
-def _many(label: str, many: Floods, environments: int) -> list[Row]:
+def _many_rows(found: Found, environments: int) -> list[Row]:
     rows: list[Row] = []
-    for name, told in many.items():
-        metric = f"{label}, {environments} environments: {name}"
+    for name, told in found.many.items():
+        metric = f"{found.label}, {environments} environments: {name}"
         rows.append(row(metric, _rate(told), "steps/s"))
         rows.append(row(f"{metric}: p50", 1000 * median(each["p50_s"] for each in told), "ms"))
         p99_ms = 1000 * median(each["p99_s"] for each in told)
@@ -171,7 +201,8 @@ def _rate(told: list[dict[str, float]]) -> float:
 
 
 def _named(found: Mapping[str, list[float]]) -> dict[str, list[float]]:
-    return {f"{name}, session": figures for name, figures in found.items()}
+    """Ours alone: a session is SWE-ReX's only way."""
+    return {f"{name}, session": figures for name, figures in found.items() if name in OURS}
 
 
 def _cpu(label: str, seconds: float, *, of_ours: bool) -> Row:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bench.control_record import Part
 from bench.environments.contenders import DOCKER, OURS, RAW
 from bench.environments.crew import Crew
-from bench.environments.figures import Panel, Rounds, bars, missing, round_ratio, spread
-from bench.record import Row, row
+from bench.environments.figures import Panel, bars, missing, ratio, spread
+from bench.record import Row
 
 GOAL_HANDOUT_MS, GOAL_RECYCLE_MS, GOAL_TEARDOWN = 5.0, 60.0, 1.5
 RAW_REPLACED_MS = 168.0
@@ -41,15 +40,11 @@ def measure(scale: Scale, crew: Crew) -> Part:
     for what, took in found.items():
         for name in took:
             rows += spread(f"warm: {what}: {name}", took[name], goal_ms=goals.get(what) if name in OURS else None)
-    rows += _to_raw("teardown", found["teardown"], f"{DOCKER} to raw kill + remove", GOAL_TEARDOWN)
-    replaced = f"{DOCKER} to raw kill + remove + create + start"
-    rows += _to_raw("recycle", found["recycle"], replaced, GOAL_RECYCLE_MS / RAW_REPLACED_MS)
+    removed, replaced = f"{DOCKER} to raw kill + remove", f"{DOCKER} to raw kill + remove + create + start"
+    teardown, recycle = found["teardown"], found["recycle"]
+    rows += ratio(f"warm: teardown: {removed}", teardown[DOCKER], teardown[RAW], goal=GOAL_TEARDOWN)
+    goal = GOAL_RECYCLE_MS / RAW_REPLACED_MS
+    rows += ratio(f"warm: recycle: {replaced}", recycle[DOCKER], recycle[RAW], goal=goal)
     rows += missing("warm", crew.absent, crew.faults)
     panels = [Panel(what, "ms", bars(took), goals.get(what), crew.faults) for what, took in found.items()]
     return Part(rows, {"found": found, "scale": scale, "panels": panels}, crew.versions)
-
-
-def _to_raw(what: str, found: Mapping[str, Rounds], how: str, goal: float) -> list[Row]:
-    """What the machine's pace does not change."""
-    ratio = round_ratio(found.get(DOCKER, ()), found.get(RAW, ()))
-    return [] if ratio is None else [row(f"warm: {what}: {how}", ratio, "x", goal=goal, better="less")]

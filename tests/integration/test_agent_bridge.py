@@ -244,7 +244,7 @@ def test_what_a_killed_process_left_is_removed_and_what_is_served_stays(monkeypa
         assert not served.address.parent.exists()
 
 
-@pytest.mark.parametrize("broken", ["mkdtemp", "lock", "bind"])
+@pytest.mark.parametrize("broken", ["gettempdir", "mkdtemp", "lock", "bind"])
 def test_a_bridge_that_cannot_be_made_leaves_nothing(
     broken: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -253,8 +253,8 @@ def test_a_bridge_that_cannot_be_made_leaves_nothing(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    if broken == "mkdtemp":
-        monkeypatch.setattr(tempfile, "mkdtemp", full)
+    if broken in ("gettempdir", "mkdtemp"):
+        monkeypatch.setattr(tempfile, broken, full)
     elif broken == "lock":
         monkeypatch.setattr("app.agents.bridge.fcntl.flock", full)
     else:
