@@ -40,7 +40,7 @@ class Bare:
     def new_shells(self, seconds: float) -> dict[str, float]:
         """New shells a second that this host can start for one `true` each, with nothing else to do.
 
-        As many programs as there are processors do it: the limit of whatever gives each command a shell of its own.
+        As many programs as there are processors do it: about what can be had where each command has a shell of its own.
         """
         command = [sys.executable, "-c", _NEW_SHELLS, str(seconds)]
         processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(os.cpu_count() or 1)]  # noqa: S603
