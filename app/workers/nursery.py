@@ -30,7 +30,7 @@ def main() -> None:
     settings = load()
     logs.configure(settings.log_level)
     celery_app.loader.import_default_modules()
-    if settings.container_runtime == "auto":
+    if settings.container_runtime != "docker":
         available(settings)  # tried once here; what is forked from here knows
     nursery.main(settings, MARK, lambda request: instance.host(celery_app, request, settings))
 

@@ -14,7 +14,7 @@ import pytest
 
 from app.environments import disk_watch
 from app.environments.host_slots import turn
-from app.environments.oci import OciEnvironment, OciProvider, runtime, trial
+from app.environments.oci import OciEnvironment, OciProvider, runtime, spawning, trial
 from app.environments.oci.cgroups import Cgroup
 from app.environments.oci.provider import setup_key, watch_of
 from app.environments.oci.specification import CAPABILITIES
@@ -362,16 +362,17 @@ def test_what_a_killed_trial_left_is_ended_by_the_next(oci_settings: Settings, m
         killed.setattr(trial.shutil, "rmtree", lambda *args, **kwargs: None)
         untried(oci_settings, monkeypatch)
         assert trial.available(oci_settings) is None
-    (place,) = (oci_settings.home / "run").glob("oci-trial-*")
-    (folder,) = (place / "environments" / "oci").iterdir()
-    assert Cgroup(folder.name).processes()
+    places = list((oci_settings.home / "run").glob("oci-trial-*"))
+    names = [folder.name for place in places for folder in (place / "environments" / "oci").iterdir()]
+    assert len(names) == 2, "one by crun, one by our own launcher"
+    assert all(Cgroup(name).processes() for name in names)
     untried(oci_settings, monkeypatch)
     assert trial.available(oci_settings) is None
-    assert place.exists(), "a young one may be under way"
+    assert all(place.exists() for place in places), "a young one may be under way"
     monkeypatch.setattr(trial, "_YOUNG_S", -1.0)
     untried(oci_settings, monkeypatch)
     assert trial.available(oci_settings) is None
-    assert (place.exists(), Cgroup(folder.name).processes()) == (False, [])
+    assert not any(place.exists() or Cgroup(name).processes() for place in places for name in names)
 
 
 def test_a_refusal_is_tried_anew_after_a_minute(oci_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,12 +386,15 @@ def test_a_refusal_is_tried_anew_after_a_minute(oci_settings: Settings, monkeypa
     assert trial.available(oci_settings) is None
 
 
-def test_a_runtime_that_hangs_is_ended_at_the_deadline(
-    oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("by", ["auto", "crun"])
+def test_who_hangs_at_a_start_is_ended_at_the_deadline(
+    oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
+    oci = OciProvider(oci_settings.model_copy(update={"container_runtime": by}), fetch_bundle=lambda bundle: b"")
     create(oci, tiny, oci_settings).destroy()  # from here on only the runtime takes long
+    spawn = spawning.spawn
     hang = ["/bin/sh", "-c", "sleep 1000 & wait"]
-    monkeypatch.setattr(runtime.Runtime, "_command", lambda *anything, **more: hang)
+    monkeypatch.setattr(spawning, "spawn", lambda command, *files: spawn(hang, *files))
     begun = time.monotonic()
     with pytest.raises(EnvironmentFailed, match=r"within \d\.\d s; it hung"):
         oci.create(tiny, tags(oci_settings.installation), timeout_s=1.0)

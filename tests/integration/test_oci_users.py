@@ -94,7 +94,7 @@ def test_what_is_given_away_does_not_use_up_the_numbers(
 def test_owners_on_the_disk_are_those_inside(own: OciEnvironment) -> None:
     done = own.run("touch /a; chown 1234:5 /a; mkdir /b; chmod 700 /bin/env; chown 7 /bin/env", timeout_s=10)
     assert done.ok, done.text()
-    upper = own._body.upper
+    upper = own._body.place.upper
     found = {name: (upper / name).stat() for name in ("a", "b", "bin/env", "testbed")}
     owners = {name: (about.st_uid, about.st_gid) for name, about in found.items()}
     assert owners == {"a": (1234, 5), "b": (0, 0), "bin/env": (7, 0), "testbed": (0, 0)}
@@ -130,7 +130,7 @@ def test_files_of_owners_beyond_the_numbers_can_be_used_as_anybody_may(
     environment = create(oci, EnvironmentSpec(image=image_id), oci_settings)
     told = environment.run("echo written >> /far && cat /far && stat -c %u /far /root", timeout_s=10)
     assert told.text() == "read\nwritten\n65534\n65534\n"
-    assert (environment._body.upper / "far").stat().st_uid == 1_000_000
+    assert (environment._body.place.upper / "far").stat().st_uid == 1_000_000
     assert not environment.run("chown 0 /far", timeout_s=10).ok, "they are not root's inside"
     environment.destroy()
 

@@ -16,11 +16,12 @@ LIMITS = Resources(cpus=0.5, memory_bytes=64 << 20, pids=77)
 
 @pytest.fixture
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What would be written to the kernel's files, by name below /sys/fs/cgroup."""
+    """What would be written to the kernel's files, by name below /sys/fs/cgroup; of one file, one after the other."""
     written: dict[str, str] = {}
 
-    def note(file: Path | str, *values: int | str) -> None:
-        written[str(Path(file).relative_to(tmp_path))] = " ".join(map(str, values))
+    def note(file: Path | str, value: str) -> None:
+        name = str(Path(file).relative_to(tmp_path))
+        written[name] = f"{written[name]} {value}" if name in written else value
 
     monkeypatch.setattr(cgroups, "ROOT", tmp_path)
     monkeypatch.setattr(cgroups, "_write", note)
@@ -57,6 +58,7 @@ def test_version_2_has_its_controllers_enabled_and_one_folder(tmp_path: Path, ke
     assert kernel["megaflow-x/memory.swap.max"] == "0"
     assert kernel["megaflow-x/cpu.max"] == "50000 100000"
     assert kernel["megaflow-x/pids.max"] == "77"
+    assert group.doors == [str(tmp_path / "megaflow-x" / "cgroup.procs")]
     with group.joined() as prefix:
         assert prefix[:2] == ["/bin/sh", "-c"]
         assert str(tmp_path / "megaflow-x" / "cgroup.procs") in prefix[2]

@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import socket
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import structlog
-
 from app.environments.disk import disk_named
-from app.environments.oci import kernel, namespace, overlay, trees
+from app.environments.oci import namespace, trees
+from app.environments.oci.birth import Birth, Lacking, Place, Wish
+from app.environments.oci.by_runtime import ByRuntime
 from app.environments.oci.cgroups import Cgroup
+from app.environments.oci.launching import Launched, Launcher
 from app.environments.oci.records import Records
-from app.environments.oci.runtime import Launch, Runtime, runtime_of
-from app.environments.oci.specification import Plan, configuration
-from app.environments.oci.store import ImageStore, StoredImage
+from app.environments.oci.runtime import Runtime, runtime_of
+from app.environments.oci.store import ImageStore
 from app.environments.oci.system_layer import stacked, system_layer
 from app.environments.oci.users import Users, pool
-from app.environments.tools import Tool
 from app.errors import EnvironmentFailed, ImageUnavailable
-from app.models.spec import Resources
-
-log = structlog.get_logger()
 
 _END_S = 20.0
 """The kernel may take long over a process in the middle of a disk's work."""
 _START_S = 60.0
-"""The longest that a runtime may take, whatever else the task allows: it takes milliseconds."""
+"""The longest that a start may take, whatever else the task allows: it takes milliseconds."""
 _BACKLOG = 128
 
 
@@ -48,34 +41,23 @@ class Site:
     system: str  # the layer above every image
     users_apart: bool = True  # users inside are nobody out here
     helper: Path = Path("/nonexistent")  # the session's; not needed to end an environment
+    launcher: Launcher | None = None  # None: the runtime starts all; else it does where the launcher cannot
 
     @classmethod
-    def of(cls, home: Path, runtime: Runtime, helper: Path, *, users_apart: bool) -> Site:
+    def of(
+        cls, home: Path, runtime: Runtime, helper: Path, *, users_apart: bool, launcher: Launcher | None = None
+    ) -> Site:
         """Raises: DiskFull."""
         store = ImageStore(home)
         for place in (home / "environments", home / "images"):  # programs in them run as their owners, root too
             place.mkdir(parents=True, exist_ok=True)
             place.chmod(0o700)
-        return cls(home, Records(home), store, runtime, system_layer(store, helper), users_apart, helper)
+        return cls(home, Records(home), store, runtime, system_layer(store, helper), users_apart, helper, launcher)
 
     @cached_property
     def stage(self) -> namespace.Stage:
         """Where file systems are mounted: one place for all, since each start sees only its own."""
         return namespace.Stage.beside(self.home)
-
-
-@dataclass(frozen=True)
-class Wish:
-    """How an environment is to be started."""
-
-    image: StoredImage
-    resources: Resources
-    env: Mapping[str, str]
-    workdir: str
-    read_only: bool = False
-    needs_shell: bool = True  # what runs commands
-    deadline: float = math.inf  # monotonic; of the runtime, which may hang for as long as it likes
-    tools: tuple[Tool, ...] = ()  # what it sees of this host, read-only
 
 
 class Body:
@@ -84,39 +66,26 @@ class Body:
     def __init__(self, site: Site, identity: str) -> None:
         self._site = site
         self.id = identity
-        self.folder = site.records.place(identity)
+        self.place = Place(site.records.place(identity))
         self.cgroup = Cgroup(identity)
         self._users: Users | None = None
-
-    @property
-    def upper(self) -> Path:
-        """What was written, as overlayfs keeps it."""
-        return self.folder / "upper"
-
-    @property
-    def _work(self) -> Path:
-        return self.folder / "work"
-
-    @property
-    def _configuration(self) -> Path:
-        return self.folder / "config.json"
-
-    @property
-    def _launch(self) -> Launch:
-        stage = self._site.stage
-        return Launch(self.id, self.folder, stage.state, stage.nothing)
-
-    @property
-    def address(self) -> Path:
-        """Where its helper listens."""
-        return self.folder / "s"
+        self._launched: Launched | None = None
+        self._unsettled: Launched | None = None
 
     @property
     def pid(self) -> int | None:
         """Its first process by this host's numbers."""
+        if self._launched is not None:
+            return self._launched.first
         with suppress(OSError, ValueError):
-            return int(self._launch.pid.read_text())
+            return int(self.place.pid.read_text())
         return None
+
+    @property
+    def started_by(self) -> str:
+        """Who starts it, and of which version."""
+        runtime = self._site.runtime
+        return runtime.version if self._launcher is None else f"launcher, with the filter of {runtime.version}"
 
     @property
     def lives(self) -> bool:
@@ -137,75 +106,60 @@ class Body:
 
         Raises: EnvironmentFailed, ImageUnavailable: it has no shell; DiskFull.
         """
-        with disk_named(f"start environment {self.id[:12]}"):
-            try:
+        try:
+            with disk_named(f"start environment {self.id[:12]}"):
                 self._start(wish)
-            except OSError as error:
-                raise EnvironmentFailed(f"environment {self.id[:12]} could not be started: {error}") from error
+        except Lacking as error:
+            raise ImageUnavailable(
+                f"image {wish.image.id} has no /{error}, which every command needs; use an image with a shell."
+            ) from None
+        except (OSError, ValueError) as error:
+            raise EnvironmentFailed(f"environment {self.id[:12]} could not be started: {error}") from error
 
     def _start(self, wish: Wish) -> None:
-        self.upper.mkdir()
-        self._work.mkdir()
-        self._users = pool().take(self._site.helper) if self._site.users_apart else None
-        self._write_configuration(wish)
-        self.cgroup.make(wish.resources, self._site.runtime.devices)
-        layers = [self._site.store.layers / name for name in stacked(self._site.system, wish.image.layers)]
-        libraries = self._site.runtime.libraries
+        site = self._site
+        self._users = pool().take(site.helper) if site.users_apart else None
+        layers = [site.store.layers / name for name in stacked(site.system, wish.image.layers)]
+        birth = Birth(self.id, wish, self.place, layers, self.cgroup, self._users)
+        self._raise_if_covered(wish)
+        left_s = min(_START_S, wish.deadline - time.monotonic())
+        launcher, rules = self._launcher, site.runtime.filter
         with self._listening() as listening:
-            namespace.apart(
-                lambda: self._born(wish, layers, listening, libraries), needs=self._site.home, stage=self._site.stage
-            )
+            if launcher is None or rules is None or self._users is None:
+                ByRuntime(site.runtime, site.home, site.stage).start(birth, listening, timeout_s=left_s)
+            else:
+                self._launched = self._unsettled = launcher.start(
+                    birth, self._users, site.stage, listening, rules, timeout_s=left_s
+                )
 
-    def _born(self, wish: Wish, layers: list[Path], listening: socket.socket, libraries: Path | None) -> None:
-        """In a thread whose mounts and limits are the environment's."""
-        stage, users = self._site.stage, self._users
-        if users is None:
-            overlay.mount(layers, self.upper, self._work, stage.root)
-        else:
-            kernel.mount_for(users.namespace, str(self._site.store.layers), str(stage.layers))
-            kernel.mount_for(users.namespace, str(self.folder), str(stage.own))
-            mapped = [stage.layers / layer.name for layer in layers]
-            overlay.mount(mapped, stage.own / self.upper.name, stage.own / self._work.name, stage.root)
-        handle = os.open(stage.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            if wish.needs_shell:
-                _raise_without_shell(handle, wish.image.id)
-            owner = users.first if users else 0
-            kernel.make_folders_inside(handle, wish.workdir, owner=owner)
-            for tool in wish.tools:
-                self._show(tool, handle, owner)
-        finally:
-            os.close(handle)
-        with self.cgroup.joined() as prefix:
-            left_s = min(_START_S, wish.deadline - time.monotonic())
-            self._site.runtime.start(self._launch, listening, prefix, libraries=libraries, timeout_s=left_s)
+    @property
+    def _launcher(self) -> Launcher | None:
+        """None: the runtime starts it, as it does the first one, for which it compiles the filter of system calls."""
+        site = self._site
+        return site.launcher if site.users_apart and site.runtime.filter is not None else None
 
-    def _show(self, tool: Tool, root: int, owner: int) -> None:
-        """Mount a tool, so that the runtime finds it as a part of the file system: nobody inside can undo that.
+    def _raise_if_covered(self, wish: Wish) -> None:
+        stage = self._site.stage.place
+        for tool in wish.tools:
+            if tool.folder.is_relative_to(stage):
+                raise EnvironmentFailed(
+                    f"expected the tool {tool.name!r} outside of {stage}, which is covered where environments are "
+                    f"made, found {tool.folder}; move the folder of tools, or use `docker`."
+                )
 
-        Raises: OSError, EnvironmentFailed.
-        """
-        if tool.folder.is_relative_to(self._site.stage.place):
-            raise EnvironmentFailed(
-                f"expected the tool {tool.name!r} outside of {self._site.stage.place}, which is covered where "
-                f"environments are made, found {tool.folder}; move the folder of tools, or use `docker`."
-            )
-        kernel.make_folders_inside(root, tool.target, owner=owner)
-        place = kernel.open_inside(root, tool.target, os.O_PATH | os.O_DIRECTORY)
-        try:
-            kernel.show(
-                str(tool.folder), place, self._users.namespace if self._users else None, by=str(self._site.stage.tool)
-            )
-        finally:
-            os.close(place)
+    def settle(self) -> None:
+        """Wait for what is left of a start; a good moment is when the environment answers."""
+        unsettled, self._unsettled = self._unsettled, None
+        if unsettled is not None:
+            unsettled.settle()
 
     def _listening(self) -> socket.socket:
         """The socket that the helper inherits: reachable by its name out here, nameless inside."""
         found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        folder = os.open(self.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder = os.open(self.place.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            found.bind(f"/proc/self/fd/{folder}/{self.address.name}")  # a socket's name has 107 bytes at most
-            os.chmod(self.address, 0o600)
+            found.bind(f"/proc/self/fd/{folder}/{self.place.address.name}")  # a socket's name has 107 bytes at most
+            os.chmod(self.place.address, 0o600)
             found.listen(_BACKLOG)
         except BaseException:
             found.close()
@@ -214,20 +168,6 @@ class Body:
             os.close(folder)
         return found
 
-    def _write_configuration(self, wish: Wish) -> None:
-        annotations, rules = self._site.runtime.seccomp()
-        plan = Plan(
-            root=self._site.stage.root,
-            env={**wish.image.env, **wish.env},
-            cgroup_mounts=self.cgroup.mounts(),
-            annotations=annotations,
-            seccomp=rules,
-            cgroup=self._site.runtime.cgroup(self.id),
-            read_only=wish.read_only,
-            users=self._users.first if self._users else None,
-        )
-        self._configuration.write_text(json.dumps(configuration(plan)))
-
     # --- End ------------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
@@ -235,7 +175,8 @@ class Body:
 
         Raises: EnvironmentFailed: something would not die.
         """
-        first = self.pid
+        self.settle()
+        first, self._launched = self.pid, None
         if not self.cgroup.end(timeout_s=_END_S):
             raise EnvironmentFailed(f"environment {self.id[:12]} would not die within {_END_S:.0f} s.")
         if first is not None:
@@ -247,9 +188,10 @@ class Body:
 
     def wipe(self) -> int:
         """Remove all files of a stopped environment; how many it had written."""
-        count = trees.remove(self.upper)
-        trees.remove(self._work)
-        for file in (self._configuration, self._launch.log, self._launch.pid, self.address):
+        place = self.place
+        count = trees.remove(place.upper)
+        trees.remove(place.work)
+        for file in (place.configuration, place.log, place.pid, place.address):
             with suppress(FileNotFoundError):
                 os.unlink(file)
         return count
@@ -264,7 +206,7 @@ class Body:
             self.wipe()
             self._site.records.remove(self.id)
         except OSError as error:
-            if self.folder.exists():
+            if self.place.folder.exists():
                 raise EnvironmentFailed(f"the files of environment {self.id[:12]} would not go: {error}") from error
 
 
@@ -275,15 +217,6 @@ def end(home: Path, identity: str) -> None:
     """
     runtime = runtime_of(home) or Runtime("none", Path("/nonexistent"), home / "cache" / "oci")
     Body(Site(home, Records(home), ImageStore(home), runtime, ""), identity).end()
-
-
-def _raise_without_shell(root: int, image_id: str) -> None:
-    try:
-        os.close(kernel.open_inside(root, "bin/sh", os.O_PATH))
-    except (FileNotFoundError, NotADirectoryError):
-        raise ImageUnavailable(
-            f"image {image_id} has no /bin/sh, which every command needs; use an image with a shell."
-        ) from None
 
 
 def _program(pid: int) -> tuple[int, int] | None:

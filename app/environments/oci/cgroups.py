@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from app.environments.privileges import CPU_SHARES
 from app.models.spec import Resources
@@ -53,38 +54,50 @@ class Cgroup:
 
     def make(self, resources: Resources, devices: Sequence[str] = DEVICES) -> None:
         """Make it, with its limits. Raises: OSError: no such controller here, or not ours to use."""
-        if self.unified:
-            self._make_unified(resources)
-        else:
-            self._make_divided(resources, devices)
+        for order in self.orders(resources, devices):
+            match order:
+                case "make", folder:
+                    Path(folder).mkdir(exist_ok=True)
+                case "write", file, value:
+                    _write(file, value)
+                case "try", file, value if os.path.exists(file):
+                    _write(file, value)
 
-    def _make_divided(self, resources: Resources, allowed: Sequence[str]) -> None:
-        for folder in self.folders:
-            folder.mkdir(exist_ok=True)
+    def orders(self, resources: Resources, devices: Sequence[str] = DEVICES) -> Iterator[tuple[str, ...]]:
+        """How it is made, for whoever does: `make` a folder, `write` a value to a file, or `try` to, if it is there."""
+        return self._unified_orders(resources) if self.unified else self._divided_orders(resources, devices)
+
+    def _divided_orders(self, resources: Resources, allowed: Sequence[str]) -> Iterator[tuple[str, ...]]:
         memory, cpu, pids, devices = map(str, self.folders)
-        _write(f"{memory}/memory.limit_in_bytes", resources.memory_bytes)
-        if os.path.exists(f"{memory}/memory.memsw.limit_in_bytes"):  # else the kernel does not count swap
-            _write(f"{memory}/memory.memsw.limit_in_bytes", resources.memory_bytes)
-        _write(f"{cpu}/cpu.shares", CPU_SHARES)
-        _write(f"{cpu}/cpu.cfs_period_us", _PERIOD_US)
-        _write(f"{cpu}/cpu.cfs_quota_us", _quota_us(resources))
-        _write(f"{pids}/pids.max", resources.pids)
-        _write(f"{devices}/devices.deny", "a")
-        _write(f"{devices}/devices.allow", *allowed)
+        for folder in (memory, cpu, pids, devices):
+            yield "make", folder
+        yield "write", f"{memory}/memory.limit_in_bytes", str(resources.memory_bytes)
+        # Else the kernel does not count swap.
+        yield "try", f"{memory}/memory.memsw.limit_in_bytes", str(resources.memory_bytes)
+        yield "write", f"{cpu}/cpu.shares", str(CPU_SHARES)
+        yield "write", f"{cpu}/cpu.cfs_period_us", str(_PERIOD_US)
+        yield "write", f"{cpu}/cpu.cfs_quota_us", str(_quota_us(resources))
+        yield "write", f"{pids}/pids.max", str(resources.pids)
+        yield "write", f"{devices}/devices.deny", "a"
+        for rule in allowed:
+            yield "write", f"{devices}/devices.allow", rule
 
-    def _make_unified(self, resources: Resources) -> None:
-        wanted = {"memory", "cpu", "pids"}
+    def _unified_orders(self, resources: Resources) -> Iterator[tuple[str, ...]]:
         control = ROOT / "cgroup.subtree_control"
-        if lacking := wanted - set(control.read_text().split()):
-            _write(control, " ".join(f"+{name}" for name in sorted(lacking)))
-        (folder,) = self.folders
-        folder.mkdir(exist_ok=True)
-        _write(folder / "memory.max", resources.memory_bytes)
-        if (folder / "memory.swap.max").exists():
-            _write(folder / "memory.swap.max", 0)
-        _write(folder / "cpu.weight", max(1, CPU_SHARES * 100 // 1024))
-        _write(folder / "cpu.max", f"{_quota_us(resources)} {_PERIOD_US}")
-        _write(folder / "pids.max", resources.pids)
+        if lacking := {"memory", "cpu", "pids"} - set(control.read_text().split()):
+            yield "write", str(control), " ".join(f"+{name}" for name in sorted(lacking))
+        (folder,) = map(str, self.folders)
+        yield "make", folder
+        yield "write", f"{folder}/memory.max", str(resources.memory_bytes)
+        yield "try", f"{folder}/memory.swap.max", "0"
+        yield "write", f"{folder}/cpu.weight", str(max(1, CPU_SHARES * 100 // 1024))
+        yield "write", f"{folder}/cpu.max", f"{_quota_us(resources)} {_PERIOD_US}"
+        yield "write", f"{folder}/pids.max", str(resources.pids)
+
+    @property
+    def doors(self) -> list[str]:
+        """The files by which a process of one thread joins it, writing 0."""
+        return [f"{folder}/{_PROCESSES if self.unified else 'tasks'}" for folder in self.folders]
 
     @contextmanager
     def joined(self) -> Iterator[list[str]]:
@@ -97,8 +110,8 @@ class Cgroup:
             (folder,) = self.folders
             yield ["/bin/sh", "-c", f'echo 0 > {folder}/{_PROCESSES} && exec "$@"', "sh"]
             return
-        for folder in self.folders:
-            _write(f"{folder}/tasks", 0)
+        for door in self.doors:
+            _write(door, "0")
         yield []
 
     # --- Looking --------------------------------------------------------------------------------------------------
@@ -126,7 +139,7 @@ class Cgroup:
         nested = self.folders[0] / NESTED  # version 1 counts a kill where the process was
         return (nested if nested.is_dir() else self.folders[0]) / "memory.oom_control"
 
-    def mounts(self) -> list[dict[str, object]]:
+    def mounts(self) -> list[dict[str, Any]]:
         """For the specification: what programs inside read to learn their limits."""
         if self.unified:
             return [_mount("/sys/fs/cgroup", "bind", str(self.folders[0]), "bind")]
@@ -162,10 +175,10 @@ class Cgroup:
     def _kill(self) -> None:
         if self.unified:
             with suppress(OSError):
-                _write(self.folders[0] / "cgroup.kill", 1)
+                _write(self.folders[0] / "cgroup.kill", "1")
             return
         with suppress(OSError):  # nobody is born while the others die
-            _write(self.folders[_CONTROLLERS.index("pids")] / "pids.max", 0)
+            _write(self.folders[_CONTROLLERS.index("pids")] / "pids.max", "0")
         for pid in self.processes():
             self._kill_one(pid)
 
@@ -199,7 +212,7 @@ def remove_abandoned() -> int:
     return removed
 
 
-def _mount(destination: str, kind: str, source: str, *options: str) -> dict[str, object]:
+def _mount(destination: str, kind: str, source: str, *options: str) -> dict[str, Any]:
     closed = ["nosuid", "noexec", "nodev", "ro"]
     return {"destination": destination, "type": kind, "source": source, "options": [*options, *closed]}
 
@@ -209,12 +222,10 @@ def _quota_us(resources: Resources) -> int:
     return max(1000, int(min(resources.cpus, os.cpu_count() or 1) * _PERIOD_US))
 
 
-def _write(file: Path | str, *values: int | str) -> None:
-    """One after the other: a control group's file takes a value at a time."""
+def _write(file: Path | str, value: str) -> None:
     handle = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
     try:
-        for value in values:
-            os.write(handle, str(value).encode())
+        os.write(handle, value.encode())
     finally:
         os.close(handle)
 

@@ -18,7 +18,8 @@ from app.environments.base import Forward, Origin, ResetProof, Route, Serve, Tag
 from app.environments.living import Living
 from app.environments.memory_watch import MemoryWatch
 from app.environments.oci import handing, kernel
-from app.environments.oci.body import Body, Site, Wish
+from app.environments.oci.birth import Wish
+from app.environments.oci.body import Body, Site
 from app.environments.oci.records import Records
 from app.environments.oci.store import StoredImage
 from app.environments.oci.system_layer import HELPER
@@ -60,7 +61,7 @@ class OciEnvironment(Living):
         self._set_up_inside = False
         self._forwards: weakref.WeakSet[Forward] = weakref.WeakSet()  # those that are closed are forgotten
         self._outlet: Outlet | None = None
-        self._session: SessionClient = self._new_session(unix_connector(self._body.address))
+        self._session: SessionClient = self._new_session(unix_connector(self._body.place.address))
         self.times = times
 
     @property
@@ -75,7 +76,7 @@ class OciEnvironment(Living):
             "image_id": self._image.id,
             "origin": self._origin.value,
             "network": self._spec.network.value,
-            "runtime": self._site.runtime.version,
+            "runtime": self._body.started_by,
             "user_namespace": self._site.users_apart,
             **({"tools": told(self._tools)} if self._tools else {}),
             **({} if self._outlet is None else {"outlet": self._outlet.describe()}),
@@ -111,7 +112,7 @@ class OciEnvironment(Living):
             handed = handing.Handed(self.id, self._image, self._origin, self._set_up_inside, phases, told(self._tools))
             self._close_ports()
             try:
-                connection = handing.connection_to(self._body.address)
+                connection = handing.connection_to(self._body.place.address)
             except OSError as error:
                 why = f"{error}{self._how_it_ended()}"
                 raise EnvironmentFailed(f"environment {self.id[:12]} cannot be reached: {why}") from error
@@ -145,7 +146,7 @@ class OciEnvironment(Living):
             raise EnvironmentFailed(f"environment {self.id[:12]} ended before it was taken over.")
         self._watch_memory(self._new_memory_watch())
         self._memory.killed(suspected=True)  # what was killed before is not ours
-        self._session = self._new_session(handing.first(connections, unix_connector(self._body.address)))
+        self._session = self._new_session(handing.first(connections, unix_connector(self._body.place.address)))
         with self.times.measure("session"):
             self._session.wait_ready(_TAKE_S)
         self._outlet = open_outlet(self._spec, self._forward)  # its listener was the last owner's
@@ -170,7 +171,7 @@ class OciEnvironment(Living):
 
     def written_bytes(self) -> int:
         """What its files take on disk beyond the image, the few that we gave it included."""
-        return written_bytes(self._body.folder)
+        return written_bytes(self._body.place.folder)
 
     # --- Life -----------------------------------------------------------------------------------------------------
 
@@ -199,6 +200,7 @@ class OciEnvironment(Living):
         self._watch_memory(self._new_memory_watch())
         with self.times.measure("session"):
             self._session.wait_ready(max(0.1, min(_READY_S, deadline - time.monotonic())))
+        self._body.settle()
         self._outlet = open_outlet(spec, self._forward)
 
     def _new_memory_watch(self) -> MemoryWatch:
@@ -208,7 +210,7 @@ class OciEnvironment(Living):
         self._close_ports()
         self._session.close()
         self._image = image
-        self._session = self._new_session(unix_connector(self._body.address))
+        self._session = self._new_session(unix_connector(self._body.place.address))
         self._start(time.monotonic() + _READY_S)
 
     def _new_session(self, connect: Connect) -> SessionClient:
@@ -238,7 +240,7 @@ class OciEnvironment(Living):
         killed = len(self._body.processes())
         self._body.stop()
         removed = self._body.wipe()
-        left = tuple(str(place) for place in (self._body.upper, *self._body.cgroup.folders) if place.exists())
+        left = tuple(str(place) for place in (self._body.place.upper, *self._body.cgroup.folders) if place.exists())
         if left:
             return ResetProof(clean=False, left=left)
         self._restart(self._image)
@@ -262,9 +264,9 @@ class OciEnvironment(Living):
             self._raise_if_gone()
             if (reason := self._outside_of_files()) is not None:
                 return reason
-            size_bytes = written_bytes(self._body.upper)
+            size_bytes = written_bytes(self._body.place.upper)
             self._body.stop()
-            image = self._site.store.add_snapshot(key, self._image, self._body.upper, size_bytes)
+            image = self._site.store.add_snapshot(key, self._image, self._body.place.upper, size_bytes)
             self._body.wipe()
             self._site.records.restack(self.id, image.layers)
             self._set_up_inside = False
@@ -274,7 +276,7 @@ class OciEnvironment(Living):
     def _outside_of_files(self) -> str | None:
         if self._body.processes():
             return "processes are running in it"
-        if os.path.lexists(self._body.upper / HELPER):
+        if os.path.lexists(self._body.place.upper / HELPER):
             return "the session's helper was changed"
         first = self._body.pid
         if first is None:

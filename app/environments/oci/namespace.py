@@ -97,7 +97,7 @@ def apart(work: Callable[[], Result], *, needs: Path, stage: Stage | None = None
 
     def body() -> Result:
         kernel.unshare(kernel.CLONE_FS)
-        kernel.join_mounts(_plain_namespace(needs, stage))
+        kernel.join_mounts(plain(needs, stage))
         kernel.unshare(kernel.CLONE_NEWNS)
         return work()
 
@@ -120,7 +120,8 @@ def _in_thread(work: Callable[[], Result]) -> Result:
     return outcome.result()
 
 
-def _plain_namespace(needs: Path, stage: Stage | None) -> int:
+def plain(needs: Path, stage: Stage | None) -> int:
+    """The namespace (a file descriptor, not to be closed) that those of environments are copied from."""
     key = os.getpid(), stage
     with _lock:
         if key not in _plain:

@@ -23,15 +23,20 @@ def mount(layers: Sequence[Path], upper: Path, work: Path, root: Path) -> None:
 
     Raises: OSError.
     """
-    base = layers[0].parent
-    os.chdir(base)
-    lower = ":".join(os.path.relpath(layer, base) for layer in layers)
-    options = f"lowerdir={lower},upperdir={os.path.relpath(upper, base)},workdir={os.path.relpath(work, base)}"
-    if len(options) + len(_VOLATILE) + 1 > _OPTIONS_LIMIT_BYTES:
+    os.chdir(layers[0].parent)
+    told = options(layers, upper, work)
+    if len(told) + len(_VOLATILE) + 1 > _OPTIONS_LIMIT_BYTES:
         raise OSError(errno.E2BIG, f"{len(layers)} layers are more than one mount can name", str(root))
     try:
-        kernel.mount("overlay", str(root), "overlay", kernel.MS_NODEV, f"{options},{_VOLATILE}")
+        kernel.mount("overlay", str(root), "overlay", kernel.MS_NODEV, f"{told},{_VOLATILE}")
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        kernel.mount("overlay", str(root), "overlay", kernel.MS_NODEV, options)
+        kernel.mount("overlay", str(root), "overlay", kernel.MS_NODEV, told)
+
+
+def options(layers: Sequence[Path], upper: Path, work: Path) -> str:
+    """What `mount` tells the kernel, for a working folder that is the layers'."""
+    base = layers[0].parent
+    lower = ":".join(os.path.relpath(layer, base) for layer in layers)
+    return f"lowerdir={lower},upperdir={os.path.relpath(upper, base)},workdir={os.path.relpath(work, base)}"

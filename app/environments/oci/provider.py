@@ -21,6 +21,7 @@ from app.environments.host_slots import Gate, HostGate, turn
 from app.environments.oci.body import Body, Site
 from app.environments.oci.environment import OciEnvironment
 from app.environments.oci.images import OciImages
+from app.environments.oci.launching import Launcher
 from app.environments.oci.records import Record, Records
 from app.environments.oci.runtime import runtime_of
 from app.environments.oci.store import ImageStore, StoredImage
@@ -77,7 +78,9 @@ class OciProvider:
             raise EnvironmentFailed(
                 f"environments of the kind `oci` cannot be made here: {host.why_not}; use `docker`."
             )
-        return Site.of(self._home, runtime, binary(self._home), users_apart=host.users_apart)
+        by_us = host.launcher and self._settings.container_runtime != "crun"
+        launcher = Launcher.of(self._home) if by_us else None
+        return Site.of(self._home, runtime, binary(self._home), users_apart=host.users_apart, launcher=launcher)
 
     @property
     def store(self) -> ImageStore:

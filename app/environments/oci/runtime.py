@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import fcntl
 import hashlib
 import json
 import os
@@ -19,8 +18,10 @@ from typing import Any
 
 from app.environments import crun
 from app.environments.oci import filter_file, kernel, seccomp, spawning
+from app.environments.oci.birth import Place
 from app.environments.oci.cgroups import DEVICES, NESTED
-from app.environments.oci.spawning import FREE_FROM
+from app.environments.oci.sealed import program_at, sealed
+from app.environments.oci.spawning import ENVIRONMENT, LISTENING
 from app.errors import EnvironmentFailed
 
 _BPF = "run.oci.seccomp_bpf_data"
@@ -51,9 +52,14 @@ class Runtime:
 
     def seccomp(self) -> tuple[dict[str, str], dict[str, Any] | None]:
         """Annotations and `linux.seccomp` of a specification: the compiled filter where there is one, or the rules."""
-        if self.name == "crun" and (compiled := _compiled(self._filter_file)) is not None:
-            return {_BPF: compiled}, None
+        if (compiled := self.filter) is not None:
+            return {_BPF: base64.b64encode(compiled).decode()}, None
         return {}, seccomp.profile(kernel.machine())
+
+    @property
+    def filter(self) -> bytes | None:
+        """The rules for system calls as crun has compiled them; None until it has."""
+        return _compiled(self._filter_file) if self.name == "crun" else None
 
     def _keep_filter(self, compiled: Path) -> None:
         """Keep the filter that crun compiled for one environment, for all others."""
@@ -90,15 +96,19 @@ class Runtime:
         """
         command = [*prefix, *self._command(launch, shell=bool(prefix))]
         try:
-            code = spawning.run(
-                command,
-                listening.fileno(),
-                nothing=launch.nothing,
-                libraries=libraries,
-                timeout_s=timeout_s,
-            )
+            variables = ENVIRONMENT if libraries is None else {**ENVIRONMENT, "LD_LIBRARY_PATH": str(libraries)}
+            device = os.open(launch.nothing, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                files = {0: device, 1: device, 2: device, LISTENING: listening.fileno()}
+                code = spawning.run(command, files, variables, timeout_s=timeout_s)
+            finally:
+                os.close(device)
             if code != 0:
-                said = launch.log.read_text(errors="replace")[-_CRUN_LOG_BYTES:].strip() if launch.log.exists() else ""
+                said = (
+                    launch.place.log.read_text(errors="replace")[-_CRUN_LOG_BYTES:].strip()
+                    if launch.place.log.exists()
+                    else ""
+                )
                 raise EnvironmentFailed(f"{self.name} could not start an environment (exit code {code}): {said}")
             if self.name == "crun" and _filters.get(self._filter_file) is None:
                 self._keep_filter(launch.state / launch.name / "seccomp.bpf")
@@ -109,9 +119,9 @@ class Runtime:
         program = str(self.program) if shell or self.name != "crun" else _sealed(self.program)
         before = ["--cgroup-manager=disabled"] if self.name == "crun" else []
         return [
-            *(program, *before, "--root", str(launch.state), "--log", str(launch.log)),
-            *("run", "--detach", "--pid-file", str(launch.pid), "--preserve-fds", "1"),
-            *("--bundle", str(launch.bundle), launch.name),
+            *(program, *before, "--root", str(launch.state), "--log", str(launch.place.log)),
+            *("run", "--detach", "--pid-file", str(launch.place.pid), "--preserve-fds", "1"),
+            *("--bundle", str(launch.place.folder), launch.name),
         ]
 
 
@@ -120,18 +130,11 @@ class Launch:
     """Where things are for one start."""
 
     name: str
-    bundle: Path  # the folder with config.json
+    place: Place  # with config.json
     state: Path  # of the runtime's own, in memory
-    nothing: Path  # see `spawning.run`
-
-    @property
-    def log(self) -> Path:
-        return self.bundle / "runtime.log"
-
-    @property
-    def pid(self) -> Path:
-        """The file for the number of the first process."""
-        return self.bundle / "pid"
+    nothing: Path
+    """A device like /dev/null, but not that of the host: a runtime makes what the first process reads and writes its
+    root's own."""
 
 
 @lru_cache(maxsize=4)
@@ -156,14 +159,14 @@ def _version(program: Path) -> str:
     return told.splitlines()[0].strip() if told else program.name
 
 
-def _compiled(file: Path) -> str | None:
+def _compiled(file: Path) -> bytes | None:
     """Read once, and looked at by then: nobody can put another one under us."""
     if file not in _filters and (content := filter_file.read(file)) is not None:
-        _filters[file] = base64.b64encode(content).decode()
+        _filters[file] = content
     return _filters.get(file)
 
 
-_filters: dict[Path, str] = {}
+_filters: dict[Path, bytes] = {}
 
 
 def _sealed(program: Path) -> str:
@@ -172,15 +175,4 @@ def _sealed(program: Path) -> str:
     From a file, crun makes such a copy at each start (so that nobody inside can overwrite the runtime) and executes
     itself again. Given one, it does not.
     """
-    key = (os.getpid(), program, program.stat().st_mtime_ns)
-    if key not in _copies:
-        copy = os.memfd_create("crun", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.write(copy, program.read_bytes())
-        fcntl.fcntl(copy, fcntl.F_ADD_SEALS, _SEALS)
-        _copies[key] = fcntl.fcntl(copy, fcntl.F_DUPFD_CLOEXEC, FREE_FROM)  # two threads may both make one: both work
-        os.close(copy)
-    return f"/proc/self/fd/{_copies[key]}"
-
-
-_copies: dict[tuple[int, Path, int], int] = {}
-_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+    return program_at(sealed((program, program.stat().st_mtime_ns), program.read_bytes))

@@ -1,12 +1,15 @@
-"""Starting a runtime: with the files that it hands on, and not for longer than it may take."""
+"""Starting a small program: with the files that it hands on, and not for longer than it may take."""
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import select
 import signal
-from pathlib import Path
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 
 from app.errors import EnvironmentFailed
 
@@ -16,44 +19,84 @@ LISTENING = 3
 FREE_FROM = 10
 """Files of ours have numbers from here on, so that none lies where the child's are put."""
 
-_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+_SAID_BYTES = 4096
 
 
-def run(command: list[str], listening: int, *, nothing: Path, libraries: Path | None = None, timeout_s: float) -> int:
-    """Run to the end, with `listening` as the third file after nothing in, nothing out; the exit code.
+class _Actions(ctypes.Structure):
+    _fields_ = [("opaque", ctypes.c_uint64 * 64)]  # no C library of Linux needs more than a quarter of that
 
-    nothing: a device like /dev/null, but not that of the host: its owner may be changed. libraries: where the command's
-    are looked for first.
 
-    Not by `subprocess`, which cannot say which number a file gets.
+_libc = ctypes.CDLL(None)
 
-    Raises: EnvironmentFailed: it did not end in time, and was killed.
+
+def spawn(command: Sequence[str], files: Mapping[int, int], variables: Mapping[str, str] = ENVIRONMENT) -> int:
+    """Start `command` with `files` alone (the child's number, ours); its process, to be waited for.
+
+    By the C library rather than by `os.posix_spawn`, which keeps all threads waiting until the child has been loaded,
+    or by `subprocess`, which cannot say which number a file gets.
+
+    Raises: OSError.
     """
-    device = os.open(nothing, os.O_RDWR | os.O_CLOEXEC)
-    kept = [fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, FREE_FROM) for handle in (device, listening)]
-    os.close(device)
-    try:
-        files = [(os.POSIX_SPAWN_DUP2, kept[0], number) for number in (0, 1, 2)]
-        files.append((os.POSIX_SPAWN_DUP2, kept[1], LISTENING))
-        variables = _ENVIRONMENT if libraries is None else {**_ENVIRONMENT, "LD_LIBRARY_PATH": str(libraries)}
-        pid = os.posix_spawn(command[0], command, variables, file_actions=files)
-    finally:
-        for handle in kept:
-            os.close(handle)
-    in_time = _ended_within(pid, timeout_s)
-    if not in_time:
-        os.kill(pid, signal.SIGKILL)  # ours and not waited for: the number is still its own
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if not in_time:
-        raise EnvironmentFailed(f"expected the runtime to start an environment within {timeout_s:.1f} s; it hung.")
-    return code
+    with ExitStack() as stack:
+        actions = _Actions()
+        _check(_libc.posix_spawn_file_actions_init(ctypes.byref(actions)), command[0])
+        stack.callback(_libc.posix_spawn_file_actions_destroy, ctypes.byref(actions))
+        for number, handle in files.items():
+            kept = fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, FREE_FROM)
+            stack.callback(os.close, kept)
+            _check(_libc.posix_spawn_file_actions_adddup2(ctypes.byref(actions), kept, number), command[0])
+        pid = ctypes.c_int()
+        words = _words(command)
+        environment = _words([f"{name}={value}" for name, value in variables.items()])
+        _check(
+            _libc.posix_spawn(ctypes.byref(pid), words[0], ctypes.byref(actions), None, words, environment), command[0]
+        )
+        return pid.value
 
 
-def _ended_within(pid: int, timeout_s: float) -> bool:
+def run(command: Sequence[str], files: Mapping[int, int], variables: Mapping[str, str], *, timeout_s: float) -> int:
+    """Run to the end; the exit code. Raises: OSError; EnvironmentFailed: it did not end in time, and was killed."""
+    pid = spawn(command, files, variables)
     handle = os.pidfd_open(pid)
     try:
-        poll = select.poll()
-        poll.register(handle, select.POLLIN)
-        return bool(poll.poll(max(0.0, timeout_s) * 1000))
+        in_time = _ready(handle, timeout_s)
     finally:
         os.close(handle)
+    if not in_time:
+        raise hung(pid, timeout_s)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def last_words(words: int, timeout_s: float) -> bytes | None:
+    """What is written to a pipe (our end of it) until nobody can any more; None: not in time."""
+    found, until = b"", time.monotonic() + timeout_s
+    while _ready(words, until - time.monotonic()):
+        said = os.read(words, _SAID_BYTES)
+        if not said:
+            return found
+        found += said
+    return None
+
+
+def hung(pid: int, timeout_s: float) -> EnvironmentFailed:
+    """End a child that nobody has waited for, and say why."""
+    os.kill(pid, signal.SIGKILL)  # ours and not waited for: the number is still its own
+    os.waitpid(pid, 0)
+    return EnvironmentFailed(f"expected the runtime to start an environment within {timeout_s:.1f} s; it hung.")
+
+
+def _ready(handle: int, timeout_s: float) -> bool:
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    return bool(poll.poll(max(0.0, timeout_s) * 1000))
+
+
+def _words(words: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
+    return (ctypes.c_char_p * (len(words) + 1))(*map(os.fsencode, words), None)
+
+
+def _check(code: int, about: str) -> None:
+    """Unlike most of the library these return what is the matter."""
+    if code:
+        raise OSError(code, os.strerror(code), about)

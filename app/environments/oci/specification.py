@@ -1,4 +1,4 @@
-"""What an environment is started with: the runtime's config.json, hardened as Docker's engine does it."""
+"""What an environment is started with, hardened as Docker's engine does it; also as a runtime's config.json."""
 
 from __future__ import annotations
 
@@ -18,6 +18,16 @@ ENGINE_CAPABILITIES = [
     *("SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT"),
 ]
 """What Docker's engine gives a container that asks for nothing."""
+CAPABILITY_BITS = {
+    "CAP_CHOWN": 0,
+    "CAP_DAC_OVERRIDE": 1,
+    "CAP_FOWNER": 3,
+    "CAP_FSETID": 4,
+    "CAP_KILL": 5,
+    "CAP_SETGID": 6,
+    "CAP_SETUID": 7,
+}
+"""The kernel's numbers of those that are left."""
 CAPABILITIES = [f"CAP_{name}" for name in ENGINE_CAPABILITIES if name not in CAP_DROP]
 
 ORPHAN_S = 60.0
@@ -29,13 +39,17 @@ SCRATCH_BYTES = 256 << 20
 _LIMITS = {"RLIMIT_NOFILE": 1 << 20, "RLIMIT_CORE": 0}
 """As an engine's for open files; none for core dumps, which would fill disks and start a program of the host."""
 
-_MASKED = [
+MASKED = [
     *(f"/proc/{name}" for name in ("acpi", "asound", "interrupts", "kcore", "keys", "latency_stats", "sched_debug")),
     *(f"/proc/{name}" for name in ("scsi", "timer_list", "timer_stats")),
     "/sys/devices/virtual/powercap",
     "/sys/firmware",
 ]
-_READ_ONLY = [f"/proc/{name}" for name in ("bus", "fs", "irq", "sys", "sysrq-trigger")]
+"""What of the kernel nobody inside sees."""
+READ_ONLY = [f"/proc/{name}" for name in ("bus", "fs", "irq", "sys", "sysrq-trigger")]
+SYSCTLS = {"net.ipv4.ip_unprivileged_port_start": "0", "net.ipv4.ping_group_range": f"0 {SIZE - 1}"}
+OOM_SCORE = 500
+"""A host short of memory ends a task before a worker."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _NAMESPACES = ("mount", "network", "uts", "pid", "ipc")
 
@@ -46,7 +60,7 @@ class Plan:
 
     root: Path  # where its file system will be mounted
     env: Mapping[str, str]  # the image's, then the task's
-    cgroup_mounts: list[dict[str, object]]
+    cgroup_mounts: list[dict[str, Any]]
     annotations: Mapping[str, str]
     seccomp: Mapping[str, Any] | None  # None: the runtime was given the compiled filter
     cgroup: str | None = None  # for a runtime that must have one of its own
@@ -58,9 +72,9 @@ def configuration(plan: Plan) -> dict[str, Any]:
     """config.json for `plan`. No limits: the cgroup that it is born in has them."""
     linux: dict[str, Any] = {
         "namespaces": [{"type": name} for name in _NAMESPACES],
-        "maskedPaths": _MASKED,
-        "readonlyPaths": _READ_ONLY,
-        "sysctl": {"net.ipv4.ip_unprivileged_port_start": "0", "net.ipv4.ping_group_range": f"0 {SIZE - 1}"},
+        "maskedPaths": MASKED,
+        "readonlyPaths": READ_ONLY,
+        "sysctl": SYSCTLS,
     }
     if plan.users is not None:
         linux["namespaces"].insert(0, {"type": "user"})
@@ -75,34 +89,50 @@ def configuration(plan: Plan) -> dict[str, Any]:
         "process": _process(plan),
         "root": {"path": str(plan.root), "readonly": plan.read_only},
         "hostname": HOSTNAME,
-        "mounts": [*_MOUNTS, *(_scratch() if plan.read_only else ()), *plan.cgroup_mounts],
+        "mounts": [*mounts(read_only=plan.read_only), *plan.cgroup_mounts],
         "annotations": dict(plan.annotations),
         "linux": linux,
     }
 
 
 def _process(plan: Plan) -> dict[str, Any]:
-    env = {"PATH": _PATH, "HOSTNAME": HOSTNAME, **plan.env}
     return {
         "user": {"uid": 0, "gid": 0, "additionalGids": [0]},
-        "args": [f"/{HELPER}", "--listen-fd", str(LISTENING), "--orphan-exit", f"{ORPHAN_S:.0f}"],
-        "env": [f"{name}={value}" for name, value in env.items()],
+        "args": command(),
+        "env": variables(plan.env),
         "cwd": "/",
         "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), CAPABILITIES),
-        "rlimits": [_rlimit(name, wanted) for name, wanted in _LIMITS.items()],
+        "rlimits": [{"type": name, "hard": value, "soft": value} for name, value in limits().items()],
         "noNewPrivileges": True,
-        "oomScoreAdj": 500,  # a host short of memory ends a task before a worker
+        "oomScoreAdj": OOM_SCORE,
     }
 
 
-def _rlimit(name: str, wanted: int) -> dict[str, Any]:
-    """At most what this process may have: no runtime can raise it everywhere."""
-    _, hard = resource.getrlimit(getattr(resource, name))
-    found = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    return {"type": name, "hard": found, "soft": found}
+def command() -> list[str]:
+    """The first process: the session's helper."""
+    return [f"/{HELPER}", "--listen-fd", str(LISTENING), "--orphan-exit", f"{ORPHAN_S:.0f}"]
 
 
-def _mount(destination: str, kind: str, source: str, *options: str) -> dict[str, object]:
+def variables(env: Mapping[str, str]) -> list[str]:
+    """`NAME=value` of the first process: what every environment has, then `env`."""
+    return [f"{name}={value}" for name, value in {"PATH": _PATH, "HOSTNAME": HOSTNAME, **env}.items()]
+
+
+def limits() -> dict[str, int]:
+    """By the names of `resource`; at most what this process may have: no runtime can raise it everywhere."""
+    found = {}
+    for name, wanted in _LIMITS.items():
+        _, hard = resource.getrlimit(getattr(resource, name))
+        found[name] = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    return found
+
+
+def mounts(*, read_only: bool) -> list[dict[str, Any]]:
+    """As in config.json, in their order, but for the control groups, which come last."""
+    return [*_MOUNTS, *(_scratch() if read_only else ())]
+
+
+def _mount(destination: str, kind: str, source: str, *options: str) -> dict[str, Any]:
     return {"destination": destination, "type": kind, "source": source, "options": list(options)}
 
 
@@ -117,7 +147,7 @@ _MOUNTS = [
 ]
 
 
-def _scratch() -> list[dict[str, object]]:
+def _scratch() -> list[dict[str, Any]]:
     """What even programs that write nothing need; it counts as memory of the environment."""
     size = f"size={SCRATCH_BYTES}"
     shared = [_mount(place, "tmpfs", "tmpfs", "nosuid", "nodev", "mode=1777", size) for place in ("/tmp", "/var/tmp")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import shutil
@@ -11,15 +12,19 @@ import threading
 import time
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import structlog
 
-from app.environments.oci.body import Body, Site, Wish
+from app.environments import compiling
+from app.environments.oci.birth import Wish
+from app.environments.oci.body import Body, Site
+from app.environments.oci.launching import Launcher
 from app.environments.oci.records import Record, Records
 from app.environments.oci.runtime import Runtime, runtime_of
-from app.environments.oci.specification import CAPABILITIES
+from app.environments.oci.specification import CAPABILITIES, CAPABILITY_BITS
 from app.environments.oci.store import ImageStore, StoredImage
 from app.environments.session import SessionClient, binary, unix_connector
 from app.errors import StationError
@@ -35,6 +40,7 @@ class Found:
 
     why_not: str | None = None  # no environment at all
     users_apart: bool = False  # users inside are nobody out here
+    launcher: bool = False  # our own launcher confines as crun does
 
 
 _READY_S = 20.0
@@ -43,9 +49,6 @@ _YOUNG_S = 60.0
 _REFUSED_S = 60.0
 """So long a refusal is believed."""
 _LIMITS = Resources(cpus=0.5, memory_bytes=64 << 20, pids=32)
-_CAPABILITY_BITS = {"CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "FSETID": 4, "KILL": 5, "SETGID": 6, "SETUID": 7}
-
-_APART = "users apart"
 
 _lock = threading.Lock()
 _known: dict[Path, tuple[Found, float]] = {}  # and until when (monotonic) that is believed
@@ -85,34 +88,56 @@ def _found(home: Path) -> Found:
         return Found("no OCI runtime was found; install Debian's `crun`")
     try:
         _sweep(home, runtime)
-        note = home / "run" / f"oci-allowed-{_circumstances(runtime, binary(home))}"
+        launcher = _launcher(home)
+        note = home / "run" / f"oci-allowed-{_circumstances(runtime, binary(home), launcher)}"
         if note.exists():
-            return Found(users_apart=note.read_text() == _APART)
-        return _tried_both(home, runtime, note)
+            return Found(**json.loads(note.read_text()))
+        return _tried_all(home, runtime, launcher, note)
     except (StationError, OSError) as error:
         return Found(f"a trial failed: {error}")
 
 
-def _tried_both(home: Path, runtime: Runtime, note: Path) -> Found:
-    """With users of their own where the kernel can translate the owners of files for overlayfs: since Linux 5.19."""
+def _launcher(home: Path) -> Launcher | None:
     try:
-        why = _tried(home, runtime, users_apart=True)
-    except (StationError, OSError) as error:
-        why = str(error)
+        return Launcher.of(home)
+    except compiling.NotCompiled as error:
+        log.info("oci.no_launcher", reason=str(error))
+        return None
+
+
+def _tried_all(home: Path, runtime: Runtime, launcher: Launcher | None, note: Path) -> Found:
+    """With users of their own where the kernel can translate the owners of files for overlayfs: since Linux 5.19. Then
+    by our own launcher, which takes the filter that crun has compiled for the first trial.
+    """
+    why = _refused(home, runtime, users_apart=True)
+    found = Found(users_apart=why is None)
     if why is not None:
         log.info("oci.users_not_apart", reason=why)
         if (why_not := _tried(home, runtime, users_apart=False)) is not None:
             return Found(why_not)
-    note.write_text(_APART if why is None else "")
-    return Found(users_apart=why is None)
+    elif launcher is not None and runtime.filter is not None:
+        if (why := _refused(home, runtime, users_apart=True, launcher=launcher)) is not None:
+            log.warning("oci.no_launcher", reason=why)
+        found = replace(found, launcher=why is None)
+    note.write_text(json.dumps({"users_apart": found.users_apart, "launcher": found.launcher}))
+    return found
 
 
-def _circumstances(runtime: Runtime, helper: Path) -> str:
+def _refused(home: Path, runtime: Runtime, **how: Any) -> str | None:
+    """Why a trial showed that it cannot be done; what failed says so, too."""
+    try:
+        return _tried(home, runtime, **how)
+    except (StationError, OSError) as error:
+        return str(error)
+
+
+def _circumstances(runtime: Runtime, helper: Path, launcher: Launcher | None) -> str:
     """What the outcome of a trial depends on, as a digest."""
     about = runtime.program.stat()
     kernel_side = [Path("/proc/sys/kernel/random/boot_id").read_text()]
     kernel_side += [os.readlink(f"/proc/self/ns/{name}") for name in ("mnt", "pid", "cgroup", "user")]
     parts = [*kernel_side, str(runtime.program), about.st_mtime_ns, about.st_size, helper.name]
+    parts.append(launcher.program.name if launcher else "")
     return hashlib.sha256("\0".join(str(part) for part in parts).encode()).hexdigest()[:24]
 
 
@@ -128,11 +153,12 @@ def _sweep(home: Path, runtime: Runtime) -> None:
             shutil.rmtree(place)
 
 
-def _tried(home: Path, runtime: Runtime, *, users_apart: bool) -> str | None:
+def _tried(home: Path, runtime: Runtime, *, users_apart: bool, launcher: Launcher | None = None) -> str | None:
     helper = binary(home)
     place = home / "run" / f"{_PLACE}{uuid.uuid4().hex[:12]}"  # on the same disk as the real ones
     place.mkdir(parents=True)
-    site = Site.of(place, runtime, helper, users_apart=users_apart)
+    launcher = None if launcher is None else replace(launcher, home=place)
+    site = Site.of(place, runtime, helper, users_apart=users_apart, launcher=launcher)
     body = Body(site, f"trial{uuid.uuid4().hex}")
     try:
         site.records.write(Record(body.id, {}, "trial", "trial"))
@@ -147,7 +173,7 @@ def _tried(home: Path, runtime: Runtime, *, users_apart: bool) -> str | None:
 
 
 def _looked_at(body: Body, site: Site) -> str | None:
-    session = SessionClient(unix_connector(body.address), label="the trial")
+    session = SessionClient(unix_connector(body.place.address), label="the trial")
     try:
         session.wait_ready(_READY_S)
         first = body.pid
@@ -158,7 +184,15 @@ def _looked_at(body: Body, site: Site) -> str | None:
             return why
     finally:
         session.close()
-    return _loose(status)
+    return _shared(first, site) or _loose(status)
+
+
+def _shared(first: int, site: Site) -> str | None:
+    """Which namespace it has in common with us."""
+    for name in ("mnt", "net", "uts", "pid", "ipc", *(["user"] if site.users_apart else [])):
+        if os.readlink(f"/proc/{first}/ns/{name}") == os.readlink(f"/proc/self/ns/{name}"):
+            return f"its namespace of the kind {name!r} is ours"
+    return None
 
 
 def _same_users(body: Body, session: SessionClient, status: dict[str, str]) -> str | None:
@@ -166,13 +200,13 @@ def _same_users(body: Body, session: SessionClient, status: dict[str, str]) -> s
     if "0" in status["Uid"].split() + status["Gid"].split():
         return "root inside is root out here"
     session.put("/testbed/owned", b"")
-    about = (body.upper / "testbed" / "owned").stat()
+    about = (body.place.upper / "testbed" / "owned").stat()
     return None if (about.st_uid, about.st_gid) == (0, 0) else "owners of files are not translated"
 
 
 def _loose(status: dict[str, str]) -> str | None:
     """What of the hardening the kernel does not confirm."""
-    allowed = sum(1 << _CAPABILITY_BITS[name.removeprefix("CAP_")] for name in CAPABILITIES)
+    allowed = sum(1 << CAPABILITY_BITS[name] for name in CAPABILITIES)
     if status.get("Seccomp") != "2":
         return "the filter of system calls is not in force"
     if status.get("NoNewPrivs") != "1":
