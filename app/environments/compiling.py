@@ -1,4 +1,8 @@
-"""Small programs in C, compiled on the host that they are for, once for each source."""
+"""Small programs in C, compiled on the host that they are for, once for each source.
+
+With musl where it is: a program with its C library begins in a third of the time. The usual one first asks the
+processor what it is, some thirty questions that a virtual machine's host answers one by one.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,7 @@ log = structlog.get_logger()
 
 STATIC = ("-std=c11", "-static", "-O2", "-Wall", "-Wextra", "-s")
 """Flags of a program that runs in any image."""
+_MUSL = "musl-gcc"
 _PATIENCE_S = 120.0
 
 
@@ -30,11 +35,24 @@ class NotCompiled(EnvironmentFailed):
 def kept(path: Path, sources: Sequence[Path], flags: Sequence[str] = STATIC) -> Path:
     """The program of these sources and flags at `path`-HASH-MACHINE; compiled there when it is missing.
 
-    Safe when several processes ask at once. Raises: NotCompiled.
+    One compiled with musl has that at the end of its name, and goes before. Safe when several processes ask at once.
+
+    Raises: NotCompiled.
     """
     made = path.with_name(f"{path.name}-{_key(tuple(sources), tuple(flags))}-{platform.machine()}")
+    sooner = made.with_name(f"{made.name}-musl")
+    if sooner.exists():  # made where there was musl, and brought here perhaps
+        return sooner
+    made.parent.mkdir(parents=True, exist_ok=True)
+    if (musl := _musl(flags)) is not None:
+        try:
+            _compile([musl, *flags, *_KERNELS_HEADERS], sooner, sources)
+        except NotCompiled as error:
+            log.info("program.compiled_otherwise", reason=str(error))
+        else:
+            log.info("program.compiled", path=str(sooner))
+            return sooner
     if not made.exists():
-        made.parent.mkdir(parents=True, exist_ok=True)
         compile_to(made, sources, flags)
         log.info("program.compiled", path=str(made))
     return made
@@ -42,18 +60,21 @@ def kept(path: Path, sources: Sequence[Path], flags: Sequence[str] = STATIC) -> 
 
 def compile_to(path: Path, sources: Sequence[Path], flags: Sequence[str] = STATIC) -> None:
     """Into a file of our own, then renamed to `path`: another process sees none of it or all. Raises: NotCompiled."""
-    name = path.name
     compiler = find()
     if compiler is None:
-        raise NotCompiled(f"expected a C compiler for {name}, found none; install Debian's gcc and libc6-dev.")
-    number, scratch = tempfile.mkstemp(prefix=f".{name}-", dir=path.parent)
+        raise NotCompiled(f"expected a C compiler for {path.name}, found none; install Debian's gcc and libc6-dev.")
+    _compile([compiler, *flags], path, sources)
+
+
+def _compile(command: Sequence[str], path: Path, sources: Sequence[Path]) -> None:
+    number, scratch = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     os.close(number)
     try:
-        _call([compiler, *flags, "-o", scratch, *(str(source) for source in sources)], name)
+        _call([*command, "-o", scratch, *(str(source) for source in sources)], path.name)
         os.chmod(scratch, 0o755)
         os.replace(scratch, path)
     except OSError as error:
-        raise NotCompiled(f"cannot keep {name} at {path}: {error}.") from error
+        raise NotCompiled(f"cannot keep {path.name} at {path}: {error}.") from error
     finally:
         Path(scratch).unlink(missing_ok=True)
 
@@ -61,6 +82,15 @@ def compile_to(path: Path, sources: Sequence[Path], flags: Sequence[str] = STATI
 def find() -> str | None:
     """The compiler of this host."""
     return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+
+
+def _musl(flags: Sequence[str]) -> str | None:
+    """musl's compiler, for programs that take their library along."""
+    return shutil.which(_MUSL) if "-static" in flags else None
+
+
+_KERNELS_HEADERS = ("-idirafter", "/usr/include", "-idirafter", f"/usr/include/{platform.machine()}-linux-gnu")
+"""musl's compiler does not look where they are."""
 
 
 def _call(command: list[str], name: str) -> None:

@@ -48,6 +48,28 @@ def test_another_flag_source_or_header_is_another_program(source: Path) -> None:
     assert sorted(_code(program) for program in programs) == [42, 42, 43, 43]
 
 
+def test_musl_is_taken_where_it_is_and_what_it_made_also_where_it_is_not(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("musl-gcc") is None:
+        missing("musl's compiler (Debian: musl-tools)")
+    with monkeypatch.context() as without:
+        without.setattr(compiling, "_musl", lambda flags: None)
+        plain = _kept(source, 0)
+    small = _kept(source, 0)
+    assert plain != small
+    assert small.stat().st_size < plain.stat().st_size / 4
+    assert (_code(plain), _code(small)) == (42, 42)
+    monkeypatch.setattr(compiling, "_musl", lambda flags: pytest.fail("asked again"))
+    assert _kept(source, 0) == small
+
+
+def test_what_musl_cannot_compile_another_compiler_can(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "_musl", lambda flags: shutil.which("false"))
+    assert _code(_kept(source, 0)) == 42
+    assert len(list((source.parent / "made").iterdir())) == 1
+
+
 def test_a_compiler_that_refuses_is_quoted_and_leaves_nothing(source: Path) -> None:
     source.write_text("int main(void) { return nothing; }\n")
     with pytest.raises(compiling.NotCompiled, match="nothing"):

@@ -8,15 +8,13 @@
 #include <net/if.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
 void limit(int which, const char *value) {
-    rlim_t wanted = strtoull(value, NULL, 10);
-    struct rlimit both = {wanted, wanted};
-    if (setrlimit((__rlimit_resource_t)which, &both)) fail("limit", value);
+    uint64_t wanted = strtoull(value, NULL, 10), both[2] = {wanted, wanted};
+    if (syscall(SYS_prlimit64, 0, which, both, NULL)) fail("limit", value);
 }
 
 void loopback(void) {

@@ -2,6 +2,7 @@
 #include "launcher.h"
 
 #include <grp.h>
+#include <linux/close_range.h>
 #include <linux/keyctl.h>
 #include <linux/sched.h>
 #include <sched.h>
