@@ -237,8 +237,8 @@ def _removed(folder: Path) -> bool:
     except FileNotFoundError:
         return True
     except OSError:  # processes, or folders below
-        with suppress(OSError):
-            for below in [entry for entry in folder.iterdir() if entry.is_dir()]:
+        with suppress(OSError), os.scandir(folder) as entries:
+            for below in [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]:
                 _removed(below)
         return False
     return True
