@@ -203,6 +203,18 @@ def test_a_link_in_the_place_of_what_the_kernel_tells_is_refused(
     assert (left_over(oci_settings.home), alive(oci_settings.home)) == ([], [])
 
 
+def test_what_is_no_file_in_the_place_of_the_users_is_not_read(
+    oci: OciProvider, oci_programs: Path, oci_settings: Settings, tmp_path: Path
+) -> None:
+    def fill(folder: Path) -> None:
+        (folder / "etc").mkdir()
+        os.mkfifo(folder / "etc" / "passwd")
+
+    image_id = add_image(oci.store, {"sha256:programs": oci_programs, "sha256:pipe": layer(tmp_path, fill)})
+    with started(oci, EnvironmentSpec(image=image_id), oci_settings) as environment:
+        assert environment.run("echo $HOME", timeout_s=10).text() == "/\n"
+
+
 def test_an_image_without_a_shell_is_named(oci: OciProvider, oci_settings: Settings, tmp_path: Path) -> None:
     extra = layer(tmp_path, lambda folder: (folder / "bin").write_text("not even a folder"))
     image_id = add_image(oci.store, {"sha256:bare": extra})
@@ -254,7 +266,8 @@ def test_what_the_launcher_says_is_told_and_nothing_is_left(
         (b"write\0/x\0", "failed 0 plan write: words are missing"),
         (b"write\0/no/such/file\0x\0", "failed 2 write /no/such/file"),
         (b"argument\0x\0", "failed 0 plan end: nothing was started"),
-        (b"argument\0x\0" * 70, "failed 0 plan x: too many"),
+        (b"argument\0x\0" * 70, "failed 0 plan arguments: too many"),
+        (b"variable\0TOKEN=secret\0" * 5000, "failed 0 plan variables: too many"),
     ],
 )
 def test_a_plan_that_makes_no_sense_is_refused(oci_settings: Settings, plan: bytes, found: str) -> None:

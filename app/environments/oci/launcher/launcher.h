@@ -1,6 +1,6 @@
 /* Starts one environment: a small program without libraries in the place of a general runtime.
  *
- * It is given a list of steps (see plan.c) and takes them in order, the first ones as root of the host, those after
+ * It is given a list of steps (see main.c) and takes them in order, the first ones as root of the host, those after
  * `born` as the first process of the environment, which in the end becomes the session's helper. What is done, and in
  * which order, is said by the list alone: steps.py makes it of the same specification that crun would get.
  */
@@ -41,19 +41,29 @@ void write_to(const char *step, const char *path, const char *text);
 
 /* --- mounts.c --------------------------------------------------------------------------------------------------- */
 
+/* Leave the mounts that are ready for us with a copy of our own. */
 void mounts_apart(void);
+/* The host's folder at TARGET, its owners translated to what those inside have out here. */
 void mount_translated(const char *folder, const char *target);
+/* OPTIONS name the layers as seen from BASE. */
 void mount_overlay(const char *base, const char *target, const char *options);
+/* `root` is what is mounted at TARGET. */
 void open_root(const char *target);
+/* The same in the new namespace, as a mount that may become its root. */
 void own_root(const char *target);
+/* A folder of the host at PATH inside, to be read. */
 void show(const char *folder, const char *path);
+/* A file system of its own, or a part of the host's, at PATH inside. */
 void mount_new(const char *kind, const char *source, const char *path, unsigned long flags, const char *options);
 void mount_bound(const char *source, const char *path, unsigned long flags);
+/* A device of the host, or a link, at PATH inside. */
 void device(const char *source, const char *path);
 void link_to(const char *target, const char *path);
+/* Read-only; empty; read-only from there down. What is not there need not be hidden or frozen. */
 void protect(const char *path);
 void hide(const char *path);
 void freeze(const char *path);
+/* Make `root` the root, and lose sight of everything else. */
 void enter(bool read_only);
 
 /* --- confine.c -------------------------------------------------------------------------------------------------- */

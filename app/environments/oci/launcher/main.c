@@ -13,10 +13,10 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-enum { MOST_WORDS = 4096 };
+enum { MOST_ARGUMENTS = 64, MOST_WORDS = 4096 };
 
 static int report = 2; /* where the last words go */
-static char *arguments[64], *variables[MOST_WORDS];
+static char *arguments[MOST_ARGUMENTS], *variables[MOST_WORDS];
 static int argument_count, variable_count;
 
 _Noreturn static void say(int number, const char *step, const char *about, const char *why) {
@@ -28,8 +28,9 @@ void fail(const char *step, const char *about) { say(errno, step, about, strerro
 
 void fail_because(const char *step, const char *about, const char *why) { say(0, step, about, why); }
 
-static void keep(char **list, int *count, int most, char *word) {
-    if (*count + 1 >= most) fail_because("plan", word, "too many");
+/* What it says never holds a variable's value, which may be a secret. */
+static void keep(const char *what, char **list, int *count, int most, char *word) {
+    if (*count + 1 >= most) fail_because("plan", what, "too many");
     list[(*count)++] = word;
 }
 
@@ -92,9 +93,11 @@ static void born(const char *first, const char *size, const char *pid_file) {
     if (syscall(SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, NULL) < 0 && errno != ENOSYS) fail("born", "keyring");
 }
 
-/* Where root of the image is at home. */
+/* Where root of the image is at home. What has the name of the file need not be one. */
 static void home(void) {
-    FILE *file = fopen("/etc/passwd", "re");
+    struct stat about;
+    int fd = open("/etc/passwd", O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    FILE *file = fd >= 0 && !fstat(fd, &about) && S_ISREG(about.st_mode) ? fdopen(fd, "r") : NULL;
     char line[4096];
     static char variable[4096] = "HOME=/";
     while (file && fgets(line, sizeof line, file)) {
@@ -107,7 +110,7 @@ static void home(void) {
         break;
     }
     if (file) fclose(file);
-    keep(variables, &variable_count, MOST_WORDS, variable);
+    keep("variables", variables, &variable_count, MOST_WORDS, variable);
 }
 
 static void default_signals(void) {
@@ -171,8 +174,8 @@ static void do_freeze(words w) { freeze(w[0]); }
 static void do_protect(words w) { protect(w[0]); }
 static void do_enter(words w) { enter(number(w[0])); }
 static void do_hostname(words w) { if (sethostname(w[0], strlen(w[0]))) fail("hostname", w[0]); }
-static void do_argument(words w) { keep(arguments, &argument_count, 64, w[0]); }
-static void do_variable(words w) { keep(variables, &variable_count, MOST_WORDS, w[0]); }
+static void do_argument(words w) { keep("arguments", arguments, &argument_count, MOST_ARGUMENTS, w[0]); }
+static void do_variable(words w) { keep("variables", variables, &variable_count, MOST_WORDS, w[0]); }
 static void do_home(words w) { (void)w; home(); }
 static void do_become(words w) { become(w[0]); }
 
@@ -181,12 +184,15 @@ static const struct {
     int words;
     void (*take)(words);
 } steps[] = {
-    {"make", 1, do_make}, {"try", 2, do_try}, {"mounts", 0, do_mounts}, {"translate", 2, do_translate}, {"overlay", 3, do_overlay},
-    {"root", 1, do_root}, {"own", 1, do_own}, {"need", 1, do_need}, {"folder", 2, do_folder}, {"show", 2, do_show},
-    {"limit", 2, do_limit}, {"write", 2, do_write}, {"born", 3, do_born}, {"loopback", 0, do_loopback},
-    {"mount", 5, do_mount}, {"bind", 3, do_bind}, {"device", 2, do_device}, {"link", 2, do_link},
-    {"hide", 1, do_hide}, {"freeze", 1, do_freeze}, {"protect", 1, do_protect}, {"enter", 1, do_enter}, {"hostname", 1, do_hostname},
-    {"argument", 1, do_argument}, {"variable", 1, do_variable}, {"home", 0, do_home}, {"become", 1, do_become},
+    {"make", 1, do_make},         {"try", 2, do_try},           {"write", 2, do_write},
+    {"mounts", 0, do_mounts},     {"translate", 2, do_translate}, {"overlay", 3, do_overlay},
+    {"root", 1, do_root},         {"need", 1, do_need},         {"folder", 2, do_folder},
+    {"show", 2, do_show},         {"limit", 2, do_limit},       {"born", 3, do_born},
+    {"own", 1, do_own},           {"loopback", 0, do_loopback}, {"mount", 5, do_mount},
+    {"bind", 3, do_bind},         {"protect", 1, do_protect},   {"device", 2, do_device},
+    {"link", 2, do_link},         {"hide", 1, do_hide},         {"freeze", 1, do_freeze},
+    {"enter", 1, do_enter},       {"hostname", 1, do_hostname}, {"argument", 1, do_argument},
+    {"variable", 1, do_variable}, {"home", 0, do_home},         {"become", 1, do_become},
 };
 
 /* The plan: words that each end with a zero; a step's name, then as many as it takes. */

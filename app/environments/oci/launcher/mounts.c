@@ -172,7 +172,6 @@ void freeze(const char *path) {
     restrict_at("freeze", path, MOUNT_ATTR_RDONLY);
 }
 
-/* Make the root ours, and lose sight of everything else. */
 void enter(bool read_only) {
     if (read_only && restrict_to(root, MOUNT_ATTR_RDONLY, -1)) fail("enter", "read-only");
     if (fchdir(root) || syscall(SYS_pivot_root, ".", ".")) fail("enter", "root");
