@@ -54,7 +54,10 @@ def _light(program: Path, changed_ns: int, size_bytes: int, cache: Path) -> Path
     folder = cache / f"light-{key}"
     try:
         if (folder / _NAME).exists():
-            return folder if _nobody_elses(cache, folder, folder / _NAME) else None
+            if nobody_elses(cache, folder, folder / _NAME):
+                return folder
+            log.warning("crun.loaded_whole", reason=f"somebody else may write to {cache}; remove it, or take that away")
+            return None
         functions = _functions(program)
         if functions:
             _make(functions, program, folder)
@@ -65,13 +68,10 @@ def _light(program: Path, changed_ns: int, size_bytes: int, cache: Path) -> Path
     return folder if functions else None
 
 
-def _nobody_elses(*places: Path) -> bool:
+def nobody_elses(*places: Path) -> bool:
     """Whether only we and root can have written there: what is loaded runs as we do."""
     found = [place.lstat() for place in places]
-    ours = all(one.st_uid in (0, os.geteuid()) and not one.st_mode & 0o022 for one in found)
-    if not ours:
-        log.warning("crun.loaded_whole", reason=f"somebody else may write to {places[0]}; remove it, or take that away")
-    return ours
+    return all(one.st_uid in (0, os.geteuid()) and not one.st_mode & 0o022 for one in found)
 
 
 def _functions(program: Path) -> dict[str, list[str]]:

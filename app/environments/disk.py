@@ -8,6 +8,9 @@ from contextlib import contextmanager
 
 from app.errors import DiskFull
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""The system's errors for a full disk."""
+
 
 def no_space(text: str) -> bool:
     """Whether a message speaks of a full disk."""
@@ -23,6 +26,6 @@ def disk_named(doing: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in FULL:
             raise DiskFull(f"{doing}: {error}; free some space under MEGAFLOW_HOME.") from error
         raise

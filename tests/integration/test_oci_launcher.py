@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.environments import compiling
-from app.environments.oci import OciEnvironment, OciProvider, launching, spawning, trial
+from app.environments.oci import OciEnvironment, OciProvider, launching, spawning, steps, trial
+from app.environments.oci.cgroups import Cgroup
 from app.environments.oci.launching import Launcher
 from app.environments.oci.store import SNAPSHOT_MARK
 from app.errors import DiskFull, EnvironmentFailed, ImageUnavailable
@@ -234,7 +238,8 @@ def saying(words: str) -> Callable[..., int]:
 @pytest.mark.parametrize(
     ("words", "kind", "found"),
     [
-        ("failed 28 make /x/upper: No space left on device", DiskFull, "start environment"),
+        ("failed 28 new /x/upper: No space left on device", DiskFull, "start environment"),
+        ("failed 28 born clone: No space left on device", EnvironmentFailed, "born clone"),
         ("failed 13 born clone: Permission denied", EnvironmentFailed, "born clone: Permission denied"),
         ("failed 0 plan x: no such step", EnvironmentFailed, "plan x: no such step"),
         ("", EnvironmentFailed, r"exit code 1"),
@@ -255,6 +260,33 @@ def test_what_the_launcher_says_is_told_and_nothing_is_left(
         with pytest.raises(kind, match=found):
             oci.create(tiny, tags(oci_settings.installation), timeout_s=30)
     assert left_over(oci_settings.home) == []
+
+
+def test_a_zero_inside_is_refused_without_telling_what_is_around_it() -> None:
+    with pytest.raises(ValueError, match="'TOKEN'") as told:
+        steps._packed([("variable", "TOKEN=secret\0more")])
+    assert "secret" not in str(told.value)
+
+
+def test_one_that_is_killed_while_it_starts_is_none(
+    oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory does for the beginning, and not for what comes then."""
+    whole = Cgroup.orders
+
+    def scarce(self: Cgroup, *limits: Any) -> Iterator[tuple[str, ...]]:
+        for order in whole(self, *limits):
+            value = ("300000",) if "memory" in order[1] and len(order) == 3 else order[2:]
+            yield (*order[:2], *value)
+
+    oci.create(tiny, tags(oci_settings.installation), timeout_s=30).destroy()
+    monkeypatch.setattr(Cgroup, "orders", scarce)
+    begun = time.monotonic()
+    for _ in range(5):
+        with pytest.raises(EnvironmentFailed):
+            oci.create(tiny, tags(oci_settings.installation), timeout_s=30)
+    assert time.monotonic() - begun < 60
+    assert (left_over(oci_settings.home), alive(oci_settings.home)) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -313,11 +345,56 @@ def test_crun_starts_all_where_the_launcher_cannot(
     else:
         monkeypatch.setattr(trial.Launcher, "start", no_launcher)
     provider = OciProvider(oci_settings, fetch_bundle=lambda bundle: b"")
-    assert (trial.found(oci_settings).why_not, trial.found(oci_settings).launcher) == (None, False)
+    assert (trial.found(oci_settings).why_not, trial.found(oci_settings).launcher) == (None, None)
     with started(provider, tiny, oci_settings) as environment:
         assert environment.describe()["runtime"].startswith("crun")
         assert environment.run("true", timeout_s=10).ok
     assert list((oci_settings.home / "run").glob("oci-trial-*")) == []
+
+
+def notes(settings: Settings) -> list[Path]:
+    return list((settings.home / "run").glob("oci-allowed-*"))
+
+
+def test_a_moments_want_takes_no_protection_away_for_good(
+    oci_settings: Settings, tiny: EnvironmentSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    untried(oci_settings, monkeypatch)
+    with monkeypatch.context() as short:
+        short.setattr(trial.Launcher, "start", no_memory)
+        found = trial.found(oci_settings)
+        assert (found.users_apart, found.launcher, notes(oci_settings)) == (True, None, [])
+    clock = trial.time.monotonic
+    monkeypatch.setattr(trial.time, "monotonic", lambda: clock() + 61.0)
+    assert trial.found(oci_settings).launcher is not None
+    assert len(notes(oci_settings)) == 1
+
+
+def no_memory(*anything: object, **more: object) -> None:
+    raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
+def test_a_note_that_is_torn_is_none(oci_settings: Settings, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    (note,) = notes(oci_settings)
+    note.write_text(text)
+    monkeypatch.setattr(trial, "_known", {})
+    assert trial.found(oci_settings).launcher is not None
+    assert text != note.read_text()
+
+
+def test_a_program_that_others_could_have_written_is_not_run(
+    oci_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = Launcher.of(oci_settings.home).program
+    mode = program.stat().st_mode
+    program.chmod(0o777)
+    try:
+        untried(oci_settings, monkeypatch)
+        found = trial.found(oci_settings)
+        assert (found.why_not, found.launcher) == (None, None)
+    finally:
+        program.chmod(mode)
 
 
 def test_its_program_needs_no_libraries(oci_settings: Settings) -> None:

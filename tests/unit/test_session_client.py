@@ -300,23 +300,24 @@ def test_without_a_compiler_the_packages_are_named(tmp_path: Path, monkeypatch: 
         binary(tmp_path)
 
 
+def compilers(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Every compiler of this host is a script."""
+    for name in ("cc", "musl-gcc"):
+        (folder / name).write_text(f"#!/bin/sh\n{script}")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
 def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = tmp_path / "cc"
-    compiler.write_text("#!/bin/sh\necho no such header >&2\nexit 1\n")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    compilers(tmp_path, monkeypatch, "echo no such header >&2\nexit 1\n")
     with pytest.raises(HelperUnavailable, match="no such header"):
         binary(tmp_path / "home")
     assert list((tmp_path / "home/cache/session").iterdir()) == []
 
 
 def test_it_is_compiled_once_whoever_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = tmp_path / "cc"
-    compiler.write_text(
-        f'#!/bin/sh\necho x >> {tmp_path}/calls\nwhile [ "$1" != -o ]; do shift; done\necho made > "$2"\n'
-    )
-    compiler.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    script = f'echo x >> {tmp_path}/calls\nwhile [ "$1" != -o ]; do shift; done\necho made > "$2"\n'
+    compilers(tmp_path, monkeypatch, script)
     with ThreadPoolExecutor(4) as threads:
         paths = {made.result() for made in [threads.submit(binary, tmp_path / "home") for _ in range(4)]}
     (path,) = paths

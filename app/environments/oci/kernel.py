@@ -31,6 +31,7 @@ _MNT_DETACH = 2
 _OPENAT2 = 437  # the same number on every machine: calls have been numbered alike since 2019
 _RESOLVE_NO_MAGICLINKS = 0x02
 _RESOLVE_IN_ROOT = 0x10
+_TRIES = 256
 
 _TO_EMPTY_PATH = 0x40
 _READ_ONLY = 0x1 | 0x2 | 0x4  # nor set-uid programs, nor devices
@@ -129,7 +130,10 @@ def open_inside(root: int, path: str, flags: int) -> int:
     """Open `path` as if the folder `root` (a file descriptor) were /: neither links nor dots lead out of it."""
     how = _OpenHow(flags | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
     size = ctypes.c_size_t(ctypes.sizeof(how))
-    return _call(_OPENAT2, root, os.fsencode(path or "."), ctypes.byref(how), size, about=path)
+    for _ in range(_TRIES):  # where a name goes up, the kernel wants it tried again when anything was moved meanwhile
+        with suppress(BlockingIOError):
+            return _call(_OPENAT2, root, os.fsencode(path or "."), ctypes.byref(how), size, about=path)
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), path)
 
 
 def make_folders_inside(root: int, path: str, *, owner: int = 0, mode: int = 0o755, links: int = 40) -> None:

@@ -13,7 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.environments import compiling
+from app.environments import compiling, crun
+from app.environments.disk import FULL
 from app.environments.oci import namespace, spawning
 from app.environments.oci.birth import Birth, Lacking
 from app.environments.oci.namespace import Stage
@@ -28,6 +29,9 @@ _PLAN, _MOUNTS, _TRANSLATION, _FILTER = range(LISTENING + 1, LISTENING + 5)
 """The numbers that its files have: those of launcher.h."""
 _STARTED, _LACKING, _FAILED = "started", "lacking", "failed"
 """Its last words: one of these, then the first process, what the image lacks, or an errno and a line about it."""
+
+_ON_DISK = ("new ", "folder ", "overlay ", "file ")
+"""Steps that fail on a full disk; where others find no space, a limit of the kernel's is reached."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,11 @@ class Launcher:
 
     @classmethod
     def of(cls, home: Path) -> Launcher:
-        """Compiled when it is missing. Raises: compiling.NotCompiled."""
-        return cls(compiling.kept(home / "cache" / "oci-launcher" / "launcher", _sources()), home)
+        """Compiled when it is missing. Raises: compiling.NotCompiled: also when somebody else may have."""
+        program = compiling.kept(home / "cache" / "oci-launcher" / "launcher", _sources())
+        if not crun.nobody_elses(program.parent, program):
+            raise compiling.NotCompiled(f"somebody else may write to {program}; remove it, or take that away.")
+        return cls(program, home)
 
     def start(
         self,
@@ -95,7 +102,8 @@ class Launcher:
                 pid = spawning.spawn([command], {0: said, 1: said, 2: said, **files})
             finally:
                 os.close(said)
-            told = spawning.last_words(ours, timeout_s)
+            with spawning.ended_unless_done(pid):
+                told = spawning.last_words(ours, timeout_s)
         finally:
             os.close(ours)
         if told is None:
@@ -107,8 +115,9 @@ class Launcher:
         if outcome == _LACKING:
             raise Lacking(about)
         number, _, words = about.partition(" ") if outcome == _FAILED else ("0", "", f"{outcome} {about}")
-        if int(number):
-            raise OSError(int(number), words)
+        errno = int(number)
+        if errno and (words.startswith(_ON_DISK) or errno not in FULL):
+            raise OSError(errno, words)
         raise EnvironmentFailed(f"an environment could not be started (exit code {code}): {words}")
 
 

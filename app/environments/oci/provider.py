@@ -21,7 +21,6 @@ from app.environments.host_slots import Gate, HostGate, turn
 from app.environments.oci.body import Body, Site
 from app.environments.oci.environment import OciEnvironment
 from app.environments.oci.images import OciImages
-from app.environments.oci.launching import Launcher
 from app.environments.oci.records import Record, Records
 from app.environments.oci.runtime import runtime_of
 from app.environments.oci.store import ImageStore, StoredImage
@@ -78,8 +77,7 @@ class OciProvider:
             raise EnvironmentFailed(
                 f"environments of the kind `oci` cannot be made here: {host.why_not}; use `docker`."
             )
-        by_us = host.launcher and self._settings.container_runtime != "crun"
-        launcher = Launcher.of(self._home) if by_us else None
+        launcher = None if self._settings.container_runtime == "crun" else host.launcher
         return Site.of(self._home, runtime, binary(self._home), users_apart=host.users_apart, launcher=launcher)
 
     @property

@@ -8,8 +8,8 @@ import os
 import select
 import signal
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 
 from app.errors import EnvironmentFailed
 
@@ -58,11 +58,12 @@ def spawn(command: Sequence[str], files: Mapping[int, int], variables: Mapping[s
 def run(command: Sequence[str], files: Mapping[int, int], variables: Mapping[str, str], *, timeout_s: float) -> int:
     """Run to the end; the exit code. Raises: OSError; EnvironmentFailed: it did not end in time, and was killed."""
     pid = spawn(command, files, variables)
-    handle = os.pidfd_open(pid)
-    try:
-        in_time = _ready(handle, timeout_s)
-    finally:
-        os.close(handle)
+    with ended_unless_done(pid):
+        handle = os.pidfd_open(pid)
+        try:
+            in_time = _ready(handle, timeout_s)
+        finally:
+            os.close(handle)
     if not in_time:
         raise hung(pid, timeout_s)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -79,10 +80,24 @@ def last_words(words: int, timeout_s: float) -> bytes | None:
     return None
 
 
-def hung(pid: int, timeout_s: float) -> EnvironmentFailed:
-    """End a child that nobody has waited for, and say why."""
+@contextmanager
+def ended_unless_done(pid: int) -> Iterator[None]:
+    """Leave no child behind that nobody has waited for, when the block raises."""
+    try:
+        yield
+    except BaseException:
+        _end(pid)
+        raise
+
+
+def _end(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)  # ours and not waited for: the number is still its own
     os.waitpid(pid, 0)
+
+
+def hung(pid: int, timeout_s: float) -> EnvironmentFailed:
+    """End a child that nobody has waited for, and say why."""
+    _end(pid)
     return EnvironmentFailed(f"expected the runtime to start an environment within {timeout_s:.1f} s; it hung.")
 
 

@@ -58,8 +58,8 @@ def plan(birth: Birth, users: Users, stage: Stage) -> bytes:
 
 
 def _outside(birth: Birth, users: Users, stage: Stage) -> Iterator[Step]:
-    yield "make", str(birth.place.upper)
-    yield "make", str(birth.place.work)
+    yield "new", str(birth.place.upper)
+    yield "new", str(birth.place.work)
     yield from birth.cgroup.orders(birth.wish.resources)
     for door in birth.cgroup.doors:
         yield "write", door, "0"
@@ -133,5 +133,6 @@ def _packed(steps: Iterable[Step]) -> bytes:
     words = [word for step in steps for word in step]
     for word in words:
         if "\0" in word:
-            raise ValueError(f"expected names and values without zero bytes, found {word[:80]!r}")
+            name = word.partition("=")[0]  # what follows may be a secret
+            raise ValueError(f"expected names and values without zero bytes, found one in {name[:80]!r}")
     return os.fsencode("".join(f"{word}\0" for word in words))

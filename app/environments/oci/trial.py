@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -40,7 +41,8 @@ class Found:
 
     why_not: str | None = None  # no environment at all
     users_apart: bool = False  # users inside are nobody out here
-    launcher: bool = False  # our own launcher confines as crun does
+    launcher: Launcher | None = None  # our own, where it confines as crun does
+    lasting: bool = True  # the next trial would find the same
 
 
 _READY_S = 20.0
@@ -48,6 +50,8 @@ _PLACE = "oci-trial-"
 _YOUNG_S = 60.0
 _REFUSED_S = 60.0
 """So long a refusal is believed."""
+_LASTING = (errno.EINVAL, errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENODEV)
+"""What a kernel says that will not do it later either."""
 _LIMITS = Resources(cpus=0.5, memory_bytes=64 << 20, pids=32)
 
 _lock = threading.Lock()
@@ -72,7 +76,8 @@ def found(settings: Settings) -> Found:
         known, until = _known.get(home, (Found(), 0.0))
         if time.monotonic() >= until:
             known = _found(home)
-            _known[home] = (known, math.inf if known.why_not is None else time.monotonic() + _REFUSED_S)
+            believed = known.why_not is None and known.lasting
+            _known[home] = (known, math.inf if believed else time.monotonic() + _REFUSED_S)
             if known.why_not is not None:
                 log.info("oci.unavailable", reason=known.why_not)
         return known
@@ -90,9 +95,7 @@ def _found(home: Path) -> Found:
         _sweep(home, runtime)
         launcher = _launcher(home)
         note = home / "run" / f"oci-allowed-{_circumstances(runtime, binary(home), launcher)}"
-        if note.exists():
-            return Found(**json.loads(note.read_text()))
-        return _tried_all(home, runtime, launcher, note)
+        return _noted(note, launcher) or _tried_all(home, runtime, launcher, note)
     except (StationError, OSError) as error:
         return Found(f"a trial failed: {error}")
 
@@ -105,30 +108,54 @@ def _launcher(home: Path) -> Launcher | None:
         return None
 
 
+def _noted(note: Path, launcher: Launcher | None) -> Found | None:
+    """What another process found."""
+    try:
+        told = json.loads(note.read_text())
+        return Found(users_apart=told["users_apart"], launcher=launcher if told["launcher"] else None)
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
 def _tried_all(home: Path, runtime: Runtime, launcher: Launcher | None, note: Path) -> Found:
     """With users of their own where the kernel can translate the owners of files for overlayfs: since Linux 5.19. Then
     by our own launcher, which takes the filter that crun has compiled for the first trial.
+
+    Noted for other processes is only what lasts: a moment's want of memory must not take away what protects the host.
     """
-    why = _refused(home, runtime, users_apart=True)
-    found = Found(users_apart=why is None)
-    if why is not None:
-        log.info("oci.users_not_apart", reason=why)
+    refusal = _refused(home, runtime, users_apart=True)
+    found = Found(users_apart=refusal is None)
+    if refusal is not None:
+        log.warning("oci.users_not_apart", reason=refusal.why)
         if (why_not := _tried(home, runtime, users_apart=False)) is not None:
             return Found(why_not)
     elif launcher is not None and runtime.filter is not None:
-        if (why := _refused(home, runtime, users_apart=True, launcher=launcher)) is not None:
-            log.warning("oci.no_launcher", reason=why)
-        found = replace(found, launcher=why is None)
-    note.write_text(json.dumps({"users_apart": found.users_apart, "launcher": found.launcher}))
+        refusal = _refused(home, runtime, users_apart=True, launcher=launcher)
+        if refusal is not None:
+            log.warning("oci.no_launcher", reason=refusal.why)
+        found = replace(found, launcher=launcher if refusal is None else None)
+    if refusal is not None and not refusal.lasting:
+        return replace(found, lasting=False)
+    fresh = note.with_name(f"{note.name}.{os.getpid()}.{threading.get_ident()}")
+    fresh.write_text(json.dumps({"users_apart": found.users_apart, "launcher": found.launcher is not None}))
+    fresh.rename(note)
     return found
 
 
-def _refused(home: Path, runtime: Runtime, **how: Any) -> str | None:
+@dataclass(frozen=True)
+class _Refusal:
+    why: str
+    lasting: bool
+
+
+def _refused(home: Path, runtime: Runtime, **how: Any) -> _Refusal | None:
     """Why a trial showed that it cannot be done; what failed says so, too."""
     try:
-        return _tried(home, runtime, **how)
+        why = _tried(home, runtime, **how)
     except (StationError, OSError) as error:
-        return str(error)
+        cause = error if isinstance(error, OSError) else error.__cause__
+        return _Refusal(str(error), isinstance(cause, OSError) and cause.errno in _LASTING)
+    return None if why is None else _Refusal(why, lasting=True)
 
 
 def _circumstances(runtime: Runtime, helper: Path, launcher: Launcher | None) -> str:
@@ -207,7 +234,9 @@ def _same_users(body: Body, session: SessionClient, status: dict[str, str]) -> s
 def _loose(status: dict[str, str]) -> str | None:
     """What of the hardening the kernel does not confirm."""
     allowed = sum(1 << CAPABILITY_BITS[name] for name in CAPABILITIES)
-    if status.get("Seccomp") != "2":
+    ours = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    filters = int(status.get("Seccomp_filters", "1")) - int(ours.get("Seccomp_filters", "0"))  # told since Linux 5.10
+    if status.get("Seccomp") != "2" or filters < 1:
         return "the filter of system calls is not in force"
     if status.get("NoNewPrivs") != "1":
         return "new privileges could be gained inside"

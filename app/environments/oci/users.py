@@ -7,6 +7,7 @@ one process does not have more than `_MOST` of them at a time.
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import select
@@ -55,8 +56,10 @@ def _namespace(helper: Path, translation: str) -> int:
             assert child.stdout is not None
             ready = select.poll()
             ready.register(child.stdout, select.POLLIN)
-            if not ready.poll(_READY_S * 1000) or not child.stdout.read(1):
-                raise OSError("a user namespace could not be made here")
+            if not ready.poll(_READY_S * 1000):
+                raise OSError(errno.ETIMEDOUT, "a user namespace was not made in time")
+            if not child.stdout.read(1):
+                raise OSError(errno.EPERM, "a user namespace could not be made here")
             place = f"/proc/{child.pid}"
             for name in ("uid_map", "gid_map"):
                 Path(place, name).write_text(translation)

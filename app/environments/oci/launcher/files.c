@@ -5,13 +5,17 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
-enum { MOST_LINKS = 40, LONGEST = 4096 };
+enum { MOST_LINKS = 40, LONGEST = 4096, MOST_TRIES = 256 };
 
 int root = -1;
 
+/* Where a name goes up, the kernel asks us to try again when anything was moved or mounted on the host meanwhile. */
 static int open_below(const char *path, int flags, uint64_t how) {
     struct open_how wanted = {.flags = (uint64_t)flags | O_CLOEXEC, .resolve = how | RESOLVE_NO_MAGICLINKS};
-    return (int)syscall(SYS_openat2, root, *path ? path : ".", &wanted, sizeof wanted);
+    int fd, tries = 0;
+    do fd = (int)syscall(SYS_openat2, root, *path ? path : ".", &wanted, sizeof wanted);
+    while (fd < 0 && errno == EAGAIN && ++tries < MOST_TRIES);
+    return fd;
 }
 
 int open_inside(const char *path, int flags, bool plain) {

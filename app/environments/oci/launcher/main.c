@@ -5,6 +5,7 @@
 #include <linux/close_range.h>
 #include <linux/keyctl.h>
 #include <linux/sched.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -13,7 +14,7 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-enum { MOST_ARGUMENTS = 64, MOST_WORDS = 4096 };
+enum { MOST_ARGUMENTS = 64, MOST_WORDS = 4096, MOST_OF_USERS = 1 << 20 };
 
 static int report = 2; /* where the last words go */
 static char *arguments[MOST_ARGUMENTS], *variables[MOST_WORDS];
@@ -46,19 +47,23 @@ _Noreturn static void attend(pid_t child, int go, int words, const char *first, 
         write_to("born", path, line);
     }
     if (write(go, "", 1) != 1) fail("born", "go");
-    char said[1024];
-    ssize_t n = read(words, said, sizeof said);
-    if (n) {
-        if (n > 0 && write(report, said, (size_t)n) < 0) _exit(FAILED);
+    char said[4096];
+    ssize_t size_said = 0, n;
+    while ((n = read(words, said + size_said, sizeof said - (size_t)size_said)) > 0) size_said += n;
+    if (size_said) {
         kill(child, SIGKILL);
         waitpid(child, NULL, 0);
+        if (write(report, said, (size_t)size_said) < 0) _exit(FAILED);
         _exit(FAILED);
     }
+    /* Nothing was said by one that was killed, too; that one has no program any more. */
+    snprintf(path, sizeof path, "/proc/%d/exe", (int)child);
+    if (n < 0 || readlink(path, line, sizeof line) < 0) fail_because("born", "child", "it was ended while it started");
     int fd = open(pid_file, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     if (fd < 0 || dprintf(fd, "%d", (int)child) < 0) {
         int number = errno;
         kill(child, SIGKILL);
-        say(number, "born", pid_file, strerror(number));
+        say(number, "file", pid_file, strerror(number));
     }
     dprintf(report, "started %d\n", (int)child);
     _exit(DONE);
@@ -87,6 +92,10 @@ static void born(const char *first, const char *size, const char *pid_file) {
     close(go[0]);
     gid_t group = 0;
     if (setresgid(0, 0, 0) || setresuid(0, 0, 0) || setgroups(1, &group)) fail("born", "root inside");
+    /* Whoever asked for us may end our parent, and cannot see us yet. */
+    struct pollfd ours = {report, 0, 0};
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)) fail("born", "parent");
+    if (poll(&ours, 1, 0) > 0) _exit(FAILED);
     /* Not before: some of what comes with these belongs to whoever we were when it was made. */
     if (unshare(CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWNET)) fail("born", "namespaces");
     if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)) fail("born", "dumps");
@@ -100,7 +109,7 @@ static void home(void) {
     FILE *file = fd >= 0 && !fstat(fd, &about) && S_ISREG(about.st_mode) ? fdopen(fd, "r") : NULL;
     char line[4096];
     static char variable[4096] = "HOME=/";
-    while (file && fgets(line, sizeof line, file)) {
+    while (file && ftell(file) < MOST_OF_USERS && fgets(line, sizeof line, file)) {
         char *rest = line, *field[6];
         line[strcspn(line, "\n")] = 0;
         for (int i = 0; i < 6; i++) field[i] = rest ? strsep(&rest, ":") : "";
@@ -117,7 +126,7 @@ static void default_signals(void) {
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
-    for (int number = 1; number < 32; number++) signal(number, SIG_DFL);
+    for (int number = 1; number < _NSIG; number++) signal(number, SIG_DFL);
 }
 
 _Noreturn static void become(const char *kept) {
@@ -130,6 +139,7 @@ _Noreturn static void become(const char *kept) {
     if (fcntl(LISTENING, F_SETFD, 0)) fail("become", "listening");
     if (syscall(SYS_close_range, LISTENING + 1, ~0U, CLOSE_RANGE_CLOEXEC)) fail("become", "files");
     arguments[argument_count] = variables[variable_count] = NULL;
+    if (prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)) fail("become", "parent");
     confine(strtoull(kept, NULL, 16));
     execve(arguments[0], arguments, variables);
     fail("become", arguments[0]);
@@ -151,6 +161,7 @@ static unsigned long number(const char *word) { return strtoul(word, NULL, 10); 
 
 typedef char **words;
 
+static void do_new(words w) { if (mkdir(w[0], 0755)) fail("new", w[0]); }
 static void do_make(words w) { if (mkdir(w[0], 0755) && errno != EEXIST) fail("make", w[0]); }
 static void do_try(words w) { if (!access(w[0], F_OK)) write_to("try", w[0], w[1]); }
 static void do_mounts(words w) { (void)w; mounts_apart(); }
@@ -184,15 +195,16 @@ static const struct {
     int words;
     void (*take)(words);
 } steps[] = {
-    {"make", 1, do_make},         {"try", 2, do_try},           {"write", 2, do_write},
-    {"mounts", 0, do_mounts},     {"translate", 2, do_translate}, {"overlay", 3, do_overlay},
-    {"root", 1, do_root},         {"need", 1, do_need},         {"folder", 2, do_folder},
-    {"show", 2, do_show},         {"limit", 2, do_limit},       {"born", 3, do_born},
-    {"own", 1, do_own},           {"loopback", 0, do_loopback}, {"mount", 5, do_mount},
-    {"bind", 3, do_bind},         {"protect", 1, do_protect},   {"device", 2, do_device},
-    {"link", 2, do_link},         {"hide", 1, do_hide},         {"freeze", 1, do_freeze},
-    {"enter", 1, do_enter},       {"hostname", 1, do_hostname}, {"argument", 1, do_argument},
-    {"variable", 1, do_variable}, {"home", 0, do_home},         {"become", 1, do_become},
+    {"new", 1, do_new},             {"make", 1, do_make},           {"try", 2, do_try},
+    {"write", 2, do_write},         {"mounts", 0, do_mounts},       {"translate", 2, do_translate},
+    {"overlay", 3, do_overlay},     {"root", 1, do_root},           {"need", 1, do_need},
+    {"folder", 2, do_folder},       {"show", 2, do_show},           {"limit", 2, do_limit},
+    {"born", 3, do_born},           {"own", 1, do_own},             {"loopback", 0, do_loopback},
+    {"mount", 5, do_mount},         {"bind", 3, do_bind},           {"protect", 1, do_protect},
+    {"device", 2, do_device},       {"link", 2, do_link},           {"hide", 1, do_hide},
+    {"freeze", 1, do_freeze},       {"enter", 1, do_enter},         {"hostname", 1, do_hostname},
+    {"argument", 1, do_argument},   {"variable", 1, do_variable},   {"home", 0, do_home},
+    {"become", 1, do_become},
 };
 
 /* The plan: words that each end with a zero; a step's name, then as many as it takes. */
