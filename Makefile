@@ -53,13 +53,13 @@ bench-main: bootstrap ## tasks per minute in both modes, and the overhead per ta
 	@$(BIN)/python -m bench.main
 
 bench-control: bootstrap ## enqueue, dispatch, 10,000 at once, reaction, fairness; beside Celery and procrastinate
-	@$(BIN)/python -m bench.control
+	@$(BIN)/python -m bench.control && $(BIN)/python -m bench.standing
 
-bench-env: bootstrap ## environments beside mini-swe-agent, SWE-ReX, Harbor, Inspect, swebench and the bare engine
-	@$(BIN)/python -m bench.environments
+bench-env: bootstrap ## environments beside mini-swe-agent, SWE-ReX, Harbor, Inspect, swebench and the bare engine; image cache
+	@$(BIN)/python -m bench.images && $(BIN)/python -m bench.environments && $(BIN)/python -m bench.standing
 
 bench-gateway: bootstrap ## the model gateway beside LiteLLM's proxy: overhead, saturation, streams, memory, a rollout
-	@$(BIN)/python -m bench.gateway
+	@$(BIN)/python -m bench.gateway && $(BIN)/python -m bench.standing
 
 chaos: bootstrap ## break everything, one case after the other, and count what was lost, doubled or unexpected
 	@$(BIN)/python -m tests.chaos --long

@@ -1,6 +1,6 @@
 """The environments measured: ours beside its peers and the bare engine, interleaved on the same image and box.
 
-    python -m bench.environments                    (all parts, about half an hour)
+    python -m bench.environments                    (all parts, 50 minutes)
     python -m bench.environments --part step        (one; may be repeated; the others keep what the file has of them)
     python -m bench.environments --only Harbor      (ours and this one; may be repeated)
     python -m bench.environments --quick            (small and short, kept apart from the real results)
