@@ -27,8 +27,9 @@ class EnvironmentOverrides(Wire):
         changes = self._changes(task)
         if not changes:
             return task
+        environment = task.environment.model_dump() | changes
         try:
-            return AgentTask.model_validate(task.model_dump() | {"environment": task.environment.model_dump() | changes})
+            return AgentTask.model_validate(task.model_dump() | {"environment": environment})
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = ".".join(str(part) for part in first["loc"])
