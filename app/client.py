@@ -70,8 +70,8 @@ class MegaFlow:
         then ends as `expired`; both with a time zone. overrides: go before what the task says of its environment.
 
         Raises: SpecInvalid, UnknownName, SettingsInvalid (the manifest of an external agent is wrong): nothing was
-            accepted; IdempotencyConflict: the key belongs to another task; DatabaseUnavailable: nothing was accepted, as with
-            ArtifactStoreUnavailable, which a task of several containers can meet: its compose file is read from there.
+            accepted; IdempotencyConflict: the key belongs to another task; DatabaseUnavailable,
+            ArtifactStoreUnavailable (the compose file of a task is read from there): nothing was accepted.
         """
         return self.enqueue_many(
             [task],

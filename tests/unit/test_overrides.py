@@ -118,7 +118,7 @@ def test_an_agent_that_changes_none_may_share_one(agent: str) -> None:
 
 def test_where_a_script_judges_in_the_agents_environment_none_is_shared() -> None:
     script = task_of().model_copy(update={"goal": ScriptGoal(tests=Bundle(sha256="0" * 64, size_bytes=0))})
-    with pytest.raises(SpecInvalid, match="'example-1': .*several tasks would write their rewards to one place"):
+    with pytest.raises(SpecInvalid, match=r"'example-1': .*several tasks would write their rewards to one place"):
         specs(script, reuse=Reuse.SHARED_READONLY)
 
 
@@ -129,7 +129,7 @@ def test_what_can_be_written_to_is_not_shared(kind: EnvironmentKind) -> None:
 
 
 def test_an_agent_inside_keeps_the_way_to_its_model() -> None:
-    with pytest.raises(SpecInvalid, match="agent 'claude-code' runs inside .*found 'none'"):
+    with pytest.raises(SpecInvalid, match=r"agent 'claude-code' runs inside .*found 'none'"):
         specs(task_of(), "claude-code", network=Network.NONE)
     (lifted,) = specs(task_of(network=Network.NONE), "claude-code")
     assert lifted.task.environment.network is Network.MODEL_ONLY
@@ -138,7 +138,7 @@ def test_an_agent_inside_keeps_the_way_to_its_model() -> None:
 
 
 def test_no_engineless_environment_has_an_open_network() -> None:
-    with pytest.raises(SpecInvalid, match="'example-1': .*than 'open' for the kind 'oci'"):
+    with pytest.raises(SpecInvalid, match=r"'example-1': .*than 'open' for the kind 'oci'"):
         specs(task_of(kind=EnvironmentKind.OCI), network=Network.OPEN)
 
 
@@ -188,7 +188,7 @@ def test_a_project_that_is_well_is_read_once_for_all_its_tasks() -> None:
 
     refuse_wrong_projects([several(bundle), several(bundle, "db"), task_of()], fetch)
     assert asked == [bundle]
-    with pytest.raises(SpecInvalid, match="'example-1': .*among db, main; found 'shop'"):
+    with pytest.raises(SpecInvalid, match=r"'example-1': .*among db, main; found 'shop'"):
         refuse_wrong_projects([several(bundle, "shop")], fetch)
 
 

@@ -60,5 +60,5 @@ def test_one_that_writes_more_than_the_task_may_would_do_so_again(tmp_path: Path
         ) -> CommandResult:
             raise EnvironmentOverLimit("environment x was ended: disk limit of 1 bytes reached.")
 
-    with pytest.raises(SetupFailed, match="set-up command 'fill it': .*disk limit"):
+    with pytest.raises(SetupFailed, match=r"set-up command 'fill it': .*disk limit"):
         carry_out(("fill it",), Full(tmp_path), time.monotonic() + 30)
