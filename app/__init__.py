@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from app.client import Handle, MegaFlow, Run, as_completed
     from app.models.outcome import TaskResult, Verdict
+    from app.models.overrides import EnvironmentOverrides
     from app.models.spec import AgentTask, EnvironmentSpec, Limits, Mode, ModelChoice
 
 __all__ = [
     "AgentTask",
+    "EnvironmentOverrides",
     "EnvironmentSpec",
     "Handle",
     "Limits",
@@ -33,7 +35,7 @@ __all__ = [
     "as_completed",
 ]
 
-_PLACES = ("app.models.spec", "app.models.outcome", "app.client")
+_PLACES = ("app.models.spec", "app.models.overrides", "app.models.outcome", "app.client")
 """Where these names are from, the lightest first. Loaded when one is asked for: every program of ours imports this
 package, and few need a client."""
 

@@ -12,6 +12,8 @@ from typing import Self
 from uuid import UUID
 
 from app.agents.external import known_agents
+from app.artifacts import open_store
+from app.artifacts.bundles import fetch_bundle
 from app.errors import DatabaseUnavailable, SpecInvalid, WaitTimeout
 from app.ledger import accept, results, stream, tasks
 from app.ledger.accept import NewRun
@@ -19,11 +21,12 @@ from app.ledger.database import Database, Listener
 from app.ledger.events import OUTCOME
 from app.ledger.results import RunStatus
 from app.models.outcome import TaskResult
-from app.models.spec import AgentTask, Mode, ModelChoice
+from app.models.overrides import EnvironmentOverrides
+from app.models.spec import AgentTask, Bundle, Mode, ModelChoice
 from app.models.states import TaskState
 from app.settings import Settings, load
 from app.stopping import nudge
-from app.submission import specs_for
+from app.submission import refuse_wrong_projects, specs_for
 
 
 class MegaFlow:
@@ -57,16 +60,18 @@ class MegaFlow:
         resource_class: str = "standard",
         available_at: datetime | None = None,
         deadline_at: datetime | None = None,
+        overrides: EnvironmentOverrides | None = None,
     ) -> Handle:
         """Accept one task. When this returns, the task survives the loss of Redis, of every worker and the scheduler.
 
         mode: `ephemeral`, `persistent` or `auto`. agent: a name that `megaflow agents` lists. model: its name at the
         settings' endpoint, or a `ModelChoice`. A key that was used before returns the earlier task's handle.
         resource_class: what `megaflow classes` lists. available_at: not before. deadline_at: what has not ended by
-        then ends as `expired`; both with a time zone.
+        then ends as `expired`; both with a time zone. overrides: go before what the task says of its environment.
 
         Raises: SpecInvalid, UnknownName, SettingsInvalid (the manifest of an external agent is wrong): nothing was
-            accepted; IdempotencyConflict: the key belongs to another task; DatabaseUnavailable: nothing was accepted.
+            accepted; IdempotencyConflict: the key belongs to another task; DatabaseUnavailable,
+            ArtifactStoreUnavailable (the compose file of a task is read from there): nothing was accepted.
         """
         return self.enqueue_many(
             [task],
@@ -80,6 +85,7 @@ class MegaFlow:
             resource_class=resource_class,
             available_at=available_at,
             deadline_at=deadline_at,
+            overrides=overrides,
         ).handles[0]
 
     def enqueue_many(
@@ -99,6 +105,7 @@ class MegaFlow:
         available_at: datetime | None = None,
         deadline_at: datetime | None = None,
         budget_usd: float | None = None,
+        overrides: EnvironmentOverrides | None = None,
     ) -> Run:
         """Accept tasks as one run, in one transaction: all or none. Each becomes a group of `replicas` tasks.
 
@@ -106,8 +113,16 @@ class MegaFlow:
 
         Raises: as `enqueue`.
         """
-        known = known_agents(self.settings)
-        specs = specs_for(tasks, agent=agent, mode=mode, model=model, known=known, resource_class=resource_class)
+        specs = specs_for(
+            tasks,
+            agent=agent,
+            mode=mode,
+            model=model,
+            known=known_agents(self.settings),
+            resource_class=resource_class,
+            overrides=overrides,
+        )
+        refuse_wrong_projects([spec.task for spec in specs], self._stored)
         if not specs:
             raise SpecInvalid("expected at least one task, found none; nothing was submitted")
         if replicas < 1:
@@ -129,6 +144,11 @@ class MegaFlow:
             self.settings,
         )
         return self.run(accepted.run_id, accepted.task_ids, accepted.names)
+
+    def _stored(self, bundle: Bundle) -> bytes:
+        """The tar of a folder in the artifact store. Raises: ArtifactMissing, ArtifactStoreUnavailable."""
+        store = open_store(self.settings.artifacts(), endpoint_url=self.settings.s3_endpoint_url)
+        return fetch_bundle(store, bundle)
 
     def run(self, run_id: UUID, task_ids: Sequence[UUID] | None = None, names: Sequence[str] | None = None) -> Run:
         """A run by its id. Raises: UnknownName."""

@@ -140,12 +140,36 @@ class ImageUnavailable(StationError):
     """The image can be neither found here nor pulled."""
 
 
+class ImageUnfit(ImageUnavailable):
+    """The image is here and no environment can be made of it: another architecture, no shell. It would be so again."""
+
+
 class ImageBuildFailed(StationError):
     """The image's recipe failed; the log's tail is in the message."""
 
 
 class EnvironmentFailed(StationError):
     """The environment could not be created, or died under the task."""
+
+
+class SetupFailed(EnvironmentFailed):
+    """A set-up command of the task failed, or left what its policy does not allow. It would again."""
+
+
+class SetupTimedOut(EnvironmentFailed):
+    """The set-up commands were not done in the environment's time: a command that hangs, or a host that was busy."""
+
+
+class ServiceUnhealthy(EnvironmentFailed):
+    """One of several containers ended, is unhealthy or was not ready in time; its name and last words are told."""
+
+
+class EnvironmentVanished(EnvironmentFailed):
+    """The environment ended under the task, was removed by somebody else, or cannot be reached any more."""
+
+
+class NoPlaceToStart(EnvironmentFailed):
+    """No place among the environments that may start at once came free in time."""
 
 
 class EnvironmentOverLimit(EnvironmentFailed):

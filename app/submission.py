@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 from app.agents import catalogue
 from app.agents.recorded import recorded_run
-from app.errors import LimitInvalid, SpecInvalid
+from app.compose_file.file import read_project
+from app.environments import archives
+from app.errors import ArtifactMissing, LimitInvalid, SpecInvalid
 from app.ledger.model_replicas import check_variable, plain_url
-from app.models.spec import AgentTask, EnvironmentKind, Mode, ModelChoice, Network, TaskSpec
+from app.models.overrides import EnvironmentOverrides
+from app.models.spec import (
+    IMAGELESS,
+    AgentTask,
+    Bundle,
+    Compose,
+    EnvironmentKind,
+    Mode,
+    ModelChoice,
+    Network,
+    Reuse,
+    ScriptGoal,
+    TaskSpec,
+)
 
 
 def specs_for(
@@ -19,8 +36,11 @@ def specs_for(
     model: ModelChoice | str | None,
     known: Mapping[str, catalogue.Traits],
     resource_class: str = "standard",
+    overrides: EnvironmentOverrides | None = None,
 ) -> list[TaskSpec]:
     """The tasks with who does them and how. known: the agents that there are (`app.agents.external.known_agents`).
+
+    overrides: go before what the tasks say of their environments.
 
     Raises: SpecInvalid, UnknownName: none of them is used.
     """
@@ -36,7 +56,13 @@ def specs_for(
         wanted = Mode(mode)
     except ValueError:
         raise SpecInvalid(f"unknown mode {mode!r}; known: {', '.join(Mode)}") from None
-    return [_spec(task, agent, wanted, chosen, traits, resource_class) for task in tasks]
+    asked = overrides or EnvironmentOverrides()
+    if asked.network is Network.NONE and traits.tools and traits.needs_model:
+        raise SpecInvalid(
+            f"agent {agent!r} runs inside the environment, where it needs the way to its model; expected the network"
+            " 'model-only', 'allowlist' or 'open' for it, found 'none'"
+        )
+    return [_spec(asked.applied_to(task), agent, wanted, chosen, traits, resource_class) for task in tasks]
 
 
 def _check_model(model: ModelChoice) -> None:
@@ -66,6 +92,7 @@ def _spec(
 ) -> TaskSpec:
     if traits.needs_solution and task.solution is None:
         raise SpecInvalid(f"agent {agent!r} replays gold solutions; task {task.name!r} has none")
+    _refuse_impossible(task, agent, traits)
     return TaskSpec(
         task=_with_tools(task, agent, traits.tools) if traits.tools else task,
         agent=agent,
@@ -73,6 +100,59 @@ def _spec(
         mode=mode,
         resource_class=resource_class,
     )
+
+
+def _refuse_impossible(task: AgentTask, agent: str, traits: catalogue.Traits) -> None:
+    """Raises: SpecInvalid: what no environment of the kind could be, or no such agent could work in."""
+    environment = task.environment
+    where = f"task {task.name!r}: expected"
+    if environment.kind is EnvironmentKind.OCI and environment.network is Network.OPEN:
+        raise SpecInvalid(f"{where} another network than 'open' for the kind 'oci'; use the kind 'docker'")
+    if environment.reuse is not Reuse.SHARED_READONLY:
+        return
+    found = "found 'shared-readonly'"
+    if traits.writes:
+        raise SpecInvalid(
+            f"{where} `reuse` 'fresh' or 'recycled' with agent {agent!r}, which changes files, {found}, whose root is"
+            " read-only"
+        )
+    if environment.kind in IMAGELESS:
+        raise SpecInvalid(
+            f"{where} `reuse` 'fresh' or 'recycled' for the kind {environment.kind.value!r}, {found}: nothing there is"
+            " read-only; use the kind 'docker'"
+        )
+    if environment.compose is not None:
+        raise SpecInvalid(
+            f"{where} `reuse` 'fresh' or 'recycled' with several containers, {found}: they belong to one task"
+        )
+
+
+def refuse_wrong_projects(tasks: Iterable[AgentTask], fetch: Callable[[Bundle], bytes]) -> None:
+    """Read the compose files of tasks that were made by hand; datasets' readers have done it for theirs.
+
+    fetch: the tar of a stored folder. Raises: SpecInvalid: names the task, and every place that is refused;
+        ArtifactStoreUnavailable.
+    """
+    services: dict[Compose, frozenset[str]] = {}
+    for task in tasks:
+        asked = task.environment.compose
+        if asked is None:
+            continue
+        try:
+            if asked not in services:
+                services[asked] = _services(asked, fetch)
+        except (SpecInvalid, ArtifactMissing) as error:
+            raise SpecInvalid(f"task {task.name!r}: {error}") from error
+        judging = task.goal.service if isinstance(task.goal, ScriptGoal) else None
+        if judging is not None and judging not in services[asked]:
+            known = ", ".join(sorted(services[asked]))
+            raise SpecInvalid(f"task {task.name!r}: expected a service to judge in among {known}; found {judging!r}")
+
+
+def _services(asked: Compose, fetch: Callable[[Bundle], bytes]) -> frozenset[str]:
+    with tempfile.TemporaryDirectory(prefix="megaflow-submission-") as passing:
+        archives.unpack(fetch(asked.context), Path(passing))
+        return frozenset(read_project(Path(passing), asked.file, asked.service).services)
 
 
 def _with_tools(task: AgentTask, agent: str, tools: tuple[str, ...]) -> AgentTask:

@@ -16,6 +16,8 @@ class Traits:
     needs_solution: bool = False
     needs_recording: bool = False
     """Its model's name is `recording:RUN`."""
+    writes: bool = True
+    """It changes files, so that a read-only environment is none for it."""
     tools: tuple[str, ...] = ()
     """Bundles that its environments have mounted read-only; not empty: the framework runs inside."""
     summary: str = ""
@@ -23,7 +25,7 @@ class Traits:
 
 AGENTS: dict[str, Traits] = {
     "oracle": Traits(needs_solution=True, summary="applies the gold solution"),
-    "nop": Traits(summary="does nothing"),
+    "nop": Traits(writes=False, summary="does nothing"),
     "replay": Traits(needs_recording=True, summary="does again what a recorded attempt did, without a model"),
     "mini-swe-agent": Traits(needs_model=True, summary="mini-swe-agent 2.4.6, unmodified; acts from outside"),
     "claude-code": Traits(needs_model=True, tools=("claude-code",), summary="Claude Code 2.1.329, unmodified; inside"),

@@ -13,6 +13,7 @@ from app.models.shell import Shell
 MAX_BYTES = 50 << 20
 _TIMEOUT_S = 180.0
 _NO_REPOSITORY, _TOO_LARGE = 40, 41
+_RESULT = ".megaflow-patch"
 
 # Leavings of running the tests are nobody's patch.
 _LEFT_OUT = ("**/__pycache__/**", "**/.pytest_cache/**", "**/*.pyc")
@@ -45,7 +46,9 @@ git -c core.fsmonitor=false -c diff.noprefix=false -c diff.mnemonicPrefix=false 
     --no-color --no-ext-diff --no-textconv --no-renames --src-prefix=a/ --dst-prefix=b/ "$base" -- {paths} \\
     >"$scratch/patch" || exit 1
 [ "$(wc -c <"$scratch/patch")" -le {most} ] || exit {too_large}
-cp "$scratch/patch" {result}
+cp "$scratch/patch" {result} 2>/dev/null && exit
+# A working folder that cannot be written to: then it lies elsewhere, and where is what this prints.
+kept=$(mktemp) && cp "$scratch/patch" "$kept" && printf %s "$kept"
 """
 
 
@@ -69,19 +72,19 @@ def take_patch(shell: Shell, workdir: str, base_commit: str | None) -> bytes | N
 
     Raises: AgentFailed: more than MAX_BYTES, or a repository that git cannot read any more.
     """
-    passing = f"{workdir}/.megaflow-patch"
     take = _TAKE.format(
-        paths=_PATHS + " ':(exclude).megaflow-patch'",
+        paths=f"{_PATHS} ':(exclude){_RESULT}'",
         base=shlex.quote(base_commit or ""),
         most=MAX_BYTES,
         too_large=_TOO_LARGE,
-        result=".megaflow-patch",
+        result=_RESULT,
     )
     result = shell.run(_PREPARE + take, cwd=workdir, timeout_s=_TIMEOUT_S, stdin=b"")
     match result.exit_code:
         case 0:
-            patch = shell.get(passing)
-            shell.run("rm -f .megaflow-patch", cwd=workdir, timeout_s=_TIMEOUT_S)
+            elsewhere = result.stdout.decode("utf-8", "replace").strip()
+            patch = shell.get(elsewhere or f"{workdir}/{_RESULT}")
+            shell.run(f"rm -f {shlex.quote(elsewhere or _RESULT)}", cwd=workdir, timeout_s=_TIMEOUT_S)
             return patch
         case code if code == _NO_REPOSITORY:
             return None

@@ -17,7 +17,8 @@ from app.client import MegaFlow, Run, as_completed
 from app.errors import AmbiguousName, UnknownName
 from app.ledger import events, results
 from app.models.outcome import Artifact, ArtifactKind, Phase, TaskResult
-from app.models.spec import EnvironmentKind, Mode, ModelChoice
+from app.models.overrides import EnvironmentOverrides
+from app.models.spec import EnvironmentKind, Mode, ModelChoice, Network, Reuse
 from app.models.states import TaskState
 
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
@@ -43,6 +44,15 @@ def submit(
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N entries.")] = None,
     task: Annotated[list[str] | None, typer.Option(help="Only this entry; may be repeated.")] = None,
     environment: Annotated[EnvironmentKind, typer.Option(help="`local` has no isolation.")] = EnvironmentKind.DOCKER,
+    network: Annotated[Network | None, typer.Option(help="What tasks may reach, whatever they say.")] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A host of the network `allowlist`; may be repeated.")
+    ] = None,
+    reuse: Annotated[Reuse | None, typer.Option(help="Which environments they may have, whatever they say.")] = None,
+    setup: Annotated[
+        list[str] | None, typer.Option(help="A set-up command, after the task's own; may be repeated.")
+    ] = None,
+    disk: Annotated[int | None, typer.Option(min=64, help="MiB that a task may write, whatever it says.")] = None,
     name: Annotated[str, typer.Option(help="A name for the run.")] = "",
     user: Annotated[str, typer.Option(help="On whose account.")] = "default",
     priority: Annotated[int, typer.Option(help="Higher goes first.")] = 0,
@@ -83,6 +93,13 @@ def submit(
                 deadline_s=deadline,
                 delay_s=delay,
                 budget_usd=budget,
+                overrides=EnvironmentOverrides(
+                    network=network,
+                    allowed_hosts=tuple(allow_host or ()),
+                    reuse=reuse,
+                    setup=tuple(setup or ()),
+                    disk_bytes=None if disk is None else disk << 20,
+                ),
             ),
             flow.settings,
             flow.database,

@@ -31,15 +31,17 @@ class Place:
             yield
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
+            if first["type"] == "value_error":  # it says itself what was expected and found
+                raise DatasetInvalid(f"{self.where}: {first['ctx']['error']}") from error
             field = ".".join(str(part) for part in first["loc"]) or "(all of it)"
-            raise self.fault(field, _expected(first["msg"]), first["input"]) from error
+            raise self.fault(field, expected(first["msg"]), first["input"]) from error
         except DatasetInvalid:
             raise
         except SpecInvalid as error:
             raise DatasetInvalid(f"{self.where}: {error}") from error
 
 
-def _expected(message: str) -> str:
+def expected(message: str) -> str:
     """Pydantic's `Input should be greater than 0`, to stand after `expected`."""
     return f"{message[:1].lower()}{message[1:].replace(' should ', ' that should ', 1)}"
 

@@ -20,6 +20,7 @@ from app.compose_file.file import document, read_project
 from app.compose_file.model import Service
 from app.datasets.base import Reading
 from app.datasets.faults import Place
+from app.datasets.policies import KEY, Policies, policies_of
 from app.errors import DatasetInvalid
 from app.models.spec import (
     AgentTask,
@@ -37,6 +38,9 @@ _START_S = 300.0  # to start the container, on top of the image's own time
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 _MAIN = "main"
 """The service in which the agent acts."""
+_SAID_BY_HARBOR = ("allowed_hosts", "storage_mb")
+"""Of our own keys, those that [environment] has a word for."""
+_SIZE = r"(?i)^\d+(\.\d+)?[KMG]$"
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -51,7 +55,9 @@ class _Environment(_Section):
     docker_image: str | None = None
     cpus: float = Field(default=1.0, gt=0)
     memory_mb: int | None = None
-    memory: str | None = Field(default=None, pattern=r"(?i)^\d+(\.\d+)?[KMG]$")  # an older way to say it
+    memory: str | None = Field(default=None, pattern=_SIZE)  # an older way to say it
+    storage_mb: int | None = Field(default=None, gt=0)
+    storage: str | None = Field(default=None, pattern=_SIZE)  # as with memory
     allow_internet: bool = True
     network_mode: Literal["public", "no-network", "allowlist"] | None = None
     allowed_hosts: tuple[str, ...] = ()
@@ -74,6 +80,7 @@ class _TaskToml(_Section):
     agent: _Timed = _Timed()
     verifier: _Verifier = _Verifier()
     solution: _Timed = _Timed()
+    megaflow: Policies = Policies()
 
 
 # What would change the task's meaning if it were passed over.
@@ -128,7 +135,8 @@ def _config(folder: Path, place: Place) -> _TaskToml:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise DatasetInvalid(f"{place.where}: expected TOML; found {error}") from error
     _refuse_what_we_cannot(raw, place)
-    return _TaskToml.model_validate(raw)
+    ours = policies_of(raw.pop(KEY, None), place, without=_SAID_BY_HARBOR)
+    return _TaskToml.model_validate({**raw, KEY: ours})
 
 
 def _refuse_what_we_cannot(raw: dict[str, Any], place: Place) -> None:
@@ -154,7 +162,7 @@ def _instruction(folder: Path) -> str:
 
 
 def _environment(folder: Path, config: _TaskToml, reading: Reading, place: Place) -> EnvironmentSpec:
-    asked, context = config.environment, folder / "environment"
+    asked, ours, context = config.environment, config.megaflow, folder / "environment"
     dockerfile, build = context / "Dockerfile", None
     compose = None
     if (file := compose_file(context)) is not None:
@@ -170,9 +178,11 @@ def _environment(folder: Path, config: _TaskToml, reading: Reading, place: Place
         build=build,
         compose=compose,
         workdir=asked.workdir or image_workdir(dockerfile, place),
-        resources=Resources(cpus=asked.cpus, memory_bytes=_memory_bytes(asked)),
-        network=_network(asked),
+        resources=Resources(cpus=asked.cpus, memory_bytes=_memory_bytes(asked), disk_bytes=_disk_bytes(asked)),
+        network=_network(asked, ours, place),
         allowed_hosts=asked.allowed_hosts,
+        setup=ours.setup,
+        reuse=ours.reuse,
         env=_literal(asked.env, "environment.env", place),
     )
 
@@ -232,16 +242,45 @@ def image_workdir(dockerfile: Path, place: Place) -> str:
 def _memory_bytes(asked: _Environment) -> int:
     if asked.memory_mb is not None or asked.memory is None:
         return (asked.memory_mb or 2048) << 20
-    return int(float(asked.memory[:-1]) * _UNITS[asked.memory[-1].upper()])
+    return _bytes(asked.memory)
 
 
-def _network(asked: _Environment) -> Network:
-    """As the format has it: open unless the task closes it, or names whom it may reach."""
-    if asked.allowed_hosts or asked.network_mode == "allowlist":
-        return Network.ALLOWLIST
-    if asked.network_mode is not None:
-        return Network.OPEN if asked.network_mode == "public" else Network.NONE
+def _disk_bytes(asked: _Environment) -> int | None:
+    """None: the task does not say, and has what every task has."""
+    if asked.storage_mb is not None:
+        return asked.storage_mb << 20
+    return None if asked.storage is None else _bytes(asked.storage)
+
+
+def _bytes(size: str) -> int:
+    return int(float(size[:-1]) * _UNITS[size[-1].upper()])
+
+
+def _network(asked: _Environment, ours: Policies, place: Place) -> Network:
+    """As the format has it: open unless the task closes it, or names whom it may reach; `model-only` is our word."""
+    if asked.allowed_hosts and asked.network_mode not in (None, "allowlist"):
+        expected = "`allowlist`, or nothing, where there are allowed_hosts"
+        raise place.fault("environment.network_mode", expected, asked.network_mode)
+    mode = asked.network_mode or ("allowlist" if asked.allowed_hosts else None)
+    if ours.network is not None:
+        _refuse_two_networks(asked, mode, ours.network, place)
+        return ours.network
+    if mode == "allowlist":
+        return Network.ALLOWLIST if asked.allowed_hosts else Network.NONE  # a list of nobody
+    if mode is not None:
+        return Network.OPEN if mode == "public" else Network.NONE
     return Network.OPEN if asked.allow_internet else Network.NONE
+
+
+def _refuse_two_networks(asked: _Environment, mode: str | None, ours: Network, place: Place) -> None:
+    """Ours is for what the format has no word for, and lets through less than nothing else that is said."""
+    if ours is not Network.MODEL_ONLY:
+        mend = "write the others as [environment].network_mode and allowed_hosts"
+        raise place.fault(f"{KEY}.network", "'model-only'", ours.value, mend)
+    open_by_word = asked.allow_internet and "allow_internet" in asked.model_fields_set and mode is None
+    if open_by_word or mode not in (None, "no-network"):
+        found = mode or "allow_internet = true"
+        raise place.fault(f"{KEY}.network", f"no other network beside {ours.value!r}", found)
 
 
 def _goal(folder: Path, config: _TaskToml, reading: Reading, place: Place) -> ScriptGoal:

@@ -1,7 +1,7 @@
 """Reads rows in the SWE-bench schema: a .jsonl file, a .json list, or a folder with rows.jsonl.
 
 SWE-bench and its variants, SWE-Gym, SWE-rebench and SWE-bench-Live share it, each with columns of its own for the
-image and for the test command. `build_context`, a folder beside the file, is our addition.
+image and for the test command. `build_context`, a folder beside the file, and `megaflow` are our additions.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from app.datasets.base import Reading
 from app.datasets.faults import Place, shown
+from app.datasets.policies import KEY, policies_of
 from app.errors import DatasetInvalid
 from app.models.spec import (
     NAME,
@@ -25,6 +26,7 @@ from app.models.spec import (
     EnvironmentKind,
     EnvironmentSpec,
     PatchSolution,
+    Resources,
     TestsGoal,
 )
 
@@ -117,13 +119,15 @@ class _Rows:
 
     def _environment(self, row: Row, instance_id: str, place: Place) -> EnvironmentSpec:
         workdir = _text(row, "workdir", place) if row.get("workdir") else "/testbed"
+        ours = policies_of(row.get(KEY), place)
+        said = ours.environment() | {"resources": Resources(disk_bytes=ours.disk_bytes)}
         image = _image(row, instance_id, place)
         if image is None:
             build = Build(context=self._context(_text(row, "build_context", place), place))
-            return EnvironmentSpec(kind=self.reading.kind, build=build, workdir=workdir)
+            return EnvironmentSpec(kind=self.reading.kind, build=build, workdir=workdir, **said)
         official = "sweb.eval." in image and self.reading.kind is EnvironmentKind.DOCKER
         env = {"PATH": _CONDA_PATH} if official else {}
-        return EnvironmentSpec(kind=self.reading.kind, image=image, workdir=workdir, env=env)
+        return EnvironmentSpec(kind=self.reading.kind, image=image, workdir=workdir, env=env, **said)
 
     def _context(self, relative: str, place: Place) -> Bundle:
         home = self.file.parent.resolve()

@@ -20,6 +20,7 @@ from app.compose_file.model import MountKind, Project, Recipe, Service
 from app.datasets.base import Reading
 from app.datasets.faults import Place
 from app.datasets.harbor import compose_file, image_workdir, recipe_of
+from app.datasets.policies import KEY, Policies, policies_of
 from app.errors import DatasetInvalid
 from app.models.spec import (
     AgentTask,
@@ -81,14 +82,15 @@ def _task_folders(path: Path) -> list[Path]:
 def _read(folder: Path, dataset: Path, reading: Reading) -> AgentTask:
     place = Place(str(folder / "task.yaml"))
     with place.named():
-        config = _TaskYaml.model_validate(_yaml(folder / "task.yaml"))
+        found = _yaml(folder / "task.yaml")
+        config = _TaskYaml.model_validate(found)
         if not (folder / "run-tests.sh").is_file():
             raise DatasetInvalid(f"{folder / 'run-tests.sh'}: expected a file of that name; found none")
         return AgentTask(
             name=folder.resolve().name,
             dataset=dataset.resolve().name,
             description=config.instruction,
-            environment=_environment(folder, reading, place),
+            environment=_environment(folder, reading, place, policies_of(found.get(KEY), place)),
             goal=ScriptGoal(
                 tests=_tests(folder, reading),
                 command='bash "${TESTS_DIR:-/tests}/megaflow-judge.sh"',
@@ -109,25 +111,28 @@ def _yaml(file: Path) -> Any:
         raise DatasetInvalid(f"{file}: expected YAML; found {error}") from error
 
 
-def _environment(folder: Path, reading: Reading, place: Place) -> EnvironmentSpec:
+def _environment(folder: Path, reading: Reading, place: Place, ours: Policies) -> EnvironmentSpec:
     """Every task brings a compose file; the usual one says no more than the Dockerfile beside it."""
     file = compose_file(folder)
     project = None if file is None else read_project(folder, file, _main(folder / file))
     if project is not None and _usual(project):
         project = None
     context = _gathered(reading, {child.name: child for child in folder.iterdir() if child.name not in _HIDDEN})
-    spec = EnvironmentSpec(
+    if project is not None:
+        _refuse_hidden(project, folder)
+    asked = {} if project is None else dataclasses.asdict(_client(project).bounds)
+    bounds = {key: value for key, value in asked.items() if value is not None}
+    compose = None if project is None else Compose(context=context, file=str(file), service=project.main)
+    # The format's containers have a network, and its usual run-tests.sh fetches pytest.
+    said = {"network": Network.OPEN} | ours.environment()
+    return EnvironmentSpec(
         kind=reading.kind,
-        build=Build(context=context),
+        build=Build(context=context) if project is None else None,
+        compose=compose,
         workdir=_workdir(folder, project, place),
-        network=Network.OPEN,  # the format's containers have it, and its usual run-tests.sh fetches pytest
+        resources=Resources(**(bounds | {"disk_bytes": ours.disk_bytes})),
+        **said,
     )
-    if project is None:
-        return spec
-    _refuse_hidden(project, folder)
-    bounds = {key: value for key, value in dataclasses.asdict(_client(project).bounds).items() if value is not None}
-    compose = Compose(context=context, file=str(file), service=project.main)
-    return spec.model_copy(update={"build": None, "compose": compose, "resources": Resources(**bounds)})
 
 
 def _workdir(folder: Path, project: Project | None, place: Place) -> str:

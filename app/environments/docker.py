@@ -29,7 +29,7 @@ from app.environments.taking import take_over
 from app.environments.tools import Find, Tool, told, tools_of
 from app.environments.warm.wire import close_all
 from app.environments.ways import WAYS, Entrance, Inside, Kinds, Way, WayClosed, choice_for
-from app.errors import EnvironmentFailed, ImageUnavailable, StationError
+from app.errors import EnvironmentFailed, ImageUnavailable, NoPlaceToStart, StationError
 from app.models.spec import Bundle, EnvironmentSpec, Network, Reuse
 from app.settings import Settings
 
@@ -127,7 +127,7 @@ class DockerProvider:
                     lambda: self._start(order.spec, order.tags, order.image_id, order.times, root)
                 )
         except TimeoutError as error:
-            raise EnvironmentFailed(f"no environment could be started in time: {error}.") from error
+            raise NoPlaceToStart(f"no environment could be started in time: {error}.") from error
         return engine_disk.watched(self._watch, environment, order.spec)
 
     def _start(

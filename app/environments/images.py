@@ -32,7 +32,7 @@ from app.environments.image_store.registry import (
     wrong_architecture,
 )
 from app.environments.sources import fetch_sources
-from app.errors import DiskFull, ImageBuildFailed, ImageUnavailable
+from app.errors import DiskFull, ImageBuildFailed, ImageUnavailable, ImageUnfit
 from app.models.spec import Build, Bundle, EnvironmentSpec
 from app.settings import Settings
 
@@ -120,13 +120,13 @@ class Images:
 
         Asked of the engine once for an image and host.
 
-        Raises: ImageUnavailable, EngineUnavailable.
+        Raises: ImageUnfit, ImageUnavailable, EngineUnavailable.
         """
         if self._cache.book.fit(image_id):
             return
         for places in _NEEDED:
             if not any(self._holds(container_id, path) for path in places):
-                raise ImageUnavailable(
+                raise ImageUnfit(
                     f"image {label} has no {places[0]}: expected a POSIX shell and `sleep` in it, as every environment "
                     "needs; add them (busybox will do), or name another image."
                 )

@@ -17,7 +17,7 @@ import structlog
 from app.environments.base import CommandResult, Stats
 from app.environments.memory_watch import MemoryWatch
 from app.environments.session import SessionStats
-from app.errors import EnvironmentFailed, StationError
+from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
 from app.models.shell import Interactive, Shell, StatefulShell
 from app.models.spec import EnvironmentSpec
 
@@ -133,7 +133,9 @@ class Living(ABC):
             yield
         except EnvironmentFailed as error:
             self._raise_if_gone()
-            raise EnvironmentFailed(f"cannot {doing}: {error}{self._how_it_ended()}") from error
+            how = self._how_it_ended()
+            kind = EnvironmentVanished if how else EnvironmentFailed
+            raise kind(f"cannot {doing}: {error}{how}") from error
         except StationError:
             self._raise_if_gone()
             raise

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,7 +23,8 @@ from app.environments.engine import ROLE, Engine
 from app.environments.host_slots import turn
 from app.environments.image_store import names
 from app.environments.image_store.book import Book
-from app.errors import EnvironmentFailed, ImageUnavailable
+from app.environments.setting_up import carry_out
+from app.errors import EnvironmentFailed, ImageUnavailable, SetupFailed, SetupTimedOut
 from app.models.spec import EnvironmentSpec, Reuse
 from app.settings import Settings
 
@@ -89,7 +89,7 @@ class Setups:
     def environment(self, order: Order) -> DockerEnvironment:
         """An environment with the commands done, by whomever.
 
-        Raises: EnvironmentFailed: a command failed, or what `Start` raises.
+        Raises: SetupFailed, SetupTimedOut, and what `Start` raises.
         """
         key = setup_key(order.spec, order.image_id)
         order.times.phases["set_up"] = 0.0
@@ -112,7 +112,7 @@ class Setups:
             try:
                 held.enter_context(turn(self._turns / f"setup-{key[:24]}", timeout_s=order.left_s))
             except TimeoutError as error:
-                raise EnvironmentFailed(f"another environment's set-up did not end in time: {error}.") from error
+                raise SetupTimedOut(f"another environment's set-up did not end in time: {error}.") from error
             yield
 
     def _find(self, key: str) -> str | None:
@@ -131,7 +131,7 @@ class Setups:
         with order.times.measure("set_up"):
             environment, before = self._prepared(apart)
             with _ended_on_error(environment):
-                _run_all(environment, apart)
+                carry_out(order.spec.setup, environment, order.deadline)
                 if (reason := _beyond_files(environment, before)) is None:
                     return self._keep(environment, order, key)
         self._note_unkept(key)
@@ -146,7 +146,7 @@ class Setups:
         _refuse_read_only(order.spec, "that was found before")
         environment, _ = self._prepared(order)
         with _ended_on_error(environment), order.times.measure("set_up"):
-            _run_all(environment, order)
+            carry_out(order.spec.setup, environment, order.deadline)
         return environment
 
     def _prepared(self, order: Order) -> tuple[DockerEnvironment, str]:
@@ -187,14 +187,6 @@ class Setups:
             return False
 
 
-def _run_all(environment: DockerEnvironment, order: Order) -> None:
-    for command in order.spec.setup:
-        result = environment.run(command, timeout_s=max(0.1, order.left_s))
-        if not result.ok:
-            how = "ran out of time" if result.timed_out else f"exit code {result.exit_code}"
-            raise EnvironmentFailed(f"set-up command {shlex.quote(command)}: {how}: {result.text()[-2000:]}")
-
-
 def _told_beside(environment: DockerEnvironment) -> str:
     return environment.run(_BESIDE, cwd="/", timeout_s=_LOOK_S).text()
 
@@ -212,7 +204,7 @@ def _beyond_files(environment: DockerEnvironment, before: str) -> str | None:
 
 def _refuse_read_only(spec: EnvironmentSpec, reason: str) -> None:
     if spec.reuse is Reuse.SHARED_READONLY:
-        raise EnvironmentFailed(
+        raise SetupFailed(
             f"expected set-up commands whose result can be kept, as a read-only environment needs, found otherwise: "
             f"{reason}; bring it into the image, or take another policy than {Reuse.SHARED_READONLY.value!r}."
         )

@@ -201,6 +201,22 @@ def renew(database: Database, attempt_ids: Sequence[UUID], *, lease_s: float) ->
         return {row.attempt_id: EndReason(row.cancel_reason or "cancelled") if row.stop else None for row in answers}
 
 
+def failed_before(database: Database, claimed: Claim, error: str) -> bool:
+    """Whether a failure of this class (`Failure.error`) is among the faults that its task has had.
+
+    Those before the task was put back in line by a person do not count. Raises: DatabaseUnavailable.
+    """
+    with database.begin() as connection:
+        found = connection.execute(
+            text(
+                "SELECT 1 FROM tasks t JOIN attempts a ON a.task_id = t.id WHERE t.id = :task AND a.number < :number"
+                " AND a.number >= :number - t.faults AND a.failure->>'error' = :error LIMIT 1"
+            ),
+            {"task": claimed.task_id, "number": claimed.number, "error": error},
+        )
+        return found.first() is not None
+
+
 # --- Phases ---------------------------------------------------------------------------------------------------------
 
 _PASS = text("""

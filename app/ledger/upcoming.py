@@ -106,7 +106,7 @@ class Upcoming:
         found, gradings = [], 0
         shared: set[tuple[str, UUID | None]] = set()
         for turn, wanted in self._turns(most):
-            position = turn.position
+            environment, position = wanted.environment, turn.position
             if turn.asked and not turn.served:
                 continue
             if not turn.served and wanted.environment.reuse is Reuse.SHARED_READONLY:
@@ -117,8 +117,8 @@ class Upcoming:
                 if not (turn.graded_next and wanted.again):
                     continue
                 gradings += 1
-                position = gradings
-            found.append(NextOne(wanted.environment, position, wanted.timeout_s))
+                environment, position = environment.for_grading(), gradings
+            found.append(NextOne(environment, position, wanted.timeout_s))
         return sorted(found, key=lambda one: one.position)
 
     def _turns(self, most: int) -> list[tuple[_Turn, _Wanted]]:

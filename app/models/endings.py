@@ -28,6 +28,7 @@ class EndReason(StrEnum):
     MODEL_ERROR = "model_error"  # the endpoint refused, failed or did not answer
     GRADING_ERROR = "grading_error"  # the grader could not judge
     ENVIRONMENT_ERROR = "environment_error"  # image, build or container
+    INVALID_SPEC = "invalid_spec"  # what was asked for is refused as it stands
     DEADLINE = "deadline"  # the attempt outlived its deadline and was stopped from outside
     LOST = "lost"  # the worker or its instance vanished
     INFRASTRUCTURE = "infrastructure"  # anything else of ours
@@ -57,6 +58,7 @@ BLAME: dict[EndReason, Blame] = {
     EndReason.MODEL_ERROR: Blame.INFRASTRUCTURE,
     EndReason.GRADING_ERROR: Blame.INFRASTRUCTURE,
     EndReason.ENVIRONMENT_ERROR: Blame.INFRASTRUCTURE,
+    EndReason.INVALID_SPEC: Blame.INFRASTRUCTURE,
     EndReason.DEADLINE: Blame.INFRASTRUCTURE,
     EndReason.LOST: Blame.INFRASTRUCTURE,
     EndReason.INFRASTRUCTURE: Blame.INFRASTRUCTURE,
@@ -71,17 +73,24 @@ _BY_ERROR: tuple[tuple[type[BaseException], EndReason], ...] = (
     (errors.ImageUnavailable, EndReason.ENVIRONMENT_ERROR),
     (errors.ImageBuildFailed, EndReason.ENVIRONMENT_ERROR),
     (errors.EnvironmentFailed, EndReason.ENVIRONMENT_ERROR),
+    (errors.SpecInvalid, EndReason.INVALID_SPEC),
 )
 
 
 # Running the same recipe again gives the same refusal: these end the task at once, as not measured.
 PERMANENT: tuple[type[BaseException], ...] = (
     errors.ImageBuildFailed,
+    errors.ImageUnfit,
+    errors.SetupFailed,
     errors.SpecInvalid,
     errors.UnknownName,
     errors.AgentUnsuitable,
     errors.AgentNotSetUp,
 )
+
+
+# A busy host can be the reason, so that it is tried once more; what meets it again ends the task, as not measured.
+PERMANENT_WHEN_REPEATED: tuple[type[BaseException], ...] = (errors.SetupTimedOut,)
 
 
 def reason_of(error: BaseException) -> EndReason:

@@ -143,6 +143,11 @@ class EnvironmentSpec(Wire):
             raise ValueError(str(error)) from error
         return self
 
+    def for_grading(self) -> EnvironmentSpec:
+        """What a grader has that judges in an environment of its own: no framework, and files that it may change."""
+        reuse = Reuse.FRESH if self.reuse is Reuse.SHARED_READONLY else self.reuse
+        return self.model_copy(update={"tools": (), "reuse": reuse})
+
     @property
     def label(self) -> str:
         """The image's reference, or the context's digest, for a person."""

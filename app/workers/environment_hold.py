@@ -31,12 +31,12 @@ def environment_for(rollout: Rollout, purpose: str) -> Iterator[Environment]:
     claimed, stations = rollout.claimed, rollout.stations
     spec, limits = claimed.spec.task.environment, claimed.spec.task.limits
     if purpose == "grading":
-        spec = spec.model_copy(update={"tools": ()})
+        spec = spec.for_grading()
     provider, image = _awaiting_engine(rollout, lambda: _provider(rollout, spec))
     if purpose == "agent":
         rollout.passed(Phase.IMAGE_READY, image=image)
     rollout.heed()
-    shares = spec.reuse is Reuse.SHARED_READONLY and purpose == "agent"  # whoever grades is alone
+    shares = spec.reuse is Reuse.SHARED_READONLY
     reuse = claimed.mode is Mode.PERSISTENT and (spec.reuse is Reuse.RECYCLED or shares)
     asked = partial(
         stations.pool.acquire, provider, spec, _tags(rollout), image, timeout_s=limits.environment_timeout_s

@@ -20,6 +20,7 @@ from app.ledger import accept, schedules
 from app.ledger.accept import Accepted, NewRun
 from app.ledger.database import Database
 from app.ledger.schedules import ScheduleRow
+from app.models.overrides import EnvironmentOverrides
 from app.models.spec import AgentTask, Bundle, EnvironmentKind, Mode, ModelChoice, TaskSpec, Wire
 from app.scheduling.calendar import Misfire, due_times, to_fire
 from app.settings import Settings
@@ -50,6 +51,7 @@ class Submission(Wire):
     deadline_s: float | None = Field(default=None, gt=0)  # from the submission on, for the whole run
     delay_s: float = Field(default=0.0, ge=0)  # nothing runs before
     budget_usd: float | None = Field(default=None, gt=0)  # of model calls, the whole run
+    overrides: EnvironmentOverrides = EnvironmentOverrides()  # go before what the tasks say
 
 
 def specs_of(submission: Submission, settings: Settings) -> list[TaskSpec]:
@@ -67,7 +69,13 @@ def specs_of(submission: Submission, settings: Settings) -> list[TaskSpec]:
         spec
         for name in names
         for spec in specs_for(
-            tasks, agent=name, mode=submission.mode, model=model, known=known, resource_class=submission.resource_class
+            tasks,
+            agent=name,
+            mode=submission.mode,
+            model=model,
+            known=known,
+            resource_class=submission.resource_class,
+            overrides=submission.overrides,
         )
     ]
 

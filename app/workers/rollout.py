@@ -29,13 +29,14 @@ from app.grading.base import Grade, Submission
 from app.ledger import attempts, ends, recordings
 from app.ledger.attempts import Claim
 from app.ledger.recordings import Recorded
-from app.models.endings import BLAME, PERMANENT, Blame, EndReason, reason_of
+from app.models.endings import BLAME, PERMANENT, PERMANENT_WHEN_REPEATED, Blame, EndReason, reason_of
 from app.models.model_calls import Account
 from app.models.outcome import Artifact, ArtifactKind, Failure, Phase, Verdict
 from app.models.spec import EnvironmentKind, Network, Reuse, ScriptGoal, ScriptSolution, TestsGoal
 from app.workers.environment_hold import environment_for
 from app.workers.lease import StopToken
 from app.workers.model_access import model_access
+from app.workers.patience import patient
 from app.workers.stations import Stations
 from app.workers.under_way import Rollout
 
@@ -287,14 +288,13 @@ def _record_failure(rollout: Rollout, error: Exception) -> EndReason:
         artifacts = _store(rollout)
     except MegaFlowError as unstored:
         artifacts = [Artifact(kind=kind, missing=f"not stored: {unstored}") for kind in ArtifactKind]
-    permanent = isinstance(error, PERMANENT)
     try:
         rollout.write(
             ends.fail,
             end_reason=reason,
             failure=failure,
             artifacts=artifacts,
-            permanent=permanent,
+            permanent=_permanent(rollout, error),
             retry=rollout.stations.retry,
             waits=rollout.gate.waited,
         )
@@ -303,6 +303,14 @@ def _record_failure(rollout: Rollout, error: Exception) -> EndReason:
         return EndReason.LOST
     _forget_calls(rollout, artifacts)
     return reason
+
+
+def _permanent(rollout: Rollout, error: Exception) -> bool:
+    """Whether another attempt would end the same. Raises: DatabaseUnavailable."""
+    if isinstance(error, PERMANENT_WHEN_REPEATED):
+        patiently = patient(rollout.stations.settings.lease_s)
+        return patiently(attempts.failed_before, rollout.stations.database, rollout.claimed, type(error).__name__)
+    return isinstance(error, PERMANENT)
 
 
 def _record_teardown(rollout: Rollout) -> None:

@@ -31,7 +31,14 @@ from app.environments.compose.several import Several, Things
 from app.environments.compose.sweeping import shared
 from app.environments.engine import ROLE, Engine, engine_of
 from app.environments.outlets.addresses import admissible
-from app.errors import EngineUnavailable, EnvironmentFailed, EnvironmentOverLimit, SpecInvalid
+from app.errors import (
+    EngineUnavailable,
+    EnvironmentFailed,
+    EnvironmentOverLimit,
+    ServiceUnhealthy,
+    SetupFailed,
+    SpecInvalid,
+)
 from app.grading import grader_for
 from app.grading.base import Submission
 from app.models.hosts import AllowedHosts
@@ -226,7 +233,7 @@ def test_set_up_commands_run_when_all_services_are_ready(create: Create) -> None
     assert environment.get("/prepared") == b"x\n"
     proof = environment.reset()
     assert (proof.clean, "set-up" in proof.left[0]) == (False, True)
-    with pytest.raises(EnvironmentFailed, match="exit code 7: no luck"):
+    with pytest.raises(SetupFailed, match="exit code 7: no luck"):
         create(text, setup=("echo no luck; exit 7",))
 
 
@@ -240,13 +247,13 @@ def test_the_main_service_runs_its_own_command_beside_the_agent_and_is_waited_fo
     running = environment.run("test -e /tmp/up && cat /proc/[0-9]*/cmdline | tr '\\0' ' '", timeout_s=20)
     assert "sleep 60" in running.text()
     assert environment.logs() == {"main": b"of the task\n"}
-    with pytest.raises(EnvironmentFailed, match="'main' is unhealthy: never"):
+    with pytest.raises(ServiceUnhealthy, match="'main' is unhealthy: never"):
         create("services: {main: {image: BASE, healthcheck: {test: 'echo never; false', interval: 0.2s, retries: 2}}}")
 
 
 def test_a_health_check_of_main_that_hangs_ends_with_the_deadline(create: Create) -> None:
     begun = time.monotonic()
-    with pytest.raises(EnvironmentFailed, match="'main' was not healthy in time"):
+    with pytest.raises(ServiceUnhealthy, match="'main' was not healthy in time"):
         create("services: {main: {image: BASE, healthcheck: {test: 'sleep 60', timeout: 60s}}}", timeout_s=4)
     assert time.monotonic() - begun < 30
 

@@ -25,7 +25,7 @@ from app.environments.host_slots import HostSlots
 from app.environments.pool import EnvironmentPool
 from app.environments.processes import HostView
 from app.environments.sweeper import Sweeper
-from app.errors import EngineUnavailable, EnvironmentFailed, ImageUnavailable
+from app.errors import EngineUnavailable, EnvironmentFailed, EnvironmentVanished, ImageUnavailable, ImageUnfit
 from app.models.spec import EnvironmentSpec, Network, Resources, Reuse
 from app.settings import Settings
 from tests.integration import docker_ground
@@ -260,6 +260,20 @@ def test_an_image_with_hardly_more_than_a_shell_is_enough(
         engine.api.remove_image(tag, force=True)
 
 
+def test_an_image_without_a_shell_is_unfit_and_no_container_stays(engine: Engine, provider: DockerProvider) -> None:
+    installation, tag = f"test-{uuid.uuid4().hex[:8]}", f"megaflow/test-bare:{uuid.uuid4().hex[:8]}"
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        tar.add("/etc/hostname", "etc/name")
+    engine.api.import_image_from_data(buffer.getvalue(), repository=tag.partition(":")[0], tag=tag.partition(":")[2])
+    try:
+        with pytest.raises(ImageUnfit, match=r"has no /bin/sh: expected a POSIX shell"):
+            provider.create(EnvironmentSpec(image=tag), tags_of(installation), timeout_s=60)
+        assert engine.api.containers(all=True, filters={"label": f"megaflow={installation}"}) == []
+    finally:
+        engine.api.remove_image(tag, force=True)
+
+
 def shell_only() -> bytes:
     """A file system with this host's sh, sleep, cat and grep, and the libraries that they need."""
     programs = {"sh": "/bin/sh", "sleep": "/bin/sleep", "cat": "/bin/cat", "grep": "/bin/grep"}
@@ -287,14 +301,14 @@ def test_a_container_that_vanished_or_died_is_told(
     engine.api.remove_container(vanished.id, force=True)
     with pytest.raises(EnvironmentFailed):  # and no result with exit code 137
         running.result(timeout=30)
-    with pytest.raises(EnvironmentFailed, match="No such container"):
+    with pytest.raises(EnvironmentVanished, match="No such container"):
         vanished.run("true", timeout_s=5)
-    with pytest.raises(EnvironmentFailed, match="No such container"):
+    with pytest.raises(EnvironmentVanished, match="No such container"):
         vanished.get("/etc/passwd")
     engine.api.kill(died.id)
-    with pytest.raises(EnvironmentFailed, match="not running"):
+    with pytest.raises(EnvironmentVanished, match="not running"):
         died.run("true", timeout_s=5)
-    with pytest.raises(EnvironmentFailed, match="not running"):
+    with pytest.raises(EnvironmentVanished, match="not running"):
         dying.result(timeout=30)
     for environment in (vanished, died):
         environment.destroy()

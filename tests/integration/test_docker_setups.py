@@ -13,7 +13,7 @@ from app.environments.docker import DockerProvider
 from app.environments.engine import Engine
 from app.environments.image_store.cache import ImageCache
 from app.environments.setups import BASE, KEY
-from app.errors import EnvironmentFailed
+from app.errors import SetupFailed
 from app.models.spec import EnvironmentSpec, Reuse
 from app.settings import Settings
 from tests.integration import docker_ground
@@ -110,7 +110,7 @@ def test_a_set_up_that_leaves_more_than_files_is_run_by_each(
     assert second.describe()["path"] == "cold"
     assert second.describe()["phases"]["set_up"] > 0
     assert not first.reset().clean
-    with pytest.raises(EnvironmentFailed, match="read-only"):
+    with pytest.raises(SetupFailed, match="read-only"):
         create(setup=setup, reuse=Reuse.SHARED_READONLY)
 
 
@@ -121,7 +121,7 @@ def test_a_set_up_that_fails_is_told_and_leaves_nothing(
     before = kept_images(engine, settings)
     spec = EnvironmentSpec(image=base_image_tag, setup=(once(), "echo told >&2; exit 3"))
     for _ in range(2):
-        with pytest.raises(EnvironmentFailed, match=r"(?s)exit code 3.*told"):
+        with pytest.raises(SetupFailed, match=r"(?s)exit code 3.*told"):
             provider.create(spec, tags_of(installation), timeout_s=60)
     assert kept_images(engine, settings) == before
     assert engine.api.containers(all=True, filters={"label": f"megaflow={installation}"}) == []

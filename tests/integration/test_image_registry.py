@@ -24,7 +24,7 @@ from app.environments.image_store import names
 from app.environments.image_store.registry import Refusal, Refused, Registries, retry_after_s
 from app.environments.image_store.sync import Item, Outcome, Sync, items_of
 from app.environments.images import Images
-from app.errors import ImageUnavailable
+from app.errors import ImageUnavailable, ImageUnfit
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from tests.integration import test_images
@@ -187,12 +187,12 @@ def test_an_image_for_another_architecture_names_both(
     packed = subprocess.run(["tar", "-c", "-C", str(folder), "."], check=True, capture_output=True).stdout
     subprocess.run(["docker", "load"], input=packed, check=True, capture_output=True)
     try:
-        with pytest.raises(ImageUnavailable, match=r"built for s390x, this engine runs amd64"):
+        with pytest.raises(ImageUnfit, match=r"built for s390x, this engine runs amd64"):
             Images(settings, fetch_bundle=contexts.fetch).ensure(EnvironmentSpec(image=tag), timeout_s=60)
         Registries(engine, settings).push(tag, until(30))
     finally:
         forget(engine, tag)
-    with pytest.raises(ImageUnavailable, match=r"built for s390x, this engine runs amd64"):
+    with pytest.raises(ImageUnfit, match=r"built for s390x, this engine runs amd64"):
         Images(settings, fetch_bundle=contexts.fetch).ensure(EnvironmentSpec(image=tag), timeout_s=60)
     forget(engine, tag)
 

@@ -13,6 +13,7 @@ from sqlalchemy import text
 from app.errors import IdempotencyConflict, IllegalMove, StaleWriter, UnknownName
 from app.ledger import accept, admission, attempts, ends, events, instances, results, tasks, waiting
 from app.ledger.accept import NewRun
+from app.ledger.attempts import Claim
 from app.ledger.database import Database
 from app.models.endings import EndReason
 from app.models.outcome import Artifact, ArtifactKind, Failure, Hint, Phase, Verdict
@@ -164,6 +165,30 @@ def test_infrastructure_faults_are_retried_up_to_the_limit_and_then_not_measured
     ends.fail(database, second, permanent=False, **fault)  # type: ignore[arg-type]
     (result,) = results.results(database, [claim.task_id])
     assert (result.state, result.reward, len(result.attempts)) == (TaskState.FAILED, None, 2)
+
+
+def test_a_fault_that_is_tried_once_more_is_known_by_its_class_until_a_person_tries_again(database: Database) -> None:
+    claim = claimed(database)
+    slow = Failure(error="SetupTimedOut", message="it hangs")
+    ended = {"end_reason": EndReason.ENVIRONMENT_ERROR, "failure": slow, "artifacts": [], "retry": RETRY}
+    assert not attempts.failed_before(database, claim, "SetupTimedOut")
+    ends.fail(database, claim, permanent=False, **ended)  # type: ignore[arg-type]
+    second = _next(database, claim)
+    assert attempts.failed_before(database, second, "SetupTimedOut")
+    assert not attempts.failed_before(database, second, "SetupFailed")
+    ends.fail(database, second, permanent=True, **ended)  # type: ignore[arg-type]
+    assert tasks.retry(database, [claim.task_id]) == [claim.task_id]
+    assert not attempts.failed_before(database, _next(database, claim), "SetupTimedOut")
+
+
+def _next(database: Database, ended: Claim) -> Claim:
+    """The task's next attempt, claimed."""
+    with database.begin() as connection:
+        assert admission.promote(connection, 10) == 1
+        (item,) = admission.admit(connection, [(ended.task_id, Mode.PERSISTENT)])
+    found = attempts.claim(database, item.hint, ready_instance(database), lease_s=30)
+    assert found is not None
+    return found
 
 
 def test_an_interruption_uses_up_no_retry(database: Database) -> None:

@@ -18,7 +18,14 @@ from app.environments.oci import OciEnvironment, OciProvider, runtime, spawning,
 from app.environments.oci.cgroups import Cgroup
 from app.environments.oci.provider import setup_key, watch_of
 from app.environments.oci.specification import CAPABILITIES
-from app.errors import EnvironmentFailed, EnvironmentOverLimit, ImageUnavailable
+from app.errors import (
+    EnvironmentFailed,
+    EnvironmentOverLimit,
+    EnvironmentVanished,
+    ImageUnavailable,
+    ImageUnfit,
+    SetupFailed,
+)
 from app.models.spec import EnvironmentSpec, Network, Resources
 from app.settings import Settings
 from tests.integration.oci_ground import MEBI, add_image, alive, left_over, tags
@@ -139,7 +146,7 @@ def test_an_image_with_the_same_layer_twice_starts(
 def test_an_image_without_a_shell_is_named_as_such(oci: OciProvider, tmp_path: Path, oci_settings: Settings) -> None:
     (tmp_path / "bin").mkdir()
     image_id = add_image(oci.store, {"sha256:empty": tmp_path})
-    with pytest.raises(ImageUnavailable, match="no /bin/sh"):
+    with pytest.raises(ImageUnfit, match="no /bin/sh"):
         create(oci, EnvironmentSpec(image=image_id), oci_settings)
     assert left_over(oci_settings.home) == []
 
@@ -233,7 +240,7 @@ def test_when_the_first_process_dies_commands_say_so(own: OciEnvironment) -> Non
     give_up = time.monotonic() + 60
     while first in own._body.cgroup.processes() and time.monotonic() < give_up:  # it dies by and by
         time.sleep(0.01)
-    with pytest.raises(EnvironmentFailed, match="not running"):
+    with pytest.raises(EnvironmentVanished, match="not running"):
         own.run("true", timeout_s=5)
 
 
@@ -291,7 +298,7 @@ def test_a_set_up_that_leaves_a_server_running_is_run_in_every_environment(
 
 
 def test_a_failed_set_up_leaves_nothing(oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings) -> None:
-    with pytest.raises(EnvironmentFailed, match=r"(?s)exit code 3.*sorry"):
+    with pytest.raises(SetupFailed, match=r"(?s)exit code 3.*sorry"):
         create(oci, tiny.model_copy(update={"setup": ("echo sorry; exit 3",)}), oci_settings)
     assert left_over(oci_settings.home) == []
 

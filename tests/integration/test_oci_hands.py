@@ -22,7 +22,7 @@ from app.environments.choice import QuickestProvider
 from app.environments.docker import DockerProvider
 from app.environments.oci import OciEnvironment, OciProvider, handing, namespace, provider
 from app.environments.warm.ahead import Looking
-from app.errors import EnvironmentFailed, EnvironmentOverLimit, StationError
+from app.errors import EnvironmentFailed, EnvironmentOverLimit, EnvironmentVanished, StationError
 from app.models.spec import Build, Bundle, EnvironmentSpec
 from app.settings import Settings
 from tests.integration.oci_ground import MEBI, alive, left_over, tags
@@ -123,7 +123,7 @@ def test_an_environment_whose_ticket_was_dropped_ends_by_itself(
             time.sleep(0.05)
         assert alive(oci_settings.home) == []
         without = Ticket(ticket.kind, ticket.body)
-        with pytest.raises(EnvironmentFailed, match="ended before it was taken over"):
+        with pytest.raises(EnvironmentVanished, match="ended before it was taken over"):
             oci.take_over(tiny, without, tags(oci_settings.installation))
     assert left_over(oci_settings.home) == []
 
@@ -165,7 +165,7 @@ def test_what_is_kept_lives_until_its_new_deadline(
     (record,) = oci._site.records.all()
     assert (record.deadline_unix_s, record.labels["megaflow.ready"]) == (float(f"{until:.0f}"), "1")
     oci.sweep(installation=oci_settings.installation)
-    with pytest.raises(EnvironmentFailed, match="removed by somebody else"):
+    with pytest.raises(EnvironmentVanished, match="removed by somebody else"):
         first.keep_until(until)
     first.destroy()
     assert left_over(oci_settings.home) == [], "a record must not come back"
@@ -225,7 +225,7 @@ def test_one_that_is_ended_while_it_changes_hands_is_ended_by_whoever_takes_it(
 
     monkeypatch.setattr(handing, "connection_to", ended_meanwhile)
     ticket = first.hand_over()
-    with pytest.raises(EnvironmentFailed, match="ended before it was taken over"):
+    with pytest.raises(EnvironmentVanished, match="ended before it was taken over"):
         oci.take_over(tiny, ticket, tags(oci_settings.installation))
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(ticket.descriptors[0])

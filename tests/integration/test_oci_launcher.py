@@ -19,7 +19,7 @@ from app.environments.oci import OciEnvironment, OciProvider, launching, spawnin
 from app.environments.oci.cgroups import Cgroup
 from app.environments.oci.launching import Launcher
 from app.environments.oci.store import SNAPSHOT_MARK
-from app.errors import DiskFull, EnvironmentFailed, ImageUnavailable
+from app.errors import DiskFull, EnvironmentFailed, ImageUnfit
 from app.models.spec import EnvironmentSpec, Reuse
 from app.settings import Settings
 from tests.integration.oci_ground import add_image, alive, left_over, tags
@@ -222,7 +222,7 @@ def test_what_is_no_file_in_the_place_of_the_users_is_not_read(
 def test_an_image_without_a_shell_is_named(oci: OciProvider, oci_settings: Settings, tmp_path: Path) -> None:
     extra = layer(tmp_path, lambda folder: (folder / "bin").write_text("not even a folder"))
     image_id = add_image(oci.store, {"sha256:bare": extra})
-    with pytest.raises(ImageUnavailable, match="no /bin/sh"):
+    with pytest.raises(ImageUnfit, match="no /bin/sh"):
         oci.create(EnvironmentSpec(image=image_id), tags(oci_settings.installation), timeout_s=30)
     assert left_over(oci_settings.home) == []
 

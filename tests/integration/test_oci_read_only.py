@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.environments.oci import OciProvider, specification
-from app.errors import EnvironmentFailed
+from app.errors import SetupFailed
 from app.models.spec import EnvironmentSpec, Reuse
 from app.settings import Settings
 from tests.integration.oci_ground import MEBI, left_over, tags
@@ -65,11 +65,11 @@ def test_set_up_commands_that_leave_more_than_files_are_refused(
 ) -> None:
     spec = shared.model_copy(update={"setup": ("sleep 1000 > /dev/null 2>&1 &",)})
     for _ in range(2):
-        with pytest.raises(EnvironmentFailed, match="processes are running"):
+        with pytest.raises(SetupFailed, match="processes are running"):
             oci.create(spec, tags(oci_settings.installation), timeout_s=30)
     other = spec.model_copy(update={"reuse": Reuse.FRESH})
     for _ in range(2):
         oci.create(other, tags(oci_settings.installation), timeout_s=30).destroy()
-        with pytest.raises(EnvironmentFailed, match="processes are running"):
+        with pytest.raises(SetupFailed, match="processes are running"):
             oci.create(spec, tags(oci_settings.installation), timeout_s=30)
     assert left_over(oci_settings.home) == []

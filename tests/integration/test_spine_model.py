@@ -17,7 +17,15 @@ import zstandard
 from sqlalchemy import text
 
 from app.agents.base import Agent, AgentJob, AgentReport
-from app.errors import AgentFailed, AgentUnsuitable, DatabaseUnavailable, DiskFull, EnvironmentFailed
+from app.errors import (
+    AgentFailed,
+    AgentUnsuitable,
+    DatabaseUnavailable,
+    DiskFull,
+    EnvironmentFailed,
+    EnvironmentVanished,
+    SpecInvalid,
+)
 from app.ledger import attempts, model_calls, model_replicas
 from app.ledger.accept import NewRun, accept
 from app.ledger.attempts import Claim
@@ -188,6 +196,8 @@ def story(make_settings: MakeSettings, tell: Callable[[Ground], Any]) -> None:
     ("error", "reason"),
     [
         (EnvironmentFailed("gone"), EndReason.ENVIRONMENT_ERROR),
+        (EnvironmentVanished("killed"), EndReason.ENVIRONMENT_ERROR),
+        (SpecInvalid("asks for the host"), EndReason.INVALID_SPEC),
         (AgentUnsuitable("no bash"), EndReason.INFRASTRUCTURE),
         (DiskFull("no room"), EndReason.INFRASTRUCTURE),
         (ZeroDivisionError("a bug"), EndReason.INFRASTRUCTURE),

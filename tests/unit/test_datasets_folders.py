@@ -14,7 +14,7 @@ from app.datasets.base import Reading
 from app.errors import DatasetInvalid
 from app.grading import grader_for
 from app.grading.base import Submission
-from app.models.spec import AgentTask, Bundle, EnvironmentKind, Network, ScriptGoal, ScriptSolution
+from app.models.spec import AgentTask, Bundle, EnvironmentKind, Network, Reuse, ScriptGoal, ScriptSolution
 from tests.unit.folder_shell import FolderShell
 
 TOML = """version = "1.0"
@@ -146,6 +146,29 @@ def test_memory_may_be_given_in_the_older_way(tmp_path: Path) -> None:
         ('[[environment.mcp_servers]]\nname = "x"\n', "field environment.mcp_servers"),
         ('environment = "x"\n', "field environment"),
         ('[verifier]\nservice = "db"\n', "field verifier.service: .*found 'db'; known: none, without a compose file"),
+        ("[environment]\nstorage_mb = 0\n", "field environment.storage_mb: .*greater than 0; found 0"),
+        ("[environment]\nstorage_mb = 63\n", "field disk_bytes: .*67108864"),
+        ('[environment]\nstorage = "much"\n', "field environment.storage"),
+        (
+            '[environment]\nnetwork_mode = "public"\nallowed_hosts = ["a.example"]\n',
+            "field environment.network_mode: expected `allowlist`.*found 'public'",
+        ),
+        ('[megaflow]\ncolor = "red"\n', "field megaflow.color: expected one of setup, reuse, network; found 'red'"),
+        ("[megaflow]\nstorage_mb = 100\n", "field megaflow.storage_mb: expected one of setup, reuse, network"),
+        ("megaflow = 1\n", "field megaflow: expected a map with any of setup, reuse, network; found 1"),
+        ('[megaflow]\nsetup = "make"\n', "field megaflow.setup: .*found 'make'"),
+        ('[megaflow]\nsetup = [""]\n', "field megaflow.setup.0"),
+        ('[megaflow]\nreuse = "sometimes"\n', "field megaflow.reuse: .*'recycled' or 'shared-readonly'; found"),
+        ('[megaflow]\nreuse = "shared-readonly"\n', "task.toml: expected `fresh` or `recycled` with a goal"),
+        ('[megaflow]\nnetwork = "open"\n', r"field megaflow.network: expected 'model-only'; .*\.network_mode"),
+        (
+            '[environment]\nnetwork_mode = "public"\n[megaflow]\nnetwork = "model-only"\n',
+            "field megaflow.network: expected no other network beside 'model-only'; found 'public'",
+        ),
+        (
+            '[environment]\nallow_internet = true\n[megaflow]\nnetwork = "model-only"\n',
+            "field megaflow.network: expected no other network .*found 'allow_internet = true'",
+        ),
     ],
 )
 def test_a_bad_task_toml_is_named_with_its_field(tmp_path: Path, toml: str, complaint: str) -> None:
@@ -177,6 +200,38 @@ def test_a_list_of_hosts_is_a_network_by_policy(tmp_path: Path) -> None:
     wrong = harbor(tmp_path / "b", '[environment]\nallowed_hosts = ["http://example.org/x"]\n')
     with pytest.raises(DatasetInvalid, match="allowed_hosts: expected `name`"):
         load(str(wrong), reading())
+
+
+def test_a_list_of_nobody_is_no_network(tmp_path: Path) -> None:
+    (task,) = load(str(harbor(tmp_path / "a", '[environment]\nnetwork_mode = "allowlist"\n')), reading())
+    assert (task.environment.network, task.environment.allowed_hosts) == (Network.NONE, ())
+
+
+@pytest.mark.parametrize(
+    ("toml", "disk_bytes"),
+    [
+        ("[environment]\nstorage_mb = 1024\n", 1 << 30),
+        ('[environment]\nstorage = "1.5G"\n', 3 << 29),
+        ("[environment]\n", None),
+    ],
+)
+def test_what_a_task_may_write_is_as_it_says(tmp_path: Path, toml: str, disk_bytes: int | None) -> None:
+    (task,) = load(str(harbor(tmp_path / "a", toml)), reading())
+    assert task.environment.resources.disk_bytes == disk_bytes
+
+
+@pytest.mark.parametrize("closed", ["", "allow_internet = false\n", 'network_mode = "no-network"\n'])
+def test_a_harbor_task_says_in_our_words_what_the_format_has_none_for(tmp_path: Path, closed: str) -> None:
+    ours = '[megaflow]\nsetup = ["make", "make install"]\nreuse = "fresh"\nnetwork = "model-only"\n'
+    (task,) = load(str(harbor(tmp_path / "a", f"[environment]\n{closed}{ours}")), reading())
+    found = task.environment
+    assert (found.setup, found.reuse) == (("make", "make install"), Reuse.FRESH)
+    assert (found.network, found.allowed_hosts) == (Network.MODEL_ONLY, ())
+
+
+def test_without_our_words_a_task_is_as_every_task(tmp_path: Path) -> None:
+    (task,) = load(str(harbor(tmp_path / "a", "")), reading())
+    assert (task.environment.setup, task.environment.reuse) == ((), Reuse.RECYCLED)
 
 
 def test_a_compose_file_that_is_a_link_is_not_written_through(tmp_path: Path) -> None:
@@ -239,6 +294,20 @@ def test_a_terminal_bench_folder_becomes_a_task_whose_image_never_holds_the_test
     assert names_in(task.solution.files) == ["solution.sh"]
 
 
+def test_a_terminal_bench_task_says_more_in_our_words(tmp_path: Path) -> None:
+    ours = "megaflow: {setup: [make], reuse: fresh, allowed_hosts: [example.org], storage_mb: 256}\n"
+    (task,) = load(str(terminal_bench(tmp_path / "a", task_DOT_yaml=TASK_YAML + ours)), reading())
+    found = task.environment
+    assert (found.setup, found.reuse, found.resources.disk_bytes) == (("make",), Reuse.FRESH, 256 << 20)
+    assert (found.network, found.allowed_hosts) == (Network.ALLOWLIST, ("example.org",))
+    several = "services: {client: {build: ., mem_limit: 64m}, db: {image: x}}\n"
+    words = TASK_YAML + "megaflow: {network: none, storage_mb: 256}\n"
+    (more,) = load(str(terminal_bench(tmp_path / "b", task_DOT_yaml=words, compose=several)), reading())
+    assert (more.environment.network, more.environment.build) == (Network.NONE, None)
+    resources = more.environment.resources
+    assert (resources.memory_bytes, resources.disk_bytes) == (64 << 20, 256 << 20)
+
+
 def judged(task: AgentTask, tmp_path: Path) -> float | None:
     assert isinstance(task.goal, ScriptGoal)
     submission = Submission(task, None, STORED[task.goal.tests.sha256])
@@ -274,6 +343,11 @@ def test_a_terminal_bench_task_is_solved_when_pytest_names_only_passed_tests(
         ({"task_DOT_yaml": "[]"}, "task.yaml"),
         ({"compose": "services: {client: {}, database: {}}\n"}, "expected `image` or `build`"),
         ({"compose": "x"}, "expected a map with `services`"),
+        (
+            {"task_DOT_yaml": f"{TASK_YAML}megaflow: {{colour: red}}\n"},
+            "field megaflow.colour: expected one of setup, reuse, network, allowed_hosts, storage_mb; found 'red'",
+        ),
+        ({"task_DOT_yaml": f"{TASK_YAML}megaflow: {{storage_mb: 1}}\n"}, "field megaflow.storage_mb: .*found 1"),
     ],
 )
 def test_a_bad_terminal_bench_folder_is_named(tmp_path: Path, more: dict[str, str], complaint: str) -> None:

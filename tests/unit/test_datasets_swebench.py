@@ -13,7 +13,7 @@ from app.datasets import load, swebench
 from app.datasets.base import Reading
 from app.errors import DatasetInvalid
 from app.grading.reports import PARSERS
-from app.models.spec import AgentTask, Bundle, EnvironmentKind, Network, PatchSolution, TestsGoal
+from app.models.spec import AgentTask, Bundle, EnvironmentKind, Network, PatchSolution, Reuse, TestsGoal
 
 TEST_PATCH = """diff --git a/tests/queries/tests.py b/tests/queries/tests.py
 --- a/tests/queries/tests.py
@@ -120,6 +120,35 @@ def test_a_row_may_bring_its_test_command(tmp_path: Path, changes: dict[str, Any
     goal = one(tmp_path, build_context=None, **changes).goal
     assert isinstance(goal, TestsGoal)
     assert goal.test_command.split("fi\n", 1)[1] == command
+
+
+@pytest.mark.parametrize("source", ["image_name", "build_context"])
+def test_a_row_says_of_its_environment_what_the_schema_has_no_words_for(tmp_path: Path, source: str) -> None:
+    (tmp_path / "context").mkdir()
+    (tmp_path / "context" / "Dockerfile").write_text("FROM scratch\n")
+    words = {"setup": ["make"], "reuse": "shared-readonly", "network": "model-only", "storage_mb": 256}
+    found = one(tmp_path, **{source: "context", "megaflow": words}).environment
+    assert (found.setup, found.reuse, found.network) == (("make",), Reuse.SHARED_READONLY, Network.MODEL_ONLY)
+    assert found.resources.disk_bytes == 256 << 20
+    plain = one(tmp_path, **{source: "context"}).environment
+    assert (plain.setup, plain.reuse, plain.network) == ((), Reuse.RECYCLED, Network.NONE)
+    assert plain.resources.disk_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ({"set_up": ["make"]}, r"row 1 \(psf__requests-1\): field megaflow.set_up: expected one of setup, reuse, netw"),
+        (["make"], "field megaflow: expected a map with any of setup, reuse"),
+        ({"network": "vpn"}, "field megaflow.network: expected input that should be 'none', 'model-only'"),
+        ({"network": "allowlist"}, r"\(psf__requests-1\): expected `allowed_hosts` with the network `allowlist`"),
+    ],
+)
+def test_a_row_whose_own_words_are_wrong_is_named_with_what_is_known(
+    tmp_path: Path, words: object, complaint: str
+) -> None:
+    with pytest.raises(DatasetInvalid, match=complaint):
+        one(tmp_path, megaflow=words)
 
 
 def test_an_evaluation_script_lays_out_the_tests_itself(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app import errors
-from app.models.endings import BLAME, PERMANENT, Blame, EndReason, reason_of
+from app.models.endings import BLAME, PERMANENT, PERMANENT_WHEN_REPEATED, Blame, EndReason, reason_of
 
 
 def test_every_end_reason_has_somebody_to_blame() -> None:
@@ -18,6 +18,13 @@ def test_every_end_reason_has_somebody_to_blame() -> None:
         (errors.ImageUnavailable("x"), EndReason.ENVIRONMENT_ERROR),
         (errors.ImageBuildFailed("x"), EndReason.ENVIRONMENT_ERROR),
         (errors.EnvironmentFailed("x"), EndReason.ENVIRONMENT_ERROR),
+        (errors.ImageUnfit("x"), EndReason.ENVIRONMENT_ERROR),
+        (errors.SetupFailed("x"), EndReason.ENVIRONMENT_ERROR),
+        (errors.SetupTimedOut("x"), EndReason.ENVIRONMENT_ERROR),
+        (errors.ServiceUnhealthy("x"), EndReason.ENVIRONMENT_ERROR),
+        (errors.EnvironmentVanished("x"), EndReason.ENVIRONMENT_ERROR),
+        (errors.NoPlaceToStart("x"), EndReason.ENVIRONMENT_ERROR),
+        (errors.SpecInvalid("x"), EndReason.INVALID_SPEC),
         (errors.ModelEndpointUnavailable("x"), EndReason.MODEL_ERROR),
         (errors.GradingFailed("x"), EndReason.GRADING_ERROR),
         (errors.AgentFailed("x"), EndReason.AGENT_ERROR),
@@ -46,3 +53,21 @@ def test_permanent_faults_are_refusals_not_outages() -> None:
     assert any(issubclass(errors.AgentNotSetUp, kind) for kind in PERMANENT)
     assert not any(issubclass(errors.EngineUnavailable, kind) for kind in PERMANENT)
     assert not any(issubclass(errors.ImageUnavailable, kind) for kind in PERMANENT)
+
+
+@pytest.mark.parametrize(
+    ("kind", "again"),
+    [
+        (errors.SetupFailed, "never"),
+        (errors.ImageUnfit, "never"),
+        (errors.SpecInvalid, "never"),
+        (errors.SetupTimedOut, "once more"),
+        (errors.ServiceUnhealthy, "yes"),
+        (errors.EnvironmentVanished, "yes"),
+        (errors.NoPlaceToStart, "yes"),
+        (errors.EnvironmentFailed, "yes"),
+    ],
+)
+def test_what_an_environment_failed_of_says_whether_it_is_tried_again(kind: type[Exception], again: str) -> None:
+    never, once = issubclass(kind, PERMANENT), issubclass(kind, PERMANENT_WHEN_REPEATED)
+    assert {(True, False): "never", (False, True): "once more", (False, False): "yes"}[never, once] == again

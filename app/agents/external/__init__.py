@@ -36,6 +36,7 @@ def traits_of(manifest: Manifest) -> Traits:
     """What a task needs in order to be given to this agent."""
     return Traits(
         needs_model=manifest.needs_model,
+        writes=manifest.writes,
         tools=(manifest.name,) if manifest.placement is Placement.INSIDE else (),
         summary=manifest.summary or f"version {manifest.version}, of {manifest.file.name}",
     )

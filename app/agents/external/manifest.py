@@ -38,6 +38,8 @@ class Manifest(BaseModel):
     argv: tuple[Argument, ...] = Field(min_length=1)
     placement: Placement = Placement.OUTSIDE
     needs_model: bool = True
+    writes: bool = True
+    """False: it changes no files but those below /tmp, and so may share a read-only environment."""
     dialect: Literal["chat", "responses", "messages"] = "chat"
     bundle: str = "."
     """The adapter's folder, relative to the manifest; inside it is what is mounted. Left empty by `install` to fill."""

@@ -18,7 +18,7 @@ from app.environments.host_slots import Gate
 from app.environments.images import Images
 from app.environments.tools import Find, Tool
 from app.environments.ways import Entrance
-from app.errors import EnvironmentFailed
+from app.errors import EnvironmentFailed, ServiceUnhealthy
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 
@@ -80,7 +80,7 @@ class MainProvider(DockerProvider):
 def start_inside(environment: DockerEnvironment, ground: Ground, image_id: str, deadline: float) -> None:
     """Copy files in, start the service's own command if it has one, and wait until it is healthy.
 
-    Raises: EnvironmentFailed, EngineUnavailable.
+    Raises: ServiceUnhealthy, EnvironmentFailed, EngineUnavailable.
     """
     service = ground.plan.main
     for one in ground.plan.copies[service.name]:  # not by the engine: its session's mount has gone from our side
@@ -94,7 +94,7 @@ def start_inside(environment: DockerEnvironment, ground: Ground, image_id: str, 
         left_s = max(1.0, deadline - time.monotonic())
         result = environment.run(f"( trap '' HUP; exec {shlex.join(argv)} ) >{LOG} 2>&1 </dev/null &", timeout_s=left_s)
         if not result.ok:
-            raise EnvironmentFailed(f"service {service.name!r}: {shlex.join(argv)} was not started: {result.text()}")
+            raise ServiceUnhealthy(f"service {service.name!r}: {shlex.join(argv)} was not started: {result.text()}")
     if service.check is not None and service.check.test:
         _await_health(environment, service.name, service.check, deadline)
 
@@ -121,5 +121,5 @@ def _await_health(environment: DockerEnvironment, name: str, check: Check, deadl
             failures, next_counted = failures + 1, since_s + check.interval_s
         if failures >= check.retries or time.monotonic() >= deadline:
             how = "is unhealthy" if failures >= check.retries else "was not healthy in time"
-            raise EnvironmentFailed(f"service {name!r} {how}: {result.text()[-2000:].strip() or result.exit_code}")
+            raise ServiceUnhealthy(f"service {name!r} {how}: {result.text()[-2000:].strip() or result.exit_code}")
         time.sleep(_PAUSE_S)

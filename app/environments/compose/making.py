@@ -20,8 +20,9 @@ from app.environments.container import DockerEnvironment
 from app.environments.disk_watch import DiskWatch, limit_of
 from app.environments.host_slots import Gate
 from app.environments.images import Images, host_of
+from app.environments.setting_up import carry_out
 from app.environments.tools import Find
-from app.errors import EnvironmentFailed, StationError
+from app.errors import NoPlaceToStart, ServiceUnhealthy, StationError
 from app.settings import Settings
 
 log = structlog.get_logger()
@@ -60,7 +61,8 @@ class Making:
     def environment(self, deadline: float, start_s: float) -> ComposeEnvironment:
         """deadline: monotonic. start_s: what a start may take again, after a reset.
 
-        Raises: EnvironmentFailed: names the service at fault; EngineUnavailable.
+        Raises: ServiceUnhealthy: names the one at fault; SetupFailed, SetupTimedOut, NoPlaceToStart;
+            EnvironmentFailed; EngineUnavailable.
         """
         if engine_disk.in_sight(self._ground.engine):  # else nobody can look from here
             self._watch.watch(self._footprint, limit_of(self._ground.spec))
@@ -111,7 +113,7 @@ class Making:
             with self._gate.hold(limit, capacity, timeout_s=deadline - time.monotonic()):
                 yield
         except TimeoutError as error:
-            raise EnvironmentFailed(f"no service could be started in time: {error}.") from error
+            raise NoPlaceToStart(f"no service could be started in time: {error}.") from error
 
     def _start_main(self, deadline: float) -> None:
         plan, spec = self._ground.plan, self._ground.spec
@@ -123,7 +125,7 @@ class Making:
         )
         left_s = deadline - time.monotonic()
         if left_s <= 0:
-            raise EnvironmentFailed(f"service {service.name!r} was not started in time: the others took all of it.")
+            raise ServiceUnhealthy(f"service {service.name!r} was not started in time: the others took all of it.")
         self._main = self._footprint.main = self._provider.create(part, self._ground.tags, timeout_s=left_s)
         self._watch.forget(self._main)  # it is watched as a part of the whole
         self._ground.raise_if_ended()  # before it was known
@@ -137,8 +139,4 @@ class Making:
 
     def _set_up(self, main: DockerEnvironment, deadline: float) -> None:
         """Here and not by the main container's own provider, whose snapshots know nothing of the other services."""
-        for command in self._ground.spec.setup:
-            result = main.run(command, timeout_s=max(0.1, deadline - time.monotonic()))
-            if not result.ok:
-                how = "ran out of time" if result.timed_out else f"exit code {result.exit_code}"
-                raise EnvironmentFailed(f"set-up command {command!r}: {how}: {result.text()[-2000:]}")
+        carry_out(self._ground.spec.setup, main, deadline)

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, suppress
 
 from app.compose_file.model import Condition, Project
 from app.environments.compose.peer import Peer
-from app.errors import EnvironmentFailed, StationError
+from app.errors import ServiceUnhealthy, StationError
 
 _LOOK_S = 0.2
 
@@ -38,7 +38,7 @@ class Order:
         self._stop = threading.Event()
 
     def carry_out(self, deadline: float) -> None:
-        """Raises: EnvironmentFailed: names the service that ended, is unhealthy, or was not ready by `deadline`."""
+        """Raises: ServiceUnhealthy: names the service that ended, is unhealthy, or was not ready by `deadline`."""
         waiting = set(self._project.services)
         if self._start_main is None:
             waiting.discard(self._project.main)
@@ -86,9 +86,9 @@ class Order:
             name = self._watched.pop(future)
             self._reached[name].add(future.result())
         if time.monotonic() > deadline + 1.0 and not done:  # each says so itself, unless its engine does not answer
-            raise EnvironmentFailed(f"{', '.join(sorted(self._watched.values()))}: not ready in time.")
+            raise ServiceUnhealthy(f"{', '.join(sorted(self._watched.values()))}: not ready in time.")
         if waiting and not self._watched and not any(self._may_start(name) for name in waiting):
-            raise EnvironmentFailed(self._stuck(waiting))
+            raise ServiceUnhealthy(self._stuck(waiting))
 
     def _stuck(self, waiting: set[str]) -> str:
         """All that was started has settled, and somebody waits on."""

@@ -21,7 +21,7 @@ from app.environments.engine import Engine
 from app.environments.privileges import CAP_DROP, CPU_SHARES
 from app.environments.processes import COMMAND, Process, ProcessView
 from app.environments.ways.exec_session import ExecSession
-from app.errors import EnvironmentFailed, ImageUnavailable
+from app.errors import EnvironmentFailed, ImageUnavailable, ServiceUnhealthy
 
 _FIRST_LOOK_S = 0.05
 _LOOK_S = 1.0
@@ -109,7 +109,7 @@ class Peer:
     def settle(self, awaited: set[Condition], stop: threading.Event, deadline: float) -> Condition:
         """Wait until it is what the others wait for, and healthy where it can be; what it has come to.
 
-        Raises: EnvironmentFailed: it ended, is unhealthy, or was not ready by `deadline` (monotonic), with its log.
+        Raises: ServiceUnhealthy: it ended, is unhealthy, or was not ready by `deadline` (monotonic), with its log.
         """
         pause_s = _FIRST_LOOK_S
         while not stop.is_set():
@@ -154,7 +154,7 @@ class Peer:
         self._said = said.decode("utf-8", "replace").strip()
         return code == 0
 
-    def failure(self, what: str, state: dict[str, Any]) -> EnvironmentFailed:
+    def failure(self, what: str, state: dict[str, Any]) -> ServiceUnhealthy:
         """With all that helps: exit code, the last health check's words, the log's end."""
         ended = "" if state["Running"] else f" with exit code {state['ExitCode']}"
         memory = ", out of memory" if state.get("OOMKilled") else ""
@@ -164,7 +164,7 @@ class Peer:
             f"\nIts last health check said: {(said or self._said)[-_TAIL_CHARACTERS:]}" if said or self._said else ""
         )
         tail = self.log().decode("utf-8", "replace")[-_TAIL_CHARACTERS:].strip()
-        return EnvironmentFailed(
+        return ServiceUnhealthy(
             f"service {self.service.name!r} {what}{ended}{memory}.{health}\nIts log ends with: {tail or '(nothing)'}"
         )
 
@@ -178,7 +178,7 @@ class Peer:
         return self._session
 
     def refuse_ended(self) -> None:
-        """Raises: EnvironmentFailed: it has ended with a failure."""
+        """Raises: ServiceUnhealthy: it has ended with a failure."""
         state = self._about()["State"]
         if not state["Running"] and state["ExitCode"] != 0:
             raise self.failure("ended", state)

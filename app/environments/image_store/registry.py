@@ -25,7 +25,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_e
 from app.environments.disk import no_space
 from app.environments.engine import Engine
 from app.environments.image_store.names import HUB, located, manifest_of
-from app.errors import DiskFull, EnvironmentFailed, ImageUnavailable, SettingsInvalid
+from app.errors import DiskFull, EnvironmentFailed, ImageUnavailable, ImageUnfit, SettingsInvalid
 from app.settings import Settings
 
 log = structlog.get_logger()
@@ -269,15 +269,15 @@ def architecture_of(engine: Engine) -> str:
 def refuse_foreign(reference: str, built_for: str, engine: Engine) -> None:
     """Tell before anything starts that an image's programs cannot run on this engine.
 
-    Raises: ImageUnavailable.
+    Raises: ImageUnfit.
     """
     here = architecture_of(engine)
     if built_for and built_for != here and (here, built_for) not in _COMPATIBLE:
         raise wrong_architecture(reference, built_for, here)
 
 
-def wrong_architecture(reference: str, built_for: str, here: str) -> ImageUnavailable:
-    return ImageUnavailable(
+def wrong_architecture(reference: str, built_for: str, here: str) -> ImageUnfit:
+    return ImageUnfit(
         f"image {reference} is built for {built_for}, this engine runs {here}; name an image for {here}, or run the "
         "task where the architecture fits."
     )

@@ -17,7 +17,7 @@ from app.environments.image_store.book import Book
 from app.environments.image_store.names import built_for_all, digest_tag, in_mirror, key_of
 from app.environments.image_store.registry import Registries
 from app.environments.images import Images
-from app.errors import ImageUnavailable, MegaFlowError
+from app.errors import ImageUnavailable, ImageUnfit, MegaFlowError
 from app.models.spec import IMAGELESS, Bundle, EnvironmentSpec
 from app.settings import Settings
 
@@ -154,4 +154,5 @@ class Sync:
 
 def _class_of(error: MegaFlowError) -> str:
     """The class that the failure table knows: a registry's refusal is an image that cannot be had."""
-    return ImageUnavailable.__name__ if isinstance(error, ImageUnavailable) else type(error).__name__
+    refusal = isinstance(error, ImageUnavailable) and not isinstance(error, ImageUnfit)
+    return ImageUnavailable.__name__ if refusal else type(error).__name__

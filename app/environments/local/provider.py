@@ -24,9 +24,10 @@ from app.environments.local.carrier import Carrier
 from app.environments.local.environment import LocalEnvironment
 from app.environments.local.folder import OWNER, copy, end, lay_out, variables_of
 from app.environments.processes import COMMAND, HostView, Tree, kill_tree
+from app.environments.setting_up import carry_out
 from app.environments.sources import fetch_sources
 from app.environments.tools import Find, tools_of
-from app.errors import EnvironmentFailed, ImageBuildFailed, ImageUnavailable, SpecInvalid
+from app.errors import ImageBuildFailed, ImageUnavailable, NoPlaceToStart, SpecInvalid
 from app.models.spec import Build, Bundle, EnvironmentSpec, Reuse
 from app.settings import Settings
 
@@ -85,10 +86,10 @@ class LocalProvider:
                 (folder / OWNER).write_text(json.dumps(owner))
                 copy(self._tree(spec), environment.root, deadline)
             with measure("set_up"):
-                self._set_up(environment, spec, deadline)
+                carry_out(spec.setup, environment, deadline)
         except TimeoutError as error:
             environment.destroy()
-            raise EnvironmentFailed(f"no environment could be made within {timeout_s:.0f} s: {error}.") from error
+            raise NoPlaceToStart(f"no environment could be made within {timeout_s:.0f} s: {error}.") from error
         except BaseException:
             environment.destroy()
             raise
@@ -127,12 +128,6 @@ class LocalProvider:
             lay_out(root, spec)
             _run_recipe(spec, context, root, deadline)
             os.replace(root, tree)
-
-    def _set_up(self, environment: LocalEnvironment, spec: EnvironmentSpec, deadline: float) -> None:
-        for command in spec.setup:
-            result = environment.run(command, timeout_s=max(0.1, deadline - time.monotonic()))
-            if not result.ok:
-                raise EnvironmentFailed(f"set-up command {command!r}: exit {result.exit_code}: {result.text()[-2000:]}")
 
 
 def _refuse_shared(spec: EnvironmentSpec) -> None:

@@ -14,6 +14,7 @@ from app.environments.memory.environment import MemoryEnvironment
 from app.environments.memory.faults import Fault, Faults, Trouble
 from app.environments.memory.programs import PROGRAMS
 from app.environments.memory.shell.calls import Program
+from app.environments.setting_up import carry_out
 from app.environments.tools import tool_inside
 from app.errors import EnvironmentFailed, ImageBuildFailed, ImageUnavailable, SpecInvalid
 from app.models.spec import Bundle, EnvironmentSpec, Network, Reuse
@@ -80,8 +81,7 @@ class MemoryProvider:
             with measure("create"):
                 self._fill(environment, spec, deadline)
             with measure("set_up"):
-                for command in spec.setup:
-                    self._set_up(environment, command, deadline)
+                carry_out(spec.setup, environment, deadline)
             environment.keep_as_pristine()
         except BaseException:
             environment.destroy()
@@ -120,11 +120,6 @@ class MemoryProvider:
         if not result.ok:
             how = "took longer than its time" if result.timed_out else f"left with {result.exit_code}"
             raise ImageBuildFailed(f"setup.sh of {spec.label} {how}; its output ends:\n{result.text()[-3000:]}")
-
-    def _set_up(self, environment: MemoryEnvironment, command: str, deadline: float) -> None:
-        result = environment.run(command, timeout_s=max(0.1, deadline - time.monotonic()))
-        if not result.ok:
-            raise EnvironmentFailed(f"set-up command {command!r}: exit {result.exit_code}: {result.text()[-2000:]}")
 
 
 def _forget(name: str) -> None:

@@ -21,7 +21,7 @@ from app.environments.oci.runtime import Runtime, runtime_of
 from app.environments.oci.store import ImageStore
 from app.environments.oci.system_layer import stacked, system_layer
 from app.environments.oci.users import Users, pool
-from app.errors import EnvironmentFailed, ImageUnavailable
+from app.errors import EnvironmentFailed, ImageUnfit
 
 _END_S = 20.0
 """The kernel may take long over a process in the middle of a disk's work."""
@@ -104,13 +104,13 @@ class Body:
     def start(self, wish: Wish) -> None:
         """Start it with an empty layer of its own; connections are taken from now on.
 
-        Raises: EnvironmentFailed, ImageUnavailable: it has no shell; DiskFull.
+        Raises: EnvironmentFailed, ImageUnfit: it has no shell; DiskFull.
         """
         try:
             with disk_named(f"start environment {self.id[:12]}"):
                 self._start(wish)
         except Lacking as error:
-            raise ImageUnavailable(
+            raise ImageUnfit(
                 f"image {wish.image.id} has no /{error}, which every command needs; use an image with a shell."
             ) from None
         except (OSError, ValueError) as error:

@@ -28,7 +28,7 @@ from app.environments.outlets import Outlet, open_outlet, variables
 from app.environments.session import SessionClient, unix_connector
 from app.environments.session.connect import Connect
 from app.environments.tools import Tool, refuse_others, told
-from app.errors import EnvironmentFailed, StationError
+from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
 from app.models.spec import EnvironmentSpec, Reuse
 
 log = structlog.get_logger()
@@ -103,7 +103,7 @@ class OciEnvironment(Living):
         except OSError as error:
             raise EnvironmentFailed(f"the record of environment {self.id[:12]} cannot be written: {error}.") from error
         if not known:
-            raise EnvironmentFailed(f"environment {self.id[:12]} was removed by somebody else.")
+            raise EnvironmentVanished(f"environment {self.id[:12]} was removed by somebody else.")
 
     def hand_over(self) -> Ticket:
         with self._life:
@@ -143,7 +143,7 @@ class OciEnvironment(Living):
         self._origin, self._set_up_inside = handed.origin, handed.set_up_inside
         self._note(lambda records: records.relabel(self.id, tags.labels()))
         if not handing.holds(connections) and not self._body.lives:
-            raise EnvironmentFailed(f"environment {self.id[:12]} ended before it was taken over.")
+            raise EnvironmentVanished(f"environment {self.id[:12]} ended before it was taken over.")
         self._watch_memory(self._new_memory_watch())
         self._memory.killed(suspected=True)  # what was killed before is not ours
         self._session = self._new_session(handing.first(connections, unix_connector(self._body.place.address)))

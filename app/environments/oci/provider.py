@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
 import socket
 import time
 import uuid
@@ -27,9 +26,17 @@ from app.environments.oci.store import ImageStore, StoredImage
 from app.environments.oci.trees import written_bytes
 from app.environments.oci.trial import found
 from app.environments.session import binary
+from app.environments.setting_up import carry_out
 from app.environments.tools import Find, told, tools_of
 from app.environments.warm.wire import close_all
-from app.errors import EnvironmentFailed, ImageUnavailable
+from app.errors import (
+    EnvironmentFailed,
+    EnvironmentVanished,
+    ImageUnavailable,
+    NoPlaceToStart,
+    SetupFailed,
+    SetupTimedOut,
+)
 from app.models.spec import Bundle, EnvironmentSpec, Network, Reuse
 from app.settings import Settings
 
@@ -139,14 +146,14 @@ class OciProvider:
                     self._keep(order, environment, key, image)
                     return environment
         except TimeoutError as error:
-            raise EnvironmentFailed(f"another environment's set-up did not end in time: {error}.") from error
+            raise SetupTimedOut(f"another environment's set-up did not end in time: {error}.") from error
         return self._set_up(order, image)  # whoever was before us found that it cannot be kept
 
     def _keep(self, order: Order, environment: OciEnvironment, key: str, image: StoredImage) -> None:
         try:
             if (reason := environment.snapshot(key)) is not None:
                 if order.spec.reuse is Reuse.SHARED_READONLY:
-                    raise EnvironmentFailed(
+                    raise SetupFailed(
                         f"expected set-up commands that leave nothing but files, since {Reuse.SHARED_READONLY.value!r}"
                         f" was asked for, found: {reason}; end what they start, or use another `reuse`."
                     )
@@ -160,12 +167,7 @@ class OciProvider:
         environment = self._started(order, image, set_up=True)
         try:
             with order.times.measure("set_up"):
-                for command in order.spec.setup:
-                    result = environment.run(command, timeout_s=max(0.1, order.left_s))
-                    if not result.ok:
-                        how = "ran out of time" if result.timed_out else f"exit code {result.exit_code}"
-                        what = f"set-up command {shlex.quote(command)}: {how}"
-                        raise EnvironmentFailed(f"{what}: {result.text()[-2000:]}")
+                carry_out(order.spec.setup, environment, order.deadline)
         except BaseException:
             environment.destroy()
             raise
@@ -178,7 +180,7 @@ class OciProvider:
             with self._gate.hold(limit, capacity, timeout_s=order.left_s), order.times.measure("create"):
                 environment = self._start(order, image, set_up=set_up)
         except TimeoutError as error:
-            raise EnvironmentFailed(f"no environment could be started in time: {error}.") from error
+            raise NoPlaceToStart(f"no environment could be started in time: {error}.") from error
         self._watch.watch(environment, limit_of(order.spec))
         log.info("environment.created", environment=environment.id, image=order.spec.label)
         return environment
@@ -196,7 +198,7 @@ class OciProvider:
         try:
             environment.start(deadline=order.deadline)
             if not site.records.exists(identity):  # a sweeper was here meanwhile, and could not see all of it
-                raise EnvironmentFailed(f"environment {identity[:12]} was removed while it started.")
+                raise EnvironmentVanished(f"environment {identity[:12]} was removed while it started.")
         except BaseException:
             environment.destroy()
             raise

@@ -1,0 +1,56 @@
+"""Our own words beside those of a dataset format: how a task's environment is set up, used again and connected.
+
+The same keys in every format, below the name `megaflow`; a format that has a word of its own for one leaves ours out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from app.datasets.faults import Place, expected
+from app.models.spec import Network, Reuse
+
+KEY = "megaflow"
+
+
+class Policies(BaseModel):
+    """What a task says below `megaflow`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    setup: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    reuse: Reuse = Reuse.RECYCLED
+    network: Network | None = None  # None: what the format means
+    allowed_hosts: tuple[str, ...] = ()  # mean the network `allowlist`
+    storage_mb: int | None = Field(default=None, ge=64)
+
+    @property
+    def disk_bytes(self) -> int | None:
+        return None if self.storage_mb is None else self.storage_mb << 20
+
+    def environment(self) -> dict[str, Any]:
+        """As keywords of `EnvironmentSpec`; the network only where the task says one."""
+        network = self.network or (Network.ALLOWLIST if self.allowed_hosts else None)
+        said = {} if network is None else {"network": network, "allowed_hosts": self.allowed_hosts}
+        return {"setup": self.setup, "reuse": self.reuse, **said}
+
+
+def policies_of(found: object, place: Place, *, without: Collection[str] = ()) -> Policies:
+    """without: keys that this format says in its own way. Raises: DatasetInvalid: names the key, and those allowed."""
+    known = [name for name in Policies.model_fields if name not in without]
+    if found is None:
+        return Policies()
+    if not isinstance(found, dict):
+        raise place.fault(KEY, f"a map with any of {', '.join(known)}", found)
+    for key in found:
+        if key not in known:
+            raise place.fault(f"{KEY}.{key}", f"one of {', '.join(known)}", found[key])
+    try:
+        return Policies.model_validate(found)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in (KEY, *first["loc"]))
+        raise place.fault(field, expected(first["msg"]), first["input"]) from error

@@ -1,0 +1,50 @@
+"""What a submission changes in the environments of its tasks, whatever their dataset says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from app.errors import SpecInvalid
+from app.models.spec import AgentTask, Network, Reuse, Wire
+
+
+class EnvironmentOverrides(Wire):
+    """A value that is given goes before the task's own, which goes before the default.
+
+    Set-up commands are no such value: they run after the task's own, which it cannot do without.
+    """
+
+    network: Network | None = None
+    allowed_hosts: tuple[str, ...] = ()  # as `EnvironmentSpec.allowed_hosts`; mean the network `allowlist`
+    reuse: Reuse | None = None
+    setup: tuple[str, ...] = ()
+    disk_bytes: int | None = None
+
+    def applied_to(self, task: AgentTask) -> AgentTask:
+        """The task as it is to run. Raises: SpecInvalid: names the task, and what does not go together."""
+        changes = self._changes(task)
+        if not changes:
+            return task
+        environment = task.environment.model_dump() | changes
+        try:
+            return AgentTask.model_validate(task.model_dump() | {"environment": environment})
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise SpecInvalid(f"task {task.name!r}: {place}: {first['msg'].removeprefix('Value error, ')}") from error
+
+    def _changes(self, task: AgentTask) -> dict[str, Any]:
+        own, changes = task.environment, dict[str, Any]()
+        if self.network is not None or self.allowed_hosts:
+            network = self.network or Network.ALLOWLIST
+            kept = own.allowed_hosts if network is Network.ALLOWLIST else ()
+            changes |= {"network": network, "allowed_hosts": self.allowed_hosts or kept}
+        if self.reuse is not None:
+            changes["reuse"] = self.reuse
+        if self.setup:
+            changes["setup"] = (*own.setup, *self.setup)
+        if self.disk_bytes is not None:
+            changes["resources"] = own.resources.model_dump() | {"disk_bytes": self.disk_bytes}
+        return changes
