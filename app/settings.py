@@ -109,7 +109,7 @@ class Settings(BaseSettings):
     republish_s: float = Field(default=20.0, gt=0)
     """A hint that nobody claimed for so long is published again."""
     sweep_s: float = Field(default=10.0, gt=0)
-    """Between two sweeps of the reconciler."""
+    """Between two rounds of the reconciler, and between two sweeps of a host when no instance ends."""
     retry_base_s: float = Field(default=1.0, ge=0)
     retry_cap_s: float = Field(default=60.0, ge=0)
     """Wait before the next attempt after an infrastructure fault: doubles from base to cap."""

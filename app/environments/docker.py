@@ -182,7 +182,7 @@ class DockerProvider:
                 environment.start(proven=proven)
             except BaseException as error:
                 entrance.close()
-                with suppress(DockerException, RequestException):
+                with suppress(DockerException, RequestException, StationError):  # what stays is the sweeper's
                     if container_id is not None:
                         engine.remove(container_id)
                 if isinstance(error, APIError) and way.blamed_for(error):
@@ -285,12 +285,10 @@ class DockerProvider:
         """Also removes our network when nothing uses it. Only objects with the role label: instances are not ours."""
         engine, kept = self._engine, keep or {}
         labels = {"label": [f"megaflow={installation}", f"{ROLE}=environment"]}
-        removed: list[str] = []
         with engine.named("sweep environments", EnvironmentFailed):
-            for container in engine.api.containers(all=True, filters=labels):
-                if not kept.get(container["Id"], False):
-                    engine.remove(container["Id"])
-                    removed.append(container["Id"])
+            found = [str(one["Id"]) for one in engine.api.containers(all=True, filters=labels)]
+            removed = [one for one in found if not kept.get(one, False)]
+            engine.remove_each(removed)
             for network in engine.api.networks(filters=labels):
                 with suppress(APIError):  # in use
                     engine.api.remove_network(network["Id"])

@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ class Engine:
         try:
             yield
         except (APIError, DockerException) as error:
-            if isinstance(error, APIError) and error.is_server_error() and not self._listens():
+            if isinstance(error, APIError) and error.is_server_error() and not self.listens():
                 raise EngineUnavailable(
                     f"{doing}: the engine at {self.url} ends ({_reason(error)}); {_TRY}."
                 ) from error
@@ -125,7 +125,7 @@ class Engine:
             return DiskFull(f"{doing}: the engine's disk is full ({reason}); free some with `docker system prune`.")
         return otherwise(f"{doing}: the engine says: {reason}")
 
-    def _listens(self) -> bool:
+    def listens(self) -> bool:
         """Whether it takes new connections: one that is ending answers on those that it has, and can do nothing."""
         try:
             self._connect().close()
@@ -134,7 +134,10 @@ class Engine:
         return True
 
     def remove(self, container_id: str) -> None:
-        """Kill and remove a container with its volumes; not there, or going already, is fine."""
+        """Kill and remove a container with its volumes; not there is fine, and so is going, once it has gone.
+
+        Raises: EnvironmentFailed: somebody else removes it, and it stands yet; APIError: the engine refuses.
+        """
         try:
             self.api.remove_container(container_id, v=True, force=True)
         except APIError as error:
@@ -144,14 +147,30 @@ class Engine:
                 raise
             self._await_removal(container_id)
 
+    def remove_each(self, container_ids: Iterable[str]) -> None:
+        """`remove` for each, whatever becomes of the others. Raises: the first refusal, when all were tried."""
+        refusals: list[Exception] = []
+        for one in container_ids:
+            try:
+                self.remove(one)
+            except (APIError, EnvironmentFailed) as error:
+                refusals.append(error)
+        if refusals:
+            raise refusals[0]
+
     def _await_removal(self, container_id: str) -> None:
         """Somebody else removes it: gone is what our caller wants to hear."""
         give_up = time.monotonic() + _REMOVAL_S
-        while time.monotonic() < give_up:
+        while True:
             try:
-                self.api.inspect_container(container_id)
+                found = self.api.inspect_container(container_id)["State"]["Status"]
             except NotFound:
                 return
+            if time.monotonic() >= give_up:
+                raise EnvironmentFailed(
+                    f"expected container {container_id[:12]} to be gone within {_REMOVAL_S:.0f} s of its removal by"
+                    f" somebody else, found it {found}; the sweeper goes on trying."
+                )
             time.sleep(0.01)
 
     def attach(self, exec_id: str, *, tty: bool = False) -> socket.socket:

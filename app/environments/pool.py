@@ -138,7 +138,7 @@ class EnvironmentPool:
         try:
             pristine = Fingerprint.take(environment) if allow_reuse and self._max_idle else None
         except BaseException:
-            environment.destroy()
+            _end(environment)
             raise
         key, made = _key_of(environment, asked), time.monotonic()
         return Holding(environment, key, made, asked.tags.deadline_unix_s, pristine), Origin.FRESH
@@ -193,10 +193,14 @@ class EnvironmentPool:
 
     def _discard(self, holdings: list[Holding]) -> None:
         for holding in holdings:
-            try:
-                holding.environment.destroy()
-            except StationError as error:  # the sweeper finds it by its label
-                log.warning("environment.destroy_failed", environment=holding.environment.id, reason=str(error))
+            _end(holding.environment)
+
+
+def _end(environment: Environment) -> None:
+    try:
+        environment.destroy()
+    except StationError as error:  # the sweeper finds it by its label
+        log.warning("environment.destroy_failed", environment=environment.id, reason=str(error))
 
 
 @runtime_checkable

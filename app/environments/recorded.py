@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -185,7 +186,8 @@ class Recording:
             own, shared = self._made(environment, spec, tags, begun)
             self._note([*own, *shared])
         except BaseException:
-            environment.destroy()
+            with suppress(StationError):  # the sweeper finds it by its label
+                environment.destroy()
             raise
         return RecordedEnvironment(environment, own, owner_of(tags), self._database)
 

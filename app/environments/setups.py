@@ -24,7 +24,7 @@ from app.environments.host_slots import turn
 from app.environments.image_store import names
 from app.environments.image_store.book import Book
 from app.environments.setting_up import carry_out
-from app.errors import EnvironmentFailed, ImageUnavailable, SetupFailed, SetupTimedOut
+from app.errors import EnvironmentFailed, ImageUnavailable, SetupFailed, SetupTimedOut, StationError
 from app.models.spec import EnvironmentSpec, Reuse
 from app.settings import Settings
 
@@ -170,7 +170,7 @@ class Setups:
         kept = str(answer["Id"])
         self._book.made(kept, names.key_of(order.spec), [f"{REPOSITORY}:{key}"])
         log.info("environment.setup_kept", image=order.spec.label, key=key, took_s=round(time.monotonic() - begun, 3))
-        environment.destroy()
+        _end(environment)
         return kept
 
     # --- What cannot be kept --------------------------------------------------------------------------------------
@@ -215,5 +215,13 @@ def _ended_on_error(environment: DockerEnvironment) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        environment.destroy()
+        _end(environment)
         raise
+
+
+def _end(environment: DockerEnvironment) -> None:
+    """Whoever asked is told of the set-up, not of what would not go: that is the sweeper's."""
+    try:
+        environment.destroy()
+    except StationError as error:
+        log.warning("environment.destroy_failed", environment=environment.id, reason=str(error))

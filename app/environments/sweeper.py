@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import socket
+import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import structlog
 
 from app.environments.compose.sweeping import shared
 from app.environments.engine import ROLE, Engine, engine_of
-from app.environments.listing import READY, attempt_in, label_id, label_ready, listed, unix_of
+from app.environments.listing import READY, attempt_in, label_id, label_ready, labels_of, listed, unix_of
 from app.environments.local import OWNER, end
 from app.environments.oci import Records, remove_abandoned
 from app.environments.oci import end as end_environment
 from app.environments.oci.records import Record
-from app.errors import EngineUnavailable, EnvironmentFailed
-from app.ledger import receipts
+from app.errors import EngineUnavailable, EnvironmentFailed, StationError
+from app.ledger import receipts, sweeps
 from app.ledger.database import Database
 from app.ledger.owners import Taker, takers
 from app.ledger.receipts import ObjectKind, Owner, Remover, Thing
@@ -38,70 +38,161 @@ _CGROUPS_S = 600.0
 """Between two looks for control groups whose home is gone."""
 _YOUNG_S = 3.0
 """Its instance may be newer than the list of live ones that we were given."""
+_NAMES = {ObjectKind.NETWORK: "network", ObjectKind.VOLUME: "volume"}
+"""What the log calls a thing that is no environment."""
+
+
+class Refusal(NamedTuple):
+    """What would not go, and why. `instance_id`: whose it is, where its labels say so."""
+
+    kind: str
+    id: str
+    why: str
+    instance_id: UUID | None
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What a round did: how many environments and shared things it removed, and what would not go."""
+
+    removed: int
+    refused: tuple[Refusal, ...]
 
 
 class Sweeper:
-    """Looks at what exists on this host and its engine, not at what somebody remembers.
+    """Looks at what exists on this host and its engine, not at what somebody remembers. For one thread.
 
-    database: where the removals are recorded; None: they are not.
+    database: where the removals are recorded; None: they are not. stop: a round ends early when it is set.
     """
 
-    def __init__(self, settings: Settings, database: Database | None = None) -> None:
+    def __init__(
+        self, settings: Settings, database: Database | None = None, stop: threading.Event | None = None
+    ) -> None:
         self._settings = settings
         self._database = database
+        self._stop = stop or threading.Event()
         self._cgroups_next = 0.0  # monotonic
+        self._removed = 0
+        self._refused: list[Refusal] = []
+        self._last: frozenset[str] = frozenset()  # would not go the last time, which may take long: comes last
 
-    def sweep(self, live_instances: set[UUID], ended: Collection[UUID] = ()) -> int:
-        """Remove what belongs to no live instance or is overdue; how many. Instances are their provider's to end.
+    def sweep(self, live_instances: set[UUID], ended: Collection[UUID] = (), *, control: bool = True) -> Swept:
+        """Remove what belongs to no live instance or is overdue. Instances are their provider's to end.
 
         What belongs to an instance that is known to have `ended` goes at once, else it is left alone while it is young.
-        What is on record as standing and is not there is recorded as gone. An engine that does not answer has nothing
-        to sweep.
+        What would not go is tried again in the next round. What is on record as standing here and is not there is
+        recorded as gone; `control`: also what instances made that the control plane had launched. An engine that does
+        not answer has nothing to sweep.
+
+        Raises: DatabaseUnavailable.
         """
-        owners = _Owners({str(one) for one in live_instances}, {str(one) for one in ended})
+        self._removed, self._refused = 0, []
+        ahead_s = 0.0 if self._database is None else sweeps.clock_ahead_s(self._database)
+        owners = _Owners({str(one) for one in live_instances}, {str(one) for one in ended}, time.time(), ahead_s)
         self._sweep_scratch(owners)
-        removed = [*self._sweep_folders(owners), *self._sweep_engineless(owners), *self._sweep_containers(owners)]
+        self._sweep_folders(owners)
+        self._sweep_engineless(owners)
+        self._sweep_engine(owners)
         if self._database is not None:
+            self._settle(self._database, control=control)
+        self._last = frozenset(refusal.id for refusal in self._refused)
+        return Swept(self._removed, tuple(self._refused))
+
+    # --- One thing ----------------------------------------------------------------------------------------------------
+
+    def _remove(self, kind: ObjectKind, one: _Found, remove: Callable[[], object]) -> None:
+        """A refusal is told, and the next is tried. What answers False is not to go yet.
+
+        Raises: EngineUnavailable, DatabaseUnavailable.
+        """
+        if self._stop.is_set():
+            return
+        try:
+            if remove() is False:
+                return
+        except EngineUnavailable:
+            raise
+        except (StationError, OSError) as error:
+            self._refuse(kind, one.id, error, label_id(one.labels, "instance"))
+            return
+        log.warning("environment.swept", **{_NAMES.get(kind, "environment"): one.id})
+        self._removed += 1
+        thing = _thing(kind, one.id, one.labels, one.made_unix_s)
+        if self._database is not None and thing is not None:  # at once: nobody else is to find it gone without a word
             with self._database.begin() as connection:
-                receipts.destroyed(connection, [thing for thing in removed if thing], Remover.SWEEPER)
-            self._settle(self._database)
-        return len(removed)
+                receipts.destroyed(connection, [thing], Remover.SWEEPER)
+
+    def _refuse(self, kind: str, identity: str, error: Exception, instance_id: UUID | None) -> None:
+        log.warning("sweeper.refused", kind=str(kind), id=identity, reason=str(error))
+        self._refused.append(Refusal(str(kind), identity, str(error), instance_id))
+
+    # --- On this host's disk ------------------------------------------------------------------------------------------
 
     def _sweep_scratch(self, owners: _Owners) -> None:
         """Remove what attempts of instances that are gone kept beside their environments."""
         for folder in (self._settings.home / "scratch").glob("*-*-*-*-*"):
-            with suppress(OSError):  # going already
+            try:
                 if owners.lack(folder.name, folder.stat().st_mtime, _JUST_MADE_S):
                     shutil.rmtree(folder)
+            except FileNotFoundError:  # going already
+                continue
+            except OSError as error:
+                self._refuse("scratch", folder.name, error, label_id({"megaflow.instance": folder.name}, "instance"))
 
-    def _sweep_containers(self, owners: _Owners) -> list[Thing | None]:
-        """A thing whose labels do not say whose it was has no line: None."""
-        labels = [f"megaflow={self._settings.installation}", f"{ROLE}=environment"]
-        removed: list[Thing | None] = []
+    def _sweep_folders(self, owners: _Owners) -> None:
+        for file in (self._settings.home / "local").glob(f"*/{OWNER}"):
+            try:
+                labels, made = labels_of(file), file.stat().st_mtime
+            except OSError:  # going
+                continue
+            ours = labels.get("megaflow") == self._settings.installation  # not when it is half written
+            one = _Found(file.parent.name, labels, made, _deadline_of(labels))
+            if ours and one.doomed(owners):
+                self._remove(ObjectKind.FOLDER, one, partial(end, file.parent))
+
+    def _sweep_engineless(self, owners: _Owners) -> None:
+        """What stands here without an engine."""
+        home = self._settings.home.resolve()
+        records = Records(home)
+        for record in sorted(records.all(), key=lambda record: record.id in self._last):
+            ours = record.installation == self._settings.installation
+            one = _Found(record.id, record.labels, _given(records, record), record.deadline_unix_s or math.inf)
+            # Without labels it was being made when its maker died.
+            if not record.labels or (ours and one.doomed(owners)):
+                one = replace(one, made_unix_s=record.made_unix_s)
+                self._remove(ObjectKind.ENVIRONMENT, one, partial(end_environment, home, one.id))
+        if time.monotonic() >= self._cgroups_next:
+            remove_abandoned()
+            self._cgroups_next = time.monotonic() + _CGROUPS_S
+
+    # --- On the engine ------------------------------------------------------------------------------------------------
+
+    def _sweep_engine(self, owners: _Owners) -> None:
         try:
             engine = engine_of(self._settings)
-            with engine.named("sweep environments", EnvironmentFailed):
-                containers = engine.api.containers(all=True, filters={"label": labels})
-                taken = self._takers(containers)
-                for found in containers:
-                    one = _Found.of(found, taken)
-                    if one.doomed(owners):
-                        log.warning("environment.swept", environment=one.id)
-                        engine.remove(one.id)
-                        removed.append(_thing(ObjectKind.CONTAINER, one.id, one.labels, one.made_unix_s))
-                removed += self._sweep_shared(engine, owners)
-        except (EngineUnavailable, EnvironmentFailed) as error:
+            self._sweep_containers(engine, owners)
+            self._sweep_shared(engine, owners)
+        except StationError as error:
             log.debug("sweeper.engine_failed", reason=str(error))
-        return removed
 
-    def _sweep_shared(self, engine: Engine, owners: _Owners) -> Iterator[Thing | None]:
+    def _sweep_containers(self, engine: Engine, owners: _Owners) -> None:
+        labels = [f"megaflow={self._settings.installation}", f"{ROLE}=environment"]
+        with engine.named("list environments", EnvironmentFailed):
+            containers = engine.api.containers(all=True, filters={"label": labels})
+        taken = self._takers(containers)
+        for container in sorted(containers, key=lambda container: container["Id"] in self._last):
+            one = _Found.of(container, taken)
+            if one.doomed(owners):
+                self._remove(ObjectKind.CONTAINER, one, partial(_told, engine, engine.remove, one.id))
+
+    def _sweep_shared(self, engine: Engine, owners: _Owners) -> None:
         """Networks and volumes of projects. The engine keeps what is in use: its project lives, or goes first."""
-        for found in shared(engine, self._settings.installation):
-            made = unix_of(found.created)
-            one = _Found(found.id, found.labels, made, float(found.labels["megaflow.deadline"]))
-            if one.doomed(owners) and found.remove(engine):
-                log.warning("environment.swept", **{found.kind: found.id})
-                yield _thing(ObjectKind(found.kind), found.id, found.labels, made)
+        with engine.named("list what projects share", EnvironmentFailed):
+            standing = shared(engine, self._settings.installation)
+        for part in standing:
+            one = _Found(part.id, part.labels, unix_of(part.created), _deadline_of(part.labels))
+            if one.doomed(owners):
+                self._remove(ObjectKind(part.kind), one, partial(_told, engine, part.remove, engine))
 
     def _takers(self, containers: Sequence[dict[str, Any]]) -> dict[UUID, Taker]:
         """Who has those that were made for nobody: their labels cannot say it, their names do."""
@@ -109,47 +200,11 @@ class Sweeper:
         attempts = [attempt for attempt in named if attempt is not None]
         return {} if self._database is None else takers(self._database, attempts)
 
-    def _sweep_folders(self, owners: _Owners) -> list[Thing | None]:
-        removed = []
-        for file in (self._settings.home / "local").glob(f"*/{OWNER}"):
-            try:
-                labels: dict[str, str] = json.loads(file.read_text())["labels"]
-                made = file.stat().st_mtime
-            except (OSError, ValueError, KeyError):  # going, or half written: the next sweep sees it
-                continue
-            ours = labels["megaflow"] == self._settings.installation
-            one = _Found(file.parent.name, labels, made, float(labels["megaflow.deadline"]))
-            if ours and one.doomed(owners):
-                log.warning("environment.swept", environment=file.parent.name)
-                end(file.parent)
-                removed.append(_thing(ObjectKind.FOLDER, file.parent.name, labels, made))
-        return removed
+    # --- The record ---------------------------------------------------------------------------------------------------
 
-    def _sweep_engineless(self, owners: _Owners) -> list[Thing | None]:
-        """What stands here without an engine."""
-        home = self._settings.home.resolve()
-        removed: list[Thing | None] = []
-        records = Records(home)
-        for one in list(records.all()):
-            ours = one.installation == self._settings.installation
-            found = _Found(one.id, one.labels, _given(records, one), one.deadline_unix_s or math.inf)
-            # Without labels it was being made when its maker died.
-            if not one.labels or (ours and found.doomed(owners)):
-                try:
-                    end_environment(home, one.id)
-                except EnvironmentFailed as error:  # the next sweep tries again
-                    log.error("sweeper.environment_stays", environment=one.id, reason=str(error))
-                    continue
-                log.warning("environment.swept", environment=one.id)
-                removed.append(_thing(ObjectKind.ENVIRONMENT, one.id, one.labels, one.made_unix_s))
-        if time.monotonic() >= self._cgroups_next:
-            remove_abandoned()
-            self._cgroups_next = time.monotonic() + _CGROUPS_S
-        return removed
-
-    def _settle(self, database: Database) -> None:
+    def _settle(self, database: Database, *, control: bool) -> None:
         """The ledger is read first: what is recorded after our look at the world is newer than it."""
-        standing = receipts.open_in_sight(database, socket.gethostname())
+        standing = receipts.open_in_sight(database, socket.gethostname(), control=control)
         if not standing:
             return
         there, engine = listed(self._settings)
@@ -157,6 +212,20 @@ class Sweeper:
         gone = [one for one, kind in standing if one not in ids and (engine or not kind.engines)]
         with database.begin() as connection:
             receipts.vanished(connection, gone)
+
+
+def _told(engine: Engine, remove: Callable[[Any], object], what: Any) -> object:
+    """What `remove` answers, its refusals in our words; an engine that only does not get on with this one refuses it.
+
+    Raises: EnvironmentFailed, DiskFull; EngineUnavailable: nothing else could be removed, either.
+    """
+    try:
+        with engine.named("sweep", EnvironmentFailed):
+            return remove(what)
+    except EngineUnavailable as error:
+        if not engine.listens():
+            raise
+        raise EnvironmentFailed(str(error)) from error
 
 
 def _thing(kind: ObjectKind, identity: str, labels: Mapping[str, str], made: float) -> Thing | None:
@@ -168,14 +237,19 @@ def _thing(kind: ObjectKind, identity: str, labels: Mapping[str, str], made: flo
 
 @dataclass(frozen=True, slots=True)
 class _Owners:
-    """Whom things may belong to: instance ids as labels have them."""
+    """Whom things may belong to: instance ids as labels have them, and when (Unix time) they were read.
+
+    ahead_s: by how much the clock that gave them their deadlines is ahead of ours.
+    """
 
     live: set[str]
     ended: set[str]
+    read_at: float
+    ahead_s: float
 
     def lack(self, instance_id: str | None, made: float, young_s: float) -> bool:
         """True when this owner is gone; one that is in neither list may be newer than the lists."""
-        return instance_id in self.ended or (instance_id not in self.live and time.time() - made > young_s)
+        return instance_id in self.ended or (instance_id not in self.live and self.read_at - made > young_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +274,11 @@ class _Found:
         return cls(container["Id"], labels, made, _deadline(container), taken=taker.lives)
 
     def doomed(self, owners: _Owners) -> bool:
-        """What was made for nobody has no owner who could be gone: its deadline alone tells."""
-        if time.time() > self.deadline_unix_s:
+        """What was made for nobody has no owner who could be gone: its deadline alone tells, by this host's clock."""
+        ready = label_ready(self.labels)
+        if time.time() + (0.0 if ready else owners.ahead_s) > self.deadline_unix_s:
             return True
-        if label_ready(self.labels) or self.taken:
+        if ready or self.taken:
             return False
         return owners.lack(self.labels.get("megaflow.instance"), self.made_unix_s, _YOUNG_S)
 
@@ -222,7 +297,10 @@ def _name(container: dict[str, Any]) -> str:
 
 def _deadline(container: dict[str, Any]) -> float:
     """From the name, which a container that changed hands got anew; else from the label, which it could not."""
-    for text in (_name(container).rpartition("-")[2], container["Labels"].get("megaflow.deadline", "")):
-        if text.isdigit():
-            return float(text)
-    return float("inf")
+    text = _name(container).rpartition("-")[2]
+    return float(text) if text.isdigit() else _deadline_of(container["Labels"])
+
+
+def _deadline_of(labels: Mapping[str, str]) -> float:
+    text = labels.get("megaflow.deadline", "")
+    return float(text) if text.isdigit() else math.inf

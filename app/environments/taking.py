@@ -39,7 +39,7 @@ def take_over(
         raise _unreadable(error) from error
     except BaseException:
         entrance.close()
-        with suppress(DockerException, RequestException):
+        with suppress(DockerException, RequestException, StationError):  # what stays is the sweeper's
             engine.remove(str(ticket.body["id"]))
         raise
     try:

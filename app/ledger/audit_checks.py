@@ -231,10 +231,13 @@ _INSTANCES = (
     Check(
         "engine_object.left_behind",
         Severity.ERROR,
-        "a container, volume or folder stands although its instance was swept long ago: `megaflow receipt RUN`",
+        "a container, volume or folder stands although its instance ended long ago: it would not go, or its host is"
+        " away; `megaflow receipt RUN` names it, the log of its host says why (sweeper.refused)",
         "SELECT o.engine_id AS id FROM engine_objects o JOIN instances i ON i.id = o.instance_id"
         " WHERE o.destroyed_at IS NULL AND o.kind <> 'network'"
-        " AND i.state IN ('terminated', 'failed') AND i.swept_at < now() - make_interval(secs => :overstay)",
+        " AND i.state IN ('terminated', 'failed')"
+        " AND coalesce(i.swept_at, i.ended_at + make_interval(secs => :overstay))"
+        " < now() - make_interval(secs => :overstay)",
     ),
 )
 

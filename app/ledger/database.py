@@ -168,7 +168,7 @@ class Listener:
 DISPATCHER = 73051
 """Advisory lock of the dispatcher that decides."""
 RECONCILER = 73052
-"""Advisory lock of the reconciler that sweeps."""
+"""Advisory lock of the reconciler that decides."""
 
 
 def dispatcher_leads(database: Database) -> bool:

@@ -1,4 +1,4 @@
-"""The life of an instance in the ledger: requested, ready, gone, swept."""
+"""The life of an instance in the ledger: requested, ready, gone. What it left behind: `sweeps`."""
 
 from __future__ import annotations
 
@@ -369,26 +369,8 @@ def _live(row: Row[Any]) -> Live:
     return Live(row.id, row.provider, Mode(row.mode), row.state, row.handle, row.age_s, row.overdue, row.silent_s)
 
 
-def unswept(database: Database) -> list[UUID]:
-    """Instances that have ended and may have left containers behind."""
-    with database.begin() as connection:
-        rows = connection.execute(
-            text(
-                "SELECT id FROM instances WHERE swept_at IS NULL AND state IN ('terminated', 'failed')"
-                " ORDER BY ended_at LIMIT 5000"
-            )
-        )
-        return [row.id for row in rows]
-
-
-def swept(database: Database, instance_ids: Sequence[UUID]) -> None:
-    """Nothing of these instances is left."""
-    with database.begin() as connection:
-        connection.execute(
-            text("UPDATE instances SET swept_at = clock_timestamp() WHERE id = ANY(:ids)"), {"ids": list(instance_ids)}
-        )
-
-
 def live_ids(database: Database) -> set[UUID]:
     """Ids of the instances that have not ended."""
-    return {instance.id for instance in live(database)}
+    with database.begin() as connection:
+        rows = connection.execute(text("SELECT id FROM instances WHERE state NOT IN ('terminated', 'failed')"))
+        return set(rows.scalars())

@@ -131,16 +131,19 @@ def _arrays(things: Sequence[Thing]) -> dict[str, list[Any]]:
 _IN_SIGHT = text("""
 SELECT o.engine_id, o.kind FROM engine_objects o JOIN instances i ON i.id = o.instance_id
 WHERE o.destroyed_at IS NULL AND o.created_at < clock_timestamp() - interval '5 s'
-    AND (i.provider = 'process' OR i.provider = 'docker' AND (o.kind NOT IN ('folder', 'environment')
-        OR i.state IN ('terminated', 'failed'))
-        OR i.provider = 'static' AND split_part(coalesce(i.handle, ''), ':', 1) = :host)
+    AND (i.provider = 'static' AND split_part(coalesce(i.handle, ''), ':', 1) = :host
+        OR :control AND (i.provider = 'process' OR i.provider = 'docker'
+            AND (o.kind NOT IN ('folder', 'environment') OR i.state IN ('terminated', 'failed'))))
 """)
 
 
-def open_in_sight(database: Database, host: str) -> list[tuple[str, ObjectKind]]:
-    """What is on record as standing and would be seen by somebody who looks from `host` at its engine and folders."""
+def open_in_sight(database: Database, host: str, *, control: bool) -> list[tuple[str, ObjectKind]]:
+    """What is on record as standing and would be seen by somebody who looks from `host` at its engine and folders.
+
+    control: the control plane stands there, and so does what the instances made that it had launched.
+    """
     with database.begin() as connection:
-        rows = connection.execute(_IN_SIGHT, {"host": host})
+        rows = connection.execute(_IN_SIGHT, {"host": host, "control": control})
         return [(row.engine_id, ObjectKind(row.kind)) for row in rows]
 
 

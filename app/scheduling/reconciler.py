@@ -15,8 +15,7 @@ import structlog
 
 from app.errors import DatabaseUnavailable, StationError
 from app.ledger import deadlines, instances, semaphores, tasks, waiting
-from app.ledger.database import RECONCILER, Database, Leadership, Listener
-from app.ledger.events import WORK
+from app.ledger.database import RECONCILER, Database, Leadership
 from app.ledger.instances import Live
 from app.models.endings import RetryPolicy
 from app.settings import Settings
@@ -27,7 +26,6 @@ _YOUNG_S = 5.0
 """An instance this young may not be in its provider's list yet."""
 _SILENT_S = 60.0
 """A standing instance that nobody watches and that says nothing for so long is gone."""
-_MOST_REST_S = 2.0
 _CLOCKS_S = 1.0
 """Between two looks at what runs out: leases, deadlines, places at semaphores."""
 _GONE_GRACE_S = 20.0
@@ -42,17 +40,17 @@ class Hands:
     """By provider: the instances that exist. A provider that does not answer is left out."""
     terminate: Callable[[str, UUID, str], None]
     """Provider, instance, handle."""
-    sweep: Callable[[set[UUID], Sequence[UUID]], int]
-    """Live instances, and some that have ended: remove every environment that belongs to none of the first, or is past
-    its deadline; how many. What belongs to the second goes however young it is."""
+    lead_here: Callable[[], None]
+    """Tell this host, again and again, that the lead is here: what it sweeps is what our instances made."""
     nudge: Callable[[Sequence[UUID]], None]
     """Tell running attempts at once that they must stop."""
 
 
 class Reconciler:
-    """`run` blocks until told to stop; sweeps every `sweep_s`, and at once when an instance has ended.
+    """`run` blocks until told to stop; looks at the instances every `sweep_s`.
 
-    What only runs out (leases, deadlines) is looked at every second, which costs a few probes of an index.
+    What only runs out (leases, deadlines, places) is looked at every second, which costs a few probes of an index. What
+    instances leave behind is for every host itself to remove.
     """
 
     def __init__(self, database: Database, settings: Settings, hands: Hands) -> None:
@@ -62,41 +60,30 @@ class Reconciler:
         self._retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
 
     def run(self, stop: threading.Event) -> None:
-        lead, listener = Leadership(self._database, RECONCILER), Listener(self._database, WORK)
+        lead = Leadership(self._database, RECONCILER)
         try:
             while not stop.is_set():
                 try:
                     leads = lead.held()
                     if leads:
-                        began = time.monotonic()
                         self.sweep()
-                        rest_s = min(_MOST_REST_S, 4 * (time.monotonic() - began))
-                        stop.wait(rest_s)  # when instances end all the time, sweeping takes a fifth of it at most
-                    self._wait(listener, stop, leads=leads)
+                    self._wait(stop, leads=leads)
                 except (DatabaseUnavailable, StationError) as error:
                     log.warning("reconciler.interrupted", error=str(error))
                     stop.wait(1.0)
         finally:
-            listener.close()
             lead.release()
 
-    def _wait(self, listener: Listener, stop: threading.Event, *, leads: bool) -> None:
-        """Until the next sweep is due; sooner when an instance has ended and may have left something behind."""
+    def _wait(self, stop: threading.Event, *, leads: bool) -> None:
         until = time.monotonic() + self._settings.sweep_s
-        clocks_at = time.monotonic() + _CLOCKS_S
-        while time.monotonic() < until and not stop.is_set():
-            listener.wait(max(0.0, clocks_at - time.monotonic()))
-            if time.monotonic() >= clocks_at:
-                clocks_at = time.monotonic() + _CLOCKS_S
-                if leads:
-                    self.watch_clocks()
-            else:
-                stop.wait(0.2)  # a storm of wake-ups is one; those that end together are swept together
-            if leads and instances.unswept(self._database):
-                return
+        while (left_s := until - time.monotonic()) > 0 and not stop.wait(min(_CLOCKS_S, left_s)):
+            if leads:
+                self.watch_clocks()
 
     def watch_clocks(self) -> None:
         """Take back what has run out, and tell those that run what they have to know."""
+        self._hands.lead_here()
+        semaphores.sweep(self._database)
         with self._database.begin() as connection:
             taken = waiting.reclaim_lapsed(connection, self._retry)
             expired = deadlines.expire(connection, self._retry)
@@ -107,16 +94,10 @@ class Reconciler:
             self._hands.nudge(told)
 
     def sweep(self) -> None:
-        """One pass over clocks, instances and environments."""
+        """One pass over clocks and instances."""
         self.watch_clocks()
-        semaphores.sweep(self._database)
         self._check_instances()
         self._quarantine()
-        gone = instances.unswept(self._database)
-        removed = self._hands.sweep(instances.live_ids(self._database), gone)
-        if removed:
-            log.warning("reconciler.swept", environments=removed)
-        instances.swept(self._database, gone)
 
     def _quarantine(self) -> None:
         """A standing instance on which one task after the other fails takes nothing new, and is replaced."""

@@ -23,7 +23,6 @@ from app import instances as providers
 from app import logs
 from app.celery_app import CONTROL, app
 from app.environments.image_store.names import key_of
-from app.environments.sweeper import Sweeper
 from app.errors import DatabaseUnavailable, InstanceFailed, MegaFlowError, UnknownName
 from app.instances.base import Provider
 from app.ledger import classes, host_images, instances
@@ -38,7 +37,7 @@ from app.scheduling.placement import queue_at
 from app.scheduling.reconciler import Hands, Reconciler
 from app.settings import Settings, load
 from app.stopping import nudge
-from app.workers import host_care, metrics, seat
+from app.workers import host_care, host_sweep, metrics, seat
 from app.workers.evaluations import Calendar
 from app.workers.webhooks import Webhooks
 
@@ -60,8 +59,8 @@ class Control:
             name: providers.provider_named(name, settings) for name in self._names()
         }
         self._dispatcher = Dispatcher(self._database, settings, self._launch, partial(publish, app), key_of)
-        sweep = Sweeper(settings, self._database).sweep
-        hands = Hands(self._alive, self._terminate, sweep, partial(nudge, settings))
+        lead_here = partial(host_sweep.lead_here, settings)
+        hands = Hands(self._alive, self._terminate, lead_here, partial(nudge, settings))
         self._reconciler = Reconciler(self._database, settings, hands)
         self._auditor = Auditor(self._database, settings)
         self._webhooks = Webhooks(self._database, settings)

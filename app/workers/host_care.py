@@ -1,4 +1,4 @@
-"""What one standing process of a host does beside the attempts: tells of its images, pulls and makes ahead.
+"""What one standing process of a host does beside the attempts: sweeps, tells of its images, pulls and makes ahead.
 
     with host_care.caring(settings, database): …
 
@@ -23,7 +23,7 @@ from app.ledger import host_images
 from app.ledger.database import Database
 from app.scheduling.placement import home_of
 from app.settings import Settings
-from app.workers import image_care, warm_care
+from app.workers import host_sweep, image_care, warm_care
 
 log = structlog.get_logger()
 
@@ -47,7 +47,10 @@ def host_name() -> str:
 
 def works(settings: Settings, database: Database) -> dict[str, Work]:
     """All that is done for a host, by name."""
-    found: dict[str, Work] = {"presence": Reporter(settings, database, host_name()).run}
+    found: dict[str, Work] = {
+        "presence": Reporter(settings, database, host_name()).run,
+        "sweep": partial(host_sweep.keep, settings, database, host_name()),
+    }
     if settings.image_prefetch:
         found["prefetch"] = partial(_pull_ahead, settings, database)
     if settings.warm_environments:

@@ -81,10 +81,10 @@ def an_attempt(
 
 
 def an_instance(database: Database, *, mode: str = "ephemeral", **values: Any) -> UUID:
-    instance_id = new_id()
     defaults: dict[str, Any] = {"provider": "process", "resource_class": "standard", "slots": 1, "state": "ready"}
-    insert(database, "instances", id=instance_id, mode=mode, **(defaults | values))
-    return instance_id
+    row = {"id": new_id()} | defaults | values
+    insert(database, "instances", mode=mode, **row)
+    return UUID(str(row["id"]))
 
 
 def one(database: Database, statement: str, **values: Any) -> Any:

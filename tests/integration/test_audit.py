@@ -270,6 +270,20 @@ def a_container_left_behind(database: Database) -> None:
     )
 
 
+def a_container_that_would_not_go(database: Database) -> None:
+    instance_id = an_instance(database, state="failed", requested_at=ago(900), ended_at=ago(800))
+    insert(
+        database,
+        "engine_objects",
+        engine_id="c1",
+        kind="container",
+        run_id=new_id(),
+        task_id=new_id(),
+        attempt_id=new_id(),
+        instance_id=instance_id,
+    )
+
+
 def a_delay_that_is_over(database: Database) -> None:
     pending(database, in_line=False, available_at=ago(600))
 
@@ -405,7 +419,7 @@ REPORTED: dict[str, tuple[Break, ...]] = {
     "instance.over_slots": (more_than_an_instance_has,),
     "instance.used_twice": (an_instance_used_twice,),
     "instance.without_pool": (an_instance_of_no_class,),
-    "engine_object.left_behind": (a_container_left_behind,),
+    "engine_object.left_behind": (a_container_left_behind, a_container_that_would_not_go),
     "task.ignores_cancel": (a_cancellation_not_heard,),
     "task.expired_yet_waiting": (a_deadline_not_kept,),
     "task.tries_used_up": (faults_used_up,),

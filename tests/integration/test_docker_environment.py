@@ -525,9 +525,9 @@ def test_the_sweeper_takes_orphans_and_the_overdue(
     alive, dead, late = (tags_of(settings.installation, deadline) for deadline in (600, 600, 8))
     spec = EnvironmentSpec(image=base_image_tag)
     kept, orphan, overdue = (provider.create(spec, tags, timeout_s=60) for tags in (alive, dead, late))
-    assert Sweeper(settings).sweep({alive.instance_id, dead.instance_id, late.instance_id}) == 0
+    assert Sweeper(settings).sweep({alive.instance_id, dead.instance_id, late.instance_id}).removed == 0
     time.sleep(8.5)
-    assert Sweeper(settings).sweep({alive.instance_id, late.instance_id}) == 2
+    assert Sweeper(settings).sweep({alive.instance_id, late.instance_id}).removed == 2
     assert kept.run("true", timeout_s=20).ok
     for gone in (orphan, overdue):
         with pytest.raises(EnvironmentFailed):
@@ -543,7 +543,7 @@ def test_an_adopted_environment_has_its_new_owners_deadline(
     environment = provider.create(EnvironmentSpec(image=base_image_tag), first, timeout_s=60)
     environment.adopt(tags_of(settings.installation, 600))
     time.sleep(1.5)
-    assert Sweeper(settings).sweep({first.instance_id}) == 0
+    assert Sweeper(settings).sweep({first.instance_id}).removed == 0
     environment.destroy()
 
 

@@ -217,7 +217,7 @@ def test_the_sweeper_records_what_it_removed_even_what_was_never_recorded(
     provider = LocalProvider(settings, fetch_bundle=lambda bundle: _recipe())
     known, unknown = (provider.create(FOLDER, job.tags(settings, -1.0), timeout_s=30) for _ in range(2))
     made(database, job, known.id, ObjectKind.FOLDER)
-    assert Sweeper(settings, database).sweep({job.instance_id}) == 2
+    assert Sweeper(settings, database).sweep({job.instance_id}).removed == 2
     lines = {line.engine_id: line for line in of_run(database, job.run_id).objects}
     assert lines.keys() == {known.id, unknown.id}
     assert {line.destroyed_by for line in lines.values()} == {"sweeper"}
@@ -569,7 +569,7 @@ def test_a_container_a_crash_and_the_sweeper_agree_with_the_engine(
     assert differences() == [crashed.id]
     environment.destroy()
     time.sleep(3.1)  # younger ones are left alone
-    assert Sweeper(settings, database).sweep(set()) == 1
+    assert Sweeper(settings, database).sweep(set()).removed == 1
     crashed.destroy()
     job.set("UPDATE instances SET swept_at = now() WHERE id = :instance_id")
     lines = {line.engine_id: line.destroyed_by for line in of_run(database, job.run_id).objects}

@@ -235,7 +235,7 @@ def test_what_the_queue_needs_is_ready_and_belongs_to_the_run_from_the_moment_it
         )
         assert line.destroyed_at is None
         until(lambda: len(ready(settings)) == 3)
-        assert Sweeper(settings, database).sweep({job.instance_id}) == 0
+        assert Sweeper(settings, database).sweep({job.instance_id}).removed == 0
         pool.release(environment, reuse=False)
     (line,) = of_run(database, job.run_id).objects
     assert line.destroyed_by == "worker"
@@ -280,7 +280,7 @@ def test_a_taken_one_that_is_swept_is_on_its_takers_receipt(
         image, Tags.ahead(settings.installation, ready_instance(database), time.time() + 60), timeout_s=30
     )
     taken = provider.take_over(image, made.hand_over(), tags_of(job, settings))
-    assert Sweeper(settings, database).sweep(set(), ended=[job.instance_id]) == 1
+    assert Sweeper(settings, database).sweep(set(), ended=[job.instance_id]).removed == 1
     (line,) = of_run(database, job.run_id).objects
     assert (line.engine_id, line.destroyed_by) == (taken.id, "sweeper")
     taken.destroy()
@@ -309,9 +309,11 @@ def test_a_container_that_was_made_ahead_is_swept_as_its_takers(engines: Setting
         for _ in range(2)
     )
     time.sleep(3.5)  # no more young
-    assert sweeper.sweep(set()) == 0, "nobody's: its deadline has not passed"
+    assert sweeper.sweep(set()).removed == 0, "nobody's: its deadline has not passed"
     taken = provider.take_over(spec, made.hand_over(), tags_of(job, engines))
-    assert sweeper.sweep(set()) == 0, "the ledger knows of an instance that is newer than the list of the living"
+    assert sweeper.sweep(set()).removed == 0, (
+        "the ledger knows of an instance that is newer than the list of the living"
+    )
 
     def owners() -> dict[str, UUID | None]:
         things, _ = listed(engines)
@@ -322,11 +324,11 @@ def test_a_container_that_was_made_ahead_is_swept_as_its_takers(engines: Setting
         connection.execute(
             text("UPDATE instances SET state = 'failed', ended_at = now() WHERE id = :id"), {"id": job.instance_id}
         )
-    assert sweeper.sweep(set()) == 1
+    assert sweeper.sweep(set()).removed == 1
     (line,) = of_run(database, job.run_id).objects
     assert (line.engine_id, line.destroyed_by) == (taken.id, "sweeper")
     waiting.keep_until(time.time() - 1)
-    assert sweeper.sweep(set()) == 1
+    assert sweeper.sweep(set()).removed == 1
     taken.destroy()
     waiting.destroy()
     database.close()

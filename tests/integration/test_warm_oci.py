@@ -136,7 +136,7 @@ def test_another_process_takes_a_ready_one_and_another_is_made(
             assert labels["megaflow.instance"] == str(instance)
             assert "megaflow.attempt" in labels
     assert [one.id for one in Records(oci_settings.home.resolve()).all()] == [identity]
-    assert Sweeper(oci_settings).sweep({uuid.uuid4()}, ended=[instance]) == 1
+    assert Sweeper(oci_settings).sweep({uuid.uuid4()}, ended=[instance]).removed == 1
     assert (left_over(oci_settings.home), alive(oci_settings.home)) == ([], [])
 
 
@@ -190,7 +190,7 @@ def test_a_keeper_that_is_killed_leaves_nothing_for_longer_than_its_deadline_and
         until(lambda: len(ready(oci_settings)) == 2 and wire.address(oci_settings.home).exists())
         keeper.kill()
         keeper.wait()
-    assert sweeper.sweep(set()) == 0, "somebody may take it yet"
+    assert sweeper.sweep(set()).removed == 0, "somebody may take it yet"
     orphans = {one.id for one in ready(oci_settings)}
     with keeping(oci_settings, oci, tiny, most=1):
         until(lambda: {one.id for one in ready(oci_settings)} - orphans)
@@ -199,7 +199,7 @@ def test_a_keeper_that_is_killed_leaves_nothing_for_longer_than_its_deadline_and
         assert found.id not in orphans
         found.destroy()
     until(lambda: time.time() > max(one.deadline_unix_s for one in ready(oci_settings)))
-    assert sweeper.sweep(set()) == 2
+    assert sweeper.sweep(set()).removed == 2
     assert (left_over(oci_settings.home), alive(oci_settings.home)) == ([], [])
 
 
@@ -214,7 +214,7 @@ def test_a_keeper_killed_between_the_two_hands_costs_the_taker_nothing_and_leave
             keeper.wait()
             wire.close_all(lost.descriptors)
             taken = oci.take_over(tiny, ticket, owner := tags(oci_settings.installation))
-    until(lambda: lost.body["id"] not in _ids(oci_settings) or sweeper.sweep({owner.instance_id}))
+    until(lambda: lost.body["id"] not in _ids(oci_settings) or sweeper.sweep({owner.instance_id}).removed)
     assert taken.run("true", timeout_s=10).ok
     taken.destroy()
     for one in _ids(oci_settings):  # what the keeper was making in their place: the time for it is over
@@ -257,10 +257,10 @@ def test_what_is_ready_is_swept_by_its_deadline_alone(
     kept = oci.create(tiny, ahead(oci_settings, time.time() + 60), timeout_s=30)
     late = oci.create(tiny, ahead(oci_settings, time.time() - 1), timeout_s=30)
     _long_ago(oci_settings, kept.id)
-    assert sweeper.sweep(set()) == 1
+    assert sweeper.sweep(set()).removed == 1
     assert kept.run("true", timeout_s=10).ok
     kept.keep_until(time.time() - 1)
-    assert sweeper.sweep(set()) == 1
+    assert sweeper.sweep(set()).removed == 1
     kept.destroy()
     late.destroy()
 
@@ -273,11 +273,11 @@ def test_what_was_taken_goes_with_its_taker_who_may_be_younger_than_the_list_of_
     _long_ago(oci_settings, made.id)
     owner = tags(oci_settings.installation)
     taken = oci.take_over(tiny, made.hand_over(), owner)
-    assert sweeper.sweep(set()) == 0, "the taker may have come after the list was made"
+    assert sweeper.sweep(set()).removed == 0, "the taker may have come after the list was made"
     _long_ago(oci_settings, made.id)
-    assert sweeper.sweep({owner.instance_id}) == 0
+    assert sweeper.sweep({owner.instance_id}).removed == 0
     assert taken.run("true", timeout_s=10).ok
-    assert sweeper.sweep(set()) == 1
+    assert sweeper.sweep(set()).removed == 1
     taken.destroy()
 
 

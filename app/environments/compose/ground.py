@@ -187,14 +187,16 @@ class Ground:
         self._remove(Things(doomed, (), ()))
 
     def _remove(self, things: Things) -> None:
+        """A container that would not go keeps only what it uses."""
         with self.engine.named(f"remove project {self.id}", EnvironmentFailed):
-            if things.containers:
-                with ThreadPoolExecutor(len(things.containers)) as pool:
-                    list(pool.map(self.engine.remove, things.containers))
+            with ThreadPoolExecutor(len(things.containers) or 1) as pool:
+                tried = [pool.submit(self.engine.remove, one) for one in things.containers]
             for volume in things.volumes:
                 self._unless_busy(self.engine.api.remove_volume, volume)
             for network in things.networks:
                 self._unless_busy(self.engine.api.remove_network, network)
+            for one in tried:
+                one.result()
 
     @staticmethod
     def _unless_busy(remove: Any, identity: str) -> None:

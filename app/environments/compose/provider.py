@@ -18,7 +18,7 @@ from app.environments.compose.environment import ComposeEnvironment
 from app.environments.compose.ground import BESIDE, PROJECT, Ground
 from app.environments.compose.making import Making
 from app.environments.compose.plan import Plan, identity_of, planned
-from app.environments.compose.sweeping import shared
+from app.environments.compose.sweeping import InUse, shared
 from app.environments.disk_watch import DiskWatch
 from app.environments.engine import ROLE, Engine, engine_of
 from app.environments.host_slots import Gate, HostGate
@@ -145,12 +145,12 @@ class ComposeProvider:
             found = engine.api.containers(all=True, filters=ours)
             living = {one["Labels"].get(PROJECT) for one in found if one["Id"] in kept} - {None}
             doomed = [one for one in found if one["Id"] not in kept and one["Labels"].get(PROJECT) not in living]
-            for one in doomed:
-                engine.remove(one["Id"])
+            engine.remove_each(one["Id"] for one in doomed)
             gone = {one["Labels"].get(PROJECT) for one in doomed}
             for part in shared(engine, installation):
                 if part.project not in living and (part.project in gone or part.deadline_unix_s < time.time()):
-                    part.remove(engine)
+                    with suppress(InUse):
+                        part.remove(engine)
             for network in engine.api.networks(filters=ours):
                 if PROJECT not in network["Labels"]:
                     with suppress(APIError):  # in use

@@ -12,6 +12,7 @@ from docker.errors import APIError, NotFound
 
 from app.environments.compose.ground import PROJECT
 from app.environments.engine import ROLE, Engine
+from app.errors import EnvironmentFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Shared:
 
         A project that was recycled has the labels of its first attempt, whose deadline may have passed.
 
-        Raises: what the engine's client does.
+        Raises: InUse: by somebody else's container; what the engine's client does.
         """
         if engine.api.containers(all=True, filters={"label": f"{PROJECT}={self.project}"}):
             return False
@@ -47,9 +48,15 @@ class Shared:
             return True
         except APIError as error:
             if error.status_code in (403, 409):
-                return False
+                raise InUse(
+                    f"{self.kind} {self.id[:12]} is in use, and not by its project: {error.explanation}"
+                ) from error
             raise
         return True
+
+
+class InUse(EnvironmentFailed):
+    """What a project shared is used by a container of somebody else."""
 
 
 def shared(engine: Engine, installation: str) -> list[Shared]:

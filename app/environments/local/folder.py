@@ -70,13 +70,30 @@ def copy(tree: Path, root: Path, deadline: float) -> None:
 
 
 def end(folder: Path) -> None:
-    """Kill everything marked with the folder's environment and remove it."""
+    """Kill everything marked with the folder's environment and remove it.
+
+    Raises: EnvironmentFailed: some of it is there yet.
+    """
     kill_tree(HostView(variable=ENVIRONMENT), Tree(folder.name, alone=False))
     for _ in range(5):  # a dying process may still have written
-        shutil.rmtree(folder, onerror=_make_writable)
+        with suppress(OSError):  # somebody else removes it, too; or it would not go
+            if _emptied(folder):
+                shutil.rmtree(folder, onerror=_make_writable)
         if not folder.exists():
             return
         time.sleep(0.05)
+    raise EnvironmentFailed(f"expected {folder} to be gone, found some of it there yet; the sweeper goes on trying.")
+
+
+def _emptied(folder: Path) -> bool:
+    """Whether all has gone but the word whose it is, without which no sweeper would find the rest."""
+    os.chmod(folder, 0o700)
+    for path in [path for path in folder.iterdir() if path.name != OWNER]:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, onerror=_make_writable)
+        else:
+            path.unlink()
+    return {path.name for path in folder.iterdir()} <= {OWNER}
 
 
 def _make_writable(function: Callable[[str], object], path: str, _: object) -> None:

@@ -1,0 +1,97 @@
+"""A container engine that refuses: a socket before a real one, which relays what it was not told to refuse."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import ThreadingMixIn, UnixStreamServer
+from urllib.parse import urlsplit
+
+from tests.services import short_folder
+
+
+class EngineProxy(ThreadingMixIn, UnixStreamServer):
+    """`refusals`: status and message, by what the request's line begins with. Whole answers only: no streams."""
+
+    daemon_threads = True
+
+    def __init__(self, path: Path, target: str) -> None:
+        super().__init__(str(path), _Relay)
+        self.url = f"unix://{path}"
+        self.target = urlsplit(target).path
+        self.refusals: dict[str, tuple[int, str]] = {}
+        self.dropped: dict[str, bool] = {}
+
+    def drop_removal(self, container_id: str, *, leaves: bool) -> None:
+        """The call gets no answer; with `leaves`, nobody listens from then on."""
+        self.dropped[f"DELETE /containers/{container_id}"] = leaves
+
+    def refuse_removal(self, container_id: str, status: int, message: str) -> None:
+        self.refusals[f"DELETE /containers/{container_id}"] = (status, message)
+
+
+@contextmanager
+def engine_proxy(target: str) -> Iterator[EngineProxy]:
+    """Before the engine at `target`, a Unix socket's URL, for the length of the block."""
+    with short_folder() as folder, EngineProxy(folder / "engine.sock", target) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class _Relay(BaseHTTPRequestHandler):
+    server: EngineProxy
+
+    def _answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        line = f"{self.command} /{self.path.lstrip('/').partition('/')[2]}"  # without the version
+        dropped = [leaves for what, leaves in self.server.dropped.items() if line.startswith(what)]
+        if dropped:
+            if dropped[0]:
+                Path(str(self.server.server_address)).unlink()
+            return
+        refused = [answer for what, answer in self.server.refusals.items() if line.startswith(what)]
+        status, content = self._refused(*refused[0]) if refused else self._relayed(body)
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_POST = do_DELETE = do_HEAD = _answer  # noqa: N815 - the base's names
+
+    @staticmethod
+    def _refused(status: int, message: str) -> tuple[int, bytes]:
+        return status, json.dumps({"message": message}).encode()
+
+    def _relayed(self, body: bytes) -> tuple[int, bytes]:
+        engine = _Connection(self.server.target)
+        try:
+            engine.request(self.command, self.path, body, {"Content-Type": "application/json"})
+            answer = engine.getresponse()
+            return answer.status, answer.read()
+        finally:
+            engine.close()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("engine", timeout=60)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.connect(self._path)
