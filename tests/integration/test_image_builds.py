@@ -7,12 +7,13 @@ import json
 import tarfile
 import time
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.environments.engine import Engine, engine_of
-from app.environments.image_store import names
+from app.environments.image_store import build_cgroup, names
 from app.environments.image_store.build_limits import BuildLimits, BuildWatch
 from app.environments.image_store.build_logs import BuildLogs
 from app.environments.image_store.building import Builder
@@ -168,16 +169,35 @@ def test_a_step_has_bounds_for_cpu_and_core_dumps(images: Images, contexts: Cont
     assert "core 0\n" in said(settings)
 
 
-def test_a_step_that_starts_processes_without_end_gets_no_more_than_it_may(settings: Settings, engine: Engine) -> None:
-    few = BuildLimits(cpus=2.0, memory_bytes=2 << 30, pids=64, disk_bytes=1 << 30)
-    # `sleep`: the bound comes while the step starts, not before.
-    many = "RUN sleep 1; i=0; while [ $i -lt 100 ]; do sleep 20 & i=$((i+1)); done; echo all\n"
-    build(settings, FROM_BASE + many, PLENTY)
+MANY = "i=0; while [ $i -lt 100 ]; do sleep 20 & i=$((i+1)); done; echo all"
+FEW = BuildLimits(cpus=2.0, memory_bytes=2 << 30, pids=64, disk_bytes=1 << 30)
+
+
+def test_a_step_that_starts_processes_without_end_gets_no_more_than_it_may(
+    settings: Settings, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names_begin = f"megaflow-build-{uuid.uuid4().hex}-"
+    monkeypatch.setattr(build_cgroup, "_PREFIX", names_begin)
+    build(settings, f"{FROM_BASE}RUN {MANY} {uuid.uuid4().hex}\n", PLENTY)
     assert "\nall" in said(settings)
+    with build_cgroup.bounded(engine, 64) as besides:
+        soon = "" if besides else "sleep 1; "  # without a cgroup of ours the bound comes while the step starts
     for before in ("", "RUN true\n"):
         with pytest.raises(ImageBuildFailed, match=r"(?is)code: [1-9].*fork"):
-            build(settings, FROM_BASE + before + many.replace("all", f"all {uuid.uuid4().hex}"), few)
+            build(settings, f"{FROM_BASE}{before}RUN {soon}{MANY} {uuid.uuid4().hex}\n", FEW)
         assert "\nall" not in said(settings)
+    left = [found for at in ("", "*/") for found in Path("/sys/fs/cgroup").glob(f"{at}{names_begin}*")]
+    assert left == []
+
+
+def test_where_no_cgroup_can_be_made_a_steps_container_is_bounded_all_the_same(
+    settings: Settings, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_cgroup, "_ROOT", Path("/proc"))  # where nobody makes folders
+    with build_cgroup.bounded(engine, 64) as found:
+        assert found == {}
+    with pytest.raises(ImageBuildFailed, match=r"(?is)code: [1-9].*fork"):
+        build(settings, f"{FROM_BASE}RUN sleep 2; {MANY} {uuid.uuid4().hex}\n", FEW)
 
 
 def test_a_line_that_a_step_prints_bounds_no_container_of_others(settings: Settings, engine: Engine) -> None:

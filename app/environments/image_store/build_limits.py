@@ -1,7 +1,8 @@
 """What a build may take of its host: told to the engine where it can be, watched from here where it cannot.
 
 The engine's builder bounds memory, CPU and core dumps of a step by itself, and knows no word for processes. So the
-container of every step is given its bound of processes by its id, which the builder tells just before it starts it.
+container of every step is given its bound of processes by its id, which the builder tells just before it starts it:
+`build_cgroup` bounds them from the first, but not on every host.
 Nothing bounds what a step writes: the engine's disk is looked at, and who takes too much of it ends.
 """
 

@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -17,6 +17,7 @@ from urllib3.exceptions import HTTPError
 
 from app.environments.disk import no_space
 from app.environments.engine import Engine
+from app.environments.image_store.build_cgroup import bounded
 from app.environments.image_store.build_limits import BuildLimits, BuildWatch
 from app.environments.image_store.build_logs import BuildLog
 from app.errors import DiskFull, EngineUnavailable, ImageBuildFailed
@@ -63,8 +64,9 @@ class Builder:
 
         Raises: ImageBuildFailed, DiskFull: it took more than it may.
         """
-        response = self._start(params, context, max(1.0, deadline - time.monotonic()))
-        with response:
+        with ExitStack() as held:
+            params = {**params, **self.limits.parameters, **held.enter_context(bounded(self.engine, self.limits.pids))}
+            response = held.enter_context(self._start(params, context, max(1.0, deadline - time.monotonic())))
             if response.status_code != 200:
                 return response.text
 
@@ -75,6 +77,7 @@ class Builder:
             timer = threading.Timer(max(0.0, deadline - time.monotonic()), cut)
             timer.daemon = True
             timer.start()
+            held.callback(timer.cancel)
             watch = BuildWatch(self.engine, doing, self.limits, cut)
             failure = None
             try:
@@ -83,8 +86,6 @@ class Builder:
             except (requests.RequestException, HTTPError):
                 if watch.failure is None:
                     raise
-            finally:
-                timer.cancel()
         if watch.failure is not None:
             raise type(watch.failure)(f"{watch.failure}\n{self._tail()}")
         return failure
@@ -102,7 +103,6 @@ class Builder:
     def _start(self, params: dict[str, Any], context: IO[bytes], timeout_s: float) -> requests.Response:
         # Not the client's own `build`: it hides the response, without which nothing can cut a build that hangs.
         api = self.engine.api
-        params = {**params, **self.limits.parameters}
         encoded = {key: json.dumps(value) if isinstance(value, dict) else value for key, value in params.items()}
         headers = {"Content-Type": "application/x-tar"}
         if self.logins:
