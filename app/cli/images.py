@@ -1,4 +1,4 @@
-"""Commands about images: `megaflow images [list | usage | sync | prefetch | evict]`."""
+"""Commands about images: `megaflow images [list | usage | sync | prefetch | evict | log]`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.table import Table
 
 from app.artifacts import open_store
 from app.artifacts.bundles import fetch_bundle
+from app.cli.build_logs import show_log
 from app.cli.show import as_json, console, errors, say
 from app.client import MegaFlow
 from app.environments.compose.images import Parts, images_of
@@ -42,6 +43,9 @@ images = typer.Typer(help="Images: what this host has, what the queue needs, a r
 
 def register(cli: typer.Typer) -> None:
     cli.add_typer(images, name="images")
+
+
+images.command(name="log")(show_log)
 
 
 @images.callback(invoke_without_command=True)

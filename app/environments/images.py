@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,20 +18,25 @@ from app.environments.disk import disk_named
 from app.environments.engine import Engine, engine_of
 from app.environments.host_slots import Gate, HostGate, turn
 from app.environments.image_store import names
+from app.environments.image_store.build_limits import BuildLimits
+from app.environments.image_store.build_logs import BuildLogs
 from app.environments.image_store.building import Builder
 from app.environments.image_store.cache import ImageCache
+from app.environments.image_store.context import put_recipe, recipe_file
 from app.environments.image_store.names import registry_of
 from app.environments.image_store.names import short as _short
+from app.environments.image_store.recipe import Recipe
 from app.environments.image_store.registry import (
     Refusal,
     Refused,
     Registries,
     architecture_of,
+    logins_of,
     refuse_foreign,
     wrong_architecture,
 )
 from app.environments.sources import fetch_sources
-from app.errors import DiskFull, ImageBuildFailed, ImageUnavailable, ImageUnfit
+from app.errors import DiskFull, ImageUnavailable, ImageUnfit
 from app.models.spec import Build, Bundle, EnvironmentSpec
 from app.settings import Settings
 
@@ -41,10 +45,7 @@ log = structlog.get_logger()
 _ASK_S = 60.0
 _SEEN_S = 1.0
 """So long an image that was seen is believed to be there: of many replicas one asks."""
-_BUILD_MEMORY_BYTES = 2 << 30
-"""A build step gets at least this much: compilers need more than the tests they build."""
-_ARG_BASE = re.compile(r"^\s*ARG\s+BASE_IMAGE\b", re.IGNORECASE | re.MULTILINE)
-_FROM = re.compile(r"^\s*FROM\s+(?:--platform=\S+\s+)?(\S+)(?:\s+AS\s+(\S+))?", re.IGNORECASE | re.MULTILINE)
+_ARG_BASE = "BASE_IMAGE"
 _NEEDED = (("/bin/sh",), ("/bin/sleep", "/usr/bin/sleep"))
 """Programs that every environment needs, and where they may lie."""
 
@@ -149,7 +150,7 @@ class Images:
     def _ensured(self, spec: EnvironmentSpec, deadline: float) -> str:
         if spec.build is None:
             return self._pulled(spec.image or "", deadline)
-        return self._built(spec.build, max(_BUILD_MEMORY_BYTES, spec.resources.memory_bytes), deadline)
+        return self._built(spec.build, BuildLimits.of(spec.resources, self._settings.image_disk_high), deadline)
 
     def _described(self, reference: str) -> dict[str, Any] | None:
         try:
@@ -236,7 +237,7 @@ class Images:
 
     # --- By recipe ------------------------------------------------------------------------------------------------
 
-    def _built(self, build: Build, memory_bytes: int, deadline: float) -> str:
+    def _built(self, build: Build, limits: BuildLimits, deadline: float) -> str:
         tag, *shared = candidates = self._built_names(build)
         for candidate in candidates:
             if (found := self._runnable(candidate)) is not None:
@@ -248,7 +249,7 @@ class Images:
             for candidate in shared:
                 if (found := self._from_mirror(candidate, build, deadline)) is not None:
                     return found
-            return self._build(build, tag, memory_bytes, deadline)
+            return self._build(build, tag, limits, deadline)
 
     def _built_names(self, build: Build) -> list[str]:
         """What it is called here once it is built; then, with a mirror, what `megaflow images sync` calls it there."""
@@ -265,18 +266,25 @@ class Images:
                 log.warning("image.not_from_mirror", image=candidate, reason=refused.said)
             return None
 
-    def _build(self, build: Build, tag: str, memory_bytes: int, deadline: float) -> str:
+    def _build(self, build: Build, tag: str, limits: BuildLimits, deadline: float) -> str:
         begun = time.monotonic()
         deadline = min(deadline, begun + build.timeout_s)
-        with disk_named(f"build {tag}"), self._context(build.context) as folder:
-            recipe = _recipe(folder, build.dockerfile)
-            params = self._parameters(build, tag, recipe, memory_bytes, closed=(folder / "sources.txt").exists())
-            for reference in _bases(recipe):
-                self._pulled(reference, deadline, counted=False)  # this build's own slot covers it
-            with tempfile.TemporaryFile() as packed:
-                tar_context(folder, fileobj=packed)
-                packed.seek(0)
-                Builder(self._engine, self._log_file(tag)).build(tag, params, packed, deadline)
+        with ExitStack() as keeping:
+            keeping.enter_context(disk_named(f"build {tag}"))
+            folder = keeping.enter_context(self._context(build.context))
+            recipe, arguments = self._recipe(recipe_file(folder, build.dockerfile))
+            elsewhere = self._bases(recipe, deadline, keeping)
+            params = self._parameters(build, tag, arguments, closed=(folder / "sources.txt").exists())
+            if elsewhere:
+                content = recipe.on(elsewhere).encode(errors="surrogateescape")
+                params["dockerfile"] = put_recipe(folder, build.dockerfile, content)
+            packed = keeping.enter_context(tempfile.TemporaryFile())
+            tar_context(folder, fileobj=packed)
+            packed.seek(0)
+            output = keeping.enter_context(BuildLogs(self._settings).begun(tag))
+            for reference, image_id in elsewhere.items():
+                output.note(f"{reference} is {image_id} here")
+            Builder(self._engine, output, limits, logins_of(self._settings)).build(tag, params, packed, deadline)
         found = self.find(tag)
         if found is None:
             raise ImageUnavailable(f"{tag} was built, but is not there afterwards; was it pruned? Try again.")
@@ -284,18 +292,40 @@ class Images:
         log.info("image.built", image=tag, took_s=round(time.monotonic() - begun, 3))
         return found
 
-    def _parameters(self, build: Build, tag: str, recipe: str, memory_bytes: int, *, closed: bool) -> dict[str, Any]:
-        arguments = {}
-        if _ARG_BASE.search(recipe):
-            arguments["BASE_IMAGE"] = base = self._settings.base_image
-            if self.find(base) is None:
-                raise ImageUnavailable(
-                    f"the recipe builds on {base}, which is not on this engine. `megaflow up` makes it; or run "
-                    f"`sh worker_images/base/build-from-packages.sh {base}`, or name another in MEGAFLOW_BASE_IMAGE."
-                )
+    def _recipe(self, file: Path) -> tuple[Recipe, dict[str, str]]:
+        """The recipe, and the values of its arguments. Raises: ImageUnavailable: the base of recipes is not here."""
+        text = file.read_bytes().decode(errors="surrogateescape")
+        if not Recipe(text).takes(_ARG_BASE):
+            return Recipe(text), {}
+        base = self._settings.base_image
+        if self.find(base) is None:
+            raise ImageUnavailable(
+                f"the recipe builds on {base}, which is not on this engine. `megaflow up` makes it; or run "
+                f"`sh worker_images/base/build-from-packages.sh {base}`, or name another in MEGAFLOW_BASE_IMAGE."
+            )
+        return Recipe(text, {_ARG_BASE: base}), {_ARG_BASE: base}
+
+    def _bases(self, recipe: Recipe, deadline: float, keeping: ExitStack) -> dict[str, str]:
+        """Have here whatever the recipe builds on, and keep it; ids by name of what the engine does not know by it.
+
+        Raises: as `ensure`.
+        """
+        elsewhere = {}
+        for reference in dict.fromkeys(base.reference for base in recipe.bases):
+            try:
+                keeping.enter_context(self._cache.book.kept(reference, timeout_s=deadline - time.monotonic()))
+            except TimeoutError as error:
+                raise ImageUnavailable(f"could not use image {reference} in time: {error}; try again.") from error
+            found = self._pulled(reference, deadline, counted=False)  # this build's own slot covers it
+            self._cache.book.used(found, reference)
+            if self.find(reference) != found:
+                elsewhere[reference] = found
+        return elsewhere
+
+    def _parameters(self, build: Build, tag: str, arguments: dict[str, str], *, closed: bool) -> dict[str, Any]:
         labels = {"megaflow": self._settings.installation, "megaflow.image": "task"}
         params: dict[str, Any] = {"t": tag, "dockerfile": build.dockerfile, "rm": "1", "forcerm": "1"}
-        params |= {"memory": memory_bytes, "memswap": memory_bytes, "labels": labels, "buildargs": arguments}
+        params |= {"labels": labels, "buildargs": arguments}
         return params | ({"networkmode": "none"} if closed else {})
 
     @contextmanager
@@ -308,11 +338,6 @@ class Images:
             archives.unpack(self._fetch_bundle(bundle), folder)
             fetch_sources(folder, cache=cache / "sources")
             yield folder
-
-    def _log_file(self, tag: str) -> Path:
-        file = self._settings.home / "logs" / "builds" / f"{tag.replace('/', '-').replace(':', '-')}.log"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        return file
 
     @contextmanager
     def _once(self, name: str, doing: str, deadline: float, *, counted: bool = True) -> Iterator[None]:
@@ -335,18 +360,3 @@ def host_of(engine: Engine) -> str:
     Raises: EngineUnavailable, EnvironmentFailed.
     """
     return str(engine.about["Name"])
-
-
-def _recipe(folder: Path, name: str) -> str:
-    file = (folder / name).resolve()
-    if not file.is_relative_to(folder.resolve()) or not file.is_file():
-        found = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
-        raise ImageBuildFailed(f"expected {name} in the build context, found {found}.")
-    return file.read_text(errors="replace")
-
-
-def _bases(recipe: str) -> list[str]:
-    """References that the recipe builds on; not its own stages, and none that an argument would have to complete."""
-    found = _FROM.findall(recipe)
-    stages = {stage.lower() for _, stage in found if stage}
-    return [base for base, _ in found if "$" not in base and base != "scratch" and base.lower() not in stages]

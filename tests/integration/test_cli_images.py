@@ -199,6 +199,20 @@ def test_pages_for_people_say_what_matters(run: Commands, settings: Settings) ->
     assert settings.base_image in run("list", "--all").stdout
 
 
+def test_what_builds_said_is_listed_and_shown(run: Commands, registry: str, tmp_path: Path) -> None:
+    assert run.json("log") == []
+    run("sync", dataset(tmp_path / "set", GOOD, BAD), "--to", f"{registry}/set-{uuid.uuid4().hex[:8]}", "--jobs", 1)
+    listed = run.json("log")
+    [good], [bad] = ([log for log in listed if log["outcome"].startswith(word)] for word in ("built in", "not built"))
+    assert "ImageBuildFailed" in bad["outcome"]
+    assert good["log"] in run("log").stdout
+    shown = run("log", good["log"].partition(".")[0])
+    assert "COPY nonce /nonce" in shown.stdout
+    assert run.json("log", bad["log"])["text"] == Path(bad["file"]).read_text()
+    with pytest.raises(UnknownName, match="build log 'no-such-build'"):
+        run("log", "no-such-build")
+
+
 def test_wrong_input_is_told(run: Commands, tmp_path: Path) -> None:
     with pytest.raises(SettingsInvalid, match="--to"):
         run("sync", dataset(tmp_path / "set", GOOD))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import time
 from datetime import UTC, datetime, timedelta
@@ -13,7 +15,7 @@ import pytest
 from app.environments.image_store import names
 from app.environments.image_store.book import Book
 from app.environments.image_store.on_engine import layers_of
-from app.environments.image_store.registry import Refusal, login_for, refusal_of, seconds
+from app.environments.image_store.registry import Refusal, login_for, logins_of, refusal_of, seconds
 from app.environments.image_store.sync import items_of
 from app.environments.image_store.watermark import Disk, Watermarks, above
 from app.errors import SettingsInvalid
@@ -104,6 +106,25 @@ def test_logins_come_from_the_settings_and_are_never_shown() -> None:
         with pytest.raises(SettingsInvalid) as caught:
             login_for(Settings(registry_auth=wrong), "r:5000")
         assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:docker-credential-no-such-program")
+def test_a_build_is_told_all_logins_by_the_names_that_the_engine_has_for_registries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    assert logins_of(Settings()) == {}
+    word = base64.b64encode(b"you:word").decode()
+    (tmp_path / "config.json").write_text(json.dumps({"auths": {"r:5000": {"auth": word}, "s:5000": {"auth": word}}}))
+    found = logins_of(Settings(registry_auth='{"r:5000": "me:pass", "docker.io": "hub:pass"}'))
+    assert {name: (login["username"], login["password"]) for name, login in found.items()} == {
+        "s:5000": ("you", "word"),
+        "r:5000": ("me", "pass"),
+        "docker.io": ("hub", "pass"),
+        "https://index.docker.io/v1/": ("hub", "pass"),
+    }
+    (tmp_path / "config.json").write_text('{"credsStore": "no-such-program"}')
+    assert set(logins_of(Settings(registry_auth='{"r:5000": "me:pass"}'))) == {"r:5000"}
 
 
 # --- Layers and marks -------------------------------------------------------------------------------------------------

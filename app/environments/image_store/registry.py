@@ -19,6 +19,9 @@ from typing import Any, TypeVar
 
 import requests
 import structlog
+from docker import auth
+from docker.credentials import StoreError
+from docker.errors import DockerException
 from docker.utils import parse_repository_tag
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
@@ -198,19 +201,37 @@ def login_for(settings: Settings, registry: str) -> dict[str, str] | None:
 
     Raises: SettingsInvalid. What was found is not shown.
     """
+    return _given(settings).get(registry)
+
+
+def logins_of(settings: Settings) -> dict[str, dict[str, str]]:
+    """All logins that pulls use, by registry, as a build is told them: the settings' win over those of `docker login`.
+
+    Raises: SettingsInvalid. What was found is not shown.
+    """
+    found: dict[str, dict[str, str]] = {}
+    try:
+        found |= auth.load_config().get_all_credentials()  # type: ignore[no-untyped-call]
+    except (DockerException, StoreError, OSError) as error:  # most builds need none; a pull would say it
+        log.warning("registry.logins_not_read", reason=str(error))
+    found |= _given(settings)
+    if HUB in found:
+        found[auth.INDEX_URL] = found[HUB]
+    return found
+
+
+def _given(settings: Settings) -> dict[str, dict[str, str]]:
     given = settings.registry_auth
     if given is None:
-        return None
+        return {}
     try:
         logins = {str(name): str(login) for name, login in json.loads(given.get_secret_value()).items()}
     except (ValueError, AttributeError):
         raise SettingsInvalid(
             'MEGAFLOW_REGISTRY_AUTH: expected a JSON object {"REGISTRY": "USER:PASSWORD", …}, found something else.'
         ) from None
-    if registry not in logins:
-        return None
-    user, _, password = logins[registry].partition(":")
-    return {"username": user, "password": password}
+    split = {name: login.partition(":") for name, login in logins.items()}
+    return {name: {"username": user, "password": password} for name, (user, _, password) in split.items()}
 
 
 class _Wait:
@@ -234,9 +255,9 @@ def retry_after_s(reference: str, login: dict[str, str] | None = None) -> float 
     name, tag = manifest_of(path)
     scheme = "http" if host.partition(":")[0] in ("localhost", "127.0.0.1") else "https"
     url = f"{scheme}://{_HUB_SERVER if host == HUB else host}/v2/{name}/manifests/{tag}"
-    auth = (login["username"], login["password"]) if login else None
+    credentials = (login["username"], login["password"]) if login else None
     with suppress(requests.RequestException):
-        reply = requests.head(url, timeout=_ASK_S, auth=auth, allow_redirects=False)
+        reply = requests.head(url, timeout=_ASK_S, auth=credentials, allow_redirects=False)
         if reply.status_code == 429 or reply.status_code >= 500:
             return seconds(reply.headers.get("Retry-After"))
     return None
