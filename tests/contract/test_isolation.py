@@ -17,10 +17,11 @@ from pathlib import Path
 import pytest
 
 from app.environments import archives
-from app.environments.base import Environment, EnvironmentProvider
+from app.environments.base import Environment, EnvironmentProvider, MemoryCounting
 from app.errors import EnvironmentOverLimit, SpecInvalid, StationError
 from app.models.spec import EnvironmentSpec, Resources
 from app.settings import Settings
+from app.workers.memory_account import MemoryAccount
 from tests.contract.conftest import Create
 from tests.contract.environment_grounds import GROUNDS, Ground, tags_of, tar_of
 from tests.contract.residues import DEEP, remove_deep
@@ -161,6 +162,27 @@ def test_a_memory_hog_is_not_blamed_on_the_next_command_nor_on_neighbours(
     assert not environment.run("kill -KILL $$", timeout_s=20).out_of_memory
     assert not neighbour.run("kill -KILL $$", timeout_s=20).out_of_memory
     assert not neighbour.stats().oom_kills
+
+
+def test_those_who_were_killed_for_memory_are_counted_and_crashes_are_not(confined: Confined) -> None:
+    environment = confined(Resources(memory_bytes=64 * MEBI))
+    assert isinstance(environment, MemoryCounting)
+    account = MemoryAccount(64 * MEBI)
+    assert account.look() == {}, "nothing is watched"
+    assert environment.run("exec python3 -c 'bytearray(200 << 20)'", timeout_s=30).out_of_memory
+    account.watch(environment)
+    environment.run("kill -KILL $$", timeout_s=20)
+    environment.run("kill -SEGV $$", timeout_s=20)
+    assert account.look() == {"memory": {"limit_bytes": 64 * MEBI, "killed": {"agent": 0}}}
+    for _ in range(2):  # as a child, whose command ends well
+        environment.run("python3 -c 'bytearray(200 << 20)'; true", timeout_s=30)
+    account.look()
+    account.stage = "grading"
+    environment.run("python3 -c 'bytearray(200 << 20)'; true", timeout_s=30)
+    found = {"memory": {"limit_bytes": 64 * MEBI, "killed": {"agent": 2, "grading": 1}}}
+    assert account.look() == found
+    environment.destroy()
+    assert account.look() == found, "what was known stays"
 
 
 def test_swap_is_not_used_beyond_the_memory_limit(confined: Confined) -> None:
