@@ -103,6 +103,9 @@ class Settings(BaseSettings):
     engine_patience_s: float = Field(default=30.0, ge=0)
     """An attempt that has no environment yet waits so long for a container engine that does not answer."""
 
+    command_log_bytes: int = Field(default=256 << 20, ge=0)
+    """Of an attempt's outputs that are too long to be handed on whole, so much in all is kept as evidence; 0: none."""
+
     # --- Leases and recovery --------------------------------------------------------------------------------------
     lease_s: float = Field(default=30.0, gt=0)
     """How long a silent worker keeps its attempt; renewed every third of it."""

@@ -14,7 +14,7 @@ from typing import Protocol
 from pydantic import SecretStr
 
 from app.models.endings import EndReason
-from app.models.shell import CancelToken, Shell
+from app.models.shell import CancelToken, OutputLogs, Shell
 from app.models.spec import Limits, Solution
 
 
@@ -48,6 +48,7 @@ class AgentJob:
     tools_inside: Mapping[str, str] = field(default_factory=dict)  # tool bundle: its folder inside the environment
     recording: bytes | None = None  # the trajectory (ATIF) of the attempt that is done again, for `replay` alone
     recorded_end: EndReason | None = None  # how that attempt ended
+    logs: OutputLogs | None = None  # where all of an output goes that is too long to be kept whole in `scratch`
     waited_s: Callable[[], float] = lambda: 0.0  # that limits have made its calls wait so far: not the agent's time
 
     def inside(self) -> ModelEndpoint | None:

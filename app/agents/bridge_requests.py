@@ -4,12 +4,15 @@ A request is a JSON object with one of the keys `hello`, `command`, `put` and `g
 
     {"hello": "megaflow-bridge/1"}                            -> {"hello": "megaflow-bridge/1", "longest_frame": BYTES}
     {"command": TEXT, "cwd", "env", "timeout_s", "stdin"}     -> {"exit_code", "output", "timed_out", "truncated",
-                                                                  "duration_s"}; exit_code is null when it was killed
+                                                                  "duration_s", "out_of_memory", "logs"}; exit_code
+                                                                  is null when it was killed for its time
     {"put": PATH, "content": BASE64, "mode": 420}             -> {"put": PATH}
     {"get": PATH}                                             -> {"content": BASE64}
 
-`output` is stdout, then stderr; `stdin` is base64. An answer with `error` says why this one thing cannot be done (no
-such file, a request that is none); one with `fault` that the environment is gone, for every request after it too.
+`output` is stdout, then stderr; `stdin` is base64. `out_of_memory`: processes were killed for the environment's memory
+limit meanwhile. `logs`: where a person finds all of an output that was `truncated`, by name. An answer with `error`
+says why this one thing cannot be done (no such file, a request that is none); one with `fault` that the environment is
+gone, for every request after it too.
 """
 
 from __future__ import annotations
@@ -95,6 +98,8 @@ def _wire(result: CommandResult) -> Answer:
         "timed_out": result.timed_out,
         "truncated": result.truncated,
         "duration_s": result.duration_s,
+        "out_of_memory": result.out_of_memory,
+        "logs": list(result.logs),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Protocol
 
 
@@ -10,6 +11,13 @@ class ArtifactStore(Protocol):
 
     def put(self, key: str, content: bytes) -> str:
         """Store `content`, durably, and return its URL (`file://` or `s3://`).
+
+        Raises: ArtifactStoreUnavailable, DiskFull.
+        """
+        ...
+
+    def put_file(self, key: str, file: Path) -> str:
+        """Store the content of `file` as `put` does, without having all of it in memory.
 
         Raises: ArtifactStoreUnavailable, DiskFull.
         """

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from app.artifacts.keys import checked
 from app.errors import ArtifactMissing, ArtifactStoreUnavailable, DiskFull
@@ -23,10 +25,17 @@ class FolderStore:
         self._root = root.absolute()
 
     def put(self, key: str, content: bytes) -> str:
+        return self._put(key, lambda handle: handle.write(content))
+
+    def put_file(self, key: str, file: Path) -> str:
+        with file.open("rb") as content:
+            return self._put(key, lambda handle: shutil.copyfileobj(content, handle, 1 << 20))
+
+    def _put(self, key: str, write: Callable[[BinaryIO], object]) -> str:
         path = self._path(key)
         with self._named_errors(f"write {key}"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            _write_durably(path, content)
+            _write_durably(path, write)
         return path.as_uri()
 
     def get(self, key: str) -> bytes:
@@ -71,12 +80,12 @@ class FolderStore:
             ) from error
 
 
-def _write_durably(path: Path, content: bytes) -> None:
+def _write_durably(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """On disk under a passing name first, then renamed; the rename is on disk too when this returns."""
     descriptor, passing = tempfile.mkstemp(prefix=".put-", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as handle:
-            handle.write(content)
+            write(handle)
             handle.flush()
             os.fsync(handle.fileno())
         os.replace(passing, path)

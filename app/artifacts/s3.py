@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -38,6 +39,12 @@ class S3Store:
     def put(self, key: str, content: bytes) -> str:
         name = self._name(key)
         with self._named_errors(f"write {name}"):
+            self._client.put_object(Bucket=self._bucket, Key=name, Body=content)
+        return self.url(key)
+
+    def put_file(self, key: str, file: Path) -> str:
+        name = self._name(key)
+        with file.open("rb") as content, self._named_errors(f"write {name}"):
             self._client.put_object(Bucket=self._bucket, Key=name, Body=content)
         return self.url(key)
 

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from app.artifacts import open_store
-from app.cli.show import as_json, clock, console, errors, results_table, runs_table, say, states, summary
+from app.cli.show import as_json, clock, console, errors, memory_lines, results_table, runs_table, say, states, summary
 from app.client import MegaFlow, Run, as_completed
 from app.errors import AmbiguousName, UnknownName
 from app.ledger import events, results
@@ -226,8 +226,10 @@ def _print_result(flow: MegaFlow, result: TaskResult) -> None:
         if attempt.failure is not None:
             console.print(f"  {attempt.failure.error}: {attempt.failure.message}", highlight=False, markup=False)
         if attempt.environment:
-            found = {k: v for k, v in attempt.environment.items() if k != "teardown"}
+            found = {k: v for k, v in attempt.environment.items() if k not in ("teardown", "memory")}
             console.print(f"  environment: {found}", highlight=False, markup=False)
+            for line in memory_lines(attempt):
+                console.print(f"  {line}", highlight=False, markup=False)
         for phase, at in attempt.phases.items():
             console.print(f"  {clock(at)}  {phase}", highlight=False)
         for artifact in attempt.artifacts:

@@ -57,6 +57,17 @@ def spans(attempt: AttemptRecord) -> dict[str, float]:
     }
 
 
+def memory_lines(attempt: AttemptRecord) -> list[str]:
+    """Whom the kernel killed for the memory limit, in words; nothing where that happened to nobody."""
+    told = attempt.environment.get("memory", {})
+    killed = {stage: count for stage, count in told.get("killed", {}).items() if count}
+    if not killed:
+        return []
+    by_stage = ", ".join(f"{count} in {stage}" for stage, count in killed.items())
+    limit = f"the memory limit of {told['limit_bytes']} bytes"
+    return [f"out of memory: {sum(killed.values())} killed at {limit} ({by_stage})"]
+
+
 def reward(result: TaskResult) -> str:
     """A number, or `-` when nothing was measured."""
     return "-" if result.reward is None else f"{result.reward:g}"

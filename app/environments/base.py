@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 from uuid import UUID, uuid4
 
-from app.models.shell import CommandResult, Shell
+from app.models.shell import CommandResult, OutputLogs, Shell
 from app.models.spec import EnvironmentSpec
 
 __all__ = [
@@ -23,6 +23,8 @@ __all__ = [
     "Environment",
     "EnvironmentProvider",
     "Forward",
+    "Logging",
+    "MemoryCounting",
     "Origin",
     "ResetProof",
     "Route",
@@ -194,6 +196,24 @@ class Chronicling(Protocol):
 
     def logs(self) -> dict[str, bytes]:
         """What each service has written, by its name, while it stands; of much the end. Never raises."""
+        ...
+
+
+@runtime_checkable
+class Logging(Protocol):
+    """An environment that keeps all of what a command writes, where that is too long to be handed on whole."""
+
+    def keep_logs(self, logs: OutputLogs | None) -> bool:
+        """From now on there; None: nowhere. Nothing of it is written inside. False: it cannot, after all."""
+        ...
+
+
+@runtime_checkable
+class MemoryCounting(Protocol):
+    """An environment with a memory limit that counts whom the kernel killed for it."""
+
+    def memory_kills(self) -> int | None:
+        """Processes killed since it was made or last reset; None where nobody shows it. Never raises."""
         ...
 
 

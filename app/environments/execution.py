@@ -11,8 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from app.environments.capture import Capture
+from app.environments.capture import captures
 from app.environments.engine import Engine
+from app.models.shell import OutputLogs
 
 _AFTER_END_S = 1.0
 """A background process may keep the streams open; this long they are read on after the command itself has ended."""
@@ -29,9 +30,11 @@ class Execution:
     exec_id: str
     stdin: bytes | None
     kill: Callable[[], None]  # ends the command's whole tree; called once, at the deadline
+    logs: OutputLogs | None = None
+    command: str = ""
 
     def __post_init__(self) -> None:
-        self.stdout, self.stderr = Capture(), Capture()
+        self.stdout, self.stderr = captures(self.logs, self.command)
         self.timed_out = False
         self.aborted = threading.Event()
         self._socket: socket.socket | None = None
@@ -53,6 +56,8 @@ class Execution:
             self._carry(self._socket, deadline)
         finally:
             self._socket.close()
+            self.stdout.close()
+            self.stderr.close()
         return self._await_end(deadline)
 
     def _carry(self, connection: socket.socket, deadline: float) -> None:

@@ -9,7 +9,7 @@ import dataclasses
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 import structlog
@@ -18,7 +18,7 @@ from app.environments.base import CommandResult, Stats
 from app.environments.memory_watch import MemoryWatch
 from app.environments.session import SessionStats
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
-from app.models.shell import Interactive, Shell, StatefulShell
+from app.models.shell import Interactive, OutputLogs, Shell, StatefulShell
 from app.models.spec import EnvironmentSpec
 
 log = structlog.get_logger()
@@ -26,6 +26,8 @@ log = structlog.get_logger()
 
 class Inner(Shell, Protocol):
     """A session, by what is needed of it here. Raises EnvironmentFailed once it was closed."""
+
+    logs: OutputLogs | None
 
     def stats(self) -> SessionStats: ...
 
@@ -120,6 +122,15 @@ class Living(ABC):
             return self._session.get_tree(path)
 
     # --- The whole ------------------------------------------------------------------------------------------------
+
+    def keep_logs(self, logs: OutputLogs | None) -> bool:
+        self._session.logs = logs
+        return True
+
+    def memory_kills(self) -> int | None:
+        with suppress(StationError):
+            return self._memory.count()
+        return None
 
     def stats(self) -> Stats:
         with self._living("count what it uses"):

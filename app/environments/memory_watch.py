@@ -44,6 +44,11 @@ class MemoryWatch:
             self._known = max(self._known, count or 0)
         return grown
 
+    def count(self) -> int | None:
+        """Kills since the group was made, told or not; None when nobody shows it. Raises: what `inside` does."""
+        with self._lock:
+            return self._inside() if self._counter is None else self._counter.read()
+
     def close(self) -> None:
         """Nothing is counted any more. Safe to call twice."""
         with self._lock:

@@ -21,6 +21,8 @@ from app.environments.base import (
     Environment,
     EnvironmentProvider,
     Forward,
+    Logging,
+    MemoryCounting,
     ResetProof,
     Serve,
     Stats,
@@ -36,7 +38,7 @@ from app.errors import DatabaseUnavailable, EnvironmentFailed, StationError
 from app.ledger import receipts
 from app.ledger.database import Database
 from app.ledger.receipts import ObjectKind, Owner, Remover, Thing
-from app.models.shell import Interactive, Shell, StatefulShell
+from app.models.shell import Interactive, OutputLogs, Shell, StatefulShell
 from app.models.spec import EnvironmentKind, EnvironmentSpec, Network
 from app.settings import Settings
 
@@ -111,6 +113,14 @@ class RecordedEnvironment:
     def logs(self) -> dict[str, bytes]:
         """Of its services, where it has any."""
         return self._environment.logs() if isinstance(self._environment, Chronicling) else {}
+
+    def keep_logs(self, logs: OutputLogs | None) -> bool:
+        """See `Logging`."""
+        return isinstance(self._environment, Logging) and self._environment.keep_logs(logs)
+
+    def memory_kills(self) -> int | None:
+        """See `MemoryCounting`."""
+        return self._environment.memory_kills() if isinstance(self._environment, MemoryCounting) else None
 
     # --- Its services, where it has any: `Several` is only what has things of its own, too ---
 

@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from app.errors import GradingFailed
-from app.grading.base import Grade, Submission
+from app.grading.base import Grade, Submission, out_of_memory, whole_of
 from app.models.outcome import Verdict
 from app.models.shell import Services, Shell
 from app.models.spec import ScriptGoal
@@ -49,15 +49,21 @@ class ScriptGrader:
             f"{{ {self._goal.command}\n}} >{self._verifier}/test-stdout.txt 2>&1 </dev/null", timeout_s=timeout_s
         )
         report = self._report(shell)
-        if run.timed_out:
-            raise GradingFailed(
-                f"expected the tests script to end within {timeout_s:.0f} s; found it running{_end(report)}"
-            )
+        memory = f"; {out_of_memory(submission)}" if run.out_of_memory else ""
         try:
+            if run.timed_out:
+                raise ValueError(f"expected the tests script to end within {timeout_s:.0f} s; found it running")
             reward = _reward(rewards := self._rewards(shell))
         except ValueError as error:
-            raise GradingFailed(f"{error}; its exit code was {run.exit_code}{_end(report)}") from error
-        detail = f"the tests script gave {reward:g}"
+            ended = "" if run.timed_out else f"; its exit code was {run.exit_code}"
+            why = f"{error}{ended}{memory}{_end(report)}"
+            if not run.out_of_memory:
+                raise GradingFailed(why) from error
+            # The limit is the task's own, and a good solution passes under it (the oracle shows that): what filled the
+            # memory is what the agent left. So it is a result, as where that fills the disk; and to do it all again
+            # would neither help the task nor be fair, since whoever is about to fail could ask for it in this way.
+            return Grade(Verdict(reward=0.0, counts=True, detail=why), report)
+        detail = f"the tests script gave {reward:g}{memory}"
         return Grade(Verdict(reward=reward, counts=True, detail=detail, metrics=rewards), report)
 
     def _place(self, shell: Shell) -> Shell:
@@ -88,11 +94,13 @@ class ScriptGrader:
         shell.put_tree(tests, self._goal.tests_path)
 
     def _report(self, shell: Shell) -> bytes:
-        shell.run(
-            f"cd {self._verifier} && [ $(wc -c <test-stdout.txt) -gt {_MAX_REPORT_BYTES} ] && "
-            f"tail -c {_MAX_REPORT_BYTES} test-stdout.txt >short && mv short test-stdout.txt",
-            timeout_s=_STEP_TIMEOUT_S,
-        )
+        whole = whole_of(shell, "test-stdout.txt", over_bytes=_MAX_REPORT_BYTES, folder=self._verifier)
+        if whole is not None:
+            shell.run(
+                f"cd {self._verifier} && {{ echo {shlex.quote(whole)}; tail -c {_MAX_REPORT_BYTES} test-stdout.txt; }} "
+                ">short && mv short test-stdout.txt",
+                timeout_s=_STEP_TIMEOUT_S,
+            )
         try:
             return shell.get(f"{self._verifier_path}/test-stdout.txt")
         except FileNotFoundError:

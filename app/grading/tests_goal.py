@@ -12,7 +12,7 @@ import shlex
 import structlog
 
 from app.errors import GradingFailed
-from app.grading.base import Grade, Submission
+from app.grading.base import Grade, Submission, out_of_memory, whole_of
 from app.grading.reports import PARSERS, Report
 from app.models.outcome import TestStatus, Verdict
 from app.models.shell import CommandResult, Shell
@@ -83,6 +83,8 @@ class TestsGrader:
         statuses = self._judge(report, run)
         limit_s = submission.task.limits.grading_timeout_s
         verdict = self._verdict(statuses, timed_out_s=limit_s if run.timed_out else None)
+        if run.out_of_memory:
+            verdict = verdict.model_copy(update={"detail": f"{verdict.detail}; {out_of_memory(submission)}"})
         return Grade(verdict, report)
 
     def _lay_out_tests(self, shell: Shell) -> None:
@@ -223,11 +225,13 @@ def _fetch_report(shell: Shell, workdir: str) -> bytes:
     Raises: GradingFailed: there is none.
     """
     half = _MAX_REPORT_BYTES // 2
-    shell.run(
-        f"cd .git/megaflow && [ $(wc -c <report) -gt {_MAX_REPORT_BYTES} ] && "
-        f"{{ head -c {half} report; echo; tail -c {half} report; }} >report.short && mv report.short report",
-        timeout_s=_STEP_TIMEOUT_S,
-    )
+    whole = whole_of(shell, "report", over_bytes=_MAX_REPORT_BYTES, folder=".git/megaflow")
+    if whole is not None:
+        shell.run(
+            f"cd .git/megaflow && {{ head -c {half} report; echo; echo {shlex.quote(whole)}; tail -c {half} report; }} "
+            ">report.short && mv report.short report",
+            timeout_s=_STEP_TIMEOUT_S,
+        )
     try:
         return shell.get(f"{workdir}/.git/megaflow/report")
     except FileNotFoundError as error:

@@ -22,6 +22,8 @@ class CommandResult:
     duration_s: float
     out_of_memory: bool = False
     """The kernel killed for the environment's memory limit while it ran: itself, or a process beside it."""
+    logs: tuple[str, ...] = ()
+    """Of long output: the names under which all of it is kept in the attempt's `command_logs`."""
 
     @property
     def ok(self) -> bool:
@@ -31,6 +33,45 @@ class CommandResult:
     def text(self) -> str:
         """stdout followed by stderr, invalid UTF-8 replaced."""
         return (self.stdout + self.stderr).decode("utf-8", "replace")
+
+
+LOGS_FULL = "the attempt's command_logs are full"
+"""What is said of long output for which there was no room."""
+
+
+def left_out(count: int, told: str = "") -> bytes:
+    """The line in the gap of a long output; `told`: where the rest is to be found, or why nowhere."""
+    return f"\n[... {count} bytes left out{told and f'; {told}'} ...]\n".encode()
+
+
+class OutputLog(Protocol):
+    """All of one long stream. Used by one thread."""
+
+    @property
+    def name(self) -> str: ...
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Raises nothing: what cannot be kept is told."""
+        ...
+
+    def told(self, total_bytes: int) -> str:
+        """Where it is to be found, for a person or an agent, and how much of the `total_bytes` that there were."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class OutputLogs(Protocol):
+    """Where an attempt keeps the streams that are too long to be handed on whole. Safe for many threads."""
+
+    @property
+    def left_bytes(self) -> int:
+        """How much more there is room for."""
+        ...
+
+    def open(self, stream: str, command: str) -> OutputLog:
+        """For a stream (`stdout`, `stderr`) of this command. Whoever opens it closes it."""
+        ...
 
 
 class StatefulShell(Protocol):

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from app.environments.base import Environment, EnvironmentProvider, Tags
+from app.environments.base import Environment, EnvironmentProvider, Logging, Tags
 from app.environments.recorded import Recording
 from app.errors import EngineUnavailable, StationError
 from app.models.outcome import Phase
@@ -46,13 +46,29 @@ def environment_for(rollout: Rollout, purpose: str) -> Iterator[Environment]:
     rollout.torn[purpose] = {"id": environment.id, "origin": origin.value}
     rollout.torn[purpose] |= {key: about[key] for key in ("path", "phases") if key in about}
     forget = rollout.token.on_cancel(environment.destroy)
+    alone = not (reuse and shares)  # what happens in one that others have, too, is nobody's own
+    if alone:
+        rollout.memory.watch(environment)
+    _keep_logs(rollout, environment, alone=alone)
     try:
         yield environment
     finally:
         forget()
+        rollout.memory.look()
+        if isinstance(environment, Logging) and alone:
+            environment.keep_logs(None)
         reuse = reuse and not rollout.token.is_set()
         rollout.torn[purpose]["reset"] = _give_back(stations, environment, reuse=reuse)
         rollout.torn[purpose]["after"] = environment.describe().get("phases", {})
+
+
+def _keep_logs(rollout: Rollout, environment: Environment, *, alone: bool) -> None:
+    """Keep all of its long outputs as the attempt's."""
+    if alone and isinstance(environment, Logging) and environment.keep_logs(rollout.logs):
+        rollout.evidence.command_logs(rollout.logs)
+    else:
+        why = "an environment of this kind keeps none" if alone else "the environment was shared with others"
+        rollout.evidence.command_logs(None, why=why)
 
 
 def _provider(rollout: Rollout, spec: EnvironmentSpec) -> tuple[EnvironmentProvider, str]:

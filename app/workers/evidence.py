@@ -24,6 +24,7 @@ from app.ledger.model_calls import StoredCall
 from app.model_service import trajectory
 from app.models.model_calls import Account
 from app.models.outcome import Artifact, ArtifactKind
+from app.workers.command_logs import CommandLogs
 
 log = structlog.get_logger()
 
@@ -36,6 +37,7 @@ _NAMES = {
     ArtifactKind.TEST_REPORT: "test_report.txt",
     ArtifactKind.VERDICT: "verdict.json",
     ArtifactKind.ENVIRONMENT_LOG: "environment.log",
+    ArtifactKind.COMMAND_LOGS: "command_logs.tar.zst",
 }
 _REDACTED = b"[redacted]"
 _ALSO_SAID = ("model", "upstream_model", "detail", "finish_reason", "parameters", "raw", "lost")
@@ -49,6 +51,7 @@ class Evidence:
     """Bytes by kind; a kind without bytes has a reason why."""
 
     _files: Path | None = None
+    _logs: CommandLogs | None = None
     _found: dict[ArtifactKind, bytes] = field(default_factory=dict)
     _missing: dict[ArtifactKind, str] = field(
         default_factory=lambda: dict.fromkeys(ArtifactKind, "the attempt did not get that far")
@@ -126,6 +129,13 @@ class Evidence:
         else:
             self._missing[ArtifactKind.ENVIRONMENT_LOG] = "one container without a network: its commands are its log"
 
+    def command_logs(
+        self, logs: CommandLogs | None, *, why: str = "no output was too long to be handed on whole"
+    ) -> None:
+        """Where long outputs are kept. `why` there are none, if there are none."""
+        self._logs = self._logs if logs is None else logs
+        self._missing[ArtifactKind.COMMAND_LOGS] = why
+
     def grade(self, grade: Grade) -> None:
         self._found[ArtifactKind.TEST_REPORT] = grade.report
         self._found[ArtifactKind.VERDICT] = grade.verdict.model_dump_json(indent=2).encode()
@@ -138,11 +148,13 @@ class Evidence:
         return [self._store_one(store, prefix, kind, redact) for kind in ArtifactKind]
 
     def _store_one(self, store: ArtifactStore, prefix: str, kind: ArtifactKind, redact: Sequence[str]) -> Artifact:
+        key = f"{prefix}/{_NAMES[kind]}"
+        if kind is ArtifactKind.COMMAND_LOGS and self._logs:
+            return _store_logs(self._logs, store, key, redact)
         content = self._content(kind, redact)
         if content is None:
             why = _without(self._missing[kind].encode("utf-8", "replace"), redact).decode()
             return Artifact(kind=kind, missing=why)
-        key = f"{prefix}/{_NAMES[kind]}"
         url = store.put(key, content)
         digest = hashlib.sha256(content).hexdigest()
         return Artifact(kind=kind, key=key, url=url, size_bytes=len(content), sha256=digest)
@@ -154,6 +166,19 @@ class Evidence:
         if content is None or kind is ArtifactKind.MODEL_CALLS:  # compressed, after the secrets were taken out
             return content
         return _without(content, redact)
+
+
+def _store_logs(logs: CommandLogs, store: ArtifactStore, key: str, redact: Sequence[str]) -> Artifact:
+    """By way of a file: they may be larger than a worker should be. Raises: as `Evidence.store`."""
+    try:
+        packed = logs.pack(redact)
+        with packed.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        log.warning("evidence.command_logs_not_packed", error=str(error))
+        return Artifact(kind=ArtifactKind.COMMAND_LOGS, missing=f"could not be packed: {error}")
+    url, size = store.put_file(key, packed), packed.stat().st_size
+    return Artifact(kind=ArtifactKind.COMMAND_LOGS, key=key, url=url, size_bytes=size, sha256=digest)
 
 
 def _without(content: bytes, secrets: Sequence[str]) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 
 from app.client import as_completed
 from app.models.outcome import ArtifactKind, TaskResult
 from app.models.spec import AgentTask, Network
 from app.workers import evaluations
 from app.workers.evaluations import Submission
-from tests.acceptance.conftest import System
+from tests.acceptance.conftest import System, eventually
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
 
@@ -116,3 +119,60 @@ def test_a_task_of_several_containers_is_solved_and_its_services_are_evidence(sy
     kinds = {one["kind"]: one for one in attempt["artifacts"]}
     log = Path(kinds["environment_log"]["url"].removeprefix("file://")).read_text()
     assert "== shop ==" in log
+
+
+# --- What an attempt says of what happened ----------------------------------------------------------------------------
+
+HOG = "python3 -c 'bytearray(400 << 20)'"
+
+
+def _artifact(result: TaskResult, kind: ArtifactKind) -> bytes:
+    assert result.attempt is not None
+    (kept,) = [one for one in result.attempt.artifacts if one.kind is kind]
+    assert kept.url is not None, kept.missing
+    return Path(kept.url.removeprefix("file://")).read_bytes()
+
+
+@pytest.mark.parametrize("mode", ["ephemeral", "persistent"])
+def test_all_of_a_long_output_is_an_artifact_that_the_gap_in_it_names(
+    system: System, task_folder: Callable[..., Path], mode: str
+) -> None:
+    test = "seq 400000 >&2; grep -q done answer && echo 1 > $OUT || echo 0 > $OUT"
+    folder = task_folder(f"talks-much-{mode}", solve="seq 500000; echo done > answer; echo short >&2", test=test)
+    (result,) = _results(system, _task(system, folder), mode)
+    assert result.reward == 1.0
+    whole = b"".join(b"%d\n" % number for number in range(1, 500001))
+    assert b"bytes left out; all of it is 0001.stdout in the attempt's command_logs ...]" in _artifact(
+        result, ArtifactKind.AGENT_LOG
+    )
+    packed = zstandard.ZstdDecompressor().decompressobj().decompress(_artifact(result, ArtifactKind.COMMAND_LOGS))
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        found = {entry.name: archive.extractfile(entry).read() for entry in archive}  # type: ignore[union-attr]
+    assert found["0001.stdout"] == whole
+    assert set(found) == {"index.txt", "0001.stdout"}, "the tests' report is kept whole as it is"
+    assert result.attempt is not None
+    if mode == "persistent":
+        reset = eventually(lambda: system.rows(
+            "SELECT environment #> '{teardown,agent,reset}' AS found FROM attempts WHERE id = :id"
+            " AND environment ? 'teardown'", id=result.attempt.id,
+        ))[0].found  # fmt: skip
+        assert (reset["clean"], reset["left"]) == (True, []), "nothing of the log was ever inside"
+
+
+@pytest.mark.parametrize("mode", ["ephemeral", "persistent"])
+def test_who_was_killed_for_memory_is_told_and_tests_that_were_are_a_result(
+    system: System, task_folder: Callable[..., Path], mode: str
+) -> None:
+    folder = task_folder(f"takes-memory-{mode}", solve=f"{HOG}; echo done > answer", test=f"exec {HOG}")
+    (result,) = _results(system, _task(system, folder, resources={"memory_bytes": 256 << 20}), mode)
+    assert len(result.attempts) == 1, "to do it again would be of no use"
+    assert (result.end_reason, result.reward, result.state) == ("submitted", 0.0, "succeeded")
+    assert result.verdict is not None
+    assert result.verdict.counts
+    assert f"killed at the environment's memory limit of {256 << 20} bytes" in result.verdict.detail
+    assert "exit code was 137" in result.verdict.detail
+    assert result.attempt is not None
+    memory = {"limit_bytes": 256 << 20, "killed": {"agent": 1, "grading": 1}}
+    assert result.attempt.environment["memory"] == memory
+    shown = system.megaflow("show", str(result.task_id)).stdout
+    assert f"out of memory: 2 killed at the memory limit of {256 << 20} bytes (1 in agent, 1 in grading)" in shown

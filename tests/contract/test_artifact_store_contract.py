@@ -105,6 +105,16 @@ def test_twenty_megabytes_come_back_whole(store: ArtifactStore) -> None:
     assert store.get("large") == content
 
 
+def test_a_file_is_put_as_its_content_is(store: ArtifactStore, tmp_path: Path) -> None:
+    (tmp_path / "given").write_bytes(content := os.urandom(1 << 20) * 3)
+    url = store.put_file("logs/all", tmp_path / "given")
+    assert url == store.url("logs/all")
+    assert store.get("logs/all") == content
+    (tmp_path / "given").write_bytes(b"")
+    store.put_file("logs/all", tmp_path / "given")
+    assert store.get("logs/all") == b""
+
+
 @pytest.mark.parametrize(
     "key",
     ["", "/etc/passwd", "../x", "a/../../x", "a//b", "a/./b", "a/", ".", "a\\..\\b", "a\x00b", "a\nb", "k" * 1001],
@@ -112,6 +122,7 @@ def test_twenty_megabytes_come_back_whole(store: ArtifactStore) -> None:
 def test_a_key_that_leaves_the_store_is_refused_by_every_method(store: ArtifactStore, key: str) -> None:
     for attempt in (
         lambda: store.put(key, b"x"),
+        lambda: store.put_file(key, Path(__file__)),
         lambda: store.get(key),
         lambda: store.exists(key),
         lambda: store.url(key),

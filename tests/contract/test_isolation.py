@@ -17,10 +17,13 @@ from pathlib import Path
 import pytest
 
 from app.environments import archives
-from app.environments.base import Environment, EnvironmentProvider
+from app.environments.base import Environment, EnvironmentProvider, Logging, MemoryCounting
+from app.environments.pristine import Fingerprint, differences
 from app.errors import EnvironmentOverLimit, SpecInvalid, StationError
 from app.models.spec import EnvironmentSpec, Resources
 from app.settings import Settings
+from app.workers.command_logs import CommandLogs
+from app.workers.memory_account import MemoryAccount
 from tests.contract.conftest import Create
 from tests.contract.environment_grounds import GROUNDS, Ground, tags_of, tar_of
 from tests.contract.residues import DEEP, remove_deep
@@ -161,6 +164,39 @@ def test_a_memory_hog_is_not_blamed_on_the_next_command_nor_on_neighbours(
     assert not environment.run("kill -KILL $$", timeout_s=20).out_of_memory
     assert not neighbour.run("kill -KILL $$", timeout_s=20).out_of_memory
     assert not neighbour.stats().oom_kills
+
+
+def test_those_who_were_killed_for_memory_are_counted_and_crashes_are_not(confined: Confined) -> None:
+    environment = confined(Resources(memory_bytes=64 * MEBI))
+    assert isinstance(environment, MemoryCounting)
+    account = MemoryAccount(64 * MEBI)
+    assert account.look() == {}, "nothing is watched"
+    assert environment.run("exec python3 -c 'bytearray(200 << 20)'", timeout_s=30).out_of_memory
+    account.watch(environment)
+    environment.run("kill -KILL $$", timeout_s=20)
+    environment.run("kill -SEGV $$", timeout_s=20)
+    assert account.look() == {"memory": {"limit_bytes": 64 * MEBI, "killed": {"agent": 0}}}
+    for _ in range(2):  # as a child, whose command ends well
+        environment.run("python3 -c 'bytearray(200 << 20)'; true", timeout_s=30)
+    account.look()
+    account.stage = "grading"
+    environment.run("python3 -c 'bytearray(200 << 20)'; true", timeout_s=30)
+    found = {"memory": {"limit_bytes": 64 * MEBI, "killed": {"agent": 2, "grading": 1}}}
+    assert account.look() == found
+    environment.destroy()
+    assert account.look() == found, "what was known stays"
+
+
+def test_a_log_of_a_long_output_takes_nothing_inside(confined: Confined, tmp_path: Path) -> None:
+    environment = confined(Resources(disk_bytes=64 * MEBI))
+    assert isinstance(environment, Logging)
+    before = Fingerprint.take(environment)
+    environment.keep_logs(CommandLogs(tmp_path, 256 * MEBI))
+    result = environment.run("head -c 150000000 /dev/zero; sleep 2.5", timeout_s=60)  # as long as a disk is looked at
+    environment.keep_logs(None)
+    assert (result.exit_code, result.logs) == (0, ("0001.stdout",)), "its disk limit does not pay for it"
+    assert (tmp_path / "0001.stdout").stat().st_size == 150_000_000
+    assert differences(before, Fingerprint.take(environment)) == ()
 
 
 def test_swap_is_not_used_beyond_the_memory_limit(confined: Confined) -> None:

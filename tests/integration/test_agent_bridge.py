@@ -23,6 +23,8 @@ from app.agents.bridge import serve
 from app.errors import DiskFull, EnvironmentFailed
 from app.models.shell import CommandResult
 
+MORE: dict[str, Any] = {"out_of_memory": True, "logs": ("0001.stdout",)}
+
 
 class EchoShell:
     """Answers with what it was asked, keeps files; `gone` breaks it, `hold` keeps it busy."""
@@ -46,7 +48,7 @@ class EchoShell:
             raise EnvironmentFailed("the container is gone")
         self.hold.wait(10)
         said = stdin if stdin is not None else json.dumps([command, cwd, dict(env or {}), timeout_s]).encode()
-        return CommandResult(3, said, b"\xff!", timed_out=False, truncated=True, duration_s=0.5)
+        return CommandResult(3, said, b"\xff!", timed_out=False, truncated=True, duration_s=0.5, **MORE)
 
     def put(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
         if path.startswith("/full"):
@@ -86,6 +88,8 @@ def test_a_command_and_its_result_cross_whole() -> None:
         "timed_out": False,
         "truncated": True,
         "duration_s": 0.5,
+        "out_of_memory": True,
+        "logs": ["0001.stdout"],
     }
 
 

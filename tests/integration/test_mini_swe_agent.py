@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -273,6 +274,25 @@ def test_a_command_over_its_limit_is_an_observation(agent: FrameworkAgent, job: 
     assert report.end_reason is EndReason.SUBMITTED, report
     assert report.files is not None
     assert "did not end within 1 seconds" in (report.files / "mini.traj.json").read_text()
+
+
+class ShortOfMemory(HostShell):
+    """Whose every command says too much and is short of memory."""
+
+    def run(self, command: str, **how: Any) -> CommandResult:
+        result = super().run(command, **how)
+        return replace(result, truncated=True, logs=("0001.stdout",), out_of_memory=True)
+
+
+@pytest.mark.agents
+def test_an_observation_says_where_all_of_it_is_and_that_memory_was_short(
+    agent: FrameworkAgent, job: AgentJob, repository: Path
+) -> None:
+    report = agent.run(job, ShortOfMemory(repository), Token())
+    assert report.files is not None
+    told = (report.files / "mini.traj.json").read_text()
+    assert "left out because it was too long; all of it is kept for the user as 0001.stdout]" in told
+    assert "the environment's memory limit was reached: processes were killed for it]" in told
 
 
 @pytest.mark.agents

@@ -17,6 +17,7 @@ import pytest
 from app.environments.session import SessionClient, unix_connector
 from app.environments.session.protocol import ResultFlag
 from app.errors import EnvironmentFailed
+from app.workers.command_logs import CommandLogs
 from tests.integration.session_ground import Ground, eventually, ground, helper_or_skip, may_unshare, over_stdio
 
 MEBI = 1 << 20
@@ -129,13 +130,92 @@ def test_a_gigabyte_of_output_costs_neither_memory_nor_the_rest(session: Session
     assert b"999998004 bytes left out" in result.stdout
 
 
-def test_the_whole_output_goes_to_a_log_up_to_its_ceiling(session: SessionClient, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    session.execute("seq 10000; echo no >&2", timeout_s=20, limit_bytes=10, log=(str(log), 1 << 20))
-    assert Path(f"{log}.stdout").read_bytes() == b"".join(b"%d\n" % n for n in range(1, 10001))
-    assert Path(f"{log}.stderr").read_bytes() == b"no\n"
-    session.execute("seq 10000", timeout_s=20, log=(str(log), 100))
-    assert len(Path(f"{log}.stdout").read_bytes()) == 100
+# --- All of a long output -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def logged(place: Ground, tmp_path: Path) -> SessionClient:
+    """With 1 MiB of room for long outputs, in `logs`."""
+    client = place.client(cwd="/usr")
+    client.logs = CommandLogs(tmp_path / "logs", MEBI)
+    return client
+
+
+def counted(until: int) -> bytes:
+    return b"".join(b"%d\n" % n for n in range(1, until + 1))
+
+
+def test_all_of_a_long_output_is_kept_and_the_gap_says_where(logged: SessionClient, tmp_path: Path) -> None:
+    result = logged.run("seq 10000; echo no >&2; seq 10001 20000", timeout_s=20, limit_bytes=1000)
+    assert (tmp_path / "logs" / "0001.stdout").read_bytes() == counted(20000)
+    told = b"[... 106894 bytes left out; all of it is 0001.stdout in the attempt's command_logs ...]"
+    assert told in result.stdout
+    assert (result.stderr, result.logs) == (b"no\n", ("0001.stdout",))
+    assert os.listdir(tmp_path / "logs") == ["0001.stdout"]
+
+
+def test_both_streams_of_a_command_are_kept_apart(logged: SessionClient, tmp_path: Path) -> None:
+    result = logged.run("seq 10000 & seq 20000 >&2; wait", timeout_s=20, limit_bytes=1000)
+    found = {(tmp_path / "logs" / name).read_bytes() for name in result.logs}
+    assert found == {counted(10000), counted(20000)}
+
+
+@pytest.mark.parametrize("size", [0, 1, 1999, 2000, 2001, 2999, 66_000, 200_000, 900_000])
+def test_only_what_is_too_long_is_kept_and_that_whole(logged: SessionClient, size: int, tmp_path: Path) -> None:
+    (tmp_path / "given").write_bytes(content := os.urandom(size))
+    result = logged.run(f"cat {tmp_path / 'given'}", timeout_s=20, limit_bytes=1000)
+    if size <= 2000:
+        assert (result.stdout, result.logs, (tmp_path / "logs").exists()) == (content, (), False)
+    else:
+        assert (tmp_path / "logs" / "0001.stdout").read_bytes() == content
+        assert (result.stdout[:1000], result.stdout[-1000:]) == (content[:1000], content[-1000:])
+
+
+def test_the_room_for_logs_is_bounded_in_all_and_what_was_cut_says_so(logged: SessionClient, tmp_path: Path) -> None:
+    first = logged.run("seq 100000", timeout_s=20, limit_bytes=1000)
+    assert b"all of it is 0001.stdout" in first.stdout
+    second = logged.run("seq 10000000; echo end", timeout_s=60, limit_bytes=1000)
+    left = MEBI - len(counted(100000))
+    assert f"the first {left} bytes of it are 0002.stdout in the attempt's command_logs: ".encode() in second.stdout
+    assert second.stdout.endswith(b"10000000\nend\n")
+    third = logged.run("seq 100000", timeout_s=20, limit_bytes=1000)
+    assert (third.logs, b"the attempt's command_logs are full" in third.stdout) == ((), True)
+    assert sum(file.stat().st_size for file in (tmp_path / "logs").iterdir()) == MEBI
+
+
+def test_what_a_command_wrote_until_its_time_was_up_is_kept(logged: SessionClient, tmp_path: Path) -> None:
+    result = logged.run("seq 10000; sleep 60", timeout_s=0.5, limit_bytes=1000)
+    assert result.timed_out
+    assert (tmp_path / "logs" / "0001.stdout").read_bytes() == counted(10000)
+
+
+def test_output_without_end_is_still_ended_in_time(logged: SessionClient) -> None:
+    begun = time.monotonic()
+    result = logged.run("yes", timeout_s=0.5, limit_bytes=1000)
+    assert (result.timed_out, result.logs) == (True, ("0001.stdout",))
+    assert time.monotonic() - begun < 15
+
+
+def test_long_output_while_the_input_still_comes_hurts_nobody(logged: SessionClient) -> None:
+    sent = os.urandom(5 * MEBI)
+    result = logged.run("cat; echo end", stdin=sent, timeout_s=30, limit_bytes=1000)
+    assert (result.stdout[:1000], result.stdout[-4:], result.truncated) == (sent[:1000], b"end\n", True)
+    assert tell(logged, "echo next") == b"next\n"
+
+
+def test_commands_side_by_side_keep_their_own(logged: SessionClient, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        ran = list(pool.map(lambda n: logged.run(f"seq {n}", timeout_s=30, limit_bytes=100), range(20000, 20008)))
+    found = [(tmp_path / "logs" / result.logs[0]).read_bytes() for result in ran]
+    assert found == [counted(n) for n in range(20000, 20008)]
+
+
+def test_without_logs_nothing_is_said_of_them(session: SessionClient) -> None:
+    result = session.run("seq 10000", timeout_s=20, limit_bytes=1000)
+    assert (result.logs, b"bytes left out ...]" in result.stdout) == ((), True)
+
+
+# --- Input ----------------------------------------------------------------------------------------------------------
 
 
 def test_input_is_read_to_its_end(session: SessionClient) -> None:

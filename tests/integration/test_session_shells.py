@@ -15,6 +15,7 @@ import pytest
 from app.environments.session import Interactive, SessionClient, ShellSession
 from app.environments.session.lane import Lane
 from app.errors import EnvironmentFailed
+from app.workers.command_logs import CommandLogs
 from tests.integration.session_ground import eventually, ground, helper_or_skip, may_unshare
 
 
@@ -64,6 +65,36 @@ def test_long_output_keeps_head_and_tail(client: SessionClient) -> None:
     assert result.stdout.endswith(b"999999\n1000000\n")
     assert said(shell, "echo next") == b"next\n"
     shell.close()
+
+
+def test_all_of_a_long_output_is_kept_where_there_are_logs(client: SessionClient, tmp_path: Path) -> None:
+    shell = client.shell(limit_bytes=100)
+    client.logs = CommandLogs(tmp_path, 1 << 20)
+    try:
+        assert shell.run("seq 10", timeout_s=10).logs == ()
+        for number in (1, 2):
+            result = shell.run(f"export A={number}; seq 10000", timeout_s=10)
+            assert result.logs == (f"{number:04}.stdout",)
+            assert (tmp_path / result.logs[0]).read_bytes() == b"".join(b"%d\n" % n for n in range(1, 10001))
+        assert said(shell, "echo $A") == b"2\n"
+    finally:
+        client.logs = None
+        shell.close()
+
+
+def test_what_came_between_two_commands_makes_no_log_that_would_not_be_whole(
+    client: SessionClient, tmp_path: Path
+) -> None:
+    shell = client.shell(limit_bytes=100)
+    client.logs = CommandLogs(tmp_path, 1 << 20)
+    try:
+        shell.run("{ sleep 0.3; seq 1000; } &", timeout_s=10)
+        time.sleep(1.0)
+        result = shell.run("seq 1000", timeout_s=10)
+        assert (result.truncated, result.logs) == (True, ())
+    finally:
+        client.logs = None
+        shell.close()
 
 
 def test_input_is_empty(shell: ShellSession) -> None:

@@ -19,10 +19,11 @@ from app.agents.installation.kept import run_kept
 from app.agents.installation.once import Shelf, step
 from app.agents.running import keeper
 from app.agents.running.clock import Clock
-from app.agents.running.outputs import Outputs
+from app.agents.running.outputs import Output, Outputs
 from app.agents.running.outside import run_outside
 from app.agents.trial import NeverCancelled
 from app.errors import AgentUnavailable
+from app.workers.command_logs import CommandLogs
 
 ROOT = Path(__file__).parents[2]
 HIGH = 1500  # above what `select` knows
@@ -99,6 +100,26 @@ def test_an_orphan_of_a_killed_keeper_does_not_hold_us(tmp_path: Path) -> None:
     os.kill(int(orphan), 9)
     assert (by, code) == (Stop.ITSELF, -9)
     assert (tmp_path / "stdout").read_text() == "said\n"
+
+
+def test_all_of_an_output_that_is_too_long_is_kept_where_there_are_logs(tmp_path: Path) -> None:
+    lines = [b"line %06d\n" % number for number in range(2000)]
+    logs = CommandLogs(tmp_path / "logs", 1 << 20)
+    output = Output(tmp_path / "stdout", head_bytes=5000, tail_bytes=2000, logs=logs)
+    for line in lines:
+        output.write(line)
+    output.close()
+    assert (tmp_path / "logs" / "0001.stdout").read_bytes() == b"".join(lines)
+    assert "left out here; all of it is 0001.stdout in the attempt's command_logs]" in output.file.read_text()
+    assert output.file.stat().st_size < 10_000
+
+
+def test_an_output_that_is_kept_whole_makes_no_log(tmp_path: Path) -> None:
+    logs = CommandLogs(tmp_path / "logs", 1 << 20)
+    output = Output(tmp_path / "stdout", head_bytes=5000, tail_bytes=2000, logs=logs)
+    output.write(b"x" * 9000)
+    output.close()
+    assert (output.file.stat().st_size, bool(logs)) == (9000, False)
 
 
 # --- Steps of an installation ---------------------------------------------------------------------------------------

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.artifacts.bundles import pack
 from app.errors import GradingFailed
-from app.grading import grader_for
+from app.grading import grader_for, script_goal
 from app.grading.base import Grade, Submission
+from app.models.shell import CommandResult
 from app.models.spec import AgentTask, Bundle, EnvironmentSpec, Limits, ScriptGoal
 from tests.unit.folder_shell import FolderShell
 
@@ -152,3 +155,62 @@ def test_a_task_without_its_tests_folder_is_not_measured(shell: FolderShell) -> 
     task = AgentTask(name="t", description="d", environment=EnvironmentSpec(image="i"), goal=GOAL)
     with pytest.raises(GradingFailed, match="expected the task's tests folder"):
         grader_for(GOAL).grade(Submission(task, None, None), shell)
+
+
+class Starved(FolderShell):
+    """Whose kernel kills for memory while the tests run."""
+
+    def run(self, command: str, **how: Any) -> CommandResult:
+        result = super().run(command, **how)
+        return dataclasses.replace(result, out_of_memory="test.sh" in command)
+
+
+@pytest.fixture
+def starved(tmp_path: Path) -> FolderShell:
+    return Starved(tmp_path / "environment", "/app")
+
+
+@pytest.mark.parametrize(
+    ("script", "timeout_s", "said"),
+    [
+        ("echo looking; kill -9 $$\n", 30.0, "exit code was 137"),
+        ("echo looking; sleep 30\n", 0.5, "found it running"),
+        (f'echo looking; : > {REWARD}.txt"\n', 30.0, "finite numbers in reward.txt"),
+    ],
+)
+def test_tests_out_of_memory_that_leave_no_reward_are_a_result(
+    starved: FolderShell, script: str, timeout_s: float, said: str
+) -> None:
+    got = grade(starved, script, timeout_s=timeout_s)
+    assert (got.verdict.reward, got.verdict.counts) == (0.0, True)
+    assert got.report.startswith(b"looking\n")
+    limit_bytes = EnvironmentSpec(image="i", workdir="/app").resources.memory_bytes
+    for part in (said, f"killed at the environment's memory limit of {limit_bytes} bytes", "looking"):
+        assert part in got.verdict.detail
+
+
+def test_a_reward_counts_although_memory_was_short_and_that_is_said(starved: FolderShell) -> None:
+    verdict = grade(starved, f'echo 0.5 > {REWARD}.txt"\n').verdict
+    assert (verdict.reward, "the tests script gave 0.5; while" in verdict.detail) == (0.5, True)
+
+
+class Logged(FolderShell):
+    """Keeps all of a report that is read out."""
+
+    def run(self, command: str, **how: Any) -> CommandResult:
+        result = super().run(command, **how)
+        long = len(result.stdout) > 1000
+        return dataclasses.replace(result, logs=("0007.stdout",) if long else ())
+
+
+def test_a_report_that_is_too_long_says_where_all_of_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script_goal, "_MAX_REPORT_BYTES", 1000)
+    script = f'seq 1000; echo 1 > {REWARD}.txt"\n'
+    for shell, said in (
+        (Logged(tmp_path / "a" / "environment", "/app"), b": all of it is 0007.stdout in the attempt's command_logs"),
+        (FolderShell(tmp_path / "b" / "environment", "/app"), b""),
+    ):
+        report = grade(shell, script).report
+        assert report.startswith(b"[... too long to be kept whole here" + said + b" ...]\n")
+        assert report.endswith(b"999\n1000\n")
+        assert len(report) < 1200

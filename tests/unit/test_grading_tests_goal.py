@@ -4,16 +4,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.errors import GradingFailed
-from app.grading import grader_for
+from app.grading import grader_for, tests_goal
 from app.grading.base import Grade, Submission
 from app.grading.tests_goal import END, START, apply_patch, between_markers, touched_files
 from app.models.outcome import TestStatus
+from app.models.shell import CommandResult
 from app.models.spec import AgentTask, EnvironmentSpec, Limits, TestsGoal
 from tests.unit.folder_shell import FolderShell, committed, git
 
@@ -212,6 +215,39 @@ def test_the_report_is_whole_even_when_it_is_larger_than_a_commands_output(shell
     got = grade(shell, None, test_command=command, fail_to_pass=("a.py::test_x",), pass_to_pass=())
     assert got.verdict.reward == 1.0
     assert len(got.report) > 5_000_000
+
+
+class Watched(FolderShell):
+    """Its kernel kills for memory while the tests run; all of a report that is read out is kept."""
+
+    def run(self, command: str, **how: Any) -> CommandResult:
+        result = super().run(command, **how)
+        logs = ("0007.stdout",) if "head -c" in command and len(result.stdout) > 1000 else ()
+        return dataclasses.replace(result, out_of_memory=START in command, logs=logs)
+
+
+def test_tests_that_are_missing_for_want_of_memory_say_so(tmp_path: Path) -> None:
+    shell = Watched(tmp_path)
+    committed(shell.path("/testbed"), FILES)
+    verdict = grade(shell, GOOD, test_command="kill -9 $$").verdict
+    assert (verdict.reward, verdict.counts) == (0.0, True)
+    limit_bytes = EnvironmentSpec(image="i", workdir="/testbed").resources.memory_bytes
+    assert (
+        f"missing; while the tests ran, processes were killed at the environment's memory limit of {limit_bytes} bytes"
+        in (verdict.detail.replace(" and 1 more", ""))
+    )
+
+
+def test_a_report_that_is_too_long_is_judged_and_says_where_all_of_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tests_goal, "_MAX_REPORT_BYTES", 20_000)
+    shell = Watched(tmp_path)
+    committed(shell.path("/testbed"), FILES)
+    got = grade(shell, GOOD, test_command=f"seq 200000; {PYTEST}")
+    assert got.verdict.reward == 1.0
+    assert b"too long to be kept whole here: all of it is 0007.stdout in the attempt's command_logs ...]" in got.report
+    assert 20_000 < len(got.report) < 20_200
 
 
 def test_touched_files_are_old_and_new_names_of_every_kind_of_change() -> None:

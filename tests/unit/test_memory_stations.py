@@ -14,7 +14,7 @@ from app.agents.patch import head_commit, take_patch
 from app.environments.base import Environment
 from app.environments.contract.ground import tags_of, tar_of
 from app.environments.memory import EMPTY, Fault, MemoryProvider, Trouble
-from app.errors import EnvironmentFailed, GradingFailed
+from app.errors import EnvironmentFailed
 from app.grading.base import Submission
 from app.grading.script_goal import ScriptGrader
 from app.models.endings import EndReason
@@ -92,7 +92,8 @@ def test_an_environment_that_dies_under_the_solution_is_told(make: Make, tmp_pat
         solve(make(Fault(Trouble.DIES, match="solve")), tmp_path)
 
 
-def test_a_grader_whose_tests_are_killed_does_not_judge(make: Make) -> None:
+def test_tests_that_are_killed_for_memory_are_a_result_that_says_so(make: Make) -> None:
     broken = make(Fault(Trouble.OUT_OF_MEMORY, match="test.sh"))
-    with pytest.raises(GradingFailed):
-        ScriptGrader(GOAL).grade(Submission(TASK, None, TESTS), broken)
+    verdict = ScriptGrader(GOAL).grade(Submission(TASK, None, TESTS), broken).verdict
+    assert (verdict.reward, verdict.counts) == (0.0, True)
+    assert f"memory limit of {SPEC.resources.memory_bytes} bytes" in verdict.detail

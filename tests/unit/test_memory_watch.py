@@ -97,3 +97,15 @@ def test_without_a_file_the_environment_is_asked_when_there_is_reason() -> None:
     assert watch.killed(suspected=True)
     assert not watch.killed(suspected=True)
     watch.close()
+
+
+def test_the_count_is_of_all_kills_whether_told_or_not(counter: Counter) -> None:
+    watch = MemoryWatch(counter.file, _none)
+    assert watch.count() == 0
+    counter.set(3)
+    assert watch.count() == 3
+    assert watch.killed(suspected=False), "to count is not to tell"
+    assert watch.count() == 3
+    watch.close()
+    assert watch.count() is None
+    assert MemoryWatch(None, lambda: 7).count() == 7

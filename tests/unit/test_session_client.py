@@ -15,17 +15,18 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.session import HelperUnavailable, SessionClient, binary, unix_connector
+from app.environments.session import HelperUnavailable, SessionClient, binary, outcomes, unix_connector
 from app.environments.session import connect as connecting
 from app.environments.session.lane import Lane, LaneLost
 from app.environments.session.protocol import Kind
 from app.errors import EnvironmentFailed
+from app.workers.command_logs import CommandLogs
 
-HELLO = struct.pack("<BBHIII", 1, Kind.HELLO, 0, 8, 0x4853464D, 1)
+HELLO = struct.pack("<BBHIII", 2, Kind.HELLO, 0, 8, 0x4853464D, 1)
 RESULT = struct.Struct("<6I6Q")
 
 
-def frame(kind: int, payload: bytes = b"", *, version: int = 1, size: int | None = None) -> bytes:
+def frame(kind: int, payload: bytes = b"", *, version: int = 2, size: int | None = None) -> bytes:
     return struct.pack("<BBHI", version, kind, 0, len(payload) if size is None else size) + payload
 
 
@@ -83,7 +84,9 @@ def test_an_honest_answer_is_taken(against: Callable[..., SessionClient]) -> Non
         frame(Kind.RESULT, b"", size=0xFFFFFFFF),
         frame(Kind.RESULT, b"", size=64 << 20),
         frame(Kind.RESULT, b"short"),
-        frame(Kind.RESULT, b"x" * 72, version=2),
+        frame(Kind.RESULT, b"x" * 72, version=1),
+        frame(Kind.OUT, b"x") + result(),
+        frame(Kind.ERR, b"x") + result(),
         frame(99),
         frame(Kind.OK),
         frame(Kind.DATA, b"x"),
@@ -97,6 +100,26 @@ def test_an_answer_that_is_none_is_a_failure_of_the_environment(
 ) -> None:
     with pytest.raises(EnvironmentFailed, match="liar"):
         against(answer).run("x", timeout_s=5)
+
+
+def test_more_of_a_long_stream_than_was_asked_for_is_refused(
+    against: Callable[..., SessionClient], tmp_path: Path
+) -> None:
+    liar = against(frame(Kind.OUT, b"x" * 60) + frame(Kind.OUT, b"x" * 60) + result())
+    liar.logs = CommandLogs(tmp_path, 100)
+    with pytest.raises(EnvironmentFailed, match="at most 100 bytes of OUT, found 120"):
+        liar.run("x", timeout_s=5)
+    assert (tmp_path / "0001.stdout").stat().st_size == 60
+
+
+def test_long_streams_do_not_put_the_end_off(
+    against: Callable[..., SessionClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outcomes, "AFTER_TIMEOUT_S", -10.0)
+    liar = against(frame(Kind.OUT) * 1000 + result())
+    liar.logs = CommandLogs(tmp_path, 100)
+    with pytest.raises(EnvironmentFailed, match="no end"):
+        liar.run("x", timeout_s=5)
 
 
 class Forgiving(Liar):

@@ -64,6 +64,7 @@ def test_every_kind_of_evidence_is_stored_or_its_absence_explained(tmp_path: Pat
     assert stored[ArtifactKind.AGENT_LOG].size_bytes == 5
     assert stored[ArtifactKind.PATCH].size_bytes == 0
     assert stored[ArtifactKind.TRAJECTORY].missing == "this agent called no model"
+    assert stored[ArtifactKind.COMMAND_LOGS].missing == "the attempt did not get that far"
     assert stored[ArtifactKind.VERDICT].missing == "the attempt did not get that far"
 
 

@@ -54,7 +54,10 @@ def _in_bash(command: str) -> str:
 def _observation(answer: dict, limit_s: float) -> dict:
     output = answer["output"]
     if answer["truncated"]:
-        output += "\n[the middle of this output was left out because it was too long]\n"
+        where = f"; all of it is kept for the user as {', '.join(answer['logs'])}" if answer["logs"] else ""
+        output += f"\n[the middle of this output was left out because it was too long{where}]\n"
+    if answer["out_of_memory"]:
+        output += "\n[the environment's memory limit was reached: processes were killed for it]\n"
     if answer["exit_code"] is not None and not answer["timed_out"]:
         return {"output": output, "returncode": answer["exit_code"], "exception_info": ""}
     reason = f"the command did not end within {limit_s} seconds" if answer["timed_out"] else "the command was killed"

@@ -196,7 +196,7 @@ class _Run:
 
     def _kept(self, run: Callable[[Outputs], tuple[Stop, int]], collect: Callable[[Stop], None]) -> Ended:
         """Run it and keep what is left of it, without the token, however it ends."""
-        outputs = Outputs(self.scratch)
+        outputs = Outputs(self.scratch, self.job.logs)
         try:
             by, returncode = run(outputs)
             collect(by)

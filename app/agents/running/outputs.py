@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from app.models.shell import OutputLog, OutputLogs
+
 _LONGEST_LINE = 1 << 20  # what is cut out of the middle begins and ends with a line, unless lines are longer than this
 
 
@@ -15,23 +17,30 @@ class Output:
     """Writes to `file`. Of more than `head_bytes` the last `tail_bytes` to twice as many are kept, too.
 
     While it is open they are in files of the same name with `.tail` and `.tail-before`; `close` puts them together,
-    with a line in the gap that says how much is missing. Safe to share between threads.
+    with a line in the gap that says how much is missing and, where there are `logs`, under which name all of it is
+    kept. Safe to share between threads.
     """
 
-    def __init__(self, file: Path, *, head_bytes: int = 32 << 20, tail_bytes: int = 8 << 20) -> None:
+    def __init__(
+        self, file: Path, *, head_bytes: int = 32 << 20, tail_bytes: int = 8 << 20, logs: OutputLogs | None = None
+    ) -> None:
         self.file = file
+        self._logs = logs
+        self._log: OutputLog | None = None
         self._head_bytes = head_bytes
         self._tail_bytes = tail_bytes
         self._lock = threading.Lock()
         self._parts: list[BinaryIO] = [file.open("wb", buffering=0)]  # where it is written to is the last
         self._written = 0  # into the last
         self._lost = 0
+        self._total = 0
         self._older_bytes = 0
 
     def write(self, data: bytes) -> None:
         """Raises: OSError: the disk is full."""
         view = memoryview(data)
         with self._lock:
+            self._total += len(data)
             while view:
                 room = (self._head_bytes if len(self._parts) == 1 else self._tail_bytes) - self._written
                 if room <= 0:
@@ -46,12 +55,27 @@ class Output:
         if len(self._parts) == 1:
             self._parts.append(self._tail.open("wb", buffering=0))
         else:
+            if self._before.exists():
+                self._give_up(self._before)
             self._lost += self._older_bytes
             self._older_bytes = self._written
             self._parts.pop().close()
             os.replace(self._tail, self._before)
             self._parts.append(self._tail.open("wb", buffering=0))
         self._written = 0
+
+    def _give_up(self, part: Path) -> None:
+        """It will not be in the file: have it in the log, behind the head."""
+        if self._log is None and self._logs is not None and self._logs.left_bytes:
+            self._log = self._logs.open(self.file.name, "the agent's framework")
+            self._note(self.file)
+        self._note(part)
+
+    def _note(self, part: Path) -> None:
+        if self._log is not None:
+            with part.open("rb") as source:
+                while piece := source.read(1 << 20):
+                    self._log.write(piece)
 
     @property
     def _tail(self) -> Path:
@@ -71,6 +95,10 @@ class Output:
             self._parts = []
             kept = [part for part in (self._before, self._tail) if part.exists()]
             try:
+                if self._log is not None:
+                    for part in kept:
+                        self._note(part)
+                    self._log.close()
                 if kept:
                     self._join(kept)
             finally:
@@ -86,7 +114,8 @@ class Output:
                 skip = _to_next_line(parts[0])
                 whole.seek(cut)
                 whole.truncate()
-                whole.write(b"\n[%d bytes are left out here]\n" % (self._lost + end - cut + skip))
+                where = f"; {self._log.told(self._total)}" if self._log is not None else ""
+                whole.write(f"\n[{self._lost + end - cut + skip} bytes are left out here{where}]\n".encode())
             for part in parts:
                 with part.open("rb") as source:
                     source.seek(skip)
@@ -110,11 +139,14 @@ def _to_next_line(part: Path) -> int:
 
 
 class Outputs:
-    """The outputs of one run, in `folder`: `stdout`, `stderr`, and both as they came in `agent.log`."""
+    """The outputs of one run, in `folder`: `stdout`, `stderr`, and both as they came in `agent.log`.
 
-    def __init__(self, folder: Path) -> None:
-        self.stdout = Output(folder / "stdout")
-        self.stderr = Output(folder / "stderr", head_bytes=4 << 20, tail_bytes=2 << 20)
+    logs: for all of the first two, where they are too long.
+    """
+
+    def __init__(self, folder: Path, logs: OutputLogs | None = None) -> None:
+        self.stdout = Output(folder / "stdout", logs=logs)
+        self.stderr = Output(folder / "stderr", head_bytes=4 << 20, tail_bytes=2 << 20, logs=logs)
         self.log = Output(folder / "agent.log", head_bytes=8 << 20, tail_bytes=4 << 20)
 
     @property

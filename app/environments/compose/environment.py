@@ -21,7 +21,7 @@ from app.environments.compose.peer import Peer
 from app.environments.compose.several import Things
 from app.environments.container import DockerEnvironment
 from app.errors import EnvironmentFailed, StationError
-from app.models.shell import Interactive, Shell, StatefulShell
+from app.models.shell import Interactive, OutputLogs, Shell, StatefulShell
 
 log = structlog.get_logger()
 
@@ -60,6 +60,15 @@ class ComposeEnvironment:
     def id(self) -> str:
         """The main container's."""
         return self._main.id
+
+    def keep_logs(self, logs: OutputLogs | None) -> bool:
+        for peer in self._peers.values():
+            peer.keep_logs(logs)
+        return self._main.keep_logs(logs)
+
+    def memory_kills(self) -> int | None:
+        """Of the main service."""
+        return self._main.memory_kills()
 
     # --- See `Several` ----------------------------------------------------------------------------------------------
 

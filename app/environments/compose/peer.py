@@ -22,6 +22,7 @@ from app.environments.privileges import CAP_DROP, CPU_SHARES
 from app.environments.processes import COMMAND, Process, ProcessView
 from app.environments.ways.exec_session import ExecSession
 from app.errors import EnvironmentFailed, ImageUnavailable, ServiceUnhealthy
+from app.models.shell import OutputLogs
 
 _FIRST_LOOK_S = 0.05
 _LOOK_S = 1.0
@@ -212,6 +213,11 @@ class Peer:
                 return b""
             raise
 
+    def keep_logs(self, logs: OutputLogs | None) -> None:
+        """Of what commands of ours in it write."""
+        if self._session is not None:
+            self._session.logs = logs
+
     def close(self) -> None:
         """End what runs inside for us; the container is not touched."""
         if self._session is not None:
@@ -236,7 +242,7 @@ class ServiceSession(ExecSession):
         mark = uuid.uuid4().hex
         with self._engine_says("check a service's health"):
             exec_id = self._engine.api.exec_create(self._id, argv, environment={COMMAND: mark})["Id"]
-            with self._registered(mark, exec_id, None) as execution:
+            with self._registered(mark, exec_id, None, argv[0]) as execution:
                 record = execution.finish(time.monotonic() + timeout_s)
         said = execution.stdout.content() + execution.stderr.content()
         return (None if execution.timed_out else record["ExitCode"]), said

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from app.environments.base import Environment
+from app.environments.base import Environment, Logging
 
 MEBI = 1 << 20
 
@@ -55,6 +55,48 @@ def test_long_output_keeps_its_head_and_its_tail(shared: Environment) -> None:
     assert result.stdout.startswith(b"first\nxxx")
     assert result.stdout.endswith(b"xxx\nlast\n")
     assert 2 * MEBI <= len(result.stdout) < 2 * MEBI + 100
+
+
+class _Kept:
+    """Logs in memory: `OutputLogs` and, for one stream, `OutputLog`."""
+
+    left_bytes = 64 * MEBI
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self.made: list[_Kept] = []
+        self.content = b""
+
+    def open(self, stream: str, command: str) -> _Kept:
+        self.made.append(_Kept(f"{len(self.made) + 1}.{stream}"))
+        return self.made[-1]
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.content += bytes(data)
+
+    def told(self, total_bytes: int) -> str:
+        return f"kept as {self.name}"
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def test_all_of_a_long_output_is_kept_outside_and_nothing_of_it_inside(shared: Environment) -> None:
+    if not isinstance(shared, Logging):
+        pytest.skip("this kind keeps no logs")
+    logs = _Kept()
+    before = shared.run("ls -a", timeout_s=30).stdout
+    shared.keep_logs(logs)
+    try:
+        long = shared.run("head -c 3000000 /dev/zero | tr '\\0' x; echo last; echo short >&2", timeout_s=60)
+        assert shared.run("echo short", timeout_s=20).logs == ()
+    finally:
+        shared.keep_logs(None)
+    assert [one.content for one in logs.made] == [b"x" * 3_000_000 + b"last\n"]
+    assert (long.truncated, long.logs) == (True, ("1.stdout",))
+    assert b"left out; kept as 1.stdout ...]" in long.stdout
+    assert shared.run("head -c 3000000 /dev/zero", timeout_s=60).logs == ()
+    assert shared.run("ls -a", timeout_s=30).stdout == before
 
 
 def test_two_mebibytes_are_kept_whole(shared: Environment) -> None:

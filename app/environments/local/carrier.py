@@ -12,8 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
-from app.environments.capture import Capture
+from app.environments.capture import captures
 from app.errors import EnvironmentFailed
+from app.models.shell import OutputLogs
 
 _AFTER_END_S = 0.5
 _AFTER_KILL_S = 5.0
@@ -29,9 +30,11 @@ class Carrier:
     stdin: bytes | None
     kill: Callable[[], object]
     gone: threading.Event
+    logs: OutputLogs | None = None
+    command: str = ""
 
     def __post_init__(self) -> None:
-        self.stdout, self.stderr = Capture(), Capture()
+        self.stdout, self.stderr = captures(self.logs, self.command)
         self.timed_out = False
         self._unsent = memoryview(self.stdin or b"")
         self._pipes = [pipe for pipe in (self.process.stdin, self.process.stdout, self.process.stderr) if pipe]
@@ -43,7 +46,11 @@ class Carrier:
         with selectors.DefaultSelector() as selector:
             for pipe in self._pipes:
                 selector.register(pipe, selectors.EVENT_WRITE if pipe is self.process.stdin else selectors.EVENT_READ)
-            self._carry(selector, deadline)
+            try:
+                self._carry(selector, deadline)
+            finally:
+                self.stdout.close()
+                self.stderr.close()
             self._leave([entry.fileobj for entry in selector.get_map().values()])
         try:
             code = self.process.wait(timeout=10)

@@ -27,7 +27,7 @@ from app.environments.local.stream import LocalInteractive
 from app.environments.processes import COMMAND, HostView, Tree, kill_tree
 from app.environments.remembering import RememberingShell
 from app.errors import EnvironmentFailed
-from app.models.shell import Interactive, StatefulShell
+from app.models.shell import Interactive, OutputLogs, StatefulShell
 from app.models.spec import EnvironmentSpec
 
 _COMMAND_LIMIT_BYTES = 100_000
@@ -43,6 +43,7 @@ class LocalEnvironment:
         self._gone = threading.Event()
         self._forwards: list[Forward] = []
         self._forwards_lock = threading.Lock()
+        self._logs: OutputLogs | None = None
         self.times = Times()
 
     @property
@@ -58,6 +59,10 @@ class LocalEnvironment:
             "isolation": "no isolation: a folder and processes of this host",
             **self.times.describe(),
         }
+
+    def keep_logs(self, logs: OutputLogs | None) -> bool:
+        self._logs = logs
+        return True
 
     # --- Commands -------------------------------------------------------------------------------------------------
 
@@ -91,7 +96,8 @@ class LocalEnvironment:
                 return CommandResult(126, b"", f"{error}\n".encode(), False, False, time.monotonic() - begun)
             except OSError as error:
                 raise EnvironmentFailed(f"no command can be started in {self.root}: {error}.") from error
-            carrier = Carrier(process, stdin, lambda: kill_tree(HostView(), Tree(mark, alone=False)), self._gone)
+            tree = Tree(mark, alone=False)
+            carrier = Carrier(process, stdin, lambda: kill_tree(HostView(), tree), self._gone, self._logs, command)
             code = carrier.finish(begun + timeout_s)
         self._raise_if_gone()
         return CommandResult(
@@ -101,6 +107,7 @@ class LocalEnvironment:
             timed_out=carrier.timed_out,
             truncated=carrier.stdout.truncated or carrier.stderr.truncated,
             duration_s=time.monotonic() - begun,
+            logs=carrier.stdout.log_names + carrier.stderr.log_names,
         )
 
     def _variables(self, env: Mapping[str, str] | None, mark: str) -> dict[str, str]:

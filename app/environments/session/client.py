@@ -11,10 +11,10 @@ from app.environments.session.connect import Connect
 from app.environments.session.interactive import Interactive
 from app.environments.session.lane import Lane, LaneLost
 from app.environments.session.lanes import Lanes
-from app.environments.session.outcomes import after_loss, begin, receive_outcome, result_of
+from app.environments.session.outcomes import LongStreams, after_loss, begin, receive_outcome, result_of
 from app.environments.session.protocol import CHUNK_BYTES, KEEP_BYTES, Kind, Outcome, SessionStats, frame
 from app.environments.session.shells import ShellSession
-from app.models.shell import CommandResult
+from app.models.shell import CommandResult, OutputLogs
 
 _QUICK_S = 30.0
 """For requests that take no time of their own."""
@@ -40,6 +40,8 @@ class SessionClient:
         The helper's own environment (the image's) comes first, then `env`, then the command's.
         """
         self._lanes = Lanes(connect, label)
+        self.logs: OutputLogs | None = None
+        """Where all of a stream goes that is longer than its limit, while its command runs; without a trace inside."""
         self._cwd = cwd
         self._user = user
         self._env = protocol.variables(env or {})
@@ -83,13 +85,22 @@ class SessionClient:
         stdin: bytes | None = None,
         user: str | None = None,
         limit_bytes: int = KEEP_BYTES,
-        log: tuple[str, int] | None = None,
     ) -> Outcome:
-        """As `run`, with all that the helper tells: signal, CPU, memory.
+        """As `run`, with all that the helper tells: signal, CPU, memory."""
+        with LongStreams(self.logs, command) as streams:
+            return self._execute(command, streams, cwd, env, timeout_s, stdin, user, limit_bytes)
 
-        `log`: a path inside and a ceiling in bytes; the streams are written, whole up to it, to that path with
-        `.stdout` and `.stderr` at its end. Reading it from outside, mind that the environment can put a link there.
-        """
+    def _execute(
+        self,
+        command: str | Sequence[str],
+        streams: LongStreams,
+        cwd: str | None,
+        env: Mapping[str, str] | None,
+        timeout_s: float,
+        stdin: bytes | None,
+        user: str | None,
+        limit_bytes: int,
+    ) -> Outcome:
         argv, script = _argv(command)
         request = protocol.run(
             argv,
@@ -100,14 +111,14 @@ class SessionClient:
             timeout_ms=protocol.milliseconds(timeout_s),
             limit_bytes=limit_bytes,
             stdin=stdin,
-            log=log,
+            log_bytes=streams.limit_bytes,
         )
         lane = self._lanes.take()
         try:
             begin(lane, request, timeout_s, more=protocol.follows(stdin))
             if protocol.follows(stdin):
                 _send_input(lane, memoryview(stdin or b""))
-            outcome = receive_outcome(lane, limit_bytes)
+            outcome = receive_outcome(lane, limit_bytes, streams)
         except LaneLost as error:
             self._lanes.drop(lane)
             return after_loss(self._lanes, error)
@@ -136,7 +147,7 @@ class SessionClient:
         request = protocol.shell_open(
             program, cwd=cwd or self._cwd, user=user or self._user, env=self._variables(env), limit_bytes=limit_bytes
         )
-        return ShellSession(self._lanes, request, limit_bytes)
+        return ShellSession(self._lanes, request, limit_bytes, lambda: self.logs)
 
     def stream(
         self,

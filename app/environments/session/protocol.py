@@ -7,14 +7,17 @@ where it lies. A reply comes from inside the environment and is believed no furt
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
+from functools import partial
+
+from app.models.shell import left_out
 
 KEEP_BYTES = 1 << 20
 """Of each stream of a command, this much of its head and this much of its tail is kept."""
 
-VERSION = 1
+VERSION = 2
 MAGIC = 0x4853464D
 HEADER = struct.Struct("<BBHI")
 CHUNK_BYTES = 256 << 10
@@ -22,6 +25,7 @@ SCRIPT_BYTES = 100_000
 """A command of this length becomes a script: the kernel refuses an argument of 128 KiB."""
 _INLINE_BYTES = 32 << 10
 _RUN = struct.Struct("<IIIIQ")
+_SHELL_RUN = struct.Struct("<IQ")
 _STREAM_OPEN = struct.Struct("<III")
 _RESULT = struct.Struct("<6I6Q")
 _LENGTH = struct.Struct("<I")
@@ -97,6 +101,7 @@ class Outcome:
     cpu_s: float
     max_rss_bytes: int
     wall_s: float
+    logs: tuple[str, ...] = ()  # the names under which all of a long stream is kept
 
 
 # --- Fields ---------------------------------------------------------------------------------------------------------
@@ -145,17 +150,19 @@ def run(
     timeout_ms: int,
     limit_bytes: int,
     stdin: bytes | None,
-    log: tuple[str, int] | None,
+    log_bytes: int,
 ) -> bytes:
-    """The frame of a command; longer input follows it (`follows`)."""
+    """The frame of a command; longer input follows it (`follows`).
+
+    log_bytes: of each stream that is longer than what is kept of it, this much comes while it runs, as OUT and ERR.
+    """
     flags = (RunFlag.AS_SCRIPT if script is not None else 0) | (RunFlag.STDIN_FOLLOWS if follows(stdin) else 0)
-    head = _RUN.pack(flags, timeout_ms, limit_bytes, limit_bytes, log[1] if log else 0)
+    head = _RUN.pack(flags, timeout_ms, limit_bytes, limit_bytes, log_bytes)
     payload = b"".join(
         (
             head,
             text(cwd),
             text(user),
-            text(log[0] if log else None),
             field(script or b""),
             b"\0\0\0\0\0" if stdin is None or follows(stdin) else field(stdin),
             texts(argv),
@@ -175,8 +182,8 @@ def shell_open(program: str, *, cwd: str | None, user: str | None, env: tuple[in
     return frame(Kind.SHELL_OPEN, b"".join((head, text(program), text(cwd), text(user), _LENGTH.pack(env[0]), env[1])))
 
 
-def shell_run(command: bytes, *, timeout_ms: int) -> bytes:
-    return frame(Kind.SHELL_RUN, _LENGTH.pack(timeout_ms) + field(command))
+def shell_run(command: bytes, *, timeout_ms: int, log_bytes: int) -> bytes:
+    return frame(Kind.SHELL_RUN, _SHELL_RUN.pack(timeout_ms, log_bytes) + field(command))
 
 
 def stream_open(
@@ -200,8 +207,11 @@ def result_limit(limit_bytes: int) -> int:
     return _RESULT.size + 4 * limit_bytes + 4096
 
 
-def outcome(payload: memoryview, limit_bytes: int) -> Outcome:
-    """Raises: ValueError: the reply contradicts itself."""
+def outcome(payload: memoryview, limit_bytes: int, told: Callable[[Kind, int], str]) -> Outcome:
+    """told: where what is left out of OUT or ERR, of so many bytes, is to be found.
+
+    Raises: ValueError: the reply contradicts itself.
+    """
     if len(payload) < _RESULT.size:
         raise ValueError("a result without its fields")
     code, number, flags, _, out, err, out_all, err_all, user_us, system_us, rss, wall_us = _RESULT.unpack_from(payload)
@@ -212,8 +222,8 @@ def outcome(payload: memoryview, limit_bytes: int) -> Outcome:
         exit_code=code,
         signal=number,
         flags=ResultFlag(flags & 7),
-        stdout=_joined(payload[start : start + out], out_all, limit_bytes),
-        stderr=_joined(payload[start + out :], err_all, limit_bytes),
+        stdout=_joined(payload[start : start + out], out_all, limit_bytes, partial(told, Kind.OUT)),
+        stderr=_joined(payload[start + out :], err_all, limit_bytes, partial(told, Kind.ERR)),
         dropped_bytes=out_all - out + err_all - err,
         cpu_s=(user_us + system_us) / 1e6,
         max_rss_bytes=rss * 1024,
@@ -221,11 +231,11 @@ def outcome(payload: memoryview, limit_bytes: int) -> Outcome:
     )
 
 
-def _joined(kept: memoryview, total: int, limit_bytes: int) -> bytes:
-    """The bytes; where some are missing between head and tail, a line says how many."""
+def _joined(kept: memoryview, total: int, limit_bytes: int, told: Callable[[int], str]) -> bytes:
+    """The bytes; where some are missing between head and tail, a line says how many, and where they are."""
     if total == len(kept):
         return bytes(kept)
-    note = b"\n[... %d bytes left out ...]\n" % (total - len(kept))
+    note = left_out(total - len(kept), told(total))
     return b"".join((kept[:limit_bytes], note, kept[limit_bytes:]))
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from app.environments.session import protocol
 from app.environments.session.lane import Lane, LaneLost
 from app.environments.session.lanes import Lanes
-from app.environments.session.outcomes import after_loss, begin, receive_outcome, result_of
+from app.environments.session.outcomes import LongStreams, after_loss, begin, receive_outcome, result_of
 from app.environments.session.protocol import Kind, frame
-from app.models.shell import CommandResult
+from app.models.shell import CommandResult, OutputLogs
 
 _START_S = 15.0
 
@@ -18,8 +19,11 @@ _START_S = 15.0
 class ShellSession:
     """One long-lived shell. One command at a time: a second caller waits."""
 
-    def __init__(self, lanes: Lanes, request: bytes, limit_bytes: int) -> None:
+    def __init__(
+        self, lanes: Lanes, request: bytes, limit_bytes: int, logs: Callable[[], OutputLogs | None] = lambda: None
+    ) -> None:
         """`request` opens the shell; it is sent again when what carried it was killed."""
+        self._logs = logs
         self._lanes = lanes
         self._request = request
         self._limit_bytes = limit_bytes
@@ -52,14 +56,17 @@ class ShellSession:
         Raises: EnvironmentFailed: the environment is gone, or the session was closed.
         """
         begun = time.monotonic()
-        request = protocol.shell_run(protocol.encoded(command), timeout_ms=protocol.milliseconds(timeout_s))
-        with self._lock:
+        timeout_ms = protocol.milliseconds(timeout_s)
+        with self._lock, LongStreams(self._logs(), command) as streams:
+            request = protocol.shell_run(
+                protocol.encoded(command), timeout_ms=timeout_ms, log_bytes=streams.limit_bytes
+            )
             if self._closed:
                 raise self._lanes.failed("is asked to run a command in a shell that was closed")
             self._lane = lane = self._lane or self._open()
             try:
                 begin(lane, request, timeout_s)
-                outcome = receive_outcome(lane, self._limit_bytes)
+                outcome = receive_outcome(lane, self._limit_bytes, streams)
             except LaneLost as error:
                 self._drop(lane)
                 if self._closed:

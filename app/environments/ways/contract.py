@@ -16,7 +16,7 @@ from requests import RequestException
 from app.environments.engine import Engine
 from app.environments.session import Connect, HelperUnavailable, SessionClient, SessionStats, binary
 from app.errors import EnvironmentFailed
-from app.models.shell import CommandResult, Interactive, StatefulShell
+from app.models.shell import CommandResult, Interactive, OutputLogs, StatefulShell
 
 ORPHAN_EXIT_S = 60
 """A container whose worker has vanished (no connection left) ends itself after so long."""
@@ -26,6 +26,8 @@ _UNPROVEN_S = 8.0
 
 class Session(Protocol):
     """The inside of one running container, as `Shell` describes it. Raises EnvironmentFailed once it was closed."""
+
+    logs: OutputLogs | None  # where all of a command's long output goes
 
     def run(
         self,

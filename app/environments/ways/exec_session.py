@@ -23,7 +23,7 @@ from app.environments.remembering import RememberingShell
 from app.environments.session import SessionStats
 from app.environments.ways.exec_stream import ExecInteractive
 from app.errors import EnvironmentFailed
-from app.models.shell import CommandResult, Interactive, StatefulShell
+from app.models.shell import CommandResult, Interactive, OutputLogs, StatefulShell
 
 log = structlog.get_logger()
 
@@ -55,6 +55,7 @@ class ExecSession:
         self._started = 0  # commands so far: tells whether one ran alone
         self._view: ProcessView | None = None
         self._closed = False
+        self.logs: OutputLogs | None = None
 
     # --- Commands -------------------------------------------------------------------------------------------------
 
@@ -74,7 +75,7 @@ class ExecSession:
             exec_id = self._engine.api.exec_create(
                 self._id, argv, stdin=stdin is not None, environment=variables, workdir=cwd or self._cwd
             )["Id"]
-            with self._registered(mark, exec_id, stdin) as execution:
+            with self._registered(mark, exec_id, stdin, command) as execution:
                 record = execution.finish(begun + timeout_s)
         return self._result(execution, record["ExitCode"], started=bool(record["Pid"]), begun=begun)
 
@@ -93,10 +94,11 @@ class ExecSession:
             timed_out=execution.timed_out,
             truncated=out.truncated or err.truncated,
             duration_s=time.monotonic() - begun,
+            logs=out.log_names + err.log_names,
         )
 
     @contextmanager
-    def _registered(self, mark: str, exec_id: str, stdin: bytes | None) -> Iterator[Execution]:
+    def _registered(self, mark: str, exec_id: str, stdin: bytes | None, command: str) -> Iterator[Execution]:
         with self._lock:
             self._started += 1
             number, others = self._started, len(self._running)
@@ -106,7 +108,7 @@ class ExecSession:
             if not kill_tree(self._processes(), tree):
                 log.warning("environment.kill_incomplete", environment=self._id)
 
-        execution = Execution(self._engine, exec_id, stdin, kill)
+        execution = Execution(self._engine, exec_id, stdin, kill, self.logs, command)
         with self._lock:
             self._running[mark] = execution
         if self._closed:

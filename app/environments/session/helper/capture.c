@@ -1,7 +1,7 @@
 /* A stream of a command, bounded: one buffer whose first part is the head and whose second becomes a ring. */
 #include "helper.h"
 
-struct log no_log = {.fd = -1};
+struct log no_log = {0};
 
 static unsigned char scratch[1 << 16];
 
@@ -41,11 +41,19 @@ static void note(struct capture *c, size_t n) {
     if (c->at < (size_t)c->head + c->tail) c->at += n;
 }
 
-static void write_log(struct log *log, const unsigned char *bytes, size_t n) {
-    if (log->fd < 0) return;
+static void send_log(struct log *log, const unsigned char *bytes, size_t n) {
     if (n > log->left) n = (size_t)log->left;
-    ssize_t written = write(log->fd, bytes, n);
-    log->left = written < 0 ? 0 : log->left - (size_t)written;
+    log->left -= n;
+    for (size_t done = 0; done < n; done += CHUNK)
+        wire_send(log->kind, bytes + done, n - done < CHUNK ? n - done : CHUNK);
+}
+
+/* The stream passes its bound with this piece: what was kept is all of it so far, and goes before. */
+static void pass_bound(const struct capture *c, struct log *log, const unsigned char *piece, size_t n) {
+    if (!log->begun && c->total > (uint64_t)c->head + c->tail) log->left = 0; /* nobody listened: it cannot be whole */
+    if (!log->begun) send_log(log, c->bytes, (size_t)c->total);
+    log->begun = true;
+    send_log(log, piece, n);
 }
 
 static void feed(struct capture *c, const unsigned char *bytes, size_t left) {
@@ -63,13 +71,15 @@ static void feed(struct capture *c, const unsigned char *bytes, size_t left) {
 ssize_t capture_read(struct capture *c, int fd, struct log *log) {
     unsigned char *at;
     size_t room = room_in(c, &at);
-    if (room < sizeof scratch / 2) { /* a small ring must not mean small reads */
+    uint64_t full = (uint64_t)c->head + c->tail;
+    /* A small ring must not mean small reads; and what the log has not got yet is not written over. */
+    if (room < sizeof scratch / 2 || (log->left && !log->begun && c->total == full)) {
         at = scratch;
         room = sizeof scratch;
     }
     ssize_t n = read(fd, at, room);
     if (n <= 0) return n;
-    write_log(log, at, (size_t)n);
+    if (log->left && c->total + (uint64_t)n > full) pass_bound(c, log, at, (size_t)n);
     if (at == scratch) feed(c, scratch, (size_t)n);
     else note(c, (size_t)n);
     return n;

@@ -19,7 +19,7 @@ struct command {
     pid_t pid;
     int out, err;
     struct input input;
-    struct log logs[2]; /* of stdout and stderr, whole */
+    struct log logs[2]; /* of stdout and stderr */
     int64_t until_us; /* 0: no limit */
 };
 
@@ -107,13 +107,16 @@ static void input_drop(struct input *in) {
     }
 }
 
+/* A client that still sends does not listen: nothing is logged until its input is here. */
+static struct log *log_of(struct command *c, int stream) { return c->input.following ? &no_log : c->logs + stream; }
+
 /* --- The way of a command --------------------------------------------------------------------------------------- */
 
 static void time_out(struct command *c) {
     c->outcome.flags |= TIMED_OUT;
     if (!tree_kill(NULL, c->pid, &c->outcome.ending)) c->outcome.flags |= KILL_INCOMPLETE;
-    drain(&c->outcome.out, &c->out, &c->logs[0]);
-    drain(&c->outcome.err, &c->err, &c->logs[1]);
+    drain(&c->outcome.out, &c->out, log_of(c, 0));
+    drain(&c->outcome.err, &c->err, log_of(c, 1));
 }
 
 static int wait_ms(int64_t until_us) {
@@ -143,8 +146,8 @@ static bool carry(struct command *c) {
         if (fds[0].revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL)) lane_end();
         if (fds[0].revents & POLLIN) input_next(&c->input);
         if (fds[4].revents) input_write(&c->input);
-        if (fds[2].revents) read_some(&c->outcome.out, &c->out, &c->logs[0]);
-        if (fds[3].revents) read_some(&c->outcome.err, &c->err, &c->logs[1]);
+        if (fds[2].revents) read_some(&c->outcome.out, &c->out, log_of(c, 0));
+        if (fds[3].revents) read_some(&c->outcome.err, &c->err, log_of(c, 1));
         if (fds[1].revents) {
             if (signals_take()) lane_end();
             left = tree_reap(c->pid, &c->outcome.ending);
@@ -152,8 +155,8 @@ static bool carry(struct command *c) {
         }
         if (c->outcome.ending.ended) {
             if (!left) {
-                drain(&c->outcome.out, &c->out, &c->logs[0]);
-                drain(&c->outcome.err, &c->err, &c->logs[1]);
+                drain(&c->outcome.out, &c->out, log_of(c, 0));
+                drain(&c->outcome.err, &c->err, log_of(c, 1));
                 return false;
             }
             if (c->out < 0 && c->err < 0) return true;
@@ -190,19 +193,8 @@ static bool begin(struct command *c, struct spawn *spawn, bool input) {
     return c->pid != 0;
 }
 
-static void open_log(struct log *log, const char *path, const char *ending, uint64_t limit) {
-    char whole[4096];
-    *log = no_log;
-    if (!*path) return;
-    snprintf(whole, sizeof whole, "%s%s", path, ending);
-    log->fd = high(open(whole, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
-    log->left = limit;
-}
-
 static void end_of(struct command *c, bool left) {
     my_seat->session = 0;
-    close_one(&c->logs[0].fd);
-    close_one(&c->logs[1].fd);
     input_drop(&c->input); /* first: a client that still sends does not read, and a long result would wait for it */
     outcome_send(&c->outcome);
     capture_release(&c->outcome.out);
@@ -223,8 +215,7 @@ void run_request(uint32_t size) {
     at.end = at.at + size;
     uint32_t flags = take_u32(&at), timeout_ms = take_u32(&at), head = take_u32(&at), tail = take_u32(&at);
     uint64_t log_limit = take_u64(&at);
-    struct text cwd = take_text(&at), user = take_text(&at), log = take_text(&at), script = take_text(&at);
-    struct text input = take_text(&at);
+    struct text cwd = take_text(&at), user = take_text(&at), script = take_text(&at), input = take_text(&at);
     char **argv = take_list(&at), **env = take_list(&at);
     if (at.broken) lane_end();
     c->pid = 0;
@@ -238,8 +229,8 @@ void run_request(uint32_t size) {
     c->input.size = input.size;
     capture_begin(&c->outcome.out, head, tail);
     capture_begin(&c->outcome.err, head, tail);
-    open_log(&c->logs[0], log.bytes, ".stdout", log_limit);
-    open_log(&c->logs[1], log.bytes, ".stderr", log_limit);
+    c->logs[0] = (struct log){.kind = OUT, .left = log_limit};
+    c->logs[1] = (struct log){.kind = ERR, .left = log_limit};
     struct spawn spawn = {.argv = argv, .env = env, .cwd = cwd.bytes, .user = user.bytes, .clear_env = flags & CLEAR_ENV};
     int script_fd = flags & AS_SCRIPT ? script_of(script) : -1;
     if (script_fd >= 0) {

@@ -21,7 +21,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { VERSION = 1, HEADER = 8, MAX_REQUEST = 32 << 20, CHUNK = 256 << 10, MAX_LANES = 512 };
+enum { VERSION = 2, HEADER = 8, MAX_REQUEST = 32 << 20, CHUNK = 256 << 10, MAX_LANES = 512 };
 
 enum kind {
     RUN = 1, DATA, END, SHELL_OPEN, SHELL_RUN, SHELL_CLOSE, STREAM_OPEN, RESIZE, SIGNAL, STOP,
@@ -127,15 +127,16 @@ struct capture {
 };
 void capture_begin(struct capture *, uint32_t head, uint32_t tail);
 struct log;
-ssize_t capture_read(struct capture *, int fd, struct log *); /* like read(2); the log gets it all */
+ssize_t capture_read(struct capture *, int fd, struct log *); /* like read(2); of a long stream the log gets it all */
 void capture_text(struct capture *, const char *text);
 void capture_release(struct capture *); /* give back what a long output took */
 size_t capture_kept(const struct capture *);
 int capture_parts(const struct capture *, struct iovec *parts); /* at most 3 */
 
-struct log {
-    int fd;
-    uint64_t left;
+struct log { /* all of a stream that is too long to be kept, sent while it comes: the client must be listening */
+    enum kind kind; /* OUT or ERR */
+    bool begun;
+    uint64_t left; /* how much more of it is wanted */
 };
 extern struct log no_log;
 

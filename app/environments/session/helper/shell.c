@@ -29,6 +29,7 @@ static struct {
     pid_t pid; /* 0: none is running */
     int command, go, tell, out, err, out_theirs, err_theirs;
     struct ending ending;
+    struct log logs[2]; /* of the command under way */
     char *told; /* what came over `tell`, not yet complete */
     size_t told_size, told_room;
     bool ready;  /* it waits for a command */
@@ -133,9 +134,9 @@ static void give(const char *script, size_t size) {
 
 /* --- Waiting for it --------------------------------------------------------------------------------------------- */
 
-static void drain(struct capture *capture, int fd) {
+static void drain(struct capture *capture, int fd, struct log *log) {
     for (int pieces = 0; pieces < 4096; pieces++) /* somebody in the background may write without end */
-        if (capture_read(capture, fd, &no_log) <= 0) return;
+        if (capture_read(capture, fd, log) <= 0) return;
 }
 
 /* Until it waits for the next command, has ended, or the time is up (false). */
@@ -149,8 +150,8 @@ static bool await(int64_t until_us, struct capture *out, struct capture *err) {
         if (ready < 0 && errno != EINTR) lane_end();
         if (ready <= 0) continue;
         if (fds[0].revents || fds[5].revents) lane_end();
-        if (fds[2].revents) capture_read(out, shell.out, &no_log);
-        if (fds[3].revents) capture_read(err, shell.err, &no_log);
+        if (fds[2].revents) capture_read(out, shell.out, &shell.logs[0]);
+        if (fds[3].revents) capture_read(err, shell.err, &shell.logs[1]);
         if (fds[4].revents & POLLIN) hear();
         else if (fds[4].revents) close_one(&shell.tell); /* it closed what it should not: only the time is left */
         if (fds[1].revents) {
@@ -173,7 +174,7 @@ static bool have_shell(struct capture *out, struct capture *err) {
         char *cwd = strdup(shell.cwd ? shell.cwd : "/");
         give(exports, strlen(exports));
         fine = await(until, &nobody, &nobody) && shell.ready;
-        drain(&nobody, shell.err); /* complaints about read-only variables are not the next command's */
+        drain(&nobody, shell.err, &no_log); /* complaints about read-only variables are not the next command's */
         if (cwd) keep(&shell.cwd, cwd);
         free(cwd);
     }
@@ -213,6 +214,7 @@ static bool has_bystanders(void) {
 static void command(struct cursor *at, struct outcome *o) {
     static struct pids spared;
     uint32_t timeout_ms = take_u32(at);
+    uint64_t log_limit = take_u64(at);
     struct text script = take_text(at);
     if (at->broken) lane_end();
     o->begun_us = now_us();
@@ -226,6 +228,8 @@ static void command(struct cursor *at, struct outcome *o) {
     }
     spared.count = 0;
     if (has_bystanders()) bystanders(&spared);
+    shell.logs[0] = (struct log){.kind = OUT, .left = log_limit};
+    shell.logs[1] = (struct log){.kind = ERR, .left = log_limit};
     give(script.bytes, script.size);
     bool in_time = await(timeout_ms ? o->begun_us + timeout_ms * 1000LL : 0, &o->out, &o->err);
     if (!in_time) {
@@ -233,8 +237,9 @@ static void command(struct cursor *at, struct outcome *o) {
         if (!tree_kill(&spared, shell.pid, &shell.ending)) o->flags |= KILL_INCOMPLETE;
     }
     hear();
-    drain(&o->out, shell.out);
-    drain(&o->err, shell.err);
+    drain(&o->out, shell.out, &shell.logs[0]);
+    drain(&o->err, shell.err, &shell.logs[1]);
+    shell.logs[0] = shell.logs[1] = no_log;
     o->ending = shell.ending;
     if (shell.ending.ended) {
         int status = shell.ending.status;

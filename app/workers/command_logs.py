@@ -1,0 +1,143 @@
+"""All of the outputs that were too long to be handed on whole: files of this host while the attempt is under way.
+
+Nothing of them is ever in the environment: its disk limit does not pay for them, its commands cannot touch them, and a
+reset finds nothing. Together they are bounded; what was cut off says so.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tarfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+import zstandard
+
+from app.models.shell import LOGS_FULL
+
+log = structlog.get_logger()
+
+INDEX = "index.txt"
+_COMMAND_CHARS = 200
+_INSTEAD = b"[redacted]"
+
+
+class CommandLogs:
+    """Of one attempt, in `folder`, of `limit_bytes` at most in all. Safe for many threads."""
+
+    def __init__(self, folder: Path, limit_bytes: int) -> None:
+        self._folder = folder
+        self._limit_bytes = limit_bytes
+        self._left_bytes = limit_bytes
+        self._lock = threading.Lock()
+        self._kept: list[KeptOutput] = []
+
+    @property
+    def left_bytes(self) -> int:
+        return self._left_bytes
+
+    def open(self, stream: str, command: str) -> KeptOutput:
+        with self._lock:
+            name = f"{len(self._kept) + 1:04}.{stream}"
+            one = KeptOutput(self, self._folder / name, command)
+            self._kept.append(one)
+        return one
+
+    def grant(self, wanted: int) -> int:
+        """So much of it there is room for; it is taken."""
+        with self._lock:
+            granted = min(wanted, self._left_bytes)
+            self._left_bytes -= granted
+            return granted
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to store."""
+        return bool(self._kept)
+
+    def pack(self, redact: Sequence[str]) -> Path:
+        """A tar of them (zstd) beside them, with an index, without the secrets in `redact`. Raises: OSError."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        target = self._folder / "packed.tar.zst"
+        (self._folder / INDEX).write_text("".join(f"{one.describe()}\n" for one in self._kept), encoding="utf-8")
+        with (
+            target.open("wb") as file,
+            zstandard.ZstdCompressor().stream_writer(file, closefd=False) as packed,
+            tarfile.open(fileobj=packed, mode="w|") as archive,
+        ):
+            for name in (INDEX, *(one.name for one in self._kept)):
+                path = self._folder / name
+                if path.exists():
+                    blot(path, redact)
+                    archive.add(path, arcname=name)
+        return target
+
+
+class KeptOutput:
+    """One stream. Used by one thread."""
+
+    def __init__(self, logs: CommandLogs, file: Path, command: str) -> None:
+        self._logs = logs
+        self._file = file
+        self._command = command
+        self._handle: int | None = None
+        self._size = 0
+        self._why_cut = ""
+
+    @property
+    def name(self) -> str:
+        return self._file.name
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._why_cut:
+            return
+        granted = self._logs.grant(len(data))
+        if granted < len(data):
+            self._why_cut = LOGS_FULL
+        try:
+            self._append(memoryview(data)[:granted])
+        except OSError as error:  # a log is not worth the command
+            self._why_cut = f"it could not be written: {error.strerror}"
+            log.warning("command_log.not_written", file=self.name, error=str(error))
+
+    def _append(self, data: memoryview) -> None:
+        if self._handle is None:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            self._handle = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        while data:
+            written = os.write(self._handle, data)
+            self._size += written
+            data = data[written:]
+
+    def told(self, total_bytes: int) -> str:
+        if self._size < total_bytes and not self._why_cut:
+            self._why_cut = LOGS_FULL
+        part = f"the first {self._size} bytes of it are" if self._why_cut else "all of it is"
+        why = f": {self._why_cut}" if self._why_cut else ""
+        return f"{part} {self.name} in the attempt's command_logs{why}"
+
+    def describe(self) -> str:
+        """A line for the index."""
+        cut = f", cut: {self._why_cut}" if self._why_cut else ""
+        command = self._command[:_COMMAND_CHARS].encode("utf-8", "replace").decode().strip().replace("\n", "\\n")
+        return f"{self.name}: {self._size} bytes{cut}; of: {command}"
+
+    def close(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+def blot(file: Path, secrets: Sequence[str]) -> None:
+    """Write over every secret in the file, which may be larger than this process should be; its size stays."""
+    if not secrets or not file.stat().st_size:
+        return
+    with file.open("r+b") as handle, mmap.mmap(handle.fileno(), 0) as content:
+        for secret in (one.encode() for one in secrets if one):
+            instead = _INSTEAD.ljust(len(secret), b"*")[: len(secret)]
+            at = content.find(secret)
+            while at >= 0:
+                content[at : at + len(secret)] = instead
+                at = content.find(secret, at + len(secret))
