@@ -136,7 +136,8 @@ class OciProvider:
                     return made
                 if not self.store.is_unkept(key) or order.spec.reuse is Reuse.SHARED_READONLY:
                     environment = self._set_up(order, image)
-                    self._keep(order, environment, key, image)
+                    with order.times.measure("set_up"):
+                        self._keep(order, environment, key, image)
                     return environment
         except TimeoutError as error:
             raise EnvironmentFailed(f"another environment's set-up did not end in time: {error}.") from error
@@ -215,6 +216,7 @@ class OciProvider:
         except BaseException:
             environment.destroy()
             raise
+        environment.times.taken(ticket.asked)
         log.info("environment.taken_over", environment=environment.id, image=spec.label)
         return environment
 
