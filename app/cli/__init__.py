@@ -14,6 +14,7 @@ from app.cli import (
     audit,
     budget,
     control,
+    demo,
     environments,
     events,
     explain,
@@ -39,6 +40,7 @@ cli = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 stack.register(cli)
+demo.register(cli)
 runs.register(cli)
 schedules.register(cli)
 control.register(cli)

@@ -18,6 +18,7 @@ from app.models.shell import CommandResult, OutputLogs, Shell
 from app.models.spec import EnvironmentSpec
 
 __all__ = [
+    "UNSEEN",
     "Chronicling",
     "CommandResult",
     "Environment",
@@ -52,25 +53,43 @@ class Route(StrEnum):
     WARM = "warm"  # made ahead, unused
     RECYCLED = "recycled"  # used by another task, reset, proven clean
     SNAPSHOT = "snapshot"  # made from what a set-up left
+    SHARED = "shared"  # read-only, and another attempt of the run has it, too
 
 
 @dataclass
 class Times:
-    """How long each phase of one environment took, in seconds. A reset begins anew: it is the next attempt's start.
+    """What one environment cost whoever has it, in seconds by phase; no second counts in two of them.
 
-    Phases: `image`, `create`, `start`, `session` (until the first answer), `set_up`, `reset`, `teardown`.
+    Phases: `image`, `create`, `start`, `session` (until the first answer), `set_up`; `hand_out` of one that was there
+    before it was asked for; `reset`, with the start that belongs to it, and `teardown` at the end.
     """
 
     route: Route = Route.COLD
     phases: dict[str, float] = field(default_factory=dict)
+    _inner_s: float = field(default=0.0, repr=False, compare=False)
 
     @contextmanager
     def measure(self, phase: str) -> Iterator[None]:
-        begun = time.monotonic()
+        """The block's time without what is measured inside it; a phase that comes twice is added up."""
+        begun, outer_s, self._inner_s = time.monotonic(), self._inner_s, 0.0
         try:
             yield
         finally:
-            self.phases[phase] = time.monotonic() - begun
+            took_s = time.monotonic() - begun
+            self.phases[phase] = self.phases.get(phase, 0.0) + took_s - self._inner_s
+            self._inner_s = outer_s + took_s
+
+    def taken(self, since: float) -> None:
+        """It came from another process: the hand-out is all since then (monotonic seconds) that no phase has."""
+        self.phases["hand_out"] = time.monotonic() - since - sum(self.phases.values())
+
+    @contextmanager
+    def handed_on(self) -> Iterator[None]:
+        """The block gives it to its next attempt, which pays for that alone when it was reset for it before."""
+        begun, was_reset = time.monotonic(), "reset" in self.phases
+        yield
+        if was_reset:
+            self.phases = {"hand_out": time.monotonic() - begun}
 
     def describe(self) -> dict[str, Any]:
         """`path` and `phases`, to the tenth of a millisecond, as an attempt records them."""
@@ -127,6 +146,10 @@ class Tags:
         return f"megaflow-{self.attempt_id or 'ready'}-{uuid4().hex[:6]}-{self.deadline_unix_s:.0f}"
 
 
+UNSEEN = "the engine's layers are not visible here: nothing can be proven"
+"""What a reset says is left where nobody can look at what a container wrote."""
+
+
 @dataclass(frozen=True, slots=True)
 class ResetProof:
     """What a reset found and did. `clean` is False when something could not be restored: then replace it."""
@@ -136,6 +159,7 @@ class ResetProof:
     restored: int = 0
     killed: int = 0
     left: tuple[str, ...] = field(default=())  # what could not be mended
+    took_s: float = field(default=0.0, compare=False)  # the comparison included; by whoever asked for it
 
 
 Serve = Callable[[socket.socket], None]
@@ -160,6 +184,7 @@ class Ticket:
     kind: str  # what `describe()` says
     body: dict[str, Any]  # JSON
     descriptors: tuple[int, ...] = ()  # open files that go with it; whoever holds the ticket closes them
+    asked: float = field(default_factory=time.monotonic, compare=False)  # since when its taker has waited (monotonic)
 
 
 @runtime_checkable

@@ -15,7 +15,7 @@ import structlog
 from docker.errors import APIError, DockerException, NotFound
 from requests import RequestException
 
-from app.environments.base import Forward, Origin, ResetProof, Route, Serve, Tags, Ticket, Times
+from app.environments.base import UNSEEN, Forward, Origin, ResetProof, Route, Serve, Tags, Ticket, Times
 from app.environments.engine import Engine
 from app.environments.forwarding import forward
 from app.environments.layer import Layer, outside_of, places_of, written_bytes
@@ -192,16 +192,15 @@ class DockerEnvironment(Living):
         A moment later, where that is safe: an engine takes longer over a name than a hand-out may take. Until then it
         has the name and the deadline of whoever had it.
         """
-        self._await_name()
-        with self._living("take it over"):
-            self._hurry.clear()
-            self._naming = threading.Thread(target=self._name_it, args=(tags.name(),), name="naming", daemon=True)
-            self._naming.start()
-        if time.time() > float(self._name.rpartition("-")[2]) - _SWEPT_SOON_S:
+        with self.times.handed_on():
             self._await_name()
-            self._raise_if_gone()
-        if self.times.route is Route.COLD:
-            self.times.route = Route.WARM
+            with self._living("take it over"):
+                self._hurry.clear()
+                self._naming = threading.Thread(target=self._name_it, args=(tags.name(),), name="naming", daemon=True)
+                self._naming.start()
+            if time.time() > float(self._name.rpartition("-")[2]) - _SWEPT_SOON_S:
+                self._await_name()
+                self._raise_if_gone()
 
     def _name_it(self, name: str) -> None:
         """Without its owner's name it would be swept by the last one's deadline, in the middle of the work."""
@@ -261,8 +260,6 @@ class DockerEnvironment(Living):
             "entrance": way,
             "layer": None if self._layer is None else self._layer.told(),
             "origin": self._origin.value,
-            "route": self.times.route.value,
-            "phases": dict(self.times.phases),
             "set_up_inside": self._set_up_inside,
             "tools": told(self._tools),
             "oom_kills": self._memory.known,
@@ -282,18 +279,20 @@ class DockerEnvironment(Living):
         Raises: EnvironmentFailed: it is gone, or has other tools; KeyError, TypeError, ValueError: that is no ticket.
         """
         refuse_others(tools, body["tools"])
-        route = Route.WARM if body["route"] == Route.COLD.value else Route(body["route"])
+        origin = Origin(body["origin"])
         layer = None if body["layer"] is None else Layer.from_told(body["layer"])
         inside = Inside(str(body["id"]), spec.workdir, body["user"])
-        times = Times(route, dict(body["phases"]))
+        times = Times(Route.RECYCLED if origin is Origin.RECYCLED else Route.WARM)
         environment = cls(engine, inside, spec, str(body["image_id"]), entrance, layer, times, tools)
         environment._name, environment._pid = str(body["name"]), int(body["pid"])
-        environment._origin = Origin(body["origin"])
+        environment._origin = origin
         environment._set_up_inside = bool(body["set_up_inside"])
         environment._watch_memory(environment._watch(int(body["oom_kills"])))
-        environment._session = entrance.open_again(inside)
+        with times.measure("session"):
+            environment._session = entrance.open_again(inside)
         try:
-            environment.stats()  # what greets us may have died since it wrote its greeting
+            with times.measure("session"):
+                environment.stats()  # what greets us may have died since it wrote its greeting
             environment._outlet = open_outlet(spec, environment.forward)  # its listener was the last owner's
         except BaseException:
             environment._session.close()
@@ -307,7 +306,7 @@ class DockerEnvironment(Living):
         if self._set_up_inside:
             return ResetProof(clean=False, left=("set-up commands ran: what they made is not in the image",))
         if self._layer is None:
-            return ResetProof(clean=False, left=("the engine's layers are not visible here: nothing can be proven",))
+            return ResetProof(clean=False, left=(UNSEEN,))
         self._await_name()
         try:
             self._raise_if_gone()

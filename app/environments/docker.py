@@ -115,6 +115,7 @@ class DockerProvider:
             with suppress(StationError):
                 environment.destroy()
             raise
+        environment.times.taken(ticket.asked)
         log.info("environment.taken_over", environment=environment.id, image=spec.label)
         return environment
 

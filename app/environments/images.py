@@ -18,6 +18,7 @@ from app.environments.disk import disk_named
 from app.environments.engine import Engine, engine_of
 from app.environments.host_slots import Gate, HostGate, turn
 from app.environments.image_store import names
+from app.environments.image_store.arrival import Arrival, tell
 from app.environments.image_store.build_limits import BuildLimits
 from app.environments.image_store.build_logs import BuildLogs
 from app.environments.image_store.building import Builder
@@ -184,6 +185,7 @@ class Images:
         # A build's base has a turn of its own: who has a place here must not wait for somebody who waits for a place.
         turn_name = f"{'pull' if counted else 'base'}-{_short(reference)}"
         with self._once(turn_name, f"pull {reference}", deadline, counted=counted):
+            tell(Arrival.PULL)
             for candidate in candidates:
                 if (found := self._runnable(candidate)) is not None:
                     return found
@@ -245,10 +247,13 @@ class Images:
         with self._once(f"build-{tag.rpartition(':')[2]}", f"build {tag}", deadline):
             for candidate in candidates:
                 if (found := self._runnable(candidate)) is not None:
+                    tell(Arrival.BUILD if candidate == tag else Arrival.PULL)  # another's, whom we waited for
                     return found
             for candidate in shared:
                 if (found := self._from_mirror(candidate, build, deadline)) is not None:
+                    tell(Arrival.PULL)
                     return found
+            tell(Arrival.BUILD)
             return self._build(build, tag, limits, deadline)
 
     def _built_names(self, build: Build) -> list[str]:

@@ -118,14 +118,13 @@ class EnvironmentPool:
 
     def _retire(self, holding: Holding, *, reuse: bool) -> ResetProof | None:
         environment = holding.environment
-        proof = environment.reset() if reuse else None
-        if proof is not None and proof.clean and holding.pristine is not None:
-            proof = _compared(proof, holding.pristine, environment)
+        proof = _proven(holding) if reuse else None
         if proof is None or not proof.clean:
             if proof is not None:
                 log.info("environment.not_recycled", environment=environment.id, left=list(proof.left))
             environment.destroy()
             return proof
+        log.info("environment.reset", environment=environment.id, took_s=round(proof.took_s, 4))
         self._discard(self._keep(holding))
         return proof
 
@@ -218,6 +217,15 @@ def _key_of(environment: Environment, asked: _Asked) -> Key:
     if (image_id := about.get("image_id")) is not None and not asked.spec.compose:
         key = replace(key, image_id=image_id)
     return key
+
+
+def _proven(holding: Holding) -> ResetProof:
+    """Reset it and look whether it is as before."""
+    begun = time.monotonic()
+    proof = holding.environment.reset()
+    if proof.clean and holding.pristine is not None:
+        proof = _compared(proof, holding.pristine, holding.environment)
+    return replace(proof, took_s=time.monotonic() - begun)
 
 
 def _compared(proof: ResetProof, pristine: Fingerprint, environment: Environment) -> ResetProof:

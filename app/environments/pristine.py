@@ -51,6 +51,8 @@ _TABLES = (
 )
 _SOCKETS = tuple(f"/proc/net/{name}" for name in ("tcp", "tcp6", "udp", "udp6", "raw", "raw6"))
 """Read when there are any: for two of these the kernel walks through the sockets of the whole host (6 ms each)."""
+_ENGINES_RESOLVER = "0B00007F"
+"""127.0.0.11, as the kernel writes it: on a network of its own the engine answers there, each time at other ports."""
 _NAMESPACES = ("mnt", "net", "ipc", "uts", "pid", "user")
 
 # Who asks is found by its parents, the session's helper by its program. `head` tells many files apart; where there is
@@ -163,7 +165,9 @@ def _socket(table: str, line: str) -> Iterable[str]:
         return [f"unix {words[7]}"] if len(words) > 7 and words[0].endswith(":") else []
     if len(words) < 4 or not words[0].endswith(":"):  # the table's head
         return []
-    return [f"{table} {words[1]}"] if words[3] == "0A" or not table.startswith("tcp") else []
+    address, _, port = words[1].partition(":")
+    port = "any port" if address == _ENGINES_RESOLVER else port  # counted: one more of them shows
+    return [f"{table} {address}:{port}"] if words[3] == "0A" or not table.startswith("tcp") else []
 
 
 def _queue(kind: str, line: str) -> Iterable[str]:

@@ -138,7 +138,8 @@ class Setups:
         log.info("environment.setup_not_kept", environment=environment.id, reason=reason)
         with _ended_on_error(environment):
             _refuse_read_only(order.spec, reason)
-        environment.times.phases |= order.times.phases
+        paid, inside_s = order.times.phases, sum(environment.times.phases.values())
+        environment.times.phases |= {**paid, "set_up": paid["set_up"] - inside_s}
         return environment
 
     def _set_up(self, order: Order) -> DockerEnvironment:

@@ -1,8 +1,8 @@
 """How long environments took, phase by phase: what attempts recorded, by kind of environment and by path.
 
-An attempt has an environment for its agent and may have another for its grading; each counts. What came before the
-first command of each (`image` … `set_up`, or the `reset` that brought a used one back) stands in `phases`; what it took
-to end it in `after`. The reset at the end of an attempt is the next one's beginning and counts there alone.
+An attempt has an environment for its agent and may have another for its grading; each counts. What the attempt paid
+before the first command of each stands in `phases`, with `image_by` for how the image came; all that it waited, in
+`ready_s`. What followed its last command, a reset for the next attempt or the teardown, stands in `reset` and `after`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from sqlalchemy import Connection, text
 from app.ledger.database import Database
 
 READY = "ready"
-"""Pseudo-phase: all that came before the first command, together."""
-PHASES = ("image", "create", "start", "session", "set_up", "reset", READY, "teardown")
-"""In the order in which they happen."""
+"""Pseudo-phase: all that the attempt waited from asking to the first command."""
+PHASES = ("image", "pull", "build", "create", "start", "hand_out", "session", "set_up", READY, "reset", "teardown")
+"""In the order in which they happen. `pull` and `build` are `image` again, of those for which that was done."""
 BUCKETS_S: tuple[float, ...] = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0),
@@ -60,11 +60,17 @@ _SPANS = """
         WHERE {chosen}
     ), spans AS MATERIALIZED (
         SELECT u.kind, u.one->>'path' AS path, s.phase, s.took_s FROM used u, LATERAL (
-            SELECT key AS phase, value::float8 AS took_s FROM jsonb_each_text(u.one->'phases') WHERE key <> 'teardown'
+            SELECT key AS phase, value::float8 AS took_s FROM jsonb_each_text(u.one->'phases')
+            WHERE key NOT IN ('reset', 'teardown')
             UNION ALL
-            SELECT 'ready', sum(value::float8) FROM jsonb_each_text(u.one->'phases') WHERE key <> 'teardown'
+            SELECT u.one->>'image_by', (u.one#>>'{{phases,image}}')::float8
+            WHERE u.one->>'image_by' IN ('pull', 'build')
             UNION ALL
-            SELECT 'teardown', (u.one#>>'{{after,teardown}}')::float8 WHERE u.one#>'{{after,teardown}}' IS NOT NULL
+            SELECT 'ready', (u.one->>'ready_s')::float8
+            UNION ALL
+            SELECT 'reset', (u.one#>>'{{reset,took_s}}')::float8
+            UNION ALL
+            SELECT 'teardown', (u.one#>>'{{after,teardown}}')::float8
         ) s
         WHERE jsonb_typeof(u.one->'phases') = 'object' AND s.took_s IS NOT NULL
     )

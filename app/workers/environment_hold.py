@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import structlog
 
-from app.environments.base import Environment, EnvironmentProvider, Logging, Tags
+from app.environments.base import Environment, EnvironmentProvider, Logging, Route, Tags
+from app.environments.image_store import arrival
 from app.environments.recorded import Recording
 from app.errors import EngineUnavailable, StationError
 from app.models.outcome import Phase
@@ -32,7 +33,10 @@ def environment_for(rollout: Rollout, purpose: str) -> Iterator[Environment]:
     spec, limits = claimed.spec.task.environment, claimed.spec.task.limits
     if purpose == "grading":
         spec = spec.for_grading()
-    provider, image = _awaiting_engine(rollout, lambda: _provider(rollout, spec))
+    begun = time.monotonic()
+    with arrival.noted() as arrivals:
+        provider, image = _awaiting_engine(rollout, lambda: _provider(rollout, spec))
+    image_s = time.monotonic() - begun
     if purpose == "agent":
         rollout.passed(Phase.IMAGE_READY, image=image)
     rollout.heed()
@@ -42,9 +46,8 @@ def environment_for(rollout: Rollout, purpose: str) -> Iterator[Environment]:
         stations.pool.acquire, provider, spec, _tags(rollout), image, timeout_s=limits.environment_timeout_s
     )
     environment, origin = _awaiting_engine(rollout, lambda: asked(allow_reuse=reuse))
-    about = environment.describe()
-    rollout.torn[purpose] = {"id": environment.id, "origin": origin.value}
-    rollout.torn[purpose] |= {key: about[key] for key in ("path", "phases") if key in about}
+    came = _came(environment, image_s, ready_s=time.monotonic() - begun)
+    rollout.torn[purpose] = {"id": environment.id, "origin": origin.value, "image_by": arrivals.longest.value, **came}
     forget = rollout.token.on_cancel(environment.destroy)
     alone = not (reuse and shares)  # what happens in one that others have, too, is nobody's own
     if alone:
@@ -60,6 +63,14 @@ def environment_for(rollout: Rollout, purpose: str) -> Iterator[Environment]:
         reuse = reuse and not rollout.token.is_set()
         rollout.torn[purpose]["reset"] = _give_back(stations, environment, reuse=reuse)
         rollout.torn[purpose]["after"] = environment.describe().get("phases", {})
+
+
+def _came(environment: Environment, image_s: float, *, ready_s: float) -> dict[str, Any]:
+    """By which path it came and what the attempt paid for it; what lies between the phases is in `ready_s` alone."""
+    about = environment.describe()
+    phases = dict(about.get("phases", {}))
+    phases["image"] = round(phases.get("image", 0.0) + image_s, 4)
+    return {"path": about.get("path", Route.COLD.value), "phases": phases, "ready_s": round(ready_s, 4)}
 
 
 def _keep_logs(rollout: Rollout, environment: Environment, *, alone: bool) -> None:
@@ -100,7 +111,9 @@ def _give_back(stations: Stations, environment: Environment, *, reuse: bool) -> 
     except StationError as error:
         log.warning("environment.not_given_back", environment=environment.id, error=str(error))
         return {"error": str(error)}
-    return None if proof is None else {**asdict(proof), "left": list(proof.left[:20])}
+    if proof is None:
+        return None
+    return {**asdict(proof), "left": list(proof.left[:20]), "took_s": round(proof.took_s, 4)}
 
 
 def _tags(rollout: Rollout) -> Tags:

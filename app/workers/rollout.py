@@ -83,7 +83,7 @@ def _act_and_grade(rollout: Rollout) -> Grade:
         # Graded where the agent was, it stays open as long as the attempt; else it goes before the grading begins.
         holder = agents_own if grader.fresh_environment else rollout.open
         environment = holder.enter_context(environment_for(rollout, "agent"))
-        rollout.passed(Phase.ENVIRONMENT_READY, **environment.describe())
+        rollout.passed(Phase.ENVIRONMENT_READY, **environment.describe() | rollout.torn["agent"])
         base = head_commit(environment, rollout.claimed.spec.task.environment.workdir)
         agents_own.callback(_chronicle, rollout, environment)
         try:

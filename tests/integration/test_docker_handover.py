@@ -47,7 +47,9 @@ def test_it_lives_on_in_other_hands(provider: DockerProvider, create: Create, se
     taken = provider_of(settings).take_over(given._spec, ticket, owner)
     assert (taken.id, out(taken, "cat /testbed/kept; echo $GIVEN")) == (given.id, "keptby the task\n")
     assert taken.stats().processes == 1
-    assert taken.describe()["path"] == "warm"
+    told = taken.describe()
+    assert told["path"] == "warm"
+    assert told["phases"].keys() == {"hand_out", "session"}, "its making is nothing that its taker paid"
     proof = taken.reset()
     assert (proof.clean, proof.killed) == (True, 1)
     assert not taken.run("test -e /testbed/kept", timeout_s=20).ok

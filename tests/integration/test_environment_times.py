@@ -41,12 +41,18 @@ def database(settings: Settings) -> Iterator[Database]:
 def used(
     database: Database, run_id: UUID, phases: dict[str, float], *, path: str = "cold", ago_s: float = 60, **more: Any
 ) -> UUID:
-    """An ended attempt that recorded this; `after`: what was recorded when its environment went."""
+    """An ended attempt that recorded this; `after`: what was recorded when its environment went.
+
+    It waited as long as its phases took, and a millisecond more between them.
+    """
     after, kind, grading = more.pop("after", {}), more.pop("kind", "docker"), more.pop("grading", None)
-    told = {"kind": kind, "path": path, "phases": phases}
-    torn = {"agent": {"path": path, "phases": phases, "after": phases | after}}
+    came = {"path": path, "phases": phases, "ready_s": sum(phases.values()) + 0.001}
+    came["image_by"] = more.pop("image_by", "here")
+    told = {"kind": kind, **came}
+    torn = {"agent": {**came, "after": phases | after, "reset": more.pop("reset", None)}}
     if grading is not None:
-        torn["grading"] = {"path": "cold", "phases": grading, "after": grading}
+        ready_s = sum(grading.values()) + 0.001
+        torn["grading"] = {"path": "cold", "phases": grading, "ready_s": ready_s, "after": grading}
     task_id = a_task(database, run_id, state="succeeded", finished_at=ago(ago_s))
     return an_attempt(
         database,
@@ -71,19 +77,36 @@ def test_percentiles_are_measured_values(database: Database) -> None:
     found = by_phase(environment_times.table(database))
     create = found["cold", "create"]
     assert (create.count, create.p50_s, create.p95_s, create.p99_s) == (100, 0.05, 0.095, 0.099)
-    assert found["cold", "ready"].p50_s == pytest.approx(0.06)
+    assert found["cold", "ready"].p50_s == pytest.approx(0.061)
     assert found["cold", "teardown"].p99_s == 0.02
     assert [phase for _, phase in found] == ["create", "start", "ready", "teardown"]
 
 
-def test_a_reset_counts_for_the_one_whom_it_brought_an_environment(database: Database) -> None:
+def test_a_reset_counts_for_the_one_that_gave_it_back_and_is_nothing_that_the_next_waited_for(
+    database: Database,
+) -> None:
     run_id = a_run(database)
-    used(database, run_id, {"create": 0.1}, after={"reset": 0.07})
-    used(database, run_id, {"reset": 0.07}, path="recycled", after={"teardown": 0.03})
+    used(database, run_id, {"create": 0.1}, reset={"clean": True, "took_s": 0.07})
+    used(database, run_id, {"hand_out": 0.002}, path="recycled", reset={"error": "gone"}, after={"teardown": 0.03})
     found = by_phase(environment_times.table(database))
-    assert ("cold", "reset") not in found
-    assert found["recycled", "reset"].count == 1
-    assert found["recycled", "ready"].p50_s == 0.07
+    assert (found["cold", "reset"].count, found["cold", "reset"].p50_s) == (1, 0.07)
+    assert found["cold", "ready"].p50_s == pytest.approx(0.101)
+    assert ("recycled", "reset") not in found
+    assert found["recycled", "ready"].p50_s == pytest.approx(0.003)
+
+
+def test_images_that_were_pulled_or_built_are_told_apart(database: Database) -> None:
+    run_id = a_run(database)
+    used(database, run_id, {"image": 0.001, "create": 0.1})
+    used(database, run_id, {"image": 7.0, "create": 0.1}, image_by="pull")
+    used(database, run_id, {"image": 90.0, "create": 0.1}, image_by="build")
+    found = by_phase(environment_times.table(database))
+    assert [(found["cold", phase].count, found["cold", phase].p50_s) for phase in ("image", "pull", "build")] == [
+        (3, 7.0),
+        (1, 7.0),
+        (1, 90.0),
+    ]
+    assert [phase for _, phase in found] == ["image", "pull", "build", "create", "ready"]
 
 
 def test_an_environment_for_the_grading_counts_too(database: Database) -> None:
@@ -94,7 +117,7 @@ def test_an_environment_for_the_grading_counts_too(database: Database) -> None:
 
 def test_an_attempt_without_a_recorded_teardown_counts_with_what_it_has(database: Database) -> None:
     task_id = a_task(database, a_run(database), state="running")
-    told = {"kind": "oci", "path": "cold", "phases": {"create": 0.5}}
+    told = {"kind": "oci", "path": "cold", "phases": {"create": 0.5}, "ready_s": 0.6}
     an_attempt(database, task_id, state="running", claimed_at=ago(5), environment=told)
     an_attempt(database, a_task(database, a_run(database)), state="error", environment={"image": "x"})
     (create, ready) = environment_times.table(database)
@@ -169,7 +192,7 @@ def test_the_exposition_has_the_phases_and_the_counts(
     assert found["megaflow_environment_phase_seconds_bucket" + of_create.format("+Inf")] == 1
     assert found[
         "megaflow_environment_phase_seconds_sum[('kind', 'docker'), ('path', 'cold'), ('phase', 'ready')]"
-    ] == pytest.approx(0.034)
+    ] == pytest.approx(0.035)
     assert found["megaflow_attempts_ended_total[('end_reason', 'max_steps'), ('mode', 'ephemeral')]"] == 1
     assert found["megaflow_tasks[('state', 'pending')]"] == 1
     assert found["megaflow_tasks[('state', 'running')]"] == 0

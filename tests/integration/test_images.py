@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from app.environments.engine import Engine, engine_of
+from app.environments.image_store.arrival import Arrival, noted
 from app.environments.images import Images
 from app.environments.local import LocalProvider
 from app.errors import DiskFull, ImageBuildFailed, ImageUnavailable, SpecInvalid
@@ -94,9 +95,12 @@ def test_a_context_becomes_a_labelled_image_once(
     images: Images, contexts: Contexts, engine: Engine, settings: Settings
 ) -> None:
     spec = contexts.spec(FROM_BASE + "COPY greeting.txt /\nRUN cat /greeting.txt\n", greeting__txt="well met")
-    found = images.ensure(spec, timeout_s=120)
-    assert images.ensure(spec, timeout_s=120) == found
+    with noted() as first:
+        found = images.ensure(spec, timeout_s=120)
+    with noted() as second:
+        assert images.ensure(spec, timeout_s=120) == found
     assert contexts.fetched == 1
+    assert (first.longest, second.longest) == (Arrival.BUILD, Arrival.HERE)
     about = engine.api.inspect_image(found)
     wanted = {"megaflow": settings.installation, "megaflow.image": "task"}
     assert about["Config"]["Labels"].items() >= wanted.items()

@@ -25,6 +25,7 @@ import pytest
 import requests
 
 from app.environments.engine import engine_of
+from app.environments.image_store.arrival import Arrival, noted
 from app.environments.image_store.names import built_for_all
 from app.environments.image_store.unpacked import forget
 from app.environments.oci import OciProvider, engine_images, kernel
@@ -251,9 +252,16 @@ def test_an_image_is_pulled_without_an_engine_and_once(
     parts = gzip.compress(first[:half], 1) + gzip.compress(first[half:], 1)
     image_id = push_image(registry, "some/image", [(first, parts), (second, zstd(second))], kernel.machine())
     spec = EnvironmentSpec(image=f"{registry}/some/image")
+
+    def prepared(_: int) -> tuple[str, Arrival]:
+        with noted() as arrivals:
+            return oci.prepare_image(spec, timeout_s=60), arrivals.longest
+
     with ThreadPoolExecutor(3) as threads:
-        ids = set(threads.map(lambda _: oci.prepare_image(spec, timeout_s=60), range(3)))
-    assert ids == {image_id}
+        found = set(threads.map(prepared, range(3)))
+    assert {identity for identity, _ in found} == {image_id}
+    assert (image_id, Arrival.PULL) in found
+    assert prepared(0) == (image_id, Arrival.HERE)
     environment = oci.create(spec, tags(oci_settings.installation), timeout_s=30)
     assert environment.run('echo "$A $(cat /second)"', timeout_s=10).stdout == b"b zstd\n"
     environment.destroy()

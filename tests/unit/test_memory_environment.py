@@ -188,6 +188,8 @@ def test_a_reset_finds_what_was_left_and_puts_it_right(make: Make) -> None:
     assert environment.stats().processes == 0
     assert (environment.describe()["origin"], environment.describe()["path"]) == ("recycled", "recycled")
     assert environment.describe()["phases"].keys() == {"reset"}
+    environment.adopt(tags_of("test"))
+    assert environment.describe()["phases"].keys() == {"hand_out"}, "the reset is nothing that the next attempt paid"
     again = environment.reset()
     assert (again.clean, again.killed, again.removed, again.restored) == (True, 0, 0, 0)
 

@@ -234,6 +234,10 @@ def test_who_asks_while_it_is_made_waits_for_it(provider: FakeProvider, acquire:
         asker.join()
     assert len({one.id for one in found}) == 1
     assert len(provider.created) == 1
+    told = [one.describe() for one in found]
+    assert sorted(one["path"] for one in told) == ["cold", *["shared"] * 5]
+    paid = [one["phases"] for one in told if one["path"] == "shared"]
+    assert [phases.keys() == {"hand_out"} and phases["hand_out"] > 0 for phases in paid] == [True] * 5
 
 
 def test_a_making_that_fails_is_everybodys_own_to_try_again(provider: FakeProvider, acquire: Acquire) -> None:

@@ -120,9 +120,9 @@ class ComposeEnvironment:
 
     def adopt(self, tags: Tags) -> None:
         """From now on it belongs to this attempt: the containers' names say so. Raises: EnvironmentFailed."""
-        self._main.adopt(tags)
         engine = self._ground.engine
-        with engine.named("take over the services", EnvironmentFailed):
+        with self._main.times.handed_on(), engine.named("take over the services", EnvironmentFailed):
+            self._main.adopt(tags)
             for peer in self._peers.values():
                 engine.api.rename(peer.id, tags.name())
         self._ground.tags = tags

@@ -28,13 +28,18 @@ def test_who_takes_over_finds_what_was_there(
     assert isinstance(given, Transferable)
     given.put("/data/kept", b"from before")
     given.keep_until(time.time() + 900)
-    identity, ticket = given.id, given.hand_over()
+    identity, begun = given.id, time.monotonic()
+    ticket = given.hand_over()
     assert ticket.kind == ground.kind
     for call in (lambda: given.run("true", timeout_s=5), lambda: given.hand_over()):
         with pytest.raises(EnvironmentFailed):
             call()
     assert isinstance(provider, Taking)
     taken = provider.take_over(spec, ticket, tags_of(settings.installation))
+    told, took_s = taken.describe(), time.monotonic() - begun
+    assert told["path"] == "warm"
+    assert told["phases"].keys() <= {"hand_out", "session"}, "its making was nothing that its taker waited for"
+    assert sum(told["phases"].values()) <= took_s + 0.001
     assert (taken.id, taken.get("/data/kept")) == (identity, b"from before")
     assert taken.run("echo $GIVEN", timeout_s=20).stdout == b"by the task\n"
     taken.destroy()

@@ -20,6 +20,7 @@ from app.environments import archives
 from app.environments.base import Tags
 from app.environments.disk import disk_named
 from app.environments.host_slots import Gate, HostGate, turn
+from app.environments.image_store.arrival import Arrival, tell
 from app.environments.local.carrier import Carrier
 from app.environments.local.environment import LocalEnvironment
 from app.environments.local.folder import OWNER, copy, end, lay_out, variables_of
@@ -64,6 +65,7 @@ class LocalProvider:
         try:
             with turn(self._settings.home / "run" / "slots" / f"local-{tree.name}", timeout_s=timeout_s):
                 if not tree.is_dir():
+                    tell(Arrival.BUILD)
                     self._prepare(spec, spec.build, tree, deadline)
         except TimeoutError as error:
             raise ImageUnavailable(f"{spec.label} was not prepared in time by another process: {error}.") from error

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 from app.environments import archives
-from app.environments.base import CommandResult, Forward, Origin, ResetProof, Route, Serve, Stats, Times
+from app.environments.base import CommandResult, Forward, Origin, ResetProof, Route, Serve, Stats, Tags, Times
 from app.environments.disk import disk_named
 from app.environments.memory.commands import Running
 from app.environments.memory.faults import Fault, Faults, Trouble
@@ -197,6 +197,11 @@ class MemoryEnvironment:
             self._files.room_bytes = self._spec.resources.disk_bytes or DISK_BYTES
         self._origin, self.times.route = Origin.RECYCLED, Route.RECYCLED
         return ResetProof(clean=True, removed=added, restored=changed, killed=len(living))
+
+    def adopt(self, tags: Tags) -> None:
+        """From now on it is of another attempt. Raises: EnvironmentFailed: it is gone."""
+        with self.times.handed_on():
+            self.raise_if_gone()
 
     def destroy(self) -> None:
         with self._ending, nullcontext() if self._machine.gone else self.times.measure("teardown"):

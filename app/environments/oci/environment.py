@@ -85,10 +85,9 @@ class OciEnvironment(Living):
 
     def adopt(self, tags: Tags) -> None:
         """From now on it belongs to this attempt."""
-        self._raise_if_gone()
-        self._note(lambda records: records.relabel(self.id, tags.labels()))
-        if self.times.route is Route.COLD:
-            self.times.route = Route.WARM
+        with self.times.handed_on():
+            self._raise_if_gone()
+            self._note(lambda records: records.relabel(self.id, tags.labels()))
 
     # --- Change of hands --------------------------------------------------------------------------------------------
 
@@ -108,8 +107,7 @@ class OciEnvironment(Living):
     def hand_over(self) -> Ticket:
         with self._life:
             self._raise_if_gone()
-            phases = dict(self.times.phases)
-            handed = handing.Handed(self.id, self._image, self._origin, self._set_up_inside, phases, told(self._tools))
+            handed = handing.Handed(self.id, self._image, self._origin, self._set_up_inside, told(self._tools))
             self._close_ports()
             try:
                 connection = handing.connection_to(self._body.place.address)

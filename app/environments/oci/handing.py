@@ -32,13 +32,12 @@ class Handed:
     image: StoredImage  # with the snapshot's layer, when it stands on one
     origin: Origin
     set_up_inside: bool
-    phases: dict[str, float]  # what it cost to make
     tools: dict[str, str]
 
     @property
     def times(self) -> Times:
-        """As those of its next owner begin: it was made ahead, or came back from a task."""
-        return Times(Route.RECYCLED if self.origin is Origin.RECYCLED else Route.WARM, dict(self.phases))
+        """As those of its next owner begin, who does not pay for its making: that was ahead, or for another task."""
+        return Times(Route.RECYCLED if self.origin is Origin.RECYCLED else Route.WARM)
 
     def ticket(self, connection: int) -> Ticket:
         """connection: an open file, from now on the ticket's."""

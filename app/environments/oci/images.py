@@ -13,6 +13,7 @@ import structlog
 from app.environments.engine import engine_of
 from app.environments.host_slots import Gate, turn
 from app.environments.image_store import unpacked
+from app.environments.image_store.arrival import Arrival, tell
 from app.environments.image_store.cache import ImageCache
 from app.environments.image_store.names import built_for_all, in_mirror, key_of, located, registry_of
 from app.environments.image_store.registry import login_for
@@ -149,6 +150,7 @@ class OciImages:
         name = f"oci-pull-{hashlib.sha256(reference.encode()).hexdigest()[:24]}"
         try:
             with turn(self._settings.home / "run" / "slots" / name, timeout_s=deadline - time.monotonic()):
+                tell(Arrival.PULL)
                 return self._recalled(reference) or self._pull_first(reference, deadline)
         except TimeoutError as error:
             raise ImageUnavailable(f"could not pull {reference} in time: {error}; try again.") from error

@@ -143,7 +143,8 @@ class OciProvider:
                     return made
                 if not self.store.is_unkept(key) or order.spec.reuse is Reuse.SHARED_READONLY:
                     environment = self._set_up(order, image)
-                    self._keep(order, environment, key, image)
+                    with order.times.measure("set_up"):
+                        self._keep(order, environment, key, image)
                     return environment
         except TimeoutError as error:
             raise SetupTimedOut(f"another environment's set-up did not end in time: {error}.") from error
@@ -217,6 +218,7 @@ class OciProvider:
         except BaseException:
             environment.destroy()
             raise
+        environment.times.taken(ticket.asked)
         log.info("environment.taken_over", environment=environment.id, image=spec.label)
         return environment
 

@@ -198,6 +198,10 @@ class Workshop:
             if not self._shelf.end(key, made if fits else None) or (made is not None and not fits):
                 assert made is not None  # else the shelf has nothing against it
                 self.end_soon(made)
+        if made is not None:  # what it took is told here alone: whoever gets it pays for the hand-out
+            about = made.environment.describe()
+            told = {key: about.get(key) for key in ("path", "phases")}
+            log.info("warm.made", environment=made.environment.id, image=made.spec.label, **told)
         self._changed()
 
     def _fits(self, key: str, made: Ready) -> bool:

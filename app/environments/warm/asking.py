@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -31,12 +33,13 @@ class Warm:
         """A ready environment, ours from now on; None when there is none, or nobody who keeps any."""
         if not may_be_ready(spec):
             return None
+        begun = time.monotonic()
         try:
             with self._asked(key) as connection:
                 ticket = wire.receive_ticket(connection)
                 if ticket is None:
                     return None
-                environment = provider.take_over(spec, ticket, tags)
+                environment = provider.take_over(spec, replace(ticket, asked=begun), tags)
                 with suppress(OSError):  # a keeper that has just gone does not miss it
                     connection.sendall(wire.ARRIVED)
                 return environment

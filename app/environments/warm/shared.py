@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from app.environments.base import CommandResult, Environment, Forward, ResetProof, Serve, Stats
+from app.environments.base import CommandResult, Environment, Forward, ResetProof, Route, Serve, Stats, Times
 from app.errors import EnvironmentFailed, StationError
 from app.models.shell import Interactive, StatefulShell
 
@@ -24,10 +25,14 @@ C = TypeVar("C", bound=_Closable)
 
 
 class Borrowed:
-    """What one borrower has of a shared environment: ending it ends nothing for the others."""
+    """What one borrower has of a shared environment: ending it ends nothing for the others.
 
-    def __init__(self, environment: Environment) -> None:
+    times: what it cost this borrower; None: its making, which the environment itself tells.
+    """
+
+    def __init__(self, environment: Environment, times: Times | None = None) -> None:
         self._environment = environment
+        self._times = times
         self._ended: Future[None] = Future()
         self._lock = threading.Lock()
         self._opened: list[_Closable] = []
@@ -37,7 +42,12 @@ class Borrowed:
         return self._environment.id
 
     def describe(self) -> dict[str, Any]:
-        return {**self._environment.describe(), "shared": True}
+        told = {**self._environment.describe(), "shared": True}
+        if self._times is None:
+            return told
+        own, ended = self._times.describe(), told.get("phases", {})
+        own["phases"] |= {phase: ended[phase] for phase in ("reset", "teardown") if phase in ended}
+        return told | own
 
     def run(
         self,
@@ -190,12 +200,14 @@ class Loans(Generic[H]):
 
         Raises: whatever `make` does; EnvironmentFailed: another's `make` did not end in time.
         """
+        begun = time.monotonic()
         while True:
             loan, first = self._joined(key)
             try:
                 held = self._made(loan, make) if first else _of_another(loan, timeout_s)
                 if held is not None and (first or fits(held)):
-                    handle = Borrowed(held.environment)
+                    times = None if first else Times(Route.SHARED, {"hand_out": time.monotonic() - begun})
+                    handle = Borrowed(held.environment, times)
                     with self._lock:
                         self._by_handle[handle] = loan
                     return handle, first

@@ -1,0 +1,210 @@
+"""What attempts pay for their environments: real ones by every path, as their records tell it."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from app.artifacts.bundles import store_bundle
+from app.client import MegaFlow
+from app.environments.base import UNSEEN, Taking
+from app.environments.engine import engine_of
+from app.environments.image_store.registry import Registries
+from app.environments.images import Images
+from app.environments.oci import available
+from app.environments.warm import Keeper, Wish
+from app.ledger import attempts, ends, environment_times
+from app.ledger.accept import Accepted
+from app.models.outcome import Phase
+from app.models.spec import AgentTask, Compose, EnvironmentKind, EnvironmentSpec, Limits, Mode, ScriptGoal
+from app.settings import Settings
+from app.workers import stations
+from app.workers.environment_hold import environment_for
+from app.workers.lease import StopToken
+from app.workers.stations import Stations
+from app.workers.under_way import Rollout
+from tests.building import dispatched, ready_instance
+from tests.integration import test_images
+from tests.integration.test_images import FROM_BASE, Contexts
+from tests.services import MakeSettings, missing
+
+pytestmark = pytest.mark.docker
+
+registry = test_images.registry
+
+MADE = {"create", "start", "session", "set_up"}
+KINDS = ("docker", "oci", "compose")
+
+
+@dataclass
+class Ground:
+    """Where attempts get their environments, of one kind."""
+
+    flow: MegaFlow
+    stations: Stations
+    scratch: Path
+
+    def had(self, spec: EnvironmentSpec, mode: Mode = Mode.EPHEMERAL) -> dict[str, Any]:
+        """What an attempt records that gets such an environment, runs a command in it and gives it back."""
+        told: dict[str, Any] = self.attempt(spec, mode, "agent")["agent"]
+        return told
+
+    def attempt(self, spec: EnvironmentSpec, mode: Mode, *purposes: str) -> dict[str, Any]:
+        """The same for all of them, one after the other."""
+        goal = ScriptGoal(tests=store_bundle(self.stations.store, self.scratch))
+        limits = Limits(environment_timeout_s=120.0)
+        task = AgentTask(name="task", description="Do it.", environment=spec, goal=goal, limits=limits)
+        handle = self.flow.enqueue(task, agent="nop", mode=mode)
+        (item,) = dispatched(self.flow.database, Accepted(handle.run_id, (handle.task_id,)), mode)
+        claim = attempts.claim(self.flow.database, item.hint, ready_instance(self.flow.database, mode), lease_s=300)
+        assert claim is not None
+        rollout = Rollout(claim, self.stations, StopToken(), self.scratch)
+        for purpose in purposes:
+            begun = time.monotonic()
+            with environment_for(rollout, purpose) as environment:
+                waited_s = time.monotonic() - begun
+                if purpose == "agent":
+                    rollout.passed(Phase.ENVIRONMENT_READY, **environment.describe() | rollout.torn[purpose])
+                assert environment.run("true", timeout_s=20).ok
+            told = rollout.torn[purpose]
+            assert 0 < sum(told["phases"].values()) <= told["ready_s"] + 0.001 <= waited_s + 0.002
+        rollout.write(ends.record_teardown, {"teardown": rollout.torn})
+        return rollout.torn
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings, base_image_tag: str, kind: str) -> Settings:
+    found = make_settings(base_image=base_image_tag, container_runtime="docker" if kind == "docker" else "auto")
+    if kind == "oci" and (why := available(found)) is not None:
+        missing(f"environments without a daemon: {why}")
+    return found
+
+
+@pytest.fixture
+def ground(settings: Settings, tmp_path: Path) -> Iterator[Ground]:
+    built = stations.build(settings, pooled=True, max_idle=2)
+    (tmp_path / "scratch").mkdir()
+    with MegaFlow(settings) as flow:
+        yield Ground(flow, built, tmp_path / "scratch")
+    built.close()
+    for each in (EnvironmentKind.DOCKER, EnvironmentKind.OCI):
+        if each is EnvironmentKind.DOCKER or available(settings) is None:
+            built.environments(each).sweep(installation=settings.installation)
+
+
+@pytest.fixture
+def spec(registry: str, settings: Settings, ground: Ground, kind: str, tmp_path: Path) -> Iterator[EnvironmentSpec]:
+    """Of an image that only the registry has."""
+    contexts, engine = Contexts(), engine_of(settings)
+    image_id = Images(settings, fetch_bundle=contexts.fetch).ensure(contexts.spec(FROM_BASE), timeout_s=60)
+    name = f"{registry}/some/image-{uuid.uuid4().hex[:8]}"
+    engine.api.tag(image_id, name, "v1")
+    Registries(engine, settings).push(f"{name}:v1", time.monotonic() + 60)
+    engine.api.remove_image(image_id, force=True)
+    if kind == "compose":
+        (tmp_path / "project").mkdir()
+        text = f"services: {{main: {{image: '{name}:v1', command: [sleep, '600']}}}}\n"
+        (tmp_path / "project" / "docker-compose.yaml").write_text(text)
+        context = store_bundle(ground.stations.store, tmp_path / "project")
+        yield EnvironmentSpec(compose=Compose(context=context), workdir="/")
+    else:
+        of = EnvironmentKind.OCI if kind == "oci" else EnvironmentKind.DOCKER
+        yield EnvironmentSpec(kind=of, image=f"{name}:v1", workdir="/")
+    ground.stations.pool.close()  # what it keeps stands on the image
+    for image in engine.api.images(filters={"label": f"megaflow={settings.installation}"}):
+        engine.api.remove_image(image["Id"], force=True)
+
+
+def test_a_pull_is_in_the_times_of_the_attempt_that_waited_for_it_and_of_no_other(
+    ground: Ground, spec: EnvironmentSpec
+) -> None:
+    told = ground.attempt(spec, Mode.EPHEMERAL, "agent", "grading")
+    first, graded = told["agent"], told["grading"]
+    assert (first["path"], first["image_by"]) == ("cold", "pull")
+    assert first["phases"].keys() == {"image", *MADE}
+    assert (graded["path"], graded["image_by"]) == ("cold", "here")
+    assert graded["phases"].keys() == first["phases"].keys()
+    assert graded["after"]["teardown"] > 0
+    found = {(one.path, one.phase): one for one in environment_times.table(ground.flow.database)}
+    assert (found["cold", "image"].count, found["cold", "pull"].count) == (2, 1)
+    assert found["cold", "pull"].p50_s == pytest.approx(first["phases"]["image"])
+
+
+def test_who_gets_a_used_one_pays_for_the_hand_out_and_who_gave_it_back_for_the_reset(
+    ground: Ground, spec: EnvironmentSpec
+) -> None:
+    first, second = (ground.had(spec, Mode.PERSISTENT) for _ in range(2))
+    if first["reset"]["left"] == [UNSEEN]:
+        missing("an engine whose layers can be looked at")
+    assert (first["path"], second["path"], second["id"]) == ("cold", "recycled", first["id"])
+    assert second["phases"].keys() == {"image", "hand_out"}
+    assert first["reset"]["took_s"] > 0
+    found = {(one.path, one.phase): one for one in environment_times.table(ground.flow.database)}
+    assert found["cold", "reset"].p50_s == pytest.approx(first["reset"]["took_s"])
+    assert found["recycled", "ready"].p50_s == pytest.approx(second["ready_s"])
+
+
+@pytest.mark.parametrize("kind", ["docker", "oci"], indirect=True)
+def test_who_stands_on_a_kept_set_up_pays_nothing_for_it(ground: Ground, spec: EnvironmentSpec) -> None:
+    with_set_up = spec.model_copy(update={"setup": ("sleep 0.2; echo made > /made",)})
+    first, second = ground.had(with_set_up), ground.had(with_set_up)
+    assert (first["path"], second["path"]) == ("cold", "snapshot")
+    assert first["phases"].keys() == second["phases"].keys() == {"image", *MADE}
+    assert first["phases"]["set_up"] >= 0.2
+    assert second["phases"]["set_up"] == 0
+
+
+@pytest.mark.parametrize("kind", ["docker", "oci"], indirect=True)
+def test_a_set_up_that_is_kept_by_nobody_is_paid_once_by_each(ground: Ground, spec: EnvironmentSpec) -> None:
+    unkept = spec.model_copy(update={"setup": ("sleep 0.2; sleep 60 > /dev/null 2>&1 &",)})
+    for told in (ground.had(unkept), ground.had(unkept)):
+        assert (told["path"], told["phases"].keys()) == ("cold", {"image", *MADE})
+        assert told["phases"]["set_up"] > 0
+
+
+@contextmanager
+def kept_ready(ground: Ground, spec: EnvironmentSpec) -> Iterator[None]:
+    """One of these stands ready, made by a keeper of this process."""
+    provider = ground.stations.environments(spec.kind)
+    assert isinstance(provider, Taking)
+    settings, stop = ground.stations.settings, threading.Event()
+    queue = [Wish(spec, 60.0)]
+    kept = Keeper(settings.home, settings.installation, queue=lambda: queue, provide=lambda kind: provider, most=1)
+    thread = threading.Thread(target=kept.run, args=(stop,))
+    thread.start()
+    try:
+        give_up = time.monotonic() + 60
+        while kept._shift is None or not kept._shift.shelf.all():
+            assert time.monotonic() < give_up
+            time.sleep(0.01)
+        yield
+    finally:
+        stop.set()
+        thread.join(20)
+
+
+@pytest.mark.parametrize("kind", ["docker", "oci"], indirect=True)
+def test_who_gets_one_made_ahead_pays_for_the_hand_out_and_its_making_is_in_the_log(
+    ground: Ground, spec: EnvironmentSpec
+) -> None:
+    ground.stations.environments(spec.kind).prepare_image(spec, timeout_s=60)
+    with capture_logs() as logs, kept_ready(ground, spec):
+        told = ground.had(spec)
+    assert (told["path"], told["image_by"]) == ("warm", "here")
+    assert told["phases"].keys() == {"image", "hand_out", "session"}
+    made = [one for one in logs if one["event"] == "warm.made" and one["environment"] == told["id"]]
+    assert [one["phases"].keys() >= {"create", "start"} for one in made] == [True]

@@ -1,0 +1,77 @@
+"""What counts in which phase of an environment's times."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from app.environments.base import Route, Times
+from app.environments.image_store.arrival import Arrival, noted, tell
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What `time.monotonic` says."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_no_second_counts_twice(clock: list[float]) -> None:
+    times = Times()
+    with times.measure("create"):
+        clock[0] += 1
+        with times.measure("start"):
+            clock[0] += 2
+            with times.measure("session"):
+                clock[0] += 4
+        with times.measure("session"):
+            clock[0] += 8
+        clock[0] += 16
+    with times.measure("create"):
+        clock[0] += 32
+    assert times.phases == {"create": 49.0, "start": 2.0, "session": 12.0}
+
+
+def test_what_fails_has_taken_its_time(clock: list[float]) -> None:
+    times = Times()
+
+    def fails() -> None:
+        with times.measure("create"), times.measure("start"):
+            clock[0] += 1
+            raise OSError("no")
+
+    with pytest.raises(OSError, match="no"):
+        fails()
+    assert times.phases == {"create": 0.0, "start": 1.0}
+
+
+def test_a_hand_out_is_what_no_other_phase_has(clock: list[float]) -> None:
+    times, asked = Times(Route.WARM), clock[0]
+    clock[0] += 1
+    with times.measure("session"):
+        clock[0] += 2
+    clock[0] += 4
+    times.taken(asked)
+    assert times.phases == {"hand_out": 5.0, "session": 2.0}
+
+
+def test_a_reset_one_begins_anew_when_it_is_handed_on_and_one_that_is_in_use_does_not(clock: list[float]) -> None:
+    used, in_use = Times(phases={"reset": 3.0, "start": 1.0}), Times(phases={"create": 3.0})
+    for times in (used, in_use):
+        with times.handed_on():
+            clock[0] += 2
+    assert used.phases == {"hand_out": 2.0}
+    assert in_use.phases == {"create": 3.0}
+
+
+def test_the_longest_way_of_an_image_is_told_to_whoever_asked_for_it() -> None:
+    with noted() as nothing:
+        pass
+    with noted() as both:
+        tell(Arrival.BUILD)
+        with noted() as inner:
+            tell(Arrival.PULL)
+    tell(Arrival.BUILD)
+    assert (nothing.longest, inner.longest, both.longest) == (Arrival.HERE, Arrival.PULL, Arrival.BUILD)
