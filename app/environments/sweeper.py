@@ -16,6 +16,7 @@ from uuid import UUID
 
 import structlog
 
+from app.environments import snapshots
 from app.environments.compose.sweeping import shared
 from app.environments.engine import ROLE, Engine, engine_of
 from app.environments.listing import READY, attempt_in, label_id, label_ready, listed, unix_of
@@ -23,7 +24,7 @@ from app.environments.local import OWNER, end
 from app.environments.oci import Records, remove_abandoned
 from app.environments.oci import end as end_environment
 from app.environments.oci.records import Record
-from app.errors import EngineUnavailable, EnvironmentFailed
+from app.errors import EngineUnavailable, EnvironmentFailed, StationError
 from app.ledger import receipts
 from app.ledger.database import Database
 from app.ledger.owners import Taker, takers
@@ -65,7 +66,7 @@ class Sweeper:
             with self._database.begin() as connection:
                 receipts.destroyed(connection, [thing for thing in removed if thing], Remover.SWEEPER)
             self._settle(self._database)
-        return len(removed)
+        return len(removed) + self._sweep_snapshots(owners)
 
     def _sweep_scratch(self, owners: _Owners) -> None:
         """Remove what attempts of instances that are gone kept beside their environments."""
@@ -145,6 +146,23 @@ class Sweeper:
         if time.monotonic() >= self._cgroups_next:
             remove_abandoned()
             self._cgroups_next = time.monotonic() + _CGROUPS_S
+        return removed
+
+    def _sweep_snapshots(self, owners: _Owners) -> int:
+        """What environments stand on yet loses its name, and goes with a later sweep."""
+        removed = 0
+        for one in snapshots.standing(self._settings):
+            doomed = _Found(one.id, one.labels, one.made_unix_s, one.deadline_unix_s).doomed(owners)
+            if not (doomed or one.removed):
+                continue
+            try:
+                one.remove()
+            except StationError as error:  # the next sweep tries again
+                log.warning("sweeper.snapshot_stays", snapshot=one.id, reason=str(error))
+                continue
+            if not one.removed:
+                log.warning("environment.snapshot_swept", snapshot=one.id)
+                removed += 1
         return removed
 
     def _settle(self, database: Database) -> None:

@@ -72,6 +72,11 @@ def copy(tree: Path, root: Path, deadline: float) -> None:
 def end(folder: Path) -> None:
     """Kill everything marked with the folder's environment and remove it."""
     kill_tree(HostView(variable=ENVIRONMENT), Tree(folder.name, alone=False))
+    remove(folder)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder, also what its owner may not write to; what cannot be removed stays."""
     for _ in range(5):  # a dying process may still have written
         shutil.rmtree(folder, onerror=_make_writable)
         if not folder.exists():
