@@ -30,6 +30,7 @@ __all__ = [
     "ResetProof",
     "Route",
     "Serve",
+    "Snapshot",
     "Stats",
     "Tags",
     "Taking",
@@ -52,7 +53,7 @@ class Route(StrEnum):
     COLD = "cold"  # made while the attempt waited
     WARM = "warm"  # made ahead, unused
     RECYCLED = "recycled"  # used by another task, reset, proven clean
-    SNAPSHOT = "snapshot"  # made from what a set-up left
+    SNAPSHOT = "snapshot"  # made from files that were kept: what a set-up left, or a `Snapshot`
     SHARED = "shared"  # read-only, and another attempt of the run has it, too
 
 
@@ -162,6 +163,19 @@ class ResetProof:
     took_s: float = field(default=0.0, compare=False)  # the comparison included; by whoever asked for it
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The files of an environment at one moment, kept on its host: others can be made from them.
+
+    In it is what stands in the environment's own file system. Not in it: processes, what lies in memory (/dev/shm),
+    what is mounted (volumes, tools), ports. Any process of the host can use and remove it; it can be told as JSON.
+    """
+
+    kind: str  # what `describe()` says
+    id: str
+    image_id: str  # which image's environment it was; empty where the kind has no images
+
+
 Serve = Callable[[socket.socket], None]
 """What is done with a connection: it is connected, blocking, and ours to close. Called in a thread of its own."""
 
@@ -268,6 +282,17 @@ class Environment(Shell, Protocol):
         """
         ...
 
+    def snapshot(self, tags: Tags) -> Snapshot:
+        """Keep its files as they are now. It goes on as before, its processes too, and a reset leads where it did.
+
+        tags: whose the snapshot is and until when; it goes with its instance or at its deadline, whichever comes first
+        (`Tags.ahead`: at its deadline). What somebody writes meanwhile may be half in it.
+
+        Raises: EnvironmentFailed: it is gone, or has files that would not be in it (volumes, other services);
+        EngineUnavailable, DiskFull. Then nothing is kept.
+        """
+        ...
+
     def reset(self) -> ResetProof:
         """Bring it back to how it was after creation: files, processes. Does not raise for what it cannot mend."""
         ...
@@ -294,8 +319,28 @@ class EnvironmentProvider(Protocol):
         """
         ...
 
+    def create_from(self, snapshot: Snapshot, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> Environment:
+        """A fresh environment with the snapshot's files; a reset brings it back to these.
+
+        spec: limits, variables, network and tools, as for `create`. Its image is not looked at and its set-up commands
+        do not run: what they made is in the files, or not wanted.
+
+        Raises: EnvironmentFailed: as `create`, and when the snapshot is gone or of another kind; EngineUnavailable,
+        DiskFull.
+        """
+        ...
+
+    def remove_snapshot(self, snapshot: Snapshot) -> None:
+        """Nobody gets it from now on. Not there: fine.
+
+        What was made from it stays whole; where it shares the files, these go after the last of it.
+
+        Raises: EnvironmentFailed, EngineUnavailable: it stays until its deadline.
+        """
+        ...
+
     def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
-        """Remove every environment of `installation` but those that `keep` maps to True (by id).
+        """Remove every environment and snapshot of `installation` but those that `keep` maps to True (by id).
 
         Returns the ids removed. Other objects of the installation (instances, services) are not touched.
         """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from app.environments.base import Environment, EnvironmentProvider, Tags, Taking, Ticket
+from app.environments.base import Environment, EnvironmentProvider, Snapshot, Tags, Taking, Ticket
 from app.environments.compose.provider import ComposeProvider
 from app.environments.docker import DockerProvider
 from app.environments.engine import engine_of, url_of
@@ -50,6 +50,17 @@ class QuickestProvider:
 
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> Environment:
         return self._for(spec).create(spec, tags, timeout_s=timeout_s)
+
+    def create_from(self, snapshot: Snapshot, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> Environment:
+        """By whoever makes its kind: files that one keeps are not the other's."""
+        provider: EnvironmentProvider = self._compose if spec.compose is not None else self._keeping(snapshot)
+        return provider.create_from(snapshot, spec, tags, timeout_s=timeout_s)
+
+    def remove_snapshot(self, snapshot: Snapshot) -> None:
+        self._keeping(snapshot).remove_snapshot(snapshot)
+
+    def _keeping(self, snapshot: Snapshot) -> EnvironmentProvider:
+        return self._oci if snapshot.kind == "oci" else self._docker
 
     def take_over(self, spec: EnvironmentSpec, ticket: Ticket, tags: Tags) -> Environment:
         """By whoever makes its kind. Raises: EnvironmentFailed."""

@@ -15,7 +15,8 @@ import structlog
 from docker.errors import APIError, DockerException, NotFound
 from requests import RequestException
 
-from app.environments.base import UNSEEN, Forward, Origin, ResetProof, Route, Serve, Tags, Ticket, Times
+from app.environments import engine_snapshots
+from app.environments.base import UNSEEN, Forward, Origin, ResetProof, Route, Serve, Snapshot, Tags, Ticket, Times
 from app.environments.engine import Engine
 from app.environments.forwarding import forward
 from app.environments.layer import Layer, outside_of, places_of, written_bytes
@@ -298,6 +299,14 @@ class DockerEnvironment(Living):
             environment._session.close()
             raise
         return environment
+
+    # --- Its files, kept --------------------------------------------------------------------------------------------
+
+    def snapshot(self, tags: Tags) -> Snapshot:
+        with self._living("keep a snapshot"):
+            copied = [] if self._entrance.shares_files else [tool.target for tool in self._tools]
+            engine_snapshots.refuse_more_than_files(self.volumes(), copied)
+            return engine_snapshots.take(self._engine, self.id, self._image_id, tags)
 
     # --- The end, and back to the beginning -----------------------------------------------------------------------
 

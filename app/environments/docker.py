@@ -13,8 +13,8 @@ from docker.errors import APIError, DockerException, NotFound
 from docker.types import LogConfig, Mount
 from requests import RequestException
 
-from app.environments import engine_disk, hosts_file, quick_start
-from app.environments.base import Tags, Ticket, Times
+from app.environments import engine_disk, engine_snapshots, hosts_file, quick_start
+from app.environments.base import Route, Snapshot, Tags, Ticket, Times
 from app.environments.container import DockerEnvironment
 from app.environments.disk import disk_named
 from app.environments.disk_watch import DiskWatch
@@ -91,6 +91,20 @@ class DockerProvider:
             self._bring_tools(environment)
         log.info("environment.created", environment=environment.id, image=spec.label)
         return environment
+
+    def create_from(
+        self, snapshot: Snapshot, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float
+    ) -> DockerEnvironment:
+        deadline, times = time.monotonic() + timeout_s, Times(Route.SNAPSHOT, {"set_up": 0.0})
+        with times.measure("image"):
+            root = engine_snapshots.find(self._engine, snapshot)
+        environment = self._started(Order(spec, tags, snapshot.image_id, deadline, times), root)
+        self._bring_tools(environment)
+        log.info("environment.created", environment=environment.id, image=spec.label, snapshot=snapshot.id)
+        return environment
+
+    def remove_snapshot(self, snapshot: Snapshot) -> None:
+        engine_snapshots.remove(self._engine, snapshot)
 
     def _bring_tools(self, environment: DockerEnvironment) -> None:
         """Last, so that they are no part of what a set-up made."""
@@ -294,6 +308,7 @@ class DockerProvider:
                 with suppress(APIError):  # in use
                     engine.api.remove_network(network["Id"])
                     removed.append(network["Id"])
+            removed += engine_snapshots.sweep(engine, installation, kept)
         return removed
 
 

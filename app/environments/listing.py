@@ -105,8 +105,8 @@ READY = "megaflow.ready"
 
 
 def label_ready(labels: Mapping[str, str]) -> bool:
-    """Whether it was made for nobody."""
-    return READY in labels
+    """Whether it was made for nobody; what stands on a kept image has the label without a value."""
+    return bool(labels.get(READY))
 
 
 def attempt_in(name: str) -> UUID | None:

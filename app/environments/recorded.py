@@ -25,6 +25,7 @@ from app.environments.base import (
     MemoryCounting,
     ResetProof,
     Serve,
+    Snapshot,
     Stats,
     Tags,
     Taking,
@@ -139,6 +140,10 @@ class RecordedEnvironment:
             raise EnvironmentFailed(f"environment {self.id[:12]} has no services: it is one container.")
         return self._environment
 
+    def snapshot(self, tags: Tags) -> Snapshot:
+        """No receipt has a line for it: it is there to outlive the attempt."""
+        return self._environment.snapshot(tags)
+
     def reset(self) -> ResetProof:
         proof = self._environment.reset()
         if isinstance(self._environment, Several):
@@ -188,6 +193,16 @@ class Recording:
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> RecordedEnvironment:
         begun = time.time()
         return self._recorded(self._provider.create(spec, tags, timeout_s=timeout_s), spec, tags, begun)
+
+    def create_from(
+        self, snapshot: Snapshot, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float
+    ) -> RecordedEnvironment:
+        begun = time.time()
+        made = self._provider.create_from(snapshot, spec, tags, timeout_s=timeout_s)
+        return self._recorded(made, spec, tags, begun)
+
+    def remove_snapshot(self, snapshot: Snapshot) -> None:
+        self._provider.remove_snapshot(snapshot)
 
     def _recorded(
         self, environment: Environment, spec: EnvironmentSpec, tags: Tags, begun: float

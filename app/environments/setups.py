@@ -19,7 +19,8 @@ import structlog
 
 from app.environments.base import Route, Tags, Times
 from app.environments.container import DockerEnvironment
-from app.environments.engine import ROLE, Engine
+from app.environments.engine import Engine
+from app.environments.engine_snapshots import commit
 from app.environments.host_slots import turn
 from app.environments.image_store import names
 from app.environments.image_store.book import Book
@@ -32,11 +33,9 @@ log = structlog.get_logger()
 
 REPOSITORY = "megaflow/setup"
 """Where the images lie; the tag is the key."""
-KEY, BASE = "megaflow.setup", "megaflow.setup.base"
-"""Labels of such an image: its key, and the id of the image that the commands ran in."""
+KEY = "megaflow.setup"
+"""Label of such an image: its key; what it was made from is told as for every container's (`engine_snapshots`)."""
 _UNKEPT_S = 86400.0
-_OWNERS = ("instance", "run", "task", "attempt", "ready", "deadline")
-"""Labels of the container, which an image would give to all that stand on it."""
 _BESIDE = (
     "cat /etc/hosts /etc/hostname /etc/resolv.conf; ls -ln /etc/hosts /etc/hostname /etc/resolv.conf;"
     " ls -A /dev; ls -lnA /dev/shm /dev/mqueue; exit 0"
@@ -161,14 +160,10 @@ class Setups:
     def _keep(self, environment: DockerEnvironment, order: Order, key: str) -> str:
         """Make the environment an image, and end it; the image's id."""
         engine = self._engine_of()
-        labels = {"megaflow": self._installation, "megaflow.image": "setup", KEY: key, BASE: order.image_id, ROLE: ""}
-        labels |= {f"megaflow.{owner}": "" for owner in _OWNERS}
+        labels = {"megaflow": self._installation, "megaflow.image": "setup", KEY: key}
         begun = time.monotonic()
         with engine.named("keep what a set-up made", EnvironmentFailed):
-            user = engine.user_of(order.image_id) or "0"
-            config = {"Labels": labels, "User": user}
-            answer = engine.api.commit(environment.id, repository=REPOSITORY, tag=key, conf=config)
-        kept = str(answer["Id"])
+            kept = commit(engine, environment.id, order.image_id, f"{REPOSITORY}:{key}", labels)
         self._book.made(kept, names.key_of(order.spec), [f"{REPOSITORY}:{key}"])
         log.info("environment.setup_kept", image=order.spec.label, key=key, took_s=round(time.monotonic() - begun, 3))
         _end(environment)

@@ -16,6 +16,7 @@ from uuid import UUID
 
 import structlog
 
+from app.environments import snapshots
 from app.environments.compose.sweeping import shared
 from app.environments.engine import ROLE, Engine, engine_of
 from app.environments.listing import READY, attempt_in, label_id, label_ready, labels_of, listed, unix_of
@@ -93,6 +94,7 @@ class Sweeper:
         self._sweep_folders(owners)
         self._sweep_engineless(owners)
         self._sweep_engine(owners)
+        self._sweep_snapshots(owners)
         if self._database is not None:
             self._settle(self._database, control=control)
         self._last = frozenset(refusal.id for refusal in self._refused)
@@ -199,6 +201,23 @@ class Sweeper:
         named = {attempt_in(_name(one)) for one in containers if label_ready(one["Labels"])} - {None}
         attempts = [attempt for attempt in named if attempt is not None]
         return {} if self._database is None else takers(self._database, attempts)
+
+    # --- What was kept ------------------------------------------------------------------------------------------------
+
+    def _sweep_snapshots(self, owners: _Owners) -> None:
+        """What environments stand on yet loses its name, and goes with a later sweep."""
+        for one in snapshots.standing(self._settings):
+            doomed = _Found(one.id, one.labels, one.made_unix_s, one.deadline_unix_s).doomed(owners)
+            if self._stop.is_set() or not (doomed or one.removed):
+                continue
+            try:
+                one.remove()
+            except StationError as error:
+                self._refuse("snapshot", one.id, error, label_id(one.labels, "instance"))
+                continue
+            if not one.removed:
+                log.warning("environment.snapshot_swept", snapshot=one.id)
+                self._removed += 1
 
     # --- The record ---------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""One suite for every kind of environment, run on each of `GROUNDS`: commands, files, life, ports, hands, tools."""
+"""One suite for every kind of environment, run on each of `GROUNDS`."""
 
 # ruff: noqa: F403
 
@@ -7,4 +7,5 @@ from app.environments.contract.test_files import *
 from app.environments.contract.test_handing_over import *
 from app.environments.contract.test_life import *
 from app.environments.contract.test_ports import *
+from app.environments.contract.test_snapshots import *
 from app.environments.contract.test_tools import *

@@ -11,7 +11,7 @@ import pytest
 from app.environments.base import Tags
 from app.environments.docker import DockerEnvironment, DockerProvider
 from app.environments.engine import Engine, engine_of
-from app.environments.setups import BASE
+from app.environments.engine_snapshots import BASE
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 

@@ -11,8 +11,9 @@ import pytest
 from app.environments.base import Tags
 from app.environments.docker import DockerProvider
 from app.environments.engine import Engine
+from app.environments.engine_snapshots import BASE
 from app.environments.image_store.cache import ImageCache
-from app.environments.setups import BASE, KEY
+from app.environments.setups import KEY
 from app.errors import SetupFailed
 from app.models.spec import EnvironmentSpec, Reuse
 from app.settings import Settings

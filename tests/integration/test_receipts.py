@@ -27,7 +27,7 @@ from app.environments.local import LocalProvider
 from app.environments.pool import EnvironmentPool
 from app.environments.recorded import Recording
 from app.environments.sweeper import Sweeper
-from app.errors import UnknownName
+from app.errors import EnvironmentFailed, UnknownName
 from app.ledger import attempts, receipt_check, receipts
 from app.ledger.attempts import Claim
 from app.ledger.database import Database
@@ -193,6 +193,24 @@ def test_a_folder_has_its_line_from_its_making_to_its_end(
     ((_, data), _) = facts(database)
     assert data == {"engine_id": environment.id, "kind": "folder"}
     assert one(database, "SELECT run_id, attempt_id FROM events LIMIT 1") == (job.run_id, job.attempt_id)
+
+
+def test_what_is_made_from_a_snapshot_has_its_line_and_the_snapshot_none(
+    local: Recording, database: Database, settings: Settings
+) -> None:
+    job = a_job(database)
+    environment = local.create(FOLDER, job.tags(settings), timeout_s=30)
+    environment.put("/testbed/file", b"kept")
+    snapshot = environment.snapshot(job.tags(settings))
+    made = local.create_from(snapshot, FOLDER, job.tags(settings), timeout_s=30)
+    assert made.get("/testbed/file") == b"kept"
+    assert {line.engine_id for line in of_run(database, job.run_id).objects} == {environment.id, made.id}
+    environment.destroy()
+    made.destroy()
+    assert {line.destroyed_by for line in of_run(database, job.run_id).objects} == {"worker"}
+    local.remove_snapshot(snapshot)
+    with pytest.raises(EnvironmentFailed, match="gone"):
+        local.create_from(snapshot, FOLDER, job.tags(settings), timeout_s=30)
 
 
 def test_a_ledger_that_is_away_does_not_cost_the_environment_and_the_end_makes_up_for_it(

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from app.environments import provider_for
 from app.environments.contract.ground import tags_of, tar_of
 from app.environments.memory import EMPTY, Call, Fault, MemoryEnvironment, MemoryProvider, Trouble
+from app.environments.warm.shared import Borrowed
 from app.errors import DiskFull, EnvironmentFailed, ImageBuildFailed, ImageUnavailable, SpecInvalid
 from app.models.spec import Build, Bundle, Compose, EnvironmentKind, EnvironmentSpec, Network, Resources, Reuse
 from app.settings import Settings
@@ -219,3 +221,36 @@ def test_another_provider_of_this_process_sweeps_it(tmp_path: Path) -> None:
     assert other.sweep(installation="swept") == []
     with pytest.raises(EnvironmentFailed):
         made.run("true", timeout_s=5)
+
+
+def test_an_overdue_snapshot_is_gone(tmp_path: Path) -> None:
+    provider = MemoryProvider(Settings(home=tmp_path), fetch_bundle=lambda _: b"")
+    environment = provider.create(SPEC, tags_of("overdue"), timeout_s=10)
+    overdue = environment.snapshot(replace(tags_of("overdue"), deadline_unix_s=time.time() - 1))
+    with pytest.raises(EnvironmentFailed, match="gone"):
+        provider.create_from(overdue, SPEC, tags_of("overdue"), timeout_s=10)
+    assert provider.sweep(installation="overdue") == [environment.id]
+
+
+def test_a_snapshot_keeps_nothing_of_processes(tmp_path: Path) -> None:
+    provider = MemoryProvider(Settings(home=tmp_path), fetch_bundle=lambda _: b"")
+    environment = provider.create(SPEC, tags_of("test"), timeout_s=10)
+    environment.run("sleep 30 &", timeout_s=5)
+    made = provider.create_from(environment.snapshot(tags_of("test")), SPEC, tags_of("test"), timeout_s=10)
+    fresh = provider.create(SPEC, tags_of("test"), timeout_s=10)
+    seen = [len(one.run("ls /proc", timeout_s=5).text().split()) for one in (environment, made, fresh)]
+    assert seen == [seen[2] + 1, seen[2], seen[2]]
+    provider.sweep(installation="test")
+
+
+def test_a_borrower_keeps_files_until_it_has_given_the_environment_back(tmp_path: Path) -> None:
+    provider = MemoryProvider(Settings(home=tmp_path), fetch_bundle=lambda _: b"")
+    environment = provider.create(SPEC, tags_of("test"), timeout_s=10)
+    handle = Borrowed(environment)
+    handle.put("/testbed/file", b"kept")
+    made = provider.create_from(handle.snapshot(tags_of("test")), SPEC, tags_of("test"), timeout_s=10)
+    assert made.get("/testbed/file") == b"kept"
+    handle.destroy()
+    with pytest.raises(EnvironmentFailed, match="given back"):
+        handle.snapshot(tags_of("test"))
+    provider.sweep(installation="test")

@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from app.environments.base import CommandResult, Forward, ResetProof, Serve, Stats, Tags
+from app.environments.base import CommandResult, Forward, ResetProof, Serve, Snapshot, Stats, Tags
 from app.environments.capture import KEEP_BYTES
 from app.environments.compose.footprint import Footprint
 from app.environments.compose.ground import Ground
@@ -25,6 +25,10 @@ from app.models.shell import Interactive, OutputLogs, Shell, StatefulShell
 
 log = structlog.get_logger()
 
+NO_SNAPSHOTS = (
+    "expected one container to keep a snapshot of or to make of one, found several: what the other services and their"
+    " volumes hold is in the files of none of them."
+)
 _LOG_BYTES = 2 * KEEP_BYTES
 """A command's output holds no more."""
 _LOG_S = 20.0
@@ -176,6 +180,10 @@ class ComposeEnvironment:
         return self._main.forward(port, serve)
 
     # --- Life -------------------------------------------------------------------------------------------------------
+
+    def snapshot(self, tags: Tags) -> Snapshot:
+        """Raises: EnvironmentFailed: always; the main service's files alone would be half of what was there."""
+        raise EnvironmentFailed(NO_SNAPSHOTS)
 
     def reset(self) -> ResetProof:
         """The main container as every container; the others are made anew, their volumes with them."""

@@ -12,9 +12,9 @@ from functools import cached_property
 import structlog
 from docker.errors import APIError
 
-from app.environments import engine_disk
-from app.environments.base import Tags, Times
-from app.environments.compose.environment import ComposeEnvironment
+from app.environments import engine_disk, engine_snapshots
+from app.environments.base import Snapshot, Tags, Times
+from app.environments.compose.environment import NO_SNAPSHOTS, ComposeEnvironment
 from app.environments.compose.ground import BESIDE, PROJECT, Ground
 from app.environments.compose.images import note_parts
 from app.environments.compose.making import Making
@@ -136,11 +136,20 @@ class ComposeProvider:
         log.info("environment.created", environment=environment.id, image=spec.label, services=len(images))
         return environment
 
+    def create_from(
+        self, snapshot: Snapshot, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float
+    ) -> ComposeEnvironment:
+        """Raises: EnvironmentFailed: always."""
+        raise EnvironmentFailed(NO_SNAPSHOTS)
+
+    def remove_snapshot(self, snapshot: Snapshot) -> None:
+        """There are none."""
+
     def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
         """As `DockerProvider.sweep`, of all containers of the engine; a kept one keeps its whole project.
 
-        The ids are those of environments: what else belongs to a project goes with it. Networks and volumes without a
-        container may be those of a project that is being made: they stay until their deadline.
+        The ids are those of environments and snapshots: what else belongs to a project goes with it. Networks and
+        volumes without a container may be those of a project that is being made: they stay until their deadline.
         """
         engine, ours = self._engine, {"label": [f"megaflow={installation}", f"{ROLE}=environment"]}
         kept = {identity for identity, wanted in (keep or {}).items() if wanted}
@@ -158,4 +167,5 @@ class ComposeProvider:
                 if PROJECT not in network["Labels"]:
                     with suppress(APIError):  # in use
                         engine.api.remove_network(network["Id"])
-        return [one["Id"] for one in doomed if BESIDE not in one["Labels"]]
+            snapshots = engine_snapshots.sweep(engine, installation, keep or {})
+        return [*(one["Id"] for one in doomed if BESIDE not in one["Labels"]), *snapshots]

@@ -40,6 +40,8 @@ class Ground:
     """It may change hands between processes; where it may not, `hand_over` is missing or refuses."""
     shares: bool = True
     """It makes environments whose root is read-only; where it does not, it refuses to."""
+    keeps: bool = True
+    """`snapshot` keeps its files; where it does not, it is refused."""
     bounds_inside: bool = True
     """What a command says beyond its bound stays inside; where it does not, ten gigabytes take minutes to come out."""
     shows_tools: bool = False

@@ -62,7 +62,7 @@ class Unpacked:
         name = image.id.removeprefix(_SET_UP)
         if any(one.snapshot == name and one.used_at > image.held.used_at for one in store.listed()):
             return False  # used since it was looked at
-        store.remove_snapshot(name, keep=self._layers_in_use())
+        store.remove_setup(name, keep=self._layers_in_use())
         return all(one.snapshot != name for one in store.listed())
 
     def tidy(self) -> None:

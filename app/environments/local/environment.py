@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from app.environments import archives
-from app.environments.base import CommandResult, Forward, ResetProof, Serve, Stats, Times
+from app.environments.base import CommandResult, Forward, ResetProof, Serve, Snapshot, Stats, Tags, Times
 from app.environments.disk import disk_named
 from app.environments.forwarding import forward_here
 from app.environments.local.carrier import Carrier
 from app.environments.local.folder import ENVIRONMENT, end, variables_of
+from app.environments.local.snapshots import Snapshots
 from app.environments.local.stream import LocalInteractive
 from app.environments.processes import COMMAND, HostView, Tree, kill_tree
 from app.environments.remembering import RememberingShell
@@ -36,15 +37,17 @@ _COMMAND_LIMIT_BYTES = 100_000
 class LocalEnvironment:
     """One folder, `root`, with everything in it."""
 
-    def __init__(self, folder: Path, spec: EnvironmentSpec) -> None:
+    def __init__(self, folder: Path, spec: EnvironmentSpec, times: Times | None = None) -> None:
+        """folder: `local/ID` of a home."""
         self._folder = folder
+        self._snapshots = Snapshots(folder.parents[1])
         self._spec = spec
         self.root = folder / "root"
         self._gone = threading.Event()
         self._forwards: list[Forward] = []
         self._forwards_lock = threading.Lock()
         self._logs: OutputLogs | None = None
-        self.times = Times()
+        self.times = times or Times()
 
     @property
     def id(self) -> str:
@@ -192,6 +195,19 @@ class LocalEnvironment:
             self._raise_if_gone()
             self._forwards.append(forward_here(port, serve))
             return self._forwards[-1]
+
+    def snapshot(self, tags: Tags) -> Snapshot:
+        """A copy of the folder; what commands wrote elsewhere on the host is not in it."""
+        self._raise_if_gone()
+        try:
+            found = self._snapshots.take(self.root, tags)
+        except EnvironmentFailed:
+            self._raise_if_gone()
+            raise
+        if self._gone.is_set():  # what was copied last may have been going
+            self._snapshots.remove(found.id)
+            self._raise_if_gone()
+        return found
 
     def reset(self) -> ResetProof:
         """Never clean: commands may have written anywhere on the host, and a new folder costs little."""

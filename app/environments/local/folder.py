@@ -75,6 +75,11 @@ def end(folder: Path) -> None:
     Raises: EnvironmentFailed: some of it is there yet.
     """
     kill_tree(HostView(variable=ENVIRONMENT), Tree(folder.name, alone=False))
+    remove(folder)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder, also what its owner may not write to; what cannot be removed stays."""
     for _ in range(5):  # a dying process may still have written
         with suppress(OSError):  # somebody else removes it, too; or it would not go
             if _emptied(folder):

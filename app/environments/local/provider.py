@@ -11,19 +11,20 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import structlog
 
 from app.environments import archives
-from app.environments.base import Tags
+from app.environments.base import Route, Snapshot, Tags, Times
 from app.environments.disk import disk_named
 from app.environments.host_slots import Gate, HostGate, turn
 from app.environments.image_store.arrival import Arrival, tell
 from app.environments.local.carrier import Carrier
 from app.environments.local.environment import LocalEnvironment
 from app.environments.local.folder import OWNER, copy, end, lay_out, variables_of
+from app.environments.local.snapshots import Snapshots
 from app.environments.processes import COMMAND, HostView, Tree, kill_tree
 from app.environments.setting_up import carry_out
 from app.environments.sources import fetch_sources
@@ -51,6 +52,7 @@ class LocalProvider:
         self._fetch_bundle = fetch_bundle
         self._cache = settings.home / "cache"
         self._gate = gate or HostGate(settings.home / "run" / "slots")
+        self._snapshots = Snapshots(settings.home)
 
     def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
         """The prepared tree of a build context: its `setup.sh` ran once, in a folder that is copied from then on."""
@@ -73,12 +75,38 @@ class LocalProvider:
 
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> LocalEnvironment:
         tools_of(spec, self._find)  # commands see them where they are
-        deadline = time.monotonic() + timeout_s
-        folder = self._settings.home / "local" / uuid.uuid4().hex[:16]
-        environment = LocalEnvironment(folder, spec)
-        measure = environment.times.measure
-        with measure("image"):
+        deadline, times = time.monotonic() + timeout_s, Times()
+        with times.measure("image"):
             self.prepare_image(spec, timeout_s=timeout_s)
+        return self._made(self._tree(spec), spec.setup, spec, tags, times, deadline)
+
+    def create_from(
+        self, snapshot: Snapshot, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float
+    ) -> LocalEnvironment:
+        _refuse_shared(spec)
+        tools_of(spec, self._find)
+        deadline, times = time.monotonic() + timeout_s, Times(Route.SNAPSHOT)
+        with times.measure("image"):
+            tree = self._snapshots.root_of(snapshot)
+        return self._made(tree, (), spec, tags, times, deadline)
+
+    def remove_snapshot(self, snapshot: Snapshot) -> None:
+        """What was made from it has copies."""
+        self._snapshots.remove(snapshot.id)
+
+    def _made(
+        self,
+        tree: Path,
+        setup: Sequence[str],
+        spec: EnvironmentSpec,
+        tags: Tags,
+        times: Times,
+        deadline: float,
+    ) -> LocalEnvironment:
+        """A copy of `tree` with these commands run in it."""
+        folder = self._settings.home / "local" / uuid.uuid4().hex[:16]
+        environment = LocalEnvironment(folder, spec, times)
+        begun, measure = time.monotonic(), times.measure
         limit, capacity = f"environment_starts:{socket.gethostname()}", self._settings.environment_starts
         try:
             place = self._gate.hold(limit, capacity, timeout_s=deadline - time.monotonic())
@@ -86,12 +114,12 @@ class LocalProvider:
                 folder.mkdir(parents=True)
                 owner = {"megaflow": tags.installation, "labels": tags.labels(), "pid": os.getpid()}
                 (folder / OWNER).write_text(json.dumps(owner))
-                copy(self._tree(spec), environment.root, deadline)
+                copy(tree, environment.root, deadline)
             with measure("set_up"):
-                carry_out(spec.setup, environment, deadline)
+                carry_out(setup, environment, deadline)
         except TimeoutError as error:
             environment.destroy()
-            raise NoPlaceToStart(f"no environment could be made within {timeout_s:.0f} s: {error}.") from error
+            raise NoPlaceToStart(f"no environment could be made within {deadline - begun:.0f} s: {error}.") from error
         except BaseException:
             environment.destroy()
             raise
@@ -105,6 +133,10 @@ class LocalProvider:
             if json.loads(owner.read_text())["megaflow"] == installation and not (keep or {}).get(name, False):
                 end(owner.parent)
                 removed.append(name)
+        for one in self._snapshots.kept():
+            if one.labels.get("megaflow") == installation and not (keep or {}).get(one.id, False):
+                self._snapshots.remove(one.id)
+                removed.append(one.id)
         return removed
 
     def _tree(self, spec: EnvironmentSpec) -> Path:

@@ -9,8 +9,9 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 from app.environments import archives
-from app.environments.base import CommandResult, Forward, Origin, ResetProof, Route, Serve, Stats, Tags, Times
+from app.environments.base import CommandResult, Forward, Origin, ResetProof, Route, Serve, Snapshot, Stats, Tags, Times
 from app.environments.disk import disk_named
+from app.environments.memory import snapshots
 from app.environments.memory.commands import Running
 from app.environments.memory.faults import Fault, Faults, Trouble
 from app.environments.memory.files import FileSystem, Node, differences
@@ -180,6 +181,19 @@ class MemoryEnvironment:
     def keep_as_pristine(self) -> None:
         """What a reset brings back is what is here now."""
         self._pristine = self._files.root.copy()
+
+    def snapshot(self, tags: Tags) -> Snapshot:
+        with self._files.lock:
+            self.raise_if_gone()
+            root = self._files.root.copy()
+        if (told := root.children.get("proc")) is not None:
+            told.children.clear()  # of processes
+        return snapshots.keep(root, tags)
+
+    def take_files(self, root: Node) -> None:
+        """Have a copy of these, and no others."""
+        self._files.restore(root)
+        self._files.make_folder(self._spec.workdir, parents=True)
 
     def reset(self) -> ResetProof:
         """Kill all, compare every file with how it was, and put that back."""

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.environments.base import Tags
+from app.environments.base import Route, Snapshot, Tags
+from app.environments.memory import snapshots
 from app.environments.memory.environment import MemoryEnvironment
 from app.environments.memory.faults import Fault, Faults, Trouble
 from app.environments.memory.programs import PROGRAMS
@@ -72,16 +73,43 @@ class MemoryProvider:
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> MemoryEnvironment:
         deadline = time.monotonic() + timeout_s
         environment = MemoryEnvironment(spec, self._programs, self._faults)
-        measure = environment.times.measure
-        with measure("image"):
+        with environment.times.measure("image"):
             self.prepare_image(spec, timeout_s=timeout_s)
+        return self._made(
+            environment, spec, tags, lambda: self._fill(environment, spec, deadline), spec.setup, deadline
+        )
+
+    def create_from(
+        self, snapshot: Snapshot, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float
+    ) -> MemoryEnvironment:
+        _refuse(spec)
+        deadline = time.monotonic() + timeout_s
+        environment = MemoryEnvironment(spec, self._programs, self._faults)
+        environment.times.route = Route.SNAPSHOT
+        with environment.times.measure("image"):
+            root = snapshots.find(snapshot)
+        return self._made(environment, spec, tags, lambda: environment.take_files(root), (), deadline)
+
+    def remove_snapshot(self, snapshot: Snapshot) -> None:
+        snapshots.remove(snapshot)
+
+    def _made(
+        self,
+        environment: MemoryEnvironment,
+        spec: EnvironmentSpec,
+        tags: Tags,
+        fill: Callable[[], None],
+        setup: Sequence[str],
+        deadline: float,
+    ) -> MemoryEnvironment:
+        measure = environment.times.measure
         if self._faults.due(spec.label, Trouble.NOT_MADE):
             raise EnvironmentFailed(f"no environment could be made of {spec.label}, as a fault ordered.")
         try:
             with measure("create"):
-                self._fill(environment, spec, deadline)
+                fill()
             with measure("set_up"):
-                carry_out(spec.setup, environment, deadline)
+                carry_out(setup, environment, deadline)
             environment.keep_as_pristine()
         except BaseException:
             environment.destroy()
@@ -100,7 +128,7 @@ class MemoryProvider:
             ]
         for _, environment in found:
             environment.destroy()
-        return [name for name, _ in found]
+        return [*(name for name, _ in found), *snapshots.sweep(installation, keep or {})]
 
     def _fill(self, environment: MemoryEnvironment, spec: EnvironmentSpec, deadline: float) -> None:
         if spec.build is None:

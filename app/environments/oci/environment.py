@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+import uuid
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,10 +15,11 @@ from typing import Any
 import structlog
 
 from app.environments import forwarding
-from app.environments.base import Forward, Origin, ResetProof, Route, Serve, Tags, Ticket, Times
+from app.environments.base import Forward, Origin, ResetProof, Route, Serve, Snapshot, Tags, Ticket, Times
+from app.environments.disk import disk_named
 from app.environments.living import Living
 from app.environments.memory_watch import MemoryWatch
-from app.environments.oci import handing, kernel
+from app.environments.oci import copying, handing, kernel
 from app.environments.oci.birth import Wish
 from app.environments.oci.body import Body, Site
 from app.environments.oci.records import Records
@@ -253,10 +255,28 @@ class OciEnvironment(Living):
     def _read_only(self) -> bool:
         return self._spec.reuse is Reuse.SHARED_READONLY and not self._set_up_inside
 
-    def snapshot(self, key: str) -> str | None:
-        """Keep what was written since the start as a layer under `key`, and go on from it; None, or why it cannot be.
+    def snapshot(self, tags: Tags) -> Snapshot:
+        """What was written is copied, since it is written to further; what lies below is shared."""
+        name = uuid.uuid4().hex
+        with self._life, self._living("keep a snapshot"):
+            try:
+                with disk_named(f"keep a snapshot of environment {self.id[:12]}"):
+                    self._keep_copy(name, tags)
+            except OSError as error:
+                raise EnvironmentFailed(f"its files could not be copied: {error}.") from error
+        return Snapshot("oci", name, self._image.id)
 
-        Processes and what lies in memory are no part of a snapshot: while there are any, nothing is kept.
+    def _keep_copy(self, key: str, tags: Tags) -> None:
+        store, upper = self._site.store, self._body.place.upper
+        with store.scratch() as folder:
+            copying.copy(upper, folder / "files", but=(HELPER,), go_on=self._raise_if_gone)
+            self._raise_if_gone()  # what was copied last may have been going
+            store.add_snapshot(key, self._image, folder / "files", written_bytes(folder / "files"), tags.labels())
+
+    def keep(self, key: str) -> str | None:
+        """Make what was written since the start a layer under `key`, and go on from it; None, or why it cannot be.
+
+        Processes and what lies in memory are no part of a layer: while there are any, nothing is kept.
         """
         with self._life:
             self._raise_if_gone()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import structlog
 
-from app.environments.base import Route, Tags, Ticket, Times
+from app.environments.base import Route, Snapshot, Tags, Ticket, Times
 from app.environments.disk_watch import DiskWatch, limit_of
 from app.environments.host_slots import Gate, HostGate, turn
 from app.environments.oci.body import Body, Site
@@ -107,12 +107,8 @@ class OciProvider:
 
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> OciEnvironment:
         """As every provider; set-up commands run once per image and host, their result is kept as a layer."""
-        deadline = time.monotonic() + timeout_s
-        if spec.network is Network.OPEN:
-            raise EnvironmentFailed(
-                "expected a network that leads nowhere, or to us, for the kind `oci`, found `open`; use `docker`."
-            )
-        order = Order(spec, tags, deadline)
+        _refuse_open(spec)
+        order = Order(spec, tags, time.monotonic() + timeout_s)
         with order.times.measure("image"):
             image = self._images.ensure(spec, timeout_s=timeout_s)
         if not spec.setup:
@@ -124,6 +120,17 @@ class OciProvider:
         if self.store.is_unkept(key) and spec.reuse is not Reuse.SHARED_READONLY:  # each environment runs them itself
             return self._set_up(order, image)
         return self._first_of_its_kind(order, key, image)
+
+    def create_from(self, snapshot: Snapshot, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> OciEnvironment:
+        _refuse_open(spec)
+        if snapshot.kind != "oci":
+            raise EnvironmentFailed(f"expected a snapshot of the kind 'oci', found {snapshot.kind!r}.")
+        order = Order(spec, tags, time.monotonic() + timeout_s, Times(Route.SNAPSHOT, {"set_up": 0.0}))
+        with order.times.measure("image"):
+            kept = self._site.store.snapshot(snapshot.id)
+        if kept is None:
+            raise EnvironmentFailed(f"snapshot {snapshot.id} is gone: it was removed, or its deadline has passed.")
+        return self._started(order, kept)
 
     def _from_kept(self, order: Order, key: str) -> OciEnvironment | None:
         """On what the same set-up made before; None when nobody kept it."""
@@ -152,7 +159,7 @@ class OciProvider:
 
     def _keep(self, order: Order, environment: OciEnvironment, key: str, image: StoredImage) -> None:
         try:
-            if (reason := environment.snapshot(key)) is not None:
+            if (reason := environment.keep(key)) is not None:
                 if order.spec.reuse is Reuse.SHARED_READONLY:
                     raise SetupFailed(
                         f"expected set-up commands that leave nothing but files, since {Reuse.SHARED_READONLY.value!r}"
@@ -224,6 +231,9 @@ class OciProvider:
 
     # --- Removal --------------------------------------------------------------------------------------------------
 
+    def remove_snapshot(self, snapshot: Snapshot) -> None:
+        remove_snapshot(self._home, snapshot.id)
+
     def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
         """Also ends what killed processes left half made."""
         kept, site, removed = keep or {}, self._site, []
@@ -231,7 +241,26 @@ class OciProvider:
             if record.installation in (installation, "") and not kept.get(record.id, False):
                 Body(site, record.id).end()
                 removed.append(record.id)
+        for one in site.store.owned():
+            if one.labels.get("megaflow") == installation and not kept.get(one.key, False):
+                remove_snapshot(self._home, one.key)
+                removed += [] if one.removed else [one.key]
         return removed
+
+
+def remove_snapshot(home: Path, key: str) -> None:
+    """See `ImageStore.remove_snapshot`. Raises: EnvironmentFailed: it cannot be told what is in use, or it stays."""
+    try:
+        ImageStore(home).remove_snapshot(key, keep=Records(home).layers_in_use())
+    except OSError as error:
+        raise EnvironmentFailed(f"snapshot {key} could not be removed: {error}.") from error
+
+
+def _refuse_open(spec: EnvironmentSpec) -> None:
+    if spec.network is Network.OPEN:
+        raise EnvironmentFailed(
+            "expected a network that leads nowhere, or to us, for the kind `oci`, found `open`; use `docker`."
+        )
 
 
 def watch_of(home: Path) -> DiskWatch:

@@ -24,7 +24,7 @@ def remove(folder: Path) -> int:
     Raises: OSError.
     """
     try:
-        with _opened(str(folder)) as top:
+        with opened(str(folder)) as top:
             removal = _Removal(top)
             while removal.empty(top, 0):
                 pass
@@ -53,7 +53,7 @@ class _Removal:
         if not is_folder:
             os.unlink(name, dir_fd=folder)
         elif depth < _DEPTH:
-            with _opened(name, folder) as below:
+            with opened(name, folder) as below:
                 self.empty(below, depth + 1)
             os.rmdir(name, dir_fd=folder)
         else:
@@ -71,7 +71,7 @@ def _entries(folder: int) -> list[tuple[str, bool]]:
 
 
 @contextmanager
-def _opened(name: str, folder: int | None = None) -> Iterator[int]:
+def opened(name: str, folder: int | None = None) -> Iterator[int]:
     handle = os.open(name, _FOLDER, dir_fd=folder)
     try:
         yield handle

@@ -10,7 +10,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from app.environments.base import CommandResult, Environment, Forward, ResetProof, Route, Serve, Stats, Times
+from app.environments.base import (
+    CommandResult,
+    Environment,
+    Forward,
+    ResetProof,
+    Route,
+    Serve,
+    Snapshot,
+    Stats,
+    Tags,
+    Times,
+)
 from app.errors import EnvironmentFailed, StationError
 from app.models.shell import Interactive, StatefulShell
 
@@ -119,6 +130,10 @@ class Borrowed:
     def stats(self) -> Stats:
         self._raise_if_ended()
         return self._environment.stats()
+
+    def snapshot(self, tags: Tags) -> Snapshot:
+        self._raise_if_ended()
+        return self._environment.snapshot(tags)
 
     def reset(self) -> ResetProof:
         """Not for a borrower to do: whoever lends it resets it when the last has given it back."""

@@ -1,0 +1,60 @@
+"""What snapshots stand on this host and its engine: for who removes those whose owner is gone or whose time is up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from app.environments import engine_snapshots
+from app.environments.engine import Engine, engine_of
+from app.environments.local.snapshots import Snapshots
+from app.environments.oci.provider import remove_snapshot
+from app.environments.oci.store import ImageStore
+from app.errors import EngineUnavailable, EnvironmentFailed
+from app.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A snapshot. `removed`: by its owner, while something stood on it.
+
+    remove: raises EnvironmentFailed, EngineUnavailable, DiskFull; what is in use it leaves for another call.
+    """
+
+    id: str
+    labels: dict[str, str]
+    made_unix_s: float
+    removed: bool
+    remove: Callable[[], None]
+
+    @property
+    def deadline_unix_s(self) -> float:
+        return float(self.labels["megaflow.deadline"])
+
+
+def standing(settings: Settings) -> Iterator[Standing]:
+    """All of this installation. An engine that does not answer has none."""
+    home, ours = settings.home.resolve(), settings.installation
+    for owned in ImageStore(home).owned():
+        if owned.labels["megaflow"] == ours:
+            end: Callable[[], None] = partial(remove_snapshot, home, owned.key)
+            yield Standing(owned.key, owned.labels, owned.made_unix_s, owned.removed, end)
+    copies = Snapshots(home)
+    for copy in copies.kept():
+        if copy.labels["megaflow"] == ours:
+            yield Standing(copy.id, copy.labels, copy.made_unix_s, False, partial(copies.remove, copy.id))
+    try:
+        engine = engine_of(settings)
+        with engine.named("list snapshots", EnvironmentFailed):
+            found = list(engine_snapshots.kept(engine, ours))
+    except (EngineUnavailable, EnvironmentFailed):
+        return
+    for kept in found:
+        end = partial(_remove, engine, kept)
+        yield Standing(kept.id or kept.image_id, kept.labels, kept.made_unix_s, not kept.id, end)
+
+
+def _remove(engine: Engine, kept: engine_snapshots.Kept) -> None:
+    with engine.named(f"remove snapshot {kept.id or kept.image_id}", EnvironmentFailed):
+        kept.remove(engine)
