@@ -761,7 +761,7 @@ services:
 ls -l /logs/services
 echo ${found:-0} >/logs/verifier/reward.txt
 """,
-    "tests/shop/test.sh": "grep -cx /apples /sold >/logs/verifier/reward.txt\n",
+    "tests/shop/test.sh": "touch /sold; grep -cx /apples /sold >/logs/verifier/reward.txt\n",
 }
 BUY = "python3 -c \"import urllib.request as u; u.urlopen('http://shop/apples', timeout=5)\""
 

@@ -43,7 +43,11 @@ class Carrier:
         with selectors.DefaultSelector() as selector:
             for pipe in self._pipes:
                 selector.register(pipe, selectors.EVENT_WRITE if pipe is self.process.stdin else selectors.EVENT_READ)
-            self._carry(selector, deadline)
+            try:
+                self._carry(selector, deadline)
+            except BaseException:  # a signal, say: nobody will look after it any more
+                self.kill()
+                raise
             self._leave([entry.fileobj for entry in selector.get_map().values()])
         try:
             code = self.process.wait(timeout=10)
