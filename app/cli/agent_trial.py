@@ -196,9 +196,8 @@ def _environment(
 
 
 def _tags(settings: Settings) -> Tags:
-    """Of an attempt that nobody knows: should we be killed, the sweeper takes the environment when it is overdue."""
-    one, two, three, four = (uuid.uuid4() for _ in range(4))
-    return Tags(settings.installation, one, two, three, four, time.time() + 3600)
+    """Of nobody: should we be killed, the sweeper takes the environment when it is overdue, and not before."""
+    return Tags.ahead(settings.installation, uuid.uuid4(), time.time() + 3600)
 
 
 def _recipe() -> bytes:
