@@ -25,6 +25,7 @@ from app.cli import (
     replay,
     runs,
     schedules,
+    shell,
     simulate,
     stack,
     usage,
@@ -54,6 +55,7 @@ replay.register(cli)
 images.register(cli)
 environments.register(cli)
 agents.register(cli)
+shell.register(cli)
 explain.register(cli)
 events.register(cli)
 audit.register(cli)
@@ -64,7 +66,10 @@ worker.register(cli)
 def main() -> None:
     """Run a command; a failure that has a name becomes one message and an exit code, never a traceback."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),  # standard output is for results
+    )
     try:
         cli()
     except MegaFlowError as error:

@@ -196,7 +196,7 @@ def _environment(
 
 
 def _tags(settings: Settings) -> Tags:
-    """Of no attempt: should we be killed, the sweeper takes the environment when it is overdue, and not before."""
+    """Of nobody: should we be killed, the sweeper takes the environment when it is overdue, and not before."""
     return Tags.ahead(settings.installation, uuid.uuid4(), time.time() + 3600)
 
 

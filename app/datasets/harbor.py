@@ -32,6 +32,7 @@ from app.models.spec import (
     Resources,
     ScriptGoal,
     ScriptSolution,
+    ServiceScript,
 )
 
 _START_S = 300.0  # to start the container, on top of the image's own time
@@ -72,7 +73,7 @@ class _Timed(_Section):
 
 
 class _Verifier(_Timed):
-    service: str | None = None  # ours: where the tests run, of several containers
+    service: str | tuple[str, ...] | None = None  # ours: where the tests run, of several containers
 
 
 class _TaskToml(_Section):
@@ -284,28 +285,51 @@ def _refuse_two_networks(asked: _Environment, mode: str | None, ours: Network, p
 
 
 def _goal(folder: Path, config: _TaskToml, reading: Reading, place: Place) -> ScriptGoal:
-    if not (folder / "tests" / "test.sh").is_file():
-        raise DatasetInvalid(f"{folder / 'tests' / 'test.sh'}: expected the script that judges; found none")
     env = _literal(config.verifier.env, "verifier.env", place)
+    judges = [
+        (service, f'{_exports(env)}bash "${{TESTS_DIR:-/tests}}/{script}"')
+        for service, script in _judges(folder, config.verifier.service, place)
+    ]
+    (service, command), *others = judges
     return ScriptGoal(
         tests=reading.pack(folder / "tests"),
-        command=f'{_exports(env)}bash "${{TESTS_DIR:-/tests}}/test.sh"',
+        command=command,
         tests_path="/tests",
         logs_path="/logs",
-        service=_judging(folder / "environment", config.verifier.service, place),
+        service=service,
+        also=tuple(ServiceScript(service=name or _MAIN, command=command) for name, command in others),
     )
 
 
-def _judging(context: Path, service: str | None, place: Place) -> str | None:
-    """The service in which the tests run, when it is not where the agent acts."""
-    if service is None:
-        return None
+def _judges(folder: Path, asked: str | tuple[str, ...] | None, place: Place) -> list[tuple[str | None, str]]:
+    """The services in which the tests run (None: where the agent acts), each with its script in the tests folder."""
+    tests = folder / "tests"
+    if asked is None or isinstance(asked, str):
+        service = None if asked is None else _known(folder / "environment", asked, place)
+        return [(None if service == _MAIN else service, _script(tests, "test.sh"))]
+    if not asked or len(set(asked)) < len(asked):
+        raise place.fault("verifier.service", "the name of a service, or several, each once", list(asked))
+    names = [_known(folder / "environment", name, place) for name in asked]
+    return [(name, _script(tests, f"{name}/test.sh", "test.sh")) for name in names]
+
+
+def _script(tests: Path, *choices: str) -> str:
+    """The first of them that is there."""
+    for name in choices:
+        if (tests / name).is_file():
+            return name
+    expected = " or ".join(str(tests / name) for name in choices)
+    raise DatasetInvalid(f"{expected}: expected the script that judges; found none")
+
+
+def _known(context: Path, service: str, place: Place) -> str:
+    """The name of a service that the compose file has. Raises: DatasetInvalid."""
     file = compose_file(context)
     known = sorted({_MAIN, *document(context / file)["services"]}) if file is not None else []
     if service not in known:
         mend = f"known: {', '.join(known) or 'none, without a compose file'}"
         raise place.fault("verifier.service", "a service of the compose file", service, mend)
-    return service if service != _MAIN else None
+    return service
 
 
 def _solution(folder: Path, config: _TaskToml, reading: Reading, place: Place) -> ScriptSolution | None:

@@ -1,5 +1,7 @@
 """Judges a Harbor or Terminal-Bench goal: a script looks at what the agent left and writes a reward.
 
+Of several containers any may be looked at: each script runs in one of them and finds the logs of all.
+
 Source: Harbor's verifier: `reward.json` (flat numbers) wins over `reward.txt`; old ones are removed first; a missing,
 empty or non-finite reward means that nothing was measured. The script's exit code means nothing.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -26,8 +29,21 @@ _MAX_REPORT_BYTES = 32 << 20
 _TAIL_CHARACTERS = 1200
 
 
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """What one script said. `service` is None where the agent acted."""
+
+    service: str | None
+    rewards: dict[str, float]
+    reward: float
+    report: bytes
+    took_s: float
+    beside: str = ""
+    """What else is to be known of it."""
+
+
 class ScriptGrader:
-    """Grades `ScriptGoal`, in the environment in which the agent worked: where it acted, or in a service beside it."""
+    """Grades `ScriptGoal`, in the environment in which the agent worked: where it acted, or in services beside it."""
 
     fresh_environment: bool = False
 
@@ -37,38 +53,53 @@ class ScriptGrader:
         self._tests = f'"${{TESTS_DIR:-{_quoted(goal.tests_path)}}}"'
         self._verifier = f'"${{LOGS_DIR:-{_quoted(goal.logs_path)}}}/verifier"'
         self._verifier_path = f"{goal.logs_path}/verifier"
+        self._services = f'"${{LOGS_DIR:-{goal.logs_path}}}/services"'
 
     def grade(self, submission: Submission, shell: Shell) -> Grade:
         if submission.tests_files is None:
             raise GradingFailed("expected the task's tests folder; found none; submit the dataset again")
-        shell = self._place(shell)
-        self._lay_out(submission.tests_files, shell)
-        timeout_s = submission.task.limits.grading_timeout_s
-        log.info("grading.script_started", task=submission.task.name, timeout_s=timeout_s)
+        goal, left_s = self._goal, submission.task.limits.grading_timeout_s
+        places = [
+            (name, command, self._place(shell, name))  # before anything is touched: a name may be wrong
+            for name, command in ((goal.service, goal.command), *((one.service, one.command) for one in goal.also))
+        ]
+        logs = _logs(shell)
+        log.info("grading.script_started", task=submission.task.name, timeout_s=left_s)
+        judged: list[_Judged] = []
+        for name, command, place in places:
+            self._lay_out(submission.tests_files, logs, place)
+            judged.append(self._judged(name, command, place, left_s, out_of_memory(submission)))
+            left_s -= judged[-1].took_s
+        return _grade_of(judged)
+
+    def _judged(self, service: str | None, command: str, shell: Shell, timeout_s: float, at_limit: str) -> _Judged:
+        """Run one script. timeout_s: what is left for it. at_limit: what is said when memory ran out meanwhile.
+
+        Raises: GradingFailed.
+        """
+        where = "" if service is None else f" in the service {service!r}"
         run = shell.run(
-            f"{{ {self._goal.command}\n}} >{self._verifier}/test-stdout.txt 2>&1 </dev/null", timeout_s=timeout_s
+            f"{{ {command}\n}} >{self._verifier}/test-stdout.txt 2>&1 </dev/null", timeout_s=max(0.1, timeout_s)
         )
         report = self._report(shell)
-        memory = f"; {out_of_memory(submission)}" if run.out_of_memory else ""
+        memory = f"; {at_limit}" if run.out_of_memory else ""
         try:
             if run.timed_out:
                 raise ValueError(f"expected the tests script to end within {timeout_s:.0f} s; found it running")
             reward = _reward(rewards := self._rewards(shell))
         except ValueError as error:
             ended = "" if run.timed_out else f"; its exit code was {run.exit_code}"
-            why = f"{error}{ended}{memory}{_end(report)}"
+            why = f"{error}{where}{ended}{memory}"
             if not run.out_of_memory:
-                raise GradingFailed(why) from error
+                raise GradingFailed(why + _end(report)) from error
             # The limit is the task's own, and a good solution passes under it (the oracle shows that): what filled the
             # memory is what the agent left. So it is a result, as where that fills the disk; and to do it all again
             # would neither help the task nor be fair, since whoever is about to fail could ask for it in this way.
-            return Grade(Verdict(reward=0.0, counts=True, detail=why), report)
-        detail = f"the tests script gave {reward:g}{memory}"
-        return Grade(Verdict(reward=reward, counts=True, detail=detail, metrics=rewards), report)
+            return _Judged(service, {}, 0.0, report, run.duration_s, f": {why}{_end(report)}")
+        return _Judged(service, rewards, reward, report, run.duration_s, memory)
 
-    def _place(self, shell: Shell) -> Shell:
-        """Where the tests run."""
-        name = self._goal.service
+    def _place(self, shell: Shell, name: str | None) -> Shell:
+        """Where a script runs."""
         if name is None:
             return shell
         known = shell.services if isinstance(shell, Services) else ()
@@ -77,12 +108,13 @@ class ScriptGrader:
             raise GradingFailed(f"expected the service {name!r}, in which the tests are to run; found {found}")
         return shell.service(name)
 
-    def _lay_out(self, tests: bytes, shell: Shell) -> None:
-        """Put the tests where nothing of the agent's is, and take old rewards away."""
+    def _lay_out(self, tests: bytes, logs: dict[str, bytes], shell: Shell) -> None:
+        """Put the tests where nothing of the agent's is, the services' logs beside them; take old rewards away."""
+        services = f" {self._services}" if logs else ""
         made = shell.run(
             f"[ ! -L {self._tests} ] || rm -f {self._tests}; "
-            f"rm -rf {self._verifier} {self._tests}/* {self._tests}/.[!.]* {self._tests}/..?*; "
-            f"mkdir -p {self._verifier} {self._tests} && "
+            f"rm -rf {self._verifier}{services} {self._tests}/* {self._tests}/.[!.]* {self._tests}/..?*; "
+            f"mkdir -p {self._verifier}{services} {self._tests} && "
             f'[ -z "$(ls -A {self._verifier})" ] && [ -z "$(ls -A {self._tests})" ]',
             timeout_s=_STEP_TIMEOUT_S,
         )
@@ -92,6 +124,8 @@ class ScriptGrader:
                 f"found {made.text().strip()[-400:] or 'something left in them'}; may they be made in this image?"
             )
         shell.put_tree(tests, self._goal.tests_path)
+        for name, content in logs.items():
+            shell.put(f"{self._goal.logs_path}/services/{name}.log", content, mode=0o444)
 
     def _report(self, shell: Shell) -> bytes:
         whole = whole_of(shell, "test-stdout.txt", over_bytes=_MAX_REPORT_BYTES, folder=self._verifier)
@@ -118,6 +152,38 @@ class ScriptGrader:
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"expected finite numbers in {name}; found {error}") from error
         raise ValueError("expected the tests script to write reward.json or reward.txt; found neither")
+
+
+def _logs(shell: Shell) -> dict[str, bytes]:
+    """What each service wrote, an empty log for one of which nothing is to be had; nothing for a single container."""
+    names = shell.services if isinstance(shell, Services) else ()
+    if not isinstance(shell, Services) or not names:
+        return {}
+    found = shell.logs()
+    return {name: found.get(name, b"") for name in names}
+
+
+def _grade_of(judged: list[_Judged]) -> Grade:
+    """One script's word as it is; of several the lowest reward, with all that they said."""
+    if len(judged) == 1:
+        only = judged[0]
+        detail = f"the tests script gave {only.reward:g}{only.beside}"
+        return Grade(Verdict(reward=only.reward, counts=True, detail=detail, metrics=only.rewards), only.report)
+    reward = min(one.reward for one in judged)
+    said = ", ".join(f"{_name(one)} {one.reward:g}{one.beside}" for one in judged)
+    metrics = {f"{_name(one)}.{name}": number for one in judged for name, number in one.rewards.items()}
+    report = b"\n".join(f"--- {_name(one)} ---\n".encode() + one.report for one in judged)
+    verdict = Verdict(
+        reward=reward,
+        counts=True,
+        detail=f"the lowest of what the tests scripts gave: {said}",
+        metrics={**metrics, "reward": reward},
+    )
+    return Grade(verdict, report)
+
+
+def _name(judged: _Judged) -> str:
+    return judged.service or "agent"
 
 
 def _numbers(text: str) -> dict[str, float]:

@@ -211,6 +211,10 @@ class Services(Protocol):
         """Commands and files in one of them. Raises: EnvironmentFailed: no such service, or the environment is gone."""
         ...
 
+    def logs(self) -> dict[str, bytes]:
+        """What each has written, by its name; of much the end. One that cannot be read is left out. Never raises."""
+        ...
+
 
 class CancelToken(Protocol):
     """The one way in which an attempt hears that it must stop."""

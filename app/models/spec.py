@@ -179,10 +179,18 @@ class TestsGoal(Wire):
     pass_to_pass: tuple[str, ...]
 
 
+class ServiceScript(Wire):
+    """One more script that judges, and the service in which it runs."""
+
+    service: str
+    command: str
+
+
 class ScriptGoal(Wire):
     """G, Harbor and Terminal-Bench: a script looks at what the agent left and writes a reward file.
 
-    Graded in the agent's own environment; `tests` arrives there only after the agent has ended.
+    Graded in the agent's own environment; `tests` arrives there only after the agent has ended. With `also` every
+    script must be content: the lowest reward is the task's.
     """
 
     kind: Literal["script"] = "script"
@@ -191,6 +199,14 @@ class ScriptGoal(Wire):
     tests_path: str = "/tests"
     logs_path: str = "/logs"
     service: str | None = None  # in which the tests run, of several; None: where the agent acted
+    also: tuple[ServiceScript, ...] = ()  # judge, too, each in its service, after `command`
+
+    @model_validator(mode="after")
+    def _each_service_once(self) -> ScriptGoal:
+        services = [self.service, *(one.service for one in self.also)]
+        if len(set(services)) < len(services):
+            raise ValueError(f"expected each service to judge once, found {services!r}")
+        return self
 
 
 Goal = Annotated[TestsGoal | ScriptGoal, Field(discriminator="kind")]

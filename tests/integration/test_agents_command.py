@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +16,14 @@ import structlog
 import typer
 from typer.testing import CliRunner
 
+from app.agents.external import read
+from app.agents.external.framework import ExternalFramework
+from app.agents.installation import Installer
 from app.cli import agents
+from app.cli.agent_trial import Findings, Where, _environment
+from app.environments.sweeper import Sweeper
 from app.errors import MegaFlowError
+from app.models.spec import EnvironmentKind
 from app.settings import Settings
 from tests.contract.agents.example import EXAMPLE
 
@@ -153,3 +161,14 @@ def test_a_wrong_manifest_is_named(tmp_path: Path, megaflow: Run) -> None:
     done = megaflow("list")
     assert done.returncode == 78
     assert "broken.toml" in done.stderr
+
+
+@pytest.mark.docker
+def test_a_running_stacks_sweeper_lets_a_trial_be(tmp_path: Path, base_image_tag: str) -> None:
+    settings = Settings(home=tmp_path / "home", installation=f"test-{uuid.uuid4().hex[:8]}", container_runtime="docker")
+    framework = ExternalFramework(read(EXAMPLE), Installer(tmp_path / "tools"))
+    where, found = Where(EnvironmentKind.DOCKER, base_image_tag), Findings("sketch", "1")
+    with _environment(framework, settings, where, tmp_path, found) as environment:
+        time.sleep(3.5)  # older than what a sweeper takes for just made
+        assert Sweeper(settings).sweep(live_instances=set()) == 0
+        assert environment.run("true", timeout_s=30).ok

@@ -38,6 +38,7 @@ from app.errors import (
     EngineUnavailable,
     EnvironmentFailed,
     EnvironmentOverLimit,
+    GradingFailed,
     ServiceUnhealthy,
     SetupFailed,
     SpecInvalid,
@@ -45,7 +46,16 @@ from app.errors import (
 from app.grading import grader_for
 from app.grading.base import Submission
 from app.models.hosts import AllowedHosts
-from app.models.spec import Bundle, Compose, EnvironmentSpec, Network, Resources, ScriptGoal, ScriptSolution
+from app.models.spec import (
+    Bundle,
+    Compose,
+    EnvironmentSpec,
+    Network,
+    Resources,
+    ScriptGoal,
+    ScriptSolution,
+    ServiceScript,
+)
 from app.settings import Settings
 
 pytestmark = pytest.mark.docker
@@ -760,6 +770,72 @@ def test_a_harbor_task_of_two_services_is_solved_and_graded(settings: Settings, 
         assert environment.run(task.solution.command, timeout_s=60).ok
         assert grader_for(task.goal).grade(submission, environment).verdict.reward == 1.0
         assert b"PUT /items/apples" in environment.logs()["shop"]
+    finally:
+        environment.destroy()
+
+
+SHOP = """
+import http.server
+class Shop(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        open("/sold", "a").write(self.path + "\\n")
+        self.send_response(200)
+        self.end_headers()
+http.server.ThreadingHTTPServer(("", 80), Shop).serve_forever()
+"""
+JUDGED_BY_BOTH = {
+    "task.toml": '[verifier]\nservice = ["main", "shop"]\n[environment]\nallow_internet = false\nmemory_mb = 128\n',
+    "instruction.md": "Buy apples, and keep the bill in /bill.\n",
+    "environment/docker-compose.yaml": """
+services:
+  main: {image: BASE, working_dir: /, depends_on: {shop: {condition: service_healthy}}}
+  shop:
+    image: BASE
+    command: [python3, -u, /srv/shop.py]
+    volumes: ["./shop.py:/srv/shop.py:ro"]
+    healthcheck: {test: ["CMD", "python3", "-c", "import socket; socket.create_connection(('127.0.0.1', 80))"]}
+""",
+    "environment/shop.py": SHOP,
+    "tests/test.sh": """
+[ -f /bill ] && grep -q 'GET /apples' /logs/services/shop.log && found=1
+ls -l /logs/services
+echo ${found:-0} >/logs/verifier/reward.txt
+""",
+    "tests/shop/test.sh": "touch /sold; grep -cx /apples /sold >/logs/verifier/reward.txt\n",
+}
+BUY = "python3 -c \"import urllib.request as u; u.urlopen('http://shop/apples', timeout=5)\""
+
+
+def test_main_and_a_service_beside_it_judge_one_task(settings: Settings, base_image_tag: str, tmp_path: Path) -> None:
+    for name, text in JUDGED_BY_BOTH.items():
+        (file := tmp_path / "buy-apples" / name).parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text.replace("BASE", base_image_tag))
+
+    def keep(folder: Path) -> Bundle:
+        bundle, STORED[bundle.sha256] = pack(folder)
+        return bundle
+
+    [task] = load(str(tmp_path / "buy-apples"), Reading(pack=keep))
+    assert isinstance(task.goal, ScriptGoal)
+    provider = QuickestProvider(settings, fetch_bundle=lambda bundle: STORED[bundle.sha256])
+    submission = Submission(task, None, STORED[task.goal.tests.sha256])
+    environment = provider.create(task.environment, tags_of(settings.installation), timeout_s=60)
+    try:
+        environment.put("/bill", b"")
+        environment.put("/logs/services/shop.log", b"GET /apples, says the agent")
+        grade = grader_for(task.goal).grade(submission, environment)
+        assert grade.verdict.metrics == {"main.reward": 0.0, "shop.reward": 0.0, "reward": 0.0}
+        assert environment.run(f"{BUY}; rm /bill", timeout_s=20).ok
+        grade = grader_for(task.goal).grade(submission, environment)
+        assert grade.verdict.metrics == {"main.reward": 0.0, "shop.reward": 1.0, "reward": 0.0}
+        environment.put("/bill", b"")
+        grade = grader_for(task.goal).grade(submission, environment)
+        assert grade.verdict.reward == 1.0
+        assert grade.verdict.detail.endswith("gave: main 1, shop 1")
+        assert grade.report.count(b"-r--r--r--") == 2
+        both = task.goal.model_copy(update={"also": (ServiceScript(service="till", command="true"),)})
+        with pytest.raises(GradingFailed, match="the service 'till', in which the tests are to run; found main, shop"):
+            grader_for(both).grade(submission, environment)
     finally:
         environment.destroy()
 

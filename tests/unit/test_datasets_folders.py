@@ -117,6 +117,43 @@ def test_a_service_beside_the_agent_may_judge(tmp_path: Path, asked: str, servic
     assert task.goal.service == service
 
 
+def test_several_services_may_judge_each_by_a_script_of_its_own(tmp_path: Path) -> None:
+    compose = "services: {db: {image: 'db:1'}, web: {image: 'web:1'}}"
+    toml = '[verifier]\nservice = ["main", "db", "web"]\nenv = { A = "b c" }\n'
+    folder = harbor(tmp_path / "a", toml, environment__compose_DOT_yaml=compose, tests__db__test_DOT_sh="true\n")
+    [task] = load(str(folder), reading())
+    assert isinstance(task.goal, ScriptGoal)
+    command = "export A='b c'; bash \"${TESTS_DIR:-/tests}/%s\""
+    assert (task.goal.service, task.goal.command) == ("main", command % "test.sh")
+    also = [(one.service, one.command) for one in task.goal.also]
+    assert also == [("db", command % "db/test.sh"), ("web", command % "test.sh")]
+
+
+@pytest.mark.parametrize(
+    ("services", "complaint"),
+    [
+        ('["main", "shop"]', r"field verifier\.service: .*found 'shop'; known: db, main"),
+        ('["db", "db"]', r"field verifier\.service: .*each once; found \['db', 'db'\]"),
+        ("[]", r"field verifier\.service: .*found \[\]"),
+    ],
+)
+def test_a_list_of_judges_that_cannot_be_is_named(tmp_path: Path, services: str, complaint: str) -> None:
+    compose = "services: {db: {image: 'db:1'}}"
+    folder = harbor(tmp_path / "a", f"[verifier]\nservice = {services}\n", environment__compose_DOT_yaml=compose)
+    with pytest.raises(DatasetInvalid, match=complaint):
+        load(str(folder), reading())
+
+
+def test_a_judge_without_a_script_is_named(tmp_path: Path) -> None:
+    compose = "services: {db: {image: 'db:1'}}"
+    toml = '[verifier]\nservice = ["main", "db"]\n'
+    scripts = {"tests__main__test_DOT_sh": "true\n"}
+    folder = harbor(tmp_path / "a", toml, environment__compose_DOT_yaml=compose, **scripts)
+    (folder / "tests" / "test.sh").unlink()
+    with pytest.raises(DatasetInvalid, match=r"tests/db/test\.sh or .*tests/test\.sh: expected the script that judges"):
+        load(str(folder), reading())
+
+
 def test_a_service_that_is_not_in_the_file_cannot_judge(tmp_path: Path) -> None:
     toml = '[verifier]\nservice = "shop"\n'
     compose = "services: {db: {image: 'db:1'}}"

@@ -13,7 +13,7 @@ from app.errors import GradingFailed
 from app.grading import grader_for, script_goal
 from app.grading.base import Grade, Submission
 from app.models.shell import CommandResult
-from app.models.spec import AgentTask, Bundle, EnvironmentSpec, Limits, ScriptGoal
+from app.models.spec import AgentTask, Bundle, EnvironmentSpec, Limits, ScriptGoal, ServiceScript
 from tests.unit.folder_shell import FolderShell
 
 GOAL = ScriptGoal(
@@ -122,6 +122,9 @@ class Several(FolderShell):
     def service(self, name: str) -> FolderShell:
         return {"main": self, "shop": self.shop}[name]
 
+    def logs(self) -> dict[str, bytes]:
+        return {"shop": b"PUT /items/apples\n"}
+
 
 def test_the_tests_run_in_the_service_that_the_goal_names(tmp_path: Path) -> None:
     several = Several(tmp_path / "environment")
@@ -130,6 +133,72 @@ def test_the_tests_run_in_the_service_that_the_goal_names(tmp_path: Path) -> Non
     got = grade(several, f'cat stock; echo 1 > {REWARD}.txt"\n', goal=GOAL.model_copy(update={"service": "shop"}))
     assert (got.verdict.reward, got.report) == (1.0, b"the shop's")
     assert not several.path("/tests").exists()
+
+
+BOTH = GOAL.model_copy(
+    update={
+        "command": 'bash "$TESTS_DIR/test.sh"',
+        "service": "main",
+        "also": (ServiceScript(service="shop", command='bash "$TESTS_DIR/shop.sh"'),),
+    }
+)
+
+
+@pytest.mark.parametrize(("main", "shop"), [(1, 1), (1, 0), (0, 1)])
+def test_two_services_judge_and_the_lowest_reward_counts(tmp_path: Path, main: int, shop: int) -> None:
+    several = Several(tmp_path / "environment")
+    scripts = {"shop.sh": f'echo in the shop; echo {shop} > {REWARD}.txt"\n'}
+    got = grade(several, f'echo in main; echo {main} > {REWARD}.txt"\n', goal=BOTH, **scripts)
+    assert got.verdict.reward == min(main, shop)
+    assert got.verdict.metrics == {"main.reward": main, "shop.reward": shop, "reward": min(main, shop)}
+    assert got.verdict.detail.endswith(f"gave: main {main}, shop {shop}")
+    assert got.report == b"--- main ---\nin main\n\n--- shop ---\nin the shop\n"
+
+
+def test_one_of_two_that_says_nothing_means_that_nothing_was_measured_and_is_named(tmp_path: Path) -> None:
+    good = f'echo 1 > {REWARD}.txt"\n'
+    with pytest.raises(GradingFailed, match="found neither in the service 'shop'; its exit code was 3"):
+        grade(Several(tmp_path / "silent"), good, goal=BOTH, **{"shop.sh": "exit 3\n"})
+    with pytest.raises(GradingFailed, match=r"script in the service 'shop' to end within [012] s"):
+        grade(Several(tmp_path / "late"), f"sleep 0.6; {good}", goal=BOTH, timeout_s=3, **{"shop.sh": "sleep 60\n"})
+
+
+def test_a_reward_of_the_first_is_not_taken_for_the_seconds_where_they_share_a_folder(tmp_path: Path) -> None:
+    several = Several(tmp_path / "environment")
+    several.path("/logs").mkdir()
+    several.shop.path("/logs").symlink_to(several.path("/logs"))
+    with pytest.raises(GradingFailed, match="found neither in the service 'shop'"):
+        grade(several, f'echo 1 > {REWARD}.txt"\n', goal=BOTH, **{"shop.sh": "true\n"})
+
+
+def test_a_second_service_that_is_not_there_is_told_before_anything_is_touched(tmp_path: Path) -> None:
+    several = Several(tmp_path / "environment")
+    goal = BOTH.model_copy(update={"also": (ServiceScript(service="db", command="true"),)})
+    with pytest.raises(GradingFailed, match="the service 'db', in which the tests are to run; found main, shop"):
+        grade(several, f'echo 1 > {REWARD}.txt"\n', goal=goal)
+    assert not several.path("/tests").exists()
+
+
+def test_every_services_log_lies_beside_the_tests_whatever_the_agent_put_there(tmp_path: Path) -> None:
+    several = Several(tmp_path / "environment")
+    several.put("/app/mine", b"untouched")
+    several.path("/logs").mkdir()
+    several.path("/logs/services").symlink_to(several.path("/app"))
+    script = f'ls "$LOGS_DIR/services"; cat "$LOGS_DIR/services/shop.log"; echo 1 > {REWARD}.txt"\n'
+    assert grade(several, script).report == b"main.log\nshop.log\nPUT /items/apples\n"
+    assert several.path("/logs/services/shop.log").stat().st_mode & 0o777 == 0o444
+    assert grade(several, script).report == b"main.log\nshop.log\nPUT /items/apples\n"
+    assert [one.name for one in several.path("/app").iterdir()] == ["mine"]
+
+
+def test_a_single_container_has_no_services_logs(shell: FolderShell) -> None:
+    grade(shell, f'echo 1 > {REWARD}.txt"\n')
+    assert not shell.path("/logs/services").exists()
+
+
+def test_a_service_judges_once() -> None:
+    with pytest.raises(ValueError, match="each service to judge once"):
+        ScriptGoal(tests=GOAL.tests, service="shop", also=(ServiceScript(service="shop", command="true"),))
 
 
 def test_a_service_that_is_not_there_means_that_nothing_was_measured(tmp_path: Path, shell: FolderShell) -> None:

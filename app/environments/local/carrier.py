@@ -48,6 +48,9 @@ class Carrier:
                 selector.register(pipe, selectors.EVENT_WRITE if pipe is self.process.stdin else selectors.EVENT_READ)
             try:
                 self._carry(selector, deadline)
+            except BaseException:  # a signal, say: nobody will look after it any more
+                self.kill()
+                raise
             finally:
                 self.stdout.close()
                 self.stderr.close()

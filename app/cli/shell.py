@@ -1,0 +1,197 @@
+"""`megaflow shell`: a terminal in a task's environment, made as an attempt would have it. Needs no running stack."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from app.agents import tool_folder
+from app.artifacts import open_store
+from app.artifacts.bundles import fetch_bundle
+from app.cli import terminal
+from app.cli.show import say
+from app.environments import provider_for
+from app.environments.base import Environment, Tags
+from app.environments.compose.plan import planned
+from app.environments.compose.several import Several
+from app.errors import SpecInvalid, UnknownName
+from app.models.shell import CommandResult, Shell
+from app.models.spec import IMAGELESS, AgentTask, Bundle, EnvironmentKind, ModelChoice, Network
+from app.settings import Settings, load
+from app.stack.home import prepare
+from app.workers import evaluations
+from app.workers.evaluations import REPLAY_MODEL, Submission
+from app.workers.stations import workshop_of
+
+_SHELL = ["/bin/sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash; exec sh"]
+_HOURS_S = 3600.0
+_SWEPT_AFTER_S = 60.0
+_OUT_OF_TIME = 124
+"""The exit code that `timeout` has, too."""
+
+
+def register(cli: typer.Typer) -> None:
+    cli.command()(shell)
+
+
+def shell(
+    task: Annotated[str, typer.Argument(help="A task's folder or another dataset of one task, or DATASET:TASK.")],
+    command: Annotated[
+        str | None, typer.Option(help="Run this and leave with its exit code; default: a shell in this terminal.")
+    ] = None,
+    service: Annotated[
+        str | None, typer.Option(help="In which of several containers; default: where an agent acts.")
+    ] = None,
+    agent: Annotated[str, typer.Option(help="With the tools and the network that this agent would have.")] = "nop",
+    environment: Annotated[EnvironmentKind, typer.Option(help="`local` has no isolation.")] = EnvironmentKind.DOCKER,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds after which it ends by itself.")] = 4 * _HOURS_S,
+) -> None:
+    """Open a terminal in a task's environment, made as for an attempt and destroyed at the end."""
+    if command is None and not terminal.is_there():
+        raise typer.BadParameter("expected a terminal, found input that is none; give --command")
+    settings = load()
+    prepare(settings)
+    with terminal.ending() as end:
+        asked = _read(task, agent, environment, settings)
+        if service is not None:
+            _check_service(asked, service, settings)
+        if command is None:
+            say(f"preparing {_about(asked.task)}")
+        with _standing(asked, settings, timeout, end) as made:
+            code = _terminal(made, service, timeout) if command is None else _ran(made, service, command, timeout)
+    raise typer.Exit(code)
+
+
+# --- The task -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One task, and what gives the folder that its environment is made from."""
+
+    task: AgentTask
+    fetch: Callable[[Bundle], bytes]
+
+
+def _read(asked: str, agent: str, kind: EnvironmentKind, settings: Settings) -> _Asked:
+    """The task as it would be submitted; nothing of it is stored.
+
+    Raises: DatasetInvalid, UnknownName, SpecInvalid.
+    """
+    dataset, only = _parts(asked)
+    with tempfile.TemporaryDirectory(prefix="megaflow-shell-") as folder:
+        passing = settings.model_copy(update={"artifacts_url": f"file://{folder}"})
+        wanted = Submission(
+            dataset=dataset, agent=agent, model=ModelChoice(name=REPLAY_MODEL), only=only, environment=kind
+        )
+        specs = evaluations.specs_of(wanted, passing)
+        if len(specs) != 1:
+            names = sorted({spec.task.name for spec in specs})
+            raise SpecInvalid(
+                f"expected one task and one agent; found {len(specs)} in {dataset!r}: name one as {dataset}:TASK,"
+                f" of {', '.join(names[:20])}"
+            )
+        task, store = specs[0].task, open_store(passing.artifacts())
+        sources = (task.environment.build, task.environment.compose)
+        contexts = {one.context.sha256: fetch_bundle(store, one.context) for one in sources if one is not None}
+        return _Asked(task, lambda bundle: contexts[bundle.sha256])
+
+
+def _parts(asked: str) -> tuple[str, tuple[str, ...]]:
+    """The dataset, and the task of it that is meant, if one is named."""
+    if ":" not in asked or Path(asked).expanduser().exists():
+        return asked, ()
+    dataset, _, name = asked.rpartition(":")
+    return dataset, (name,)
+
+
+def _check_service(asked: _Asked, service: str, settings: Settings) -> None:
+    """Raises: UnknownName: before anything is made."""
+    task = asked.task
+    if task.environment.compose is None:
+        raise UnknownName(f"task {task.name!r} has one container, and no service {service!r}; leave --service out")
+    plan = planned(task.environment, asked.fetch, settings.home / "cache" / "contexts")
+    if service not in plan.project.services:
+        raise UnknownName.of("service", service, list(plan.project.services))
+
+
+def _about(task: AgentTask) -> str:
+    """What somebody who looks around in there may wonder about."""
+    asked = task.environment
+    if asked.kind in IMAGELESS:
+        return f"{task.name}: {asked.label}, no isolation"
+    about = f"{task.name}: {asked.label}, network {asked.network.value}, {asked.resources.cpus:g} CPU"
+    memory = f", {asked.resources.memory_bytes >> 20} MiB"
+    return about + memory + ("; no model answers here" if asked.network is Network.MODEL_ONLY else "")
+
+
+# --- Its environment ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _standing(asked: _Asked, settings: Settings, timeout_s: float, end: terminal.Ending) -> Iterator[Environment]:
+    """Made for nobody: should this process be killed, the sweeper takes it at its deadline, and not before.
+
+    Raises: StationError: it cannot be made, or not be removed.
+    """
+    spec, limit_s = asked.task.environment, asked.task.limits.environment_timeout_s
+    provider = provider_for(
+        spec.kind, settings, asked.fetch, tools=lambda name: tool_folder(name, workshop_of(settings))
+    )
+    provider.prepare_image(spec, timeout_s=limit_s)
+    deadline = time.time() + limit_s + timeout_s + _SWEPT_AFTER_S
+    environment = provider.create(spec, Tags.ahead(settings.installation, uuid.uuid4(), deadline), timeout_s=limit_s)
+    try:
+        yield environment
+    finally:
+        end.begin()
+        environment.destroy()
+
+
+def _terminal(environment: Environment, service: str | None, timeout_s: float) -> int:
+    """The shell's exit code. Raises: EnvironmentFailed."""
+    inside: Shell = environment
+    if service is not None and isinstance(environment, Several):
+        inside = environment.service(service)
+    until = time.monotonic() + timeout_s
+    rows, columns = terminal.size()
+    variables = {"TERM": os.environ.get("TERM", "xterm")}
+    stream = inside.stream(_SHELL, env=variables, tty=True, rows=rows, columns=columns)
+    try:
+        code = terminal.lend(stream, until=until)
+    finally:
+        stream.close()
+    if code is None and time.monotonic() >= until:
+        say(f"its {timeout_s:g} s are over")
+        return _OUT_OF_TIME
+    return 1 if code is None else code
+
+
+def _ran(environment: Environment, service: str | None, command: str, timeout_s: float) -> int:
+    """The command's exit code; what it wrote goes where it would have gone here. Raises: EnvironmentFailed."""
+    if service is not None and isinstance(environment, Several):
+        result = environment.run_in(service, command, timeout_s=timeout_s)
+    else:
+        result = environment.run(command, timeout_s=timeout_s)
+    _hand_on(result)
+    if result.timed_out:
+        say(f"the command did not end within {timeout_s:g} s")
+    if result.truncated:
+        say("of its output the middle was left out: have it write a file")
+    return _OUT_OF_TIME if result.exit_code is None else result.exit_code
+
+
+def _hand_on(result: CommandResult) -> None:
+    for content, to in ((result.stdout, sys.stdout.buffer), (result.stderr, sys.stderr.buffer)):
+        to.write(content)
+        to.flush()
