@@ -159,7 +159,7 @@ def test_one_of_two_that_says_nothing_means_that_nothing_was_measured_and_is_nam
     good = f'echo 1 > {REWARD}.txt"\n'
     with pytest.raises(GradingFailed, match="found neither in the service 'shop'; its exit code was 3"):
         grade(Several(tmp_path / "silent"), good, goal=BOTH, **{"shop.sh": "exit 3\n"})
-    with pytest.raises(GradingFailed, match=r"script in the service 'shop' to end within [012] s"):
+    with pytest.raises(GradingFailed, match=r"to end within [012] s; found it running in the service 'shop'"):
         grade(Several(tmp_path / "late"), f"sleep 0.6; {good}", goal=BOTH, timeout_s=3, **{"shop.sh": "sleep 60\n"})
 
 
