@@ -84,6 +84,14 @@ def ours(cache: ImageCache) -> set[str]:
     return {image.id for image in cache.look().images if image.ours}
 
 
+def next_to_go(cache: ImageCache) -> list[str]:
+    """Ids of what goes for a single byte, and have it gone: whatever others do to this engine meanwhile."""
+    view = cache.look()
+    victims = view.victims(1, time.time(), 0.0)
+    assert len(cache.evict(view, victims)) == len(victims)
+    return victims
+
+
 def tight(settings: Settings, over_bytes: int, low_bytes: int | None = None) -> ImageCache:
     """A cache whose high mark is so much below what the images take now."""
     taken = ImageCache(settings).look().image_bytes
@@ -261,6 +269,30 @@ def test_what_an_environment_without_an_engine_stands_on_stays_and_goes_afterwar
     assert provider.store.image(image) is None
 
 
+def test_what_a_set_up_made_without_the_engine_goes_before_any_of_its_images(
+    settings: Settings, cache: ImageCache, make: Make, base_image_tag: str
+) -> None:
+    settings = settings.model_copy(update={"base_image": base_image_tag})
+    if (why := available(settings)) is not None:
+        missing(f"environments without an engine: {why}")
+    _, other = make()
+    provider = OciProvider(settings, fetch_bundle=lambda _: b"")
+    spec = EnvironmentSpec(image=base_image_tag, workdir="/", setup=("head -c 1000 /dev/zero > /made",))
+    tags = Tags(settings.installation, *(uuid.uuid4() for _ in range(4)), time.time() + 60)
+    provider.create(spec, tags, timeout_s=60).destroy()
+    environment = provider.create(spec, tags, timeout_s=60)
+    [kept] = [image for image in cache.look().images if image.id.startswith("setup:")]
+    assert (kept.containers, kept.held.derived) == (1, True)
+    assert 1000 <= kept.size_bytes < 10_000, "its own layer alone"
+    assert next_to_go(cache) == [other], "this one is in use"
+    assert environment.run("cat /made", timeout_s=10).ok
+    environment.destroy()
+    _, newest = make()
+    assert next_to_go(cache) == [kept.id]
+    assert ours(cache) == {newest}
+    assert provider.prepare_image(spec, timeout_s=10) in {image.id for image in provider.store.images()}
+
+
 # --- Pulled ahead -----------------------------------------------------------------------------------------------------
 
 
@@ -345,7 +377,8 @@ def test_each_image_of_a_project_is_fetched_ahead_and_stays_for_as_long_as_the_q
     assert contexts.fetched == fetched, "its file is read once per host"
     assert cache.book.queue() == [key_of(single), key_of(main), key_of(web)]
     age(cache)
-    assert len(tight(settings, 1).make_room()) == 1
+    there = images.here(web)
+    assert next_to_go(cache) == [there]
     assert (images.here(single) is None, images.here(web) is None) == (False, True)
 
 

@@ -16,6 +16,7 @@ from app.environments.image_store.book import Book, Entry
 from app.environments.image_store.eviction import Held, Layer
 from app.environments.image_store.names import short
 from app.environments.image_store.stock import Here
+from app.environments.image_store.unpacked_stock import Unpacked
 from app.environments.image_store.watermark import Disk, disk_of
 from app.errors import ImageUnavailable
 from app.settings import Settings
@@ -32,11 +33,12 @@ _NO_LAYER = (
 
 
 class OnEngine:
-    """Implements `Stock`; what of an image lies unpacked beside the engine goes with it."""
+    """Implements `Stock`. What of an image lies unpacked beside the engine goes with it, its set-ups there before."""
 
     def __init__(self, settings: Settings, book: Book) -> None:
         self._settings = settings
         self._book = book
+        self._unpacked = Unpacked(settings, book)
         self._layers: dict[str, tuple[Layer, ...]] = {}
         self._lock = threading.Lock()
 
@@ -54,12 +56,19 @@ class OnEngine:
                 if base := (one.get("Labels") or {}).get(_BASE):
                     users[base] += users[one["Id"]]
             found = [self._here(engine, one, entries, users) for one in listed]
-        return [image for image in found if image]
+        return [*(image for image in found if image), *self._set_ups()]
+
+    def _set_ups(self) -> list[Here]:
+        """Those that lie unpacked; none when that is on another disk, where they are in nobody's way here."""
+        disk, theirs = self.disk(), self._unpacked.disk()
+        return [] if disk and theirs and disk.total_bytes != theirs.total_bytes else self._unpacked.set_ups()
 
     def disk(self) -> Disk | None:
         return disk_of(self._engine)
 
     def remove(self, image: Here) -> bool:
+        if self._unpacked.is_set_up(image):
+            return self._unpacked.remove(image)
         engine = self._engine
         if self._in_use(engine, image.id):
             return False

@@ -6,7 +6,7 @@ The store is imported late: it takes its images from here.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from app.environments.image_store import unpacked
@@ -43,20 +43,32 @@ class Unpacked:
         names = defaultdict(list)
         for reference, image_id in store.references().items():
             names[image_id].append(reference)
-        users, in_use = unpacked.users(self._home), self._layers_in_use()
-        return [
-            self._set_up(store, one, entries.get(one.image.id), in_use)
-            if one.snapshot is not None
-            else self._image(store, one, entries.get(one.image.id), names[one.image.id], users[one.image.id])
+        users = unpacked.users(self._home)
+        found = [
+            self._image(store, one, entries.get(one.image.id), names[one.image.id], users[one.image.id])
             for one in store.listed()
+            if one.snapshot is None
         ]
+        return [*found, *self.set_ups()]
+
+    def set_ups(self) -> list[Here]:
+        """What set-ups made, each with its own layer alone: the others go only with its image, and it with them."""
+        store, entries = self._store, self._book.entries()
+        found = [one for one in store.listed() if one.snapshot is not None]
+        in_use = self._layers_in_use() if found else set()
+        return [self._set_up(store, one, entries.get(one.image.id), in_use) for one in found]
+
+    @staticmethod
+    def is_set_up(image: Here) -> bool:
+        """Whether it is one of `set_ups`."""
+        return image.id.startswith(_SET_UP)
 
     def disk(self) -> Disk | None:
         return disk_at(self._store.layers)
 
     def remove(self, image: Here) -> bool:
         store = self._store
-        if not image.held.derived:
+        if not self.is_set_up(image):
             unpacked.forget(self._home, image.id)
             return store.image(image.id) is None
         name = image.id.removeprefix(_SET_UP)
@@ -79,29 +91,28 @@ class Unpacked:
     def _image(self, store: ImageStore, one: Listed, entry: Entry | None, names: Collection[str], users: int) -> Here:
         ours = entry is None or entry.ours  # what an engine had before us is always in the book
         known = entry or Entry(one.image.id)
+        layers = _layers(store, one.image.layers)
         return Here(
-            held=_held(store, one, one.image.id, known),
+            held=Held(one.image.id, frozenset(known.keys), layers, max(one.used_at, known.used_at)),
             names=tuple(sorted({*names, *known.names})),
-            size_bytes=store.size_bytes(one.image.layers),
+            size_bytes=sum(layer.size_bytes for layer in layers),
             ours=ours,
             containers=users,
             pinned=not {self._settings.base_image, self._settings.worker_image}.isdisjoint(names),
         )
 
     def _set_up(self, store: ImageStore, one: Listed, entry: Entry | None, in_use: Collection[str]) -> Here:
-        name = f"{_SET_UP}{one.snapshot}"
+        """Wanted by whoever wants its image."""
+        name, top = f"{_SET_UP}{one.snapshot}", one.image.layers[-1:]
+        keys = frozenset(entry.keys) if entry else frozenset()
         return Here(
-            held=_held(store, one, name, entry or Entry(one.image.id)),
+            held=Held(name, keys, _layers(store, top), one.used_at, derived=True),
             names=(name[:24],),
-            size_bytes=store.size_bytes(one.image.layers),
+            size_bytes=store.size_bytes(top),
             ours=True,
-            containers=int(one.image.layers[-1] in in_use),
+            containers=int(top[0] in in_use),
         )
 
 
-def _held(store: ImageStore, one: Listed, identity: str, entry: Entry) -> Held:
-    """What a set-up made is wanted by whoever wants its image."""
-    layers = tuple(Layer(name, store.size_bytes([name])) for name in one.image.layers)
-    derived = one.snapshot is not None
-    used_at = one.used_at if derived else max(one.used_at, entry.used_at)
-    return Held(identity, frozenset(entry.keys), layers, used_at, derived)
+def _layers(store: ImageStore, names: Sequence[str]) -> tuple[Layer, ...]:
+    return tuple(Layer(name, store.size_bytes([name])) for name in names)
