@@ -206,20 +206,35 @@ def zstd(data: bytes) -> bytes:
     return subprocess.run(["zstd", "-c"], input=data, capture_output=True, check=True).stdout
 
 
-def push_image(host: str, name: str, blobs: list[tuple[bytes, bytes]], architecture: str, tag: str = "latest") -> str:
-    """Push layers, each as it is and as it is sent, under an index with one architecture; the image's id."""
+def push_image(
+    host: str,
+    name: str,
+    blobs: list[tuple[bytes, bytes]],
+    architecture: str,
+    tag: str = "latest",
+    *,
+    system: str = "linux",
+    listed: str | None = "",
+) -> str:
+    """Push layers, each as it is and as it is sent, under an index with one architecture; the image's id.
+
+    listed: the architecture that the index says, if another; None: no index, the manifest alone.
+    """
     base = f"http://{host}/v2/{name}"
     diff_ids = [sha(plain) for plain, _ in blobs]
-    config = {"architecture": architecture, "os": "linux", "config": {"Env": ["A=b"]}}
+    config = {"architecture": architecture, "os": system, "config": {"Env": ["A=b"]}}
     config_data = json.dumps({**config, "rootfs": {"type": "layers", "diff_ids": diff_ids}}).encode()
     layers = [{"mediaType": "any", "size": len(sent), "digest": push_blob(base, sent)} for _, sent in blobs]
     kind = "application/vnd.oci.image.manifest.v1+json"
     about = {"mediaType": "application/vnd.oci.image.config.v1+json", "size": len(config_data)}
     manifest = {"schemaVersion": 2, "mediaType": kind, "layers": layers}
     manifest["config"] = {**about, "digest": push_blob(base, config_data)}
+    if listed is None:
+        push_manifest(base, tag, manifest)
+        return sha(config_data)
     size = len(json.dumps(manifest).encode())
     digest = push_manifest(base, sha(json.dumps(manifest).encode()), manifest)
-    platform = {"os": "linux", "architecture": architecture}
+    platform = {"os": "linux", "architecture": listed or architecture}
     entry = {"mediaType": kind, "digest": digest, "size": size, "platform": platform}
     index = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [entry]}
     push_manifest(base, tag, index)
@@ -268,6 +283,37 @@ def test_an_image_for_another_machine_is_refused_with_what_there_is(tmp_path: Pa
     push_image(registry, "x", [], "s390x")
     with pytest.raises(ImageUnavailable, match=f"expected an image for linux/{kernel.machine()}, found linux/s390x"):
         Registry(Reference.parse(f"{registry}/x"), soon()).pull(ImageStore(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "system", "listed", "found"),
+    [
+        ("s390x", "linux", None, "linux/s390x"),
+        (kernel.machine(), "windows", None, f"windows/{kernel.machine()}"),
+        ("s390x", "linux", kernel.machine(), "linux/s390x"),  # the list says what the image does not
+    ],
+)
+def test_an_image_for_another_machine_or_system_is_refused_by_its_own_word_and_leaves_nothing(
+    tmp_path: Path, registry: str, architecture: str, system: str, listed: str | None, found: str
+) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "f").write_text("foreign")
+    plain, store = packed(tmp_path / "a"), ImageStore(tmp_path / "home")
+    push_image(registry, "x", [(plain, plain)], architecture, system=system, listed=listed)
+    wanted = f"expected an image for linux/{kernel.machine()}, found {found}; name an image for this machine"
+    with pytest.raises(ImageUnavailable, match=wanted):
+        Registry(Reference.parse(f"{registry}/x"), soon()).pull(store)
+    assert not list(tmp_path.glob("home/**/*.json"))
+    assert not store.layers.exists()
+
+
+def test_a_manifest_alone_and_one_that_does_not_say_its_machine_are_taken(tmp_path: Path, registry: str) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "f").write_text("ours")
+    plain, store = packed(tmp_path / "a"), ImageStore(tmp_path / "home")
+    for name, machine in (("alone", kernel.machine()), ("silent", "")):
+        image_id = push_image(registry, name, [(plain, plain)], machine, listed=None)
+        assert Registry(Reference.parse(f"{registry}/{name}"), soon()).pull(store).id == image_id
 
 
 def test_a_layer_with_another_content_than_its_configuration_says_is_refused(tmp_path: Path, registry: str) -> None:

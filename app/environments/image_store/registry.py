@@ -36,7 +36,7 @@ _TRIES = 6
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 _ASK_S = 5.0
 _HUB_SERVER = "registry-1.docker.io"
-_COMPATIBLE = {("amd64", "386"), ("arm64", "arm")}
+COMPATIBLE = {("amd64", "386"), ("arm64", "arm")}
 """What an engine runs beside its own architecture."""
 
 
@@ -272,7 +272,7 @@ def refuse_foreign(reference: str, built_for: str, engine: Engine) -> None:
     Raises: ImageUnavailable.
     """
     here = architecture_of(engine)
-    if built_for and built_for != here and (here, built_for) not in _COMPATIBLE:
+    if built_for and built_for != here and (here, built_for) not in COMPATIBLE:
         raise wrong_architecture(reference, built_for, here)
 
 

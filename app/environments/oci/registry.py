@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ import structlog
 
 from app.environments.disk import disk_named
 from app.environments.image_store.names import HUB, located, manifest_of
+from app.environments.image_store.registry import COMPATIBLE
 from app.environments.oci import kernel
 from app.environments.oci.store import ImageStore, StoredImage, image_of, layer_name
 from app.environments.oci.unpack import Readable, from_tar
@@ -96,6 +97,7 @@ class Registry:
         manifest = self._manifest(self.reference.version)
         config_digest = _digest(manifest["config"])
         config = self._described("blobs", config_digest)
+        self._refuse_foreign(config)
         image = image_of(config_digest, config["rootfs"]["diff_ids"], config.get("config") or {})
         if len(image.layers) != len(manifest["layers"]):
             raise self._refused(f"its {len(manifest['layers'])} layers are {len(image.layers)} by its configuration")
@@ -145,8 +147,20 @@ class Registry:
         for choice, platform in zip(choices, platforms, strict=True):
             if (platform.get("os"), platform.get("architecture")) == ("linux", kernel.machine()):
                 return choice
+        raise self._foreign(platforms)
+
+    def _refuse_foreign(self, config: Mapping[str, Any]) -> None:
+        """By the image's own word, as an engine does it: with one manifest alone there is no list to choose from."""
+        system, machine, here = config.get("os"), config.get("architecture"), kernel.machine()
+        if (system or "linux") != "linux" or (machine and machine != here and (here, machine) not in COMPATIBLE):
+            raise self._foreign([config])
+
+    def _foreign(self, platforms: Iterable[Mapping[str, Any]]) -> ImageUnavailable:
         there = sorted({f"{one.get('os')}/{one.get('architecture')}" for one in platforms})
-        raise self._refused(f"expected an image for linux/{kernel.machine()}, found {', '.join(there)}")
+        return self._refused(
+            f"expected an image for linux/{kernel.machine()}, found {', '.join(there)}; name an image for this "
+            "machine, or run the task where the architecture fits"
+        )
 
     def _described(self, kind: str, name: str) -> dict[str, Any]:
         """A manifest or a configuration, by its tag or digest."""
