@@ -94,7 +94,7 @@ class Settings(BaseSettings):
     """Image builds and pulls at once on one host."""
 
     image_disk_high: float = Field(default=0.9, gt=0)
-    """Images leave when the engine's disk is fuller than this: a share of it, or, above 1, bytes of all images."""
+    """Images leave when their disk is fuller than this: a share of it, or, above 1, bytes of all images."""
     image_disk_low: float = Field(default=0.8, gt=0)
     """Until it is no fuller than this, in the same unit. Nothing is pulled ahead above it."""
     image_prefetch: int = Field(default=8, ge=0)

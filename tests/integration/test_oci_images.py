@@ -455,10 +455,13 @@ def test_an_image_in_use_is_not_removed_and_shared_layers_stay(
 
 def test_what_killed_processes_left_is_tidied_away(tmp_path: Path) -> None:
     store = ImageStore(tmp_path)
-    store.announce(StoredImage("sha256:half", (layer_name("sha256:here"), layer_name("sha256:never"))))
-    store.add_layer("here", lambda folder: 1, timeout_s=1)
-    store.add_layer("nobodys", lambda folder: 10, timeout_s=1)
-    for left in (".new-x", ".old-x"):
-        (store.layers / left / "deep").mkdir(parents=True)
-    assert store.tidy(keep=set()) == 10
-    assert [one.name for one in store.layers.iterdir()] == ["here"]
+    half = StoredImage("sha256:half", (layer_name("sha256:here"), layer_name("sha256:never")))
+    with store.making(half), store.making(half):  # two processes at the same image
+        store.add_layer("here", lambda folder: 1, timeout_s=1)
+        store.add_layer("nobodys", lambda folder: 10, timeout_s=1)
+        for left in (".new-x", ".old-x"):
+            (store.layers / left / "deep").mkdir(parents=True)
+        assert store.tidy(keep=set()) == 10
+        assert [one.name for one in store.layers.iterdir()] == ["here"]
+    assert store.tidy(keep=set()) == 1, "nobody makes it any more: it was killed, or had no room"
+    assert list(store.layers.iterdir()) == []

@@ -114,3 +114,17 @@ def fewest_pulls(requests: tuple[str, ...], room: int) -> int:
 @given(st.lists(st.sampled_from(KEYS[:5]), max_size=14), st.integers(1, 4))
 def test_no_other_choice_pulls_less_when_images_are_of_one_size(requests: list[str], room: int) -> None:
     assert pulls_of_ours(requests, room) == fewest_pulls(tuple(requests), room)
+
+
+def test_what_a_set_up_made_goes_before_the_image_and_before_others_that_nobody_needs() -> None:
+    base, top = Layer("base", 100), Layer("top", 10)
+    made = Held("made", frozenset("a"), (base, top), used_at=9.0, derived=True)
+    image = Held("image", frozenset("a"), (base,), used_at=5.0)
+    other = Held("other", frozenset("b"), (Layer("other", 50),), used_at=1.0)
+    needed = Held("needed", frozenset("c"), (Layer("needed", 50),), used_at=0.0)
+    held = [needed, other, image, made]
+    assert choose_victims(held, ["c"], (), 5) == ["made"]
+    assert choose_victims(held, ["c"], (), 60) == ["made", "other"]
+    assert choose_victims(held, ["c"], (), 1000) == ["made", "other", "image", "needed"]
+    assert choose_victims(held, ["a", "c"], (), 5) == ["other"], "a set-up that the queue needs again stays"
+    assert choose_victims(held, ["c", "a"], (), 160) == ["other", "made", "image"]

@@ -10,7 +10,7 @@ import pytest
 
 from app.environments.image_store import names
 from app.environments.image_store.book import Book
-from app.environments.image_store.cache import layers_of
+from app.environments.image_store.on_engine import layers_of
 from app.environments.image_store.registry import Refusal, login_for, refusal_of, seconds
 from app.environments.image_store.sync import items_of
 from app.environments.image_store.watermark import Disk, Watermarks, above

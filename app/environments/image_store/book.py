@@ -1,7 +1,7 @@
 """What this host remembers of its images: who wants them under which name, when they were last used, what we made.
 
 The engine keeps none of this. Files below `home`/cache/images, shared by all processes of the host without a lock: one
-per image and key, whose time of change is the time of last use.
+per image and key, whose time of change is the time of last use; and one per project of several containers.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from app.environments.disk import disk_named
 from app.environments.image_store.names import short
 from app.settings import Settings
 
 _RETRY_S = 0.02
+_PARTS_S = 30 * 86400.0
+"""So long what a project consists of is kept after it was last asked for."""
 
 
 @dataclass(slots=True)
@@ -69,7 +73,7 @@ class Book:
     def marks(self) -> frozenset[str]:
         """Something else whenever an image came or went; cheap."""
         try:
-            return frozenset(name for name in os.listdir(self._folder) if name.endswith(".json"))
+            return frozenset(name for name in os.listdir(self._folder) if name.endswith((".json", ".parts")))
         except FileNotFoundError:
             return frozenset()
 
@@ -96,6 +100,33 @@ class Book:
     def fit(self, image_id: str) -> bool:
         """Whether that is known."""
         return (self._folder / f"{_hex(image_id)}.fit").exists()
+
+    # --- Projects ---------------------------------------------------------------------------------------------------
+
+    def note_parts(self, key: str, parts: Mapping[str, Mapping[str, Any]]) -> None:
+        """Which images a project of several containers takes: by their keys, each with where it comes from."""
+        self._write(self._parts_file(key), {"key": key, "parts": parts})
+        for file in self._folder.glob("*.parts"):
+            with suppress(FileNotFoundError):
+                if time.time() - file.stat().st_mtime > _PARTS_S:
+                    file.unlink()
+
+    def parts(self, key: str) -> dict[str, dict[str, Any]] | None:
+        """As noted; None when nobody has."""
+        with suppress(OSError, ValueError, KeyError):
+            found: dict[str, dict[str, Any]] = json.loads(self._parts_file(key).read_text())["parts"]
+            os.utime(self._parts_file(key))
+            return found
+        return None
+
+    def projects(self) -> dict[str, frozenset[str]]:
+        """The keys of their images, by the key of the project."""
+        found: dict[str, frozenset[str]] = {}
+        for file in self._folder.glob("*.parts"):
+            with suppress(OSError, ValueError, KeyError):  # going at this moment
+                noted = json.loads(file.read_text())
+                found[noted["key"]] = frozenset(noted["parts"])
+        return found
 
     # --- The queue --------------------------------------------------------------------------------------------------
 
@@ -151,13 +182,21 @@ class Book:
     def _file(self, image_id: str, key: str) -> Path:
         return self._folder / f"{_hex(image_id)}.{short(key)}.json"
 
+    def _parts_file(self, key: str) -> Path:
+        return self._folder / f"{short(key)}.parts"
+
     def _write(self, file: Path, content: object) -> None:
-        """A reader sees the old content or the new."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        descriptor, partial = tempfile.mkstemp(dir=self._folder, prefix=".partial-")
-        with os.fdopen(descriptor, "w") as written:
-            json.dump(content, written)
-        os.replace(partial, file)
+        """A reader sees the old content or the new. Raises: DiskFull."""
+        with disk_named(f"note {file.name}"):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            descriptor, partial = tempfile.mkstemp(dir=self._folder, prefix=".partial-")
+            try:
+                with os.fdopen(descriptor, "w") as written:
+                    json.dump(content, written)
+                os.replace(partial, file)
+            except BaseException:
+                os.unlink(partial)
+                raise
 
 
 def _try(handle: int, kind: int) -> bool:

@@ -28,6 +28,7 @@ class Held:
     keys: frozenset[str]  # what tasks call it
     layers: tuple[Layer, ...]
     used_at: float = 0.0
+    derived: bool = False  # what set-up commands made of another image: they can make it again
 
 
 def positions(upcoming: Sequence[str]) -> dict[str, int]:
@@ -50,15 +51,16 @@ def choose_victims(
     is not enough.
 
     upcoming: keys of images in the order in which the queue needs them; a key may come again. in_use: ids that stay
-    whatever happens. Of images that nobody waits for, the one that was used longest ago goes first. Every victim is
-    needed: without any of them, less than `need_bytes` would become free. A layer is freed with its last image.
+    whatever happens. Of images that nobody waits for, what a set-up made goes first, then the one that was used longest
+    ago. Every victim is needed: without any of them, less than `need_bytes` would become free. A layer is freed with
+    its last image.
     """
     if need_bytes <= 0:
         return []
     first = positions(upcoming)
     order = sorted(
         (image for image in images if image.id not in in_use),
-        key=lambda image: (-next_use(image, first), image.used_at, image.id),
+        key=lambda image: (-next_use(image, first), not image.derived, image.used_at, image.id),
     )
     tally = _Tally(images)
     chosen: list[Held] = []

@@ -9,8 +9,9 @@ from datetime import UTC, datetime
 from math import inf
 from typing import Any, NamedTuple
 
-from app.environments.image_store.cache import Here, View
+from app.environments.image_store.cache import View
 from app.environments.image_store.eviction import freed_bytes
+from app.environments.image_store.stock import Here
 
 _ALL = 1 << 62
 """More bytes than any disk has: everything that may go."""

@@ -38,12 +38,17 @@ class Presence:
         return self._keys
 
     def _look(self) -> frozenset[str]:
-        """An engine that answers is asked for every image; without one, what lies unpacked is all there is."""
-        listed = self._listed()
+        """An engine that answers is asked for every image; without one, what lies unpacked is all there is.
+
+        A project is here when all its images are; without an engine nobody has a use for it.
+        """
+        listed, known = self._listed(), self._book.entries().items()
         if listed is None:
-            return frozenset(unpacked.references(self._settings.home))
-        keys = {key for image_id, entry in self._book.entries().items() if image_id in listed for key in entry.keys}
-        return frozenset(keys.union(*listed.values()))
+            here = unpacked.references(self._settings.home)
+            ids = set(here.values())
+            return frozenset(here).union(*(entry.keys for image_id, entry in known if image_id in ids))
+        keys = {key for image_id, entry in known if image_id in listed for key in entry.keys}.union(*listed.values())
+        return frozenset(keys | {project for project, parts in self._book.projects().items() if parts <= keys})
 
     def _listed(self) -> dict[str, set[str]] | None:
         """The engine's images, each with its names; None: no engine answers."""

@@ -5,7 +5,6 @@ The store is imported late: it takes its images from here.
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from contextlib import suppress
@@ -32,17 +31,16 @@ def marks(home: Path) -> frozenset[str]:
     return frozenset(name for name in found if not name.startswith("."))
 
 
-def references(home: Path) -> list[str]:
-    """The references whose image is here as a whole."""
+def any_here(home: Path) -> bool:
+    """Whether anything lies unpacked."""
+    return any((home / "images" / "oci" / "images").glob("[!.]*.json"))
+
+
+def references(home: Path) -> dict[str, str]:
+    """The references whose image is here as a whole, with its id."""
     from app.environments.oci.store import ImageStore
 
-    store, found = ImageStore(home.resolve()), []
-    for file in (home / "images" / "oci" / "references").glob("[!.]*.json"):
-        with suppress(OSError, ValueError, KeyError):  # going at this moment
-            reference = json.loads(file.read_text())["reference"]
-            if store.recall(reference):
-                found.append(reference)
-    return found
+    return ImageStore(home.resolve()).references()
 
 
 def forget(home: Path, image_id: str) -> int:

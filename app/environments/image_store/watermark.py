@@ -1,4 +1,4 @@
-"""How full the engine's disk is, and how much has to go."""
+"""How full the images' disk is, and how much has to go."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """The disk that the engine keeps its images on, in bytes as an unprivileged writer sees it."""
+    """The disk that images are kept on, in bytes as an unprivileged writer sees it."""
 
     total_bytes: int
     used_bytes: int
@@ -67,6 +67,13 @@ def disk_of(engine: Engine) -> Disk | None:
     if not (root / "image" / about["Driver"]).is_dir():
         log.debug("images.disk_not_visible", folder=str(root))
         return None
-    found = os.statvfs(root)
+    return disk_at(root)
+
+
+def disk_at(folder: Path) -> Disk:
+    """The disk of a folder, or, while there is none, of the nearest one above."""
+    while not folder.is_dir() and folder != folder.parent:
+        folder = folder.parent
+    found = os.statvfs(folder)
     used = (found.f_blocks - found.f_bfree) * found.f_frsize
     return Disk(total_bytes=used + found.f_bavail * found.f_frsize, used_bytes=used)

@@ -35,12 +35,12 @@ def take(engine: Engine, image_id: str, store: ImageStore, *, timeout_s: float) 
     if not digests:
         raise ImageUnavailable(f"expected layers in image {image_id}, found none.")
     image = image_of(about["Id"], digests, about.get("Config") or {})
-    store.announce(image)
-    folders = _visible(about, len(digests))
-    for name, folder in zip(image.layers, folders, strict=False):
-        _link(store, name, folder, timeout_s)
-    if store.image(image.id) is None:
-        _export(engine, image, store, timeout_s)
+    with store.making(image):
+        folders = _visible(about, len(digests))
+        for name, folder in zip(image.layers, folders, strict=False):
+            _link(store, name, folder, timeout_s)
+        if store.image(image.id) is None:
+            _export(engine, image, store, timeout_s)
     if (found := store.image(image.id)) is None:
         raise ImageUnavailable(f"image {image_id}: the engine's export lacks some of its {len(digests)} layers.")
     return found

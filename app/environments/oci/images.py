@@ -6,18 +6,21 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import structlog
 
 from app.environments.engine import engine_of
 from app.environments.host_slots import Gate, turn
-from app.environments.image_store.names import built_for_all, in_mirror, located, registry_of
+from app.environments.image_store import unpacked
+from app.environments.image_store.cache import ImageCache
+from app.environments.image_store.names import built_for_all, in_mirror, key_of, located, registry_of
 from app.environments.image_store.registry import login_for
 from app.environments.images import Images
 from app.environments.oci import engine_images
 from app.environments.oci.registry import Reference, Registry
 from app.environments.oci.store import ImageStore, StoredImage
-from app.errors import EngineUnavailable, ImageUnavailable
+from app.errors import DiskFull, EngineUnavailable, ImageUnavailable, StationError
 from app.models.spec import Bundle, EnvironmentSpec
 from app.settings import Settings
 
@@ -37,6 +40,7 @@ class OciImages:
         self._store = store
         self._gate = gate
         self._engines = Images(settings, fetch_bundle=fetch_bundle, gate=gate)
+        self._cache = ImageCache(settings)
         self._lock = threading.Lock()
         self._known: dict[str, tuple[str, float]] = {}  # image id and until when it is believed
 
@@ -48,7 +52,7 @@ class OciImages:
         name = _name_of(spec)
         if (known := self._believed(name)) is not None:
             return known
-        image = self._found(spec, time.monotonic() + timeout_s)
+        image = self._with_room(spec, time.monotonic() + timeout_s)
         with self._lock:
             self._known[name] = (image.id, time.monotonic() + _BELIEVED_S)
         return image
@@ -76,18 +80,52 @@ class OciImages:
             image_id, until = self._known.get(name, ("", 0.0))
         return self._store.image(image_id) if time.monotonic() < until else None
 
+    def _with_room(self, spec: EnvironmentSpec, deadline: float) -> StoredImage:
+        """A full disk gets room once; what did not fit all the same leaves nothing behind."""
+        try:
+            return self._found(spec, deadline)
+        except DiskFull as error:
+            if not self._made_room():
+                raise _too_full(spec, error, "no image here may go") from error
+        try:
+            return self._found(spec, deadline)
+        except DiskFull as error:
+            unpacked.tidy(self._settings.home)
+            raise _too_full(spec, error, "too little room was left by the images that may go") from error
+
+    def _made_room(self) -> bool:
+        with suppress(StationError):  # what is in use cannot be told
+            return bool(self._cache.make_room(urgently=True))
+        return False
+
     def _found(self, spec: EnvironmentSpec, deadline: float) -> StoredImage:
-        reference = spec.image
+        reference, book = spec.image, self._cache.book
         if reference is not None and reference.startswith("sha256:") and (here := self._store.image(reference)):
+            if book.entry(here.id).keys:
+                book.used(here.id, key_of(spec))
             return here
         try:
             with self._engines.kept(spec, timeout_s=deadline - time.monotonic()) as image_id:
                 image = self._store.image(image_id) or self._taken(image_id, deadline)
         except EngineUnavailable as error:
             log.debug("image.without_engine", image=spec.label, reason=str(error))
-            return self._pulled(reference or self._built_elsewhere(spec, error), deadline)
+            return self._without_engine(spec, reference or self._built_elsewhere(spec, error), deadline)
         if reference is not None:
             self._store.remember(reference, image_id)
+        return image
+
+    def _without_engine(self, spec: EnvironmentSpec, reference: str, deadline: float) -> StoredImage:
+        """Noted, so that it goes in its turn; nobody lets it go meanwhile."""
+        book, key = self._cache.book, key_of(spec)
+        try:
+            with book.kept(key, timeout_s=deadline - time.monotonic()):
+                image = self._pulled(reference, deadline)
+                if book.entry(image.id).keys:
+                    book.used(image.id, key)
+                else:
+                    book.made(image.id, key, [reference])
+        except TimeoutError as error:
+            raise ImageUnavailable(f"could not use image {spec.label} in time: {error}; try again.") from error
         return image
 
     def _built_elsewhere(self, spec: EnvironmentSpec, error: EngineUnavailable) -> str:
@@ -120,6 +158,8 @@ class OciImages:
         return self._store.image(image_id) if image_id else None
 
     def _pull_first(self, reference: str, deadline: float) -> StoredImage:
+        with suppress(StationError):  # an engine that answered before is away, or what is in use cannot be told
+            self._cache.make_room()
         refusals = []
         for candidate in self._candidates(reference):
             limit, begun = f"image_pulls:{registry_of(candidate)}", time.monotonic()
@@ -141,6 +181,13 @@ class OciImages:
     def _candidates(self, reference: str) -> list[str]:
         mirror = self._settings.image_mirror
         return [*(in_mirror(mirror, reference) if mirror else []), reference]
+
+
+def _too_full(spec: EnvironmentSpec, error: DiskFull, why: str) -> DiskFull:
+    return DiskFull(
+        f"expected room for image {spec.label}, found a full disk ({error}), and {why}: `megaflow images list --all` "
+        "says who keeps them."
+    )
 
 
 def _name_of(spec: EnvironmentSpec) -> str:

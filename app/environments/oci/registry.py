@@ -101,9 +101,9 @@ class Registry:
         image = image_of(config_digest, config["rootfs"]["diff_ids"], config.get("config") or {})
         if len(image.layers) != len(manifest["layers"]):
             raise self._refused(f"its {len(manifest['layers'])} layers are {len(image.layers)} by its configuration")
-        store.announce(image)
-        for digest, blob in zip(config["rootfs"]["diff_ids"], manifest["layers"], strict=True):
-            self._layer(store, digest, blob)
+        with store.making(image):
+            for digest, blob in zip(config["rootfs"]["diff_ids"], manifest["layers"], strict=True):
+                self._layer(store, digest, blob)
         found = store.image(image.id)
         if found is None:
             raise self._refused("a layer was removed meanwhile; try again")
@@ -111,15 +111,15 @@ class Registry:
 
     def _layer(self, store: ImageStore, digest: str, blob: Mapping[str, Any]) -> None:
         def fill(folder: Path) -> int:
-            with self._fetched(_digest(blob)) as packed, unpacked(packed) as stream:
+            with self._fetched(_digest(blob), store.layers.parent) as packed, unpacked(packed) as stream:
                 return from_tar(stream, digest)(folder)
 
         store.add_layer(layer_name(digest), fill, timeout_s=max(0.0, self.deadline - time.monotonic()))
 
     @contextmanager
-    def _fetched(self, digest: str) -> Iterator[IO[bytes]]:
-        """A blob in a temporary file, checked."""
-        with disk_named(f"fetch {digest}"), tempfile.TemporaryFile() as file:
+    def _fetched(self, digest: str, disk: Path) -> Iterator[IO[bytes]]:
+        """A blob in a temporary file, checked; on the disk of the folder `disk`, where room is made for images."""
+        with disk_named(f"fetch {digest}"), tempfile.TemporaryFile(dir=disk) as file:
             found = hashlib.sha256()
             with self._get("blobs", digest) as answer:
                 for chunk in answer.iter_content(_CHUNK_BYTES):

@@ -16,7 +16,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,15 @@ class StoredImage:
     workdir: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An image in the store, or what a set-up made of one. `used_at`: seconds since 1970, of an image when it came."""
+
+    image: StoredImage
+    used_at: float
+    snapshot: str | None = None  # its name; None: an image
+
+
 def image_of(image_id: str, digests: Sequence[str], config: Mapping[str, Any]) -> StoredImage:
     """From the digests of its uncompressed layers and the section `config` of an image's configuration."""
     pairs = (entry.partition("=") for entry in config.get("Env") or ())
@@ -80,7 +89,7 @@ class ImageStore:
     def add_layer(self, name: str, fill: Fill, *, timeout_s: float) -> None:
         """Have a layer; `fill` is called when it is not there yet, by one of all who ask.
 
-        The image that needs it must have been announced, else somebody may take it for left over.
+        The image that needs it must be in the `making`, else somebody may take it for left over.
 
         Raises: ImageUnavailable, DiskFull.
         """
@@ -142,6 +151,13 @@ class ImageStore:
         """Say what an image is made of; it can be used as soon as all its layers are there."""
         _write(self._image_file(image.id), json.dumps(asdict(image)))
 
+    @contextmanager
+    def making(self, image: StoredImage) -> Iterator[None]:
+        """Announce it; for the length of the block, in which its layers come, nobody takes them for left over."""
+        with _lock(self._making_file(image.id), fcntl.LOCK_SH):
+            self.announce(image)
+            yield
+
     def image(self, image_id: str) -> StoredImage | None:
         """The image, when all of it is here."""
         return self._loaded(self._image_file(image_id))
@@ -149,6 +165,26 @@ class ImageStore:
     def images(self) -> list[StoredImage]:
         found = [self._loaded(file) for file in self._image_files()]
         return [image for image in found if image is not None]
+
+    def listed(self) -> list[Listed]:
+        """The images and snapshots that are here as a whole."""
+        images = [(file, None) for file in self._image_files()]
+        found = []
+        for file, name in (*images, *((file, file.stem) for file in self._snapshot_files())):
+            with suppress(FileNotFoundError):  # going at this moment
+                if (image := self._loaded(file)) is not None:
+                    found.append(Listed(image, file.stat().st_mtime, name))
+        return found
+
+    def references(self) -> dict[str, str]:
+        """The references whose image is here as a whole, with its id."""
+        found: dict[str, str] = {}
+        for file in (self._root / "references").glob("[!.]*.json"):
+            with suppress(OSError, ValueError, KeyError):  # going at this moment
+                reference = json.loads(file.read_text())["reference"]
+                if image_id := self.recall(reference):
+                    found[reference] = image_id
+        return found
 
     def remember(self, reference: str, image_id: str) -> None:
         """Note what a reference was."""
@@ -175,8 +211,12 @@ class ImageStore:
             return image
 
     def snapshot(self, key: str) -> StoredImage | None:
-        """What was kept under `key`, when all of it is here."""
-        return self._loaded(self._snapshot_file(key))
+        """What was kept under `key`, when all of it is here. Counts as use."""
+        found = self._loaded(self._snapshot_file(key))
+        if found is not None:
+            with suppress(FileNotFoundError):  # going at this moment
+                os.utime(self._snapshot_file(key))
+        return found
 
     def note_unkept(self, key: str, image_id: str) -> None:
         """Note that what was set up under `key` on this image cannot be kept: nobody need try again for a day."""
@@ -213,23 +253,32 @@ class ImageStore:
                 file.unlink(missing_ok=True)
             return self._drop(keep)
 
-    def remove_snapshot(self, key: str, *, keep: set[str]) -> int:
-        """Forget one snapshot; how many bytes are free now. One in use stays: 0."""
+    def remove_snapshot(self, name: str, *, keep: set[str]) -> int:
+        """Forget one snapshot, by its name in `listed`; how many bytes are free now. One in use stays: 0."""
         with self._locked(fcntl.LOCK_EX):
-            file = self._snapshot_file(key)
+            file = self._root / "snapshots" / f"{name}.json"
             if set(_described(file).get("layers", ())[-1:]) & keep:
                 return 0
             file.unlink(missing_ok=True)
             return self._drop(keep)
 
     def tidy(self, *, keep: set[str]) -> int:
-        """Remove what killed processes left, and layers of no image; how many bytes are free now."""
+        """Remove what killed processes left, unfinished images too, and layers of none; bytes that are free now."""
         with self._locked(fcntl.LOCK_EX):
+            for file in self._image_files():
+                self._drop_unfinished(file)
             for left in self.layers.glob(".old-*"):
                 trees.remove(left)
             for unfinished in self.layers.glob(".new-*"):
                 self._drop_layer(unfinished, unfinished.name.removeprefix(".new-"))
             return self._drop(keep)
+
+    def _drop_unfinished(self, file: Path) -> None:
+        if self._loaded(file) is not None:
+            return
+        with suppress(BlockingIOError), _lock(self._making_file(file.stem), fcntl.LOCK_EX | fcntl.LOCK_NB):
+            if self._loaded(file) is None:  # still
+                file.unlink(missing_ok=True)
 
     def _drop(self, keep: set[str]) -> int:
         needed = keep | {name for file in (*self._image_files(), *self._snapshot_files()) for name in _names(file)}
@@ -277,15 +326,23 @@ class ImageStore:
     def _reference_file(self, reference: str) -> Path:
         return self._root / "references" / f"{hashlib.sha256(reference.encode()).hexdigest()}.json"
 
-    @contextmanager
-    def _locked(self, how: int) -> Iterator[None]:
-        self._root.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(handle, how)
-            yield
-        finally:
-            os.close(handle)
+    def _making_file(self, image_id: str) -> Path:
+        return self._root / "locks" / f"making-{image_id.removeprefix('sha256:')}"
+
+    def _locked(self, how: int) -> AbstractContextManager[None]:
+        return _lock(self._root / "lock", how)
+
+
+@contextmanager
+def _lock(file: Path, how: int) -> Iterator[None]:
+    """Raises: BlockingIOError: with `LOCK_NB`, somebody has it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, how)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _described(file: Path) -> dict[str, Any]:
