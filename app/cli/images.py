@@ -16,18 +16,18 @@ from app.artifacts import open_store
 from app.artifacts.bundles import fetch_bundle
 from app.cli.show import as_json, console, errors, say
 from app.client import MegaFlow
-from app.environments.compose.images import images_of
+from app.environments.compose.images import Parts, images_of
 from app.environments.host_slots import Gate
 from app.environments.image_store import overview
 from app.environments.image_store.book import Book
 from app.environments.image_store.cache import ImageCache, View
+from app.environments.image_store.host import HostImages
 from app.environments.image_store.names import key_of
 from app.environments.image_store.overview import Line, Wanted
 from app.environments.image_store.sync import Outcome, Sync, Synced, items_of
-from app.environments.images import Images
-from app.errors import DatabaseUnavailable, MegaFlowError, SettingsInvalid, UnknownName
-from app.ledger.upcoming import Need, Upcoming
-from app.models.spec import Bundle
+from app.errors import DatabaseUnavailable, EngineUnavailable, MegaFlowError, SettingsInvalid, UnknownName
+from app.ledger.upcoming import Upcoming
+from app.models.spec import Bundle, EnvironmentSpec
 from app.settings import Settings
 from app.workers import evaluations
 from app.workers.evaluations import Submission
@@ -60,9 +60,9 @@ def show_list(
 ) -> None:
     """Images on this host: size, last use, who needs them when, which would go first."""
     with MegaFlow() as flow:
-        needs = _needs(flow)
+        wanted = _wanted(flow)
         view = ImageCache(flow.settings).look()
-    found = overview.lines(view, _wanted(needs))
+    found = overview.lines(view, wanted)
     lines = [line for line in found if all_images or line.used_at is not None]
     if json:
         as_json([asdict(line) for line in lines])
@@ -92,7 +92,7 @@ def _cells(line: Line) -> list[str]:
 def usage(json: Json = False) -> None:
     """How full the disk is, where the marks are, and which images would go next."""
     with MegaFlow() as flow:
-        _needs(flow)
+        _wanted(flow)
         view = ImageCache(flow.settings).look()
     found = overview.usage(view)
     if json:
@@ -114,7 +114,7 @@ def _usage_rows(view: View, found: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("images", f"{found['images']}, of which {found['ours']} may go by themselves"),
         ("take", f"{_size(found['image_bytes'])} on disk; {_size(found['unshared_bytes'])} if they shared no layers"),
-        ("engine's disk", seen + share),
+        ("their disk", seen + share),
         ("marks", f"images go above {_mark(view.marks.high)} until {_mark(view.marks.low)}"),
         ("to free now", _size(over) if over else "nothing"),
         ("next to go", ", ".join(found["next_to_go"]) or "none may"),
@@ -130,27 +130,54 @@ def prefetch(
 ) -> None:
     """Have the images of the next waiting tasks on this host now."""
     with MegaFlow() as flow:
-        gate = StandingGate(flow.database, flow.settings.lease_s)
-        ours = Images(flow.settings, fetch_bundle=_bundles(flow.settings), gate=gate)
-        specs = [need.environment for need in Upcoming(flow.database, fair=_fair(flow)).needs()][:count]
-        found = []
-        for spec in specs:
-            if ours.here(spec) is not None:
-                found.append({"image": spec.label, "outcome": "present"})
-                continue
-            say(f"fetching {spec.label}")
-            try:
-                ours.ensure(spec, timeout_s=_MAKE_S)
-                found.append({"image": spec.label, "outcome": "fetched"})
-            except MegaFlowError as error:
-                found.append({"image": spec.label, "outcome": "failed", "error": type(error).__name__})
-                say(f"{spec.label}: {error}")
+        gate, parts = StandingGate(flow.database, flow.settings.lease_s), _parts(flow.settings)
+        ours = HostImages(flow.settings, fetch_bundle=parts.fetch, gate=gate)
+        needs = [need.environment for need in Upcoming(flow.database, fair=_fair(flow)).needs()]
+        usable = ours.of_use(needs)
+        if len(usable) < len(needs):
+            say(f"{len(needs) - len(usable)} need a container engine, or a registry in MEGAFLOW_IMAGE_MIRROR: left out")
+        specs, found = _next(parts, usable, count)
+        found += [_fetched(ours, spec) for spec in specs]
     if json:
         as_json(found)
     else:
         _print_outcomes([(row["image"], row["outcome"]) for row in found])
     if any(row["outcome"] == "failed" for row in found):
         raise typer.Exit(1)
+
+
+def _next(
+    parts: Parts, specs: Iterable[EnvironmentSpec], count: int
+) -> tuple[list[EnvironmentSpec], list[dict[str, str]]]:
+    """The first images of these, those of several containers one by one; and the projects that could not be read."""
+    wanted: dict[str, EnvironmentSpec] = {}
+    unread = []
+    for spec in specs:
+        if len(wanted) >= count:
+            break
+        try:
+            wanted |= {key_of(part): part for part in parts.of(spec) if key_of(part) not in wanted}
+        except MegaFlowError as error:
+            unread.append(_failed(spec, error))
+    return list(wanted.values())[:count], unread
+
+
+def _fetched(ours: HostImages, spec: EnvironmentSpec) -> dict[str, str]:
+    try:
+        if ours.here(spec):
+            return {"image": spec.label, "outcome": "present"}
+        say(f"fetching {spec.label}")
+        ours.ensure(spec, timeout_s=_MAKE_S)
+    except EngineUnavailable:  # no other will fare better
+        raise
+    except MegaFlowError as error:
+        return _failed(spec, error)
+    return {"image": spec.label, "outcome": "fetched"}
+
+
+def _failed(spec: EnvironmentSpec, error: MegaFlowError) -> dict[str, str]:
+    say(f"{spec.label}: {error}")
+    return {"image": spec.label, "outcome": "failed", "error": type(error).__name__}
 
 
 @images.command()
@@ -161,7 +188,7 @@ def evict(
 ) -> None:
     """Remove images from this host: those named, else what the queue needs last. What is in use stays."""
     with MegaFlow() as flow:
-        _needs(flow)
+        _wanted(flow)
         cache = ImageCache(flow.settings)
         view = cache.look()
         chosen = [_named(view, name) for name in names] if names else _surplus(view)
@@ -266,23 +293,37 @@ def _synced(done: Synced) -> dict[str, Any]:
 # --- What they have in common ---------------------------------------------------------------------------------------
 
 
-def _needs(flow: MegaFlow) -> list[Need]:
+def _wanted(flow: MegaFlow) -> dict[str, Wanted]:
     """What the queue needs, noted for all processes of this host; without a ledger, what was noted last."""
     try:
-        found = Upcoming(flow.database, fair=_fair(flow)).needs()
+        needs = Upcoming(flow.database, fair=_fair(flow)).needs()
     except DatabaseUnavailable as error:
         say(f"the queue is not known: {error}")
-        return []
-    Book(flow.settings).note_queue([key_of(need.environment) for need in found])
+        return {}
+    found: dict[str, Wanted] = {}
+    parts = _parts(flow.settings)
+    for need in needs:
+        for key in _keys(parts, need.environment):
+            position, tasks = found.get(key, Wanted(need.position, 0))
+            found[key] = Wanted(position, tasks + need.tasks)
+    Book(flow.settings).note_queue(list(found))
     return found
+
+
+def _keys(parts: Parts, spec: EnvironmentSpec) -> set[str]:
+    try:
+        return {key_of(part) for part in parts.of(spec)}
+    except MegaFlowError as error:
+        say(f"{spec.label}: which images it needs is not known: {error}")
+        return set()
+
+
+def _parts(settings: Settings) -> Parts:
+    return Parts(settings, fetch_bundle=_bundles(settings))
 
 
 def _fair(flow: MegaFlow) -> bool:
     return flow.settings.dispatch_order == "fair"
-
-
-def _wanted(needs: Sequence[Need]) -> dict[str, Wanted]:
-    return {key_of(need.environment): Wanted(need.position, need.tasks) for need in needs}
 
 
 def _gate(flow: MegaFlow) -> Gate | None:

@@ -82,7 +82,7 @@ class Upcoming:
         self._lock = threading.Lock()
 
     def needs(self, most: int = MOST) -> list[Need]:
-        """Each image's environment once, soonest first; those without an image of their own are left out.
+        """Each image's environment once, each project's of several containers too, soonest first; none without images.
 
         Raises: DatabaseUnavailable.
         """
@@ -252,5 +252,7 @@ def _wanted(row: Row[Any]) -> _Wanted | None:
 
 
 def _image(environment: EnvironmentSpec) -> tuple[str | None, ...]:
-    build = environment.build
+    build, compose = environment.build, environment.compose
+    if compose is not None:
+        return (None, compose.context.sha256, compose.file, compose.service)
     return (environment.image,) if build is None else (None, build.context.sha256, build.dockerfile)

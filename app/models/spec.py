@@ -44,6 +44,10 @@ IMAGELESS = frozenset({EnvironmentKind.LOCAL, EnvironmentKind.MEMORY})
 """Kinds that no engine and no registry has anything to do with."""
 
 
+SEVERAL = "compose:"
+"""So begins what stands for the images of several containers at once: hosts without an engine have no use for them."""
+
+
 TOOLS_INSIDE = "/opt/megaflow/tools"
 """Below it stand the bundles of `EnvironmentSpec.tools`, each by its name, read-only."""
 
@@ -149,7 +153,7 @@ class EnvironmentSpec(Wire):
         if self.image is not None:
             return self.image
         if self.compose is not None:
-            return f"compose:{self.compose.context.sha256[:12]}"
+            return f"{SEVERAL}{self.compose.context.sha256[:12]}"
         return f"build:{self.build.context.sha256[:12] if self.build else '?'}"
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from app.models.spec import SEVERAL
+
 LOOK_AHEAD = 64
 """Of one turn, so many of the first may go next."""
 MOST_OVERTAKEN = 64
@@ -69,8 +71,12 @@ def place(
 def home_of(image: str, hosts: Iterable[str]) -> str | None:
     """The host that should have an image that none has: the same for whoever asks, and evenly spread.
 
+    None for the images of several containers: they are of use only where an engine is, and hosts do not say.
+
     Source: Thaler and Ravishankar, Using name-based mappings to increase hit rates (1998): rendezvous hashing.
     """
+    if image.startswith(SEVERAL):
+        return None
     return max(hosts, key=lambda host: (_weight(host, image), host), default=None)
 
 

@@ -160,4 +160,4 @@ def left_to_others(database: Database, host: str, images: Sequence[str]) -> Coll
 
 
 def _is_elsewhere(image: str, host: str, having: Collection[str], hosts: Collection[str]) -> bool:
-    return any(other != host for other in having) if having else home_of(image, hosts) != host
+    return any(other != host for other in having) if having else home_of(image, hosts) not in (host, None)

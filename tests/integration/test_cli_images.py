@@ -16,6 +16,8 @@ from click.testing import Result
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
+from app.artifacts import open_store
+from app.artifacts.bundles import store_bundle
 from app.cli import images
 from app.environments.engine import Engine, engine_of
 from app.environments.image_store.book import Book
@@ -23,7 +25,7 @@ from app.errors import SettingsInvalid, UnknownName
 from app.ledger import accept
 from app.ledger.accept import NewRun
 from app.ledger.database import Database
-from app.models.spec import EnvironmentSpec, Mode, TaskSpec
+from app.models.spec import Compose, EnvironmentSpec, Mode, TaskSpec
 from app.settings import Settings
 from tests.building import a_task
 from tests.integration import test_images
@@ -135,18 +137,44 @@ def age(settings: Settings) -> None:
         os.utime(file, (time.time() - 120, time.time() - 120))
 
 
-def enqueue(settings: Settings, *references: str) -> None:
+def enqueue(settings: Settings, *wanted: str | EnvironmentSpec) -> None:
+    """Tasks that need these, by reference or as a whole."""
     database = Database(settings.database())
+    environments = [EnvironmentSpec(image=one) if isinstance(one, str) else one for one in wanted]
     specs = [
         TaskSpec(
-            task=a_task(f"t-{n}").model_copy(update={"environment": EnvironmentSpec(image=reference)}),
-            agent="nop",
-            mode=Mode.EPHEMERAL,
+            task=a_task(f"t-{n}").model_copy(update={"environment": environment}), agent="nop", mode=Mode.EPHEMERAL
         )
-        for n, reference in enumerate(references)
+        for n, environment in enumerate(environments)
     ]
     accept.accept(database, NewRun(specs=specs), settings)
     database.close()
+
+
+def test_a_project_of_several_containers_is_prefetched_image_by_image_and_shown(
+    run: Commands, settings: Settings, engine: Engine, base_image_tag: str, tmp_path: Path
+) -> None:
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    for folder in (good / "web", bad):
+        folder.mkdir(parents=True)
+    services = f"{{main: {{image: '{base_image_tag}'}}, web: {{build: ./web}}, twin: {{build: ./web}}}}"
+    (good / "docker-compose.yaml").write_text(f"services: {services}")
+    (good / "web" / "Dockerfile").write_text(GOOD)
+    (good / "web" / "nonce").write_text(uuid.uuid4().hex)
+    (bad / "docker-compose.yaml").write_text("services: {}")
+    store = open_store(settings.artifacts(), endpoint_url=None)
+    contexts = [store_bundle(store, folder) for folder in (good, bad)]
+    enqueue(settings, *(EnvironmentSpec(compose=Compose(context=context)) for context in contexts), base_image_tag)
+
+    first = run("prefetch", 8, "--json")
+    assert first.exit_code == 1
+    [failed, present, fetched] = json.loads(first.stdout)
+    assert (failed["outcome"], failed["error"]) == ("failed", "SpecInvalid")
+    assert present == {"image": base_image_tag, "outcome": "present"}
+    assert (fetched["image"].startswith("build:"), fetched["outcome"]) == (True, "fetched")
+    assert run.json("prefetch", 1) == [present]
+    [shown] = [line for line in run.json("list") if line["image"].startswith("megaflow/task:")]
+    assert (shown["needed_at"], shown["waiting"]) == (1, 1)
 
 
 def test_what_a_container_uses_is_not_evicted_by_name_and_the_exit_code_says_so(

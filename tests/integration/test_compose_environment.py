@@ -30,6 +30,9 @@ from app.environments.compose.provider import ComposeProvider
 from app.environments.compose.several import Several, Things
 from app.environments.compose.sweeping import shared
 from app.environments.engine import ROLE, Engine, engine_of
+from app.environments.image_store.book import Book
+from app.environments.image_store.names import key_of
+from app.environments.image_store.presence import Presence
 from app.environments.outlets.addresses import admissible
 from app.errors import EngineUnavailable, EnvironmentFailed, EnvironmentOverLimit, SpecInvalid
 from app.grading import grader_for
@@ -331,6 +334,23 @@ def test_files_cannot_loosen_what_holds_for_every_container(create: Create) -> N
         assert files[3] == "4096"
     plain = create(f"services: {{main: {{image: BASE}}, db: {{image: BASE, {SLEEP}}}}}")
     assert plain.run_in("db", "ulimit -c; ulimit -Hc", timeout_s=20).text() == "0\n0\n"
+
+
+def test_a_host_that_has_all_of_a_projects_images_says_so(
+    provider: ComposeProvider, settings: Settings, base_image_tag: str
+) -> None:
+    text = f"services: {{main: {{image: '{base_image_tag}'}}, web: {{build: ./web}}}}"
+    recipe = f"FROM scratch\nLABEL nonce={uuid.uuid4().hex}\nCOPY Dockerfile /\n".encode()
+    spec = spec_of(text, files={"web/Dockerfile": recipe})
+    presence = Presence(settings)
+    assert key_of(spec) not in presence.here()
+    provider.prepare_image(spec, timeout_s=60)
+    assert key_of(spec) in presence.here()
+    (web,) = (key for key in Book(settings).parts(key_of(spec)) or () if key != base_image_tag)
+    (image_id,) = (found for found, entry in Book(settings).entries().items() if web in entry.keys)
+    engine_of(settings).api.remove_image(image_id, force=True)
+    Book(settings).forget(image_id)
+    assert key_of(spec) not in presence.here()
 
 
 # --- Disk -----------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 import time
 import uuid
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from app.environments.base import Tags
+from app.environments.compose.images import Parts
 from app.environments.docker import DockerProvider
 from app.environments.engine import Engine, engine_of
 from app.environments.image_store import overview
@@ -24,7 +26,7 @@ from app.environments.image_store.prefetch import Prefetcher, SpareGate
 from app.environments.images import Images
 from app.environments.oci import OciProvider, available
 from app.errors import DiskFull, EngineUnavailable, ImageUnavailable
-from app.models.spec import EnvironmentSpec
+from app.models.spec import Compose, EnvironmentSpec
 from app.settings import Settings
 from tests.integration.test_images import Contexts
 from tests.services import missing
@@ -80,6 +82,14 @@ def make(images: Images, contexts: Contexts) -> Make:
 def ours(cache: ImageCache) -> set[str]:
     """Ids of the images that this test brought here."""
     return {image.id for image in cache.look().images if image.ours}
+
+
+def next_to_go(cache: ImageCache) -> list[str]:
+    """Ids of what goes for a single byte, and have it gone: whatever others do to this engine meanwhile."""
+    view = cache.look()
+    victims = view.victims(1, time.time(), 0.0)
+    assert len(cache.evict(view, victims)) == len(victims)
+    return victims
 
 
 def tight(settings: Settings, over_bytes: int, low_bytes: int | None = None) -> ImageCache:
@@ -211,8 +221,7 @@ def test_what_is_shown_of_a_host(cache: ImageCache, make: Make) -> None:
     made = [make() for _ in range(3)]
     keys = [key_of(spec) for spec, _ in made]
     cache.book.note_queue(keys[:2])
-    for file in cache.book._folder.glob("*.json"):  # two minutes pass
-        os.utime(file, (time.time() - 120, time.time() - 120))
+    age(cache)
     view = cache.look()
     lines = overview.lines(view, {keys[0]: Wanted(0, 2), keys[1]: Wanted(7, 16)})
     shown = {line.id: line for line in lines}
@@ -258,6 +267,30 @@ def test_what_an_environment_without_an_engine_stands_on_stays_and_goes_afterwar
     tight(settings, 10**9).make_room()
     assert ours(cache) == set()
     assert provider.store.image(image) is None
+
+
+def test_what_a_set_up_made_without_the_engine_goes_before_any_of_its_images(
+    settings: Settings, cache: ImageCache, make: Make, base_image_tag: str
+) -> None:
+    settings = settings.model_copy(update={"base_image": base_image_tag})
+    if (why := available(settings)) is not None:
+        missing(f"environments without an engine: {why}")
+    _, other = make()
+    provider = OciProvider(settings, fetch_bundle=lambda _: b"")
+    spec = EnvironmentSpec(image=base_image_tag, workdir="/", setup=("head -c 1000 /dev/zero > /made",))
+    tags = Tags(settings.installation, *(uuid.uuid4() for _ in range(4)), time.time() + 60)
+    provider.create(spec, tags, timeout_s=60).destroy()
+    environment = provider.create(spec, tags, timeout_s=60)
+    [kept] = [image for image in cache.look().images if image.id.startswith("setup:")]
+    assert (kept.containers, kept.held.derived) == (1, True)
+    assert 1000 <= kept.size_bytes < 10_000, "its own layer alone"
+    assert next_to_go(cache) == [other], "this one is in use"
+    assert environment.run("cat /made", timeout_s=10).ok
+    environment.destroy()
+    _, newest = make()
+    assert next_to_go(cache) == [kept.id]
+    assert ours(cache) == {newest}
+    assert provider.prepare_image(spec, timeout_s=10) in {image.id for image in provider.store.images()}
 
 
 # --- Pulled ahead -----------------------------------------------------------------------------------------------------
@@ -317,6 +350,75 @@ def test_an_image_that_fails_is_left_to_its_task_and_the_next_one_comes(
     while ahead.look():
         pass
     assert images.here(queue[1]) is not None
+
+
+def project(contexts: Contexts, web: str, main: str) -> EnvironmentSpec:
+    """Two services: the image `main`, and one that is built, with a file of this content."""
+    text = f"services: {{main: {{image: '{main}'}}, web: {{build: ./web}}}}"
+    files = {"docker-compose__yaml": text, "web/Dockerfile": SMALL, "web/big": web, "web/nonce": uuid.uuid4().hex}
+    build = contexts.spec(None, **files).build
+    assert build is not None
+    return EnvironmentSpec(compose=Compose(context=build.context))
+
+
+def test_each_image_of_a_project_is_fetched_ahead_and_stays_for_as_long_as_the_queue_needs_it(
+    settings: Settings, images: Images, cache: ImageCache, contexts: Contexts, make: Make, base_image_tag: str
+) -> None:
+    several, (single, _) = project(contexts, BIG + "1", base_image_tag), make()
+    ahead = prefetcher(settings, contexts, [several, single])
+    while ahead.look():
+        pass
+    main, web = Parts(settings, fetch_bundle=contexts.fetch).of(several)
+    assert main.image == base_image_tag
+    assert images.here(web) is not None
+    assert cache.book.queue() == [key_of(main), key_of(web), key_of(single)]
+    fetched = contexts.fetched
+    assert not prefetcher(settings, contexts, [single, several]).look()
+    assert contexts.fetched == fetched, "its file is read once per host"
+    assert cache.book.queue() == [key_of(single), key_of(main), key_of(web)]
+    age(cache)
+    there = images.here(web)
+    assert next_to_go(cache) == [there]
+    assert (images.here(single) is None, images.here(web) is None) == (False, True)
+
+
+def test_a_project_whose_file_is_refused_is_left_to_its_task(
+    settings: Settings, images: Images, contexts: Contexts, base_image_tag: str
+) -> None:
+    bad = contexts.spec(None, **{"docker-compose__yaml": "services: {}"}).build
+    assert bad is not None
+    queue = [EnvironmentSpec(compose=Compose(context=bad.context)), contexts.spec(SMALL, big="1")]
+    ahead = prefetcher(settings, contexts, queue)
+    while ahead.look():
+        pass
+    assert images.here(queue[1]) is not None
+    fetched = contexts.fetched
+    assert not ahead.look()
+    assert contexts.fetched == fetched, "not read again and again"
+
+
+def test_a_full_disk_does_not_keep_the_prefetcher_from_its_work_and_nothing_half_written_stays(
+    settings: Settings, contexts: Contexts, engine: Engine, tmp_path: Path
+) -> None:
+    (home := tmp_path / "small").mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", home], capture_output=True).returncode:
+        pytest.skip("may not mount a small file system here")
+    try:
+        full = settings.model_copy(update={"home": home})
+        ahead = prefetcher(full, contexts, [contexts.spec(SMALL, big="1"), project(contexts, "1", "x")])
+        with pytest.raises(OSError, match="No space left"):
+            (home / "filled").write_bytes(b"x" * (1 << 19))
+        assert ahead.look(), "what does not fit is left"
+        with pytest.raises(DiskFull, match="free some"):
+            Book(full).note_queue(["x" * 5000])
+        assert [file for file in (home / "cache").rglob("*") if file.is_file()] == []
+    finally:
+        subprocess.run(["umount", home], check=True)
+
+
+def age(cache: ImageCache) -> None:
+    for file in cache.book._folder.glob("*.json"):  # two minutes pass
+        os.utime(file, (time.time() - 120, time.time() - 120))
 
 
 def test_one_process_of_a_host_looks_ahead_and_another_takes_over(

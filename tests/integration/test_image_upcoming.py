@@ -12,7 +12,7 @@ from app.ledger.accept import NewRun
 from app.ledger.database import Database
 from app.ledger.pauses import PauseKind
 from app.ledger.upcoming import Upcoming
-from app.models.spec import EnvironmentKind, EnvironmentSpec, Mode, TaskSpec
+from app.models.spec import Bundle, Compose, EnvironmentKind, EnvironmentSpec, Mode, TaskSpec
 from app.scheduling.dispatcher import Dispatcher
 from app.settings import Settings
 from tests.building import a_task, dispatched
@@ -57,6 +57,22 @@ def test_each_image_comes_once_in_the_order_of_the_queue(database: Database, set
         ("a", 2, 6),
         ("b", 5, 3),
     ]
+
+
+def test_projects_of_several_containers_are_told_apart(database: Database, settings: Settings) -> None:
+    contexts = [Compose(context=Bundle(sha256=digit * 64, size_bytes=1)) for digit in "aba"]
+    projects = [*contexts, contexts[0].model_copy(update={"file": "other.yaml"})]
+    asked = [
+        TaskSpec(
+            task=a_task(f"t-{n}").model_copy(update={"environment": EnvironmentSpec(compose=project)}),
+            agent="nop",
+            mode=Mode.EPHEMERAL,
+        )
+        for n, project in enumerate(projects)
+    ]
+    accept.accept(database, NewRun(asked), settings)
+    found = [(need.environment.compose, need.position, need.tasks) for need in Upcoming(database).needs()]
+    assert found == [(projects[0], 1, 2), (projects[1], 2, 1), (projects[3], 4, 1)]
 
 
 def test_users_take_turns_unless_it_is_first_come_first_served(database: Database, settings: Settings) -> None:

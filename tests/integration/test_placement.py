@@ -32,7 +32,7 @@ from app.ledger.accept import Accepted, NewRun
 from app.ledger.admission import Published
 from app.ledger.database import Database
 from app.models.instance import InstanceRequest
-from app.models.spec import AgentTask, Build, Bundle, EnvironmentSpec, Mode, TaskSpec
+from app.models.spec import AgentTask, Build, Bundle, Compose, EnvironmentSpec, Mode, TaskSpec
 from app.scheduling.dispatcher import Dispatcher
 from app.scheduling.placement import home_of
 from app.settings import PREFIX, Settings
@@ -234,6 +234,24 @@ def test_a_recipes_image_is_known_by_the_recipe(
     assert [item.host for item in sent] == ["beta"]
 
 
+def test_a_project_goes_to_the_host_that_has_all_its_images_and_else_to_whoever_takes_it(
+    dispatcher: Dispatcher, database: Database, sent: list[Published]
+) -> None:
+    known, unknown = (
+        EnvironmentSpec(compose=Compose(context=Bundle(sha256=digit * 64, size_bytes=1))) for digit in "ab"
+    )
+    for host, images in {"alpha": [], "beta": [key_of(known)], "gamma": []}.items():
+        standing(database, host)
+        host_images.report(database, host, images)
+    queue = [key_of(known), key_of(unknown)]
+    assert left_to_others(database, "alpha", queue) == {key_of(known)}
+    assert left_to_others(database, "beta", queue) == set()
+    task = a_task().model_copy(update={"environment": known})
+    accept.accept(database, NewRun([TaskSpec(task=task, agent="nop", mode=Mode.PERSISTENT)]))
+    dispatcher.pass_once()
+    assert [item.host for item in sent] == ["beta"]
+
+
 # --- What hosts report ------------------------------------------------------------------------------------------------
 
 
@@ -281,8 +299,11 @@ def test_a_host_says_what_its_engine_has_by_its_names_and_by_those_of_tasks(
     book.made(image_id, "build:here", ["some/name:1"])
     book.made("sha256:" + "2" * 64, "build:gone", ["some/name:2"])
     assert {"build:here", "build:gone"} & presence.here() == {"build:here"}
+    book.note_parts("compose:whole", {"build:here": {}, base_image_tag: {}})
+    book.note_parts("compose:half", {"build:here": {}, "build:gone": {}})
+    assert {"compose:whole", "compose:half"} & presence.here() == {"compose:whole"}
     book.forget(image_id)
-    assert "build:here" not in presence.here()
+    assert not {"build:here", "compose:whole"} & presence.here()
 
 
 @pytest.mark.docker

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -15,7 +17,7 @@ from app.environments.image_store.registry import Refusal, login_for, refusal_of
 from app.environments.image_store.sync import items_of
 from app.environments.image_store.watermark import Disk, Watermarks, above
 from app.errors import SettingsInvalid
-from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec
+from app.models.spec import SEVERAL, Build, Bundle, Compose, EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
 
 
@@ -180,3 +182,28 @@ def test_who_keeps_an_image_keeps_evictors_off_but_not_other_users(tmp_path: Pat
         assert free
         with pytest.raises(TimeoutError, match="x"), book.kept("x", timeout_s=0.05):
             pass
+
+
+def test_the_book_knows_what_a_project_consists_of_until_nobody_asks_for_it(tmp_path: Path) -> None:
+    book = Book(Settings(home=tmp_path))
+    assert book.parts("compose:x") is None
+    before = book.marks()
+    book.note_parts("compose:x", {"redis:7": {"image": "redis:7", "build": None}, "build:y": {"image": None}})
+    assert book.marks() != before
+    assert list(book.parts("compose:x") or ()) == ["redis:7", "build:y"]
+    assert book.projects() == {"compose:x": frozenset({"redis:7", "build:y"})}
+    assert book.entries() == {}
+    for file in book._folder.glob("*.parts"):  # two months pass
+        os.utime(file, (time.time() - 60 * 86400, time.time() - 60 * 86400))
+    book.note_parts("compose:z", {"a": {"image": "a"}})
+    assert set(book.projects()) == {"compose:z"}
+
+
+def test_a_project_has_a_key_of_its_own_by_what_decides_on_its_images() -> None:
+    def project(digit: str = "0", **more: str) -> EnvironmentSpec:
+        return EnvironmentSpec(compose=Compose(context=Bundle(sha256=digit * 64, size_bytes=1), **more))
+
+    several = [project(), project("1"), project(file="other.yaml"), project(service="web")]
+    assert len({names.key_of(spec) for spec in several}) == 4
+    assert names.key_of(project()) == names.key_of(project().model_copy(update={"workdir": "/elsewhere"}))
+    assert names.key_of(project()).startswith(SEVERAL)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.models.spec import SEVERAL
 from app.scheduling import placement
 from app.scheduling.placement import Contender, Placement, home_of, place
 
@@ -115,3 +116,10 @@ def test_the_work_of_a_long_choice_grows_with_what_goes_and_not_with_its_square(
     queue = line(*(f"image-{n}" for n in range(600)))
     place(queue[:500], queue[500:], {"alpha": 500}, {}, {})
     assert 500 <= len(looked) <= 500 * placement.LOOK_AHEAD
+
+
+def test_images_of_several_containers_have_no_home_and_go_where_they_are() -> None:
+    several = f"{SEVERAL}x"
+    assert home_of(several, HOSTS) is None
+    made = put(line(several, "i"), [], {"alpha": 1, "beta": 9}, {several: {"alpha"}, "i": {"beta"}})
+    assert dict(made.chosen) == {0: "alpha", 1: "beta"}

@@ -16,12 +16,14 @@ from app.environments import engine_disk
 from app.environments.base import Tags, Times
 from app.environments.compose.environment import ComposeEnvironment
 from app.environments.compose.ground import BESIDE, PROJECT, Ground
+from app.environments.compose.images import note_parts
 from app.environments.compose.making import Making
 from app.environments.compose.plan import Plan, identity_of, planned
 from app.environments.compose.sweeping import shared
 from app.environments.disk_watch import DiskWatch
 from app.environments.engine import ROLE, Engine, engine_of
 from app.environments.host_slots import Gate, HostGate
+from app.environments.image_store.book import Book
 from app.environments.images import Images
 from app.environments.tools import Find, told, tools_of
 from app.errors import EnvironmentFailed
@@ -90,6 +92,7 @@ class ComposeProvider:
         if known is not None:
             return known
         plan = planned(spec, self._fetch_bundle, self._settings.home / "cache" / "contexts")
+        note_parts(Book(self._settings), spec, plan)
         with self._lock:
             self._plans[key] = plan
             while len(self._plans) > _PLANS:

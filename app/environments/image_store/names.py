@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from app.models.spec import Build, EnvironmentSpec
+from app.models.spec import SEVERAL, Build, EnvironmentSpec
 
 HUB = "docker.io"
 _HUB_ALIASES = (HUB, "index.docker.io", "registry-1.docker.io")
@@ -18,7 +18,12 @@ def short(*parts: str) -> str:
 
 
 def key_of(spec: EnvironmentSpec) -> str:
-    """What tells a task's image from others on every host: the reference, or the recipe's digest."""
+    """What tells a task's image from others on every host: the reference, the recipe's digest, or the project's.
+
+    A project's stands for the images of all its services, each of which has a key of its own, too.
+    """
+    if (several := spec.compose) is not None:
+        return f"{SEVERAL}{short(several.context.sha256, several.file, several.service)}"
     if spec.build is None:
         return spec.image or ""
     return f"build:{short(spec.build.context.sha256, spec.build.dockerfile)}"

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
 
 import structlog
 
+from app.environments.compose.images import Parts
 from app.environments.host_slots import Gate, HostGate, turn
 from app.environments.image_store.cache import ImageCache
+from app.environments.image_store.host import HostImages
 from app.environments.image_store.names import key_of
-from app.environments.images import Images
-from app.errors import DatabaseUnavailable, EngineUnavailable, MegaFlowError, StationError
+from app.errors import DatabaseUnavailable, DiskFull, EngineUnavailable, MegaFlowError, StationError
 from app.models.spec import Bundle, EnvironmentSpec
 from app.settings import Settings
 
@@ -25,6 +26,8 @@ _AWAY_S = 10.0
 _FAILED_S = 120.0
 """An image that could not be had is left to the tasks that need it for so long."""
 _MAKE_S = 1800.0
+_READ_MOST = 16
+"""Projects of several containers that are read at one look: each is fetched from the artifact store."""
 
 Queue = Callable[[bool], Sequence[EnvironmentSpec]]
 """The environments that the queue will need, soonest first: True, as far as one can see; False, its head.
@@ -69,7 +72,8 @@ class Prefetcher:
         self._alone = settings.home / "run" / "slots" / "prefetch"
         self._queue = queue
         gate = gate or HostGate(settings.home / "run" / "slots")
-        self._images = Images(settings, fetch_bundle=fetch_bundle, gate=SpareGate(gate))
+        self._parts = Parts(settings, fetch_bundle=fetch_bundle)
+        self._images = HostImages(settings, fetch_bundle=self._parts.fetch, gate=SpareGate(gate))
         self._cache = ImageCache(settings)
         self._left_until: dict[str, float] = {}  # key: monotonic seconds
 
@@ -101,19 +105,41 @@ class Prefetcher:
         Raises: DatabaseUnavailable, EngineUnavailable, EnvironmentFailed, ImageUnavailable.
         """
         room = self._cache.room_bytes()
-        # A disk with room needs no far sight; the images of several containers are known only by their file.
-        specs = [spec for spec in self._queue(room is None or room <= 0) if spec.compose is None]
-        elsewhere = self.others([key_of(spec) for spec in specs])
-        specs = [spec for spec in specs if key_of(spec) not in elsewhere]
-        self._cache.book.note_queue([key_of(spec) for spec in specs])
+        # A disk with room needs no far sight.
+        asked = self._images.of_use(self._queue(room is None or room <= 0))
+        elsewhere = self.others([key_of(spec) for spec in asked])
+        specs = self._single(spec for spec in asked if key_of(spec) not in elsewhere)
+        with suppress(DiskFull):  # then by what was noted last
+            self._cache.book.note_queue([key_of(spec) for spec in specs])
         self._cache.make_room()
         now = time.monotonic()
         missing = [
             spec
             for spec in specs[: self._ahead]
-            if self._left_until.get(key_of(spec), 0.0) <= now and self._images.here(spec) is None
+            if self._left_until.get(key_of(spec), 0.0) <= now and not self._images.here(spec)
         ]
         return bool(missing) and (room is None or room > 0) and self._fetch(missing[0])
+
+    def _single(self, specs: Iterable[EnvironmentSpec]) -> list[EnvironmentSpec]:
+        """Each image once, soonest needed first; of projects that are new to this host a few at a time."""
+        found: dict[str, EnvironmentSpec] = {}
+        reads = 0
+        for spec in specs:
+            if not self._parts.known(spec):
+                if reads == _READ_MOST or self._left_until.get(key_of(spec), 0.0) > time.monotonic():
+                    continue
+                reads += 1
+            for part in self._parts_of(spec):
+                found.setdefault(key_of(part), part)
+        return list(found.values())
+
+    def _parts_of(self, spec: EnvironmentSpec) -> Sequence[EnvironmentSpec]:
+        try:
+            return self._parts.of(spec)
+        except MegaFlowError as error:
+            log.info("prefetch.left", image=spec.label, reason=str(error))
+            self._left_until[key_of(spec)] = time.monotonic() + _FAILED_S
+            return ()
 
     def _fetch(self, spec: EnvironmentSpec) -> bool:
         try:

@@ -1,0 +1,340 @@
+"""The images of a host without an engine as a cache: what goes, what stays, what is pulled ahead, a disk that is full.
+
+A real registry, a real store, real environments.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from app.environments.host_slots import HostGate
+from app.environments.image_store import overview
+from app.environments.image_store.book import Book
+from app.environments.image_store.cache import ImageCache
+from app.environments.image_store.names import built_for_all, key_of
+from app.environments.image_store.overview import Wanted
+from app.environments.image_store.prefetch import Prefetcher
+from app.environments.image_store.presence import Presence
+from app.environments.oci import OciProvider, kernel
+from app.environments.oci.images import OciImages
+from app.environments.oci.store import ImageStore
+from app.errors import DiskFull, ImageUnavailable
+from app.models.spec import Build, Bundle, Compose, EnvironmentSpec
+from app.settings import Settings
+from tests.integration.oci_ground import oci_cache as oci_cache
+from tests.integration.oci_ground import oci_programs as oci_programs
+from tests.integration.oci_ground import oci_settings as oci_settings
+from tests.integration.oci_ground import tags
+from tests.integration.test_cli_images import Commands
+from tests.integration.test_oci_images import packed, push_image
+from tests.integration.test_oci_images import registry as registry
+
+KILO = 1000
+RECIPE = EnvironmentSpec(build=Build(context=Bundle(sha256="0" * 64, size_bytes=1)))
+SEVERAL = EnvironmentSpec(compose=Compose(context=Bundle(sha256="0" * 64, size_bytes=1)))
+
+Push = Callable[..., EnvironmentSpec]
+
+
+@pytest.fixture
+def settings(oci_settings: Settings, oci_cache: Path) -> Settings:
+    """With a book of this test's own."""
+    cache = oci_settings.home / "cache"
+    cache.unlink()
+    cache.mkdir()
+    for made in oci_cache.iterdir():
+        if made.name not in ("images", "contexts"):
+            (cache / made.name).symlink_to(made)
+    return oci_settings
+
+
+@pytest.fixture
+def provider(settings: Settings) -> Iterator[OciProvider]:
+    made = provider_of(settings)
+    yield made
+    made.sweep(installation=settings.installation)
+
+
+@pytest.fixture
+def cache(settings: Settings) -> ImageCache:
+    return ImageCache(settings, fresh_s=0.0)
+
+
+@pytest.fixture
+def push(registry: str) -> Push:
+    """Put an image of layers into the registry, each of so many bytes that no other layer has, or of such content."""
+
+    def pushed(name: str, *layers: int | bytes) -> EnvironmentSpec:
+        blobs = [layer if isinstance(layer, bytes) else a_layer(os.urandom(layer)) for layer in layers]
+        push_image(registry, name, [(blob, blob) for blob in blobs], kernel.machine())
+        return EnvironmentSpec(image=f"{registry}/{name}", workdir="/")
+
+    return pushed
+
+
+def a_layer(content: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        member = tarfile.TarInfo(f"f-{os.urandom(4).hex()}")
+        member.size = len(content)
+        tar.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def provider_of(settings: Settings) -> OciProvider:
+    return OciProvider(settings, fetch_bundle=lambda _: b"")
+
+
+def images_of(settings: Settings) -> OciImages:
+    gate = HostGate(settings.home / "run" / "slots")
+    return OciImages(settings, ImageStore(settings.home.resolve()), fetch_bundle=lambda _: b"", gate=gate)
+
+
+def pull(settings: Settings, *specs: EnvironmentSpec) -> list[str]:
+    """Ids."""
+    return [images_of(settings).ensure(spec, timeout_s=60).id for spec in specs]
+
+
+def here(settings: Settings) -> set[str]:
+    return {image.id for image in ImageStore(settings.home.resolve()).images()}
+
+
+def layers(settings: Settings) -> int:
+    """How many layers of images there are, whole or half made."""
+    return sum(not one.name.startswith("y") for one in ImageStore(settings.home.resolve()).layers.iterdir())
+
+
+def tight(settings: Settings, over_bytes: int) -> Settings:
+    """With marks so much below what the images take now."""
+    mark = float(ImageCache(settings).look().image_bytes - over_bytes)
+    return settings.model_copy(update={"image_disk_high": mark, "image_disk_low": mark})
+
+
+def evicted(settings: Settings, over_bytes: int) -> list[str]:
+    return ImageCache(tight(settings, over_bytes), fresh_s=0.0).make_room()
+
+
+def age(settings: Settings) -> None:
+    """Two minutes pass."""
+    then = time.time() - 120
+    for file in (*Book(settings)._folder.glob("*.json"), *settings.home.glob("images/oci/*/*.json")):
+        os.utime(file, (then, then))
+
+
+# --- Evicted ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_image_needed_last_goes_no_more_than_needed_and_a_shared_layer_stays(
+    settings: Settings, cache: ImageCache, push: Push
+) -> None:
+    shared = a_layer(os.urandom(100 * KILO))
+    specs = [push(f"i{n}", shared, 300 * KILO) for n in range(4)]
+    ids = pull(settings, *specs)
+    assert cache.look().image_bytes == 1300 * KILO
+    cache.book.note_queue([key_of(specs[n]) for n in (3, 0, 2, 1)])
+    gone = evicted(settings, 400 * KILO)
+    assert gone == [specs[1].image, specs[2].image]
+    assert here(settings) == {ids[3], ids[0]}
+    assert (layers(settings), cache.look().image_bytes) == (3, 700 * KILO)
+    assert set(cache.book.entries()) == {ids[3], ids[0]}
+    assert evicted(settings, 700 * KILO) == [specs[0].image, specs[3].image]
+    assert layers(settings) == 0
+    assert pull(settings, specs[0]) == [ids[0]], "it can be had again"
+
+
+def test_what_was_just_used_stays_and_of_what_nobody_needs_the_longest_unused_goes(
+    settings: Settings, push: Push
+) -> None:
+    specs = [push(f"i{n}", 10 * KILO) for n in range(3)]
+    pull(settings, *specs)
+    age(settings)
+    pull(settings, specs[0])
+    patient = ImageCache(tight(settings, 30 * KILO))
+    assert sorted(patient.make_room()) == [specs[1].image, specs[2].image]
+    assert patient.make_room() == []
+
+
+def test_an_image_that_is_used_between_the_look_and_the_removal_stays(
+    settings: Settings, cache: ImageCache, push: Push
+) -> None:
+    spec = push("i", 10 * KILO)
+    [image_id] = pull(settings, spec)
+    age(settings)
+    view = cache.look()
+    pull(settings, spec)
+    assert cache.evict(view, [image_id]) == []
+    assert cache.evict(cache.look(), [image_id]) == [spec.image]
+
+
+def test_a_kept_set_up_that_nobody_needs_goes_before_any_image(
+    settings: Settings, provider: OciProvider, cache: ImageCache, push: Push, oci_programs: Path
+) -> None:
+    spec = push("programs", packed(oci_programs)).model_copy(update={"setup": ("echo made > /made",)})
+    other = push("other", 10 * KILO)
+    pull(settings, other)
+    environment = provider.create(spec, tags(settings.installation), timeout_s=60)
+    shown = {image.names[0]: image for image in cache.look().images}
+    [set_up] = [image for name, image in shown.items() if name.startswith("setup:")]
+    assert (shown[str(spec.image)].containers, shown[str(other.image)].containers) == (1, 0)
+    assert set_up.held.derived
+    environment.destroy()
+    cache.book.note_queue([key_of(spec)])
+    assert evicted(settings, 1) == [other.image], "the queue needs what the set-up was made for"
+    pull(settings, other)
+    cache.book.note_queue([])
+    assert evicted(settings, 1) == [set_up.names[0]]
+    assert {image.names[0] for image in cache.look().images} == {spec.image, other.image}
+    environment = provider.create(spec, tags(settings.installation), timeout_s=60)
+    assert environment.run("cat /made", timeout_s=10).stdout == b"made\n"
+    environment.destroy()
+
+
+def test_what_an_environment_stands_on_stays_its_set_up_too(
+    settings: Settings, provider: OciProvider, cache: ImageCache, push: Push, oci_programs: Path
+) -> None:
+    spec = push("programs", packed(oci_programs)).model_copy(update={"setup": ("echo made > /made",)})
+    provider.create(spec, tags(settings.installation), timeout_s=60).destroy()
+    environment = provider.create(spec, tags(settings.installation), timeout_s=60)
+    assert [image.containers for image in cache.look().images] == [1, 1]
+    assert evicted(settings, 10**12) == []
+    assert environment.run("cat /made", timeout_s=10).stdout == b"made\n"
+    environment.destroy()
+    assert len(evicted(settings, 10**12)) == 2
+    assert layers(settings) == 0
+
+
+def test_a_person_sees_and_evicts_them_as_on_an_engine(
+    settings: Settings, push: Push, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    specs = [push(f"i{n}", 10 * KILO) for n in range(2)]
+    pull(settings, *specs)
+    age(settings)
+    lost = settings.model_copy(update={"database_url": SecretStr(f"postgresql:///x?host={tmp_path}")})
+    run = Commands(lost, monkeypatch)
+    assert {line["image"] for line in run.json("list")} == {spec.image for spec in specs}
+    assert "their disk" in run("usage").stdout
+    assert run.json("evict", specs[0].image)["evicted"] == [specs[0].image]
+    assert [line["image"] for line in run.json("list")] == [specs[1].image]
+    view = ImageCache(settings).look()
+    [line] = overview.lines(view, {key_of(specs[1]): Wanted(7, 3)})
+    assert (line.needed_at, line.waiting, line.goes, line.own_bytes) == (7, 3, 1, 10 * KILO)
+
+
+# --- Pulled ahead -----------------------------------------------------------------------------------------------------
+
+
+class Full:
+    """A gate without a free place."""
+
+    def hold(self, limit: str, capacity: int | None, *, timeout_s: float) -> AbstractContextManager[None]:
+        assert timeout_s <= 0
+        raise TimeoutError("no place")
+
+
+def test_the_next_images_are_pulled_and_what_takes_an_engine_is_passed_over(settings: Settings, push: Push) -> None:
+    specs = [push(f"i{n}", KILO) for n in range(4)]
+    ids = pull(settings, specs[1])
+    queue = [SEVERAL, specs[0], RECIPE, specs[1], specs[2], specs[3]]
+    ahead = prefetcher(settings.model_copy(update={"image_prefetch": 3}), queue)
+    assert ahead.look()
+    assert ahead.look()
+    assert not ahead.look()
+    assert here(settings) == {*ids, *pull(settings, specs[0], specs[2])}
+    assert Book(settings).queue() == [key_of(spec) for spec in specs]
+
+
+def prefetcher(settings: Settings, queue: list[EnvironmentSpec], **more: object) -> Prefetcher:
+    return Prefetcher(settings, queue=lambda _: queue, fetch_bundle=lambda _: b"", **more)  # type: ignore[arg-type]
+
+
+def test_nothing_is_pulled_ahead_without_a_free_place_or_above_the_low_mark(settings: Settings, push: Push) -> None:
+    old, new = push("old", 10 * KILO), push("new", KILO)
+    ids = pull(settings, old)
+    assert not prefetcher(settings, [new], gate=Full()).look()
+    low = settings.model_copy(update={"image_disk_low": 2.0, "image_disk_high": 1e15})
+    assert not prefetcher(low, [new]).look()
+    assert here(settings) == set(ids)
+    age(settings)
+    full = tight(settings, 1)
+    assert not prefetcher(full, [new]).look(), "first room is made"
+    assert here(settings) == set()
+    assert prefetcher(full, [new]).look()
+
+
+def test_a_recipe_comes_from_the_mirror_and_the_host_says_that_it_has_it(settings: Settings, registry: str) -> None:
+    assert RECIPE.build is not None
+    path, _, tag = built_for_all("m", RECIPE.build, settings.base_image).removeprefix("m/").partition(":")
+    blob = a_layer(b"built elsewhere")
+    image_id = push_image(registry, path, [(blob, blob)], kernel.machine(), tag)
+    mirrored = settings.model_copy(update={"image_mirror": registry})
+    presence = Presence(mirrored)
+    assert key_of(RECIPE) not in presence.here()
+    assert prefetcher(mirrored, [RECIPE]).look()
+    assert here(settings) == {image_id}
+    assert key_of(RECIPE) in presence.here()
+    assert evicted(settings, 1) != []
+    assert key_of(RECIPE) not in presence.here()
+
+
+def test_an_image_that_cannot_be_had_is_left_and_the_next_one_comes(
+    settings: Settings, registry: str, push: Push
+) -> None:
+    blob = a_layer(b"foreign")
+    push_image(registry, "foreign", [(blob, blob)], "s390x", listed=None)
+    foreign, good = EnvironmentSpec(image=f"{registry}/foreign"), push("good", KILO)
+    ahead = prefetcher(settings, [foreign, good])
+    while ahead.look():
+        pass
+    assert here(settings) == set(pull(settings, good))
+    with pytest.raises(ImageUnavailable, match=r"found linux/s390x; name an image for this machine"):
+        pull(settings, foreign)
+
+
+# --- A full disk ------------------------------------------------------------------------------------------------------
+
+
+def test_a_pull_makes_room_first_when_the_disk_is_above_its_high_mark(settings: Settings, push: Push) -> None:
+    old, new = push("old", 10 * KILO), push("new", KILO)
+    pull(settings, old)
+    age(settings)
+    assert set(pull(tight(settings, 1), new)) == here(settings)
+
+
+@pytest.fixture
+def small_disk(settings: Settings) -> Iterator[Path]:
+    """The store on a disk of eight megabytes."""
+    folder = settings.home / "images" / "oci"
+    folder.mkdir(parents=True, exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(folder)]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("may not mount a small file system here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_fills_gets_room_by_what_nobody_needs_else_it_is_told_and_nothing_is_left(
+    settings: Settings, push: Push, small_disk: Path
+) -> None:
+    old, new, huge = push("old", 3_000_000), push("new", 3_000_000), push("huge", 1 * KILO, 6_000_000)
+    pull(settings, old)
+    age(settings)
+    [kept] = pull(settings, new)
+    assert here(settings) == {kept}
+    with pytest.raises(DiskFull, match=r"expected room for image .*/huge, found a full disk .*no image here may go"):
+        pull(settings, huge)
+    assert here(settings) == {kept}
+    age(settings)
+    with pytest.raises(DiskFull, match="too little room was left"):
+        pull(settings, huge)
+    assert (here(settings), layers(settings)) == (set(), 0)
+    assert pull(settings, new) == [kept], "the disk is as good as before"
