@@ -22,7 +22,7 @@ from app.settings import Settings, load
 EXPECTED = {"oracle": 1.0, "nop": 0.0, "mini-swe-agent": 1.0}
 """Agents of the demo, with the reward of each on every task. mini-swe-agent gets every other task: its start alone
 costs five seconds of processor time."""
-_SET_UP_RUN = "demo-set-up-fresh"
+_FRESH_RUN = "demo-fresh"
 _REPLICAS = 4
 _SET_UP = "sleep 2 && date > /opt/made-by-the-set-up"
 """Stands for an installation."""
@@ -69,7 +69,7 @@ def demo(
             found += follow(flow, list(again.values()))
         report(flow, [*runs, *again.values()], found, json=json)
     seen = seen_of(found)
-    wrong = _unexpected(found) + (unexpected_paths(seen, fresh=again[_SET_UP_RUN].id) if again else [])
+    wrong = _unexpected(found) + (unexpected_paths(seen, fresh=again[_FRESH_RUN].id) if again else [])
     if not json:
         print_seen(seen)
         where_flower_is(settings)
@@ -109,13 +109,14 @@ def _again(flow: MegaFlow, tasks: list[AgentTask]) -> dict[str, Run]:
     named = {task.name: task for task in tasks}
     with flow.database.begin() as connection:
         offer = classes.load(connection, flow.settings)[classes.STANDARD]
-    set_up = _solved_if(named["lost-settings"], "test -s /opt/made-by-the-set-up", setup=(_SET_UP,), reuse=Reuse.FRESH)
+    set_up = _solved_if(named["lost-settings"], "test -s /opt/made-by-the-set-up", setup=(_SET_UP,))
     host, url = _gateway(flow.settings)
     ask = f"(unset no_proxy NO_PROXY; {_ASK.format(url)} && ! {_ASK.format('http://example.invalid/')})"
     allowed = _solved_if(named["order-ledger"], ask, network=Network.ALLOWLIST, allowed_hosts=(host,))
     wanted = (
         ("demo-reuse", _with(named["finish-merge"]), Mode.PERSISTENT, offer.pool_max * offer.pool_slots + 2),
-        (_SET_UP_RUN, set_up, Mode.PERSISTENT, _REPLICAS),
+        (_FRESH_RUN, _with(named["finish-merge"], reuse=Reuse.FRESH), Mode.PERSISTENT, 2),
+        ("demo-set-up", set_up, Mode.EPHEMERAL, _REPLICAS),
         ("demo-allowlist", allowed, Mode.EPHEMERAL, 1),
     )
     return {

@@ -18,7 +18,10 @@ from app.ledger.database import Database
 
 READY = "ready"
 """Pseudo-phase: all that the attempt waited from asking to the first command."""
-PHASES = ("image", "pull", "build", "create", "start", "hand_out", "session", "set_up", READY, "reset", "teardown")
+PHASES = (
+    *("image", "pull", "build", "create", "start", "hand_out", "session", "set_up", "other"),
+    *(READY, "reset", "teardown"),
+)
 """In the order in which they happen. `pull` and `build` are `image` again, of those for which that was done."""
 BUCKETS_S: tuple[float, ...] = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),

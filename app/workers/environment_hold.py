@@ -66,10 +66,11 @@ def environment_for(rollout: Rollout, purpose: str) -> Iterator[Environment]:
 
 
 def _came(environment: Environment, image_s: float, *, ready_s: float) -> dict[str, Any]:
-    """By which path it came and what the attempt paid for it; what lies between the phases is in `ready_s` alone."""
+    """By which path it came and what the attempt waited for it, by phase; `other`: what lies between the phases."""
     about = environment.describe()
     phases = dict(about.get("phases", {}))
     phases["image"] = round(phases.get("image", 0.0) + image_s, 4)
+    phases["other"] = round(max(0.0, ready_s - sum(phases.values())), 4)
     return {"path": about.get("path", Route.COLD.value), "phases": phases, "ready_s": round(ready_s, 4)}
 
 

@@ -20,12 +20,12 @@ def test_replicas_share_a_set_up_used_ones_are_used_again_and_an_allowlist_is_ke
     assert {(name, one.reward) for name, results in found.items() for one in results} == {(name, 1.0) for name in runs}
     results = [one for ended in found.values() for one in ended]
     seen = seen_of(results)
-    assert unexpected_paths(seen, fresh=runs[demo._SET_UP_RUN].id) == []
+    assert unexpected_paths(seen, fresh=runs[demo._FRESH_RUN].id) == []
     assert {one.network for one in seen} == {"none", "allowlist"}
     for one in results:
         assert one.attempt is not None
         told = one.attempt.environment
-        assert sum(told["phases"].values()) <= told["ready_s"] + 0.001
+        assert sum(told["phases"].values()) == pytest.approx(told["ready_s"], abs=0.001)
         assert one.reward == demo.EXPECTED[one.agent]
-    paid = [one.attempt.environment["phases"].get("set_up", 0.0) for one in found[demo._SET_UP_RUN] if one.attempt]
+    paid = [one.attempt.environment["phases"].get("set_up", 0.0) for one in found["demo-set-up"] if one.attempt]
     assert sum(s > 1.0 for s in paid) <= 1
