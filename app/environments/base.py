@@ -325,8 +325,7 @@ class EnvironmentProvider(Protocol):
         spec: limits, variables, network and tools, as for `create`. Its image is not looked at and its set-up commands
         do not run: what they made is in the files, or not wanted.
 
-        Raises: EnvironmentFailed: as `create`, and when the snapshot is gone or of another kind; EngineUnavailable,
-        DiskFull.
+        Raises: what `create` does; EnvironmentFailed also when the snapshot is gone, or of another kind.
         """
         ...
 

@@ -16,13 +16,13 @@ from app.models.spec import EnvironmentKind, EnvironmentSpec
 
 SPEC = EnvironmentSpec(kind=EnvironmentKind.MEMORY, image="memory:empty", env={"GIVEN": "by the task"})
 
-def ground(kind):
+def ground(kind, keeps=True):
     return Ground(
         "mine", kind, lambda settings: provider_for(EnvironmentKind.MEMORY, settings, lambda bundle: b""),
-        lambda request: SPEC, isolates=False, has_terminals=False, forwards=False, hands_over=False,
+        lambda request: SPEC, isolates=False, has_terminals=False, forwards=False, hands_over=False, keeps=keeps,
     )
 
-GROUND, WRONG = ground("memory"), [ground("something else")]
+GROUND, WRONG = ground("memory"), [ground("something else", keeps=False)]
 """
 
 
@@ -54,9 +54,10 @@ def test_it_runs_on_a_ground_of_somebody_elses(elsewhere: Path) -> None:
 
 
 def test_it_fails_on_one_that_does_not_keep_it(elsewhere: Path) -> None:
-    done = suite(elsewhere, "--ground", "my_ground:WRONG", "-k", "description")
+    done = suite(elsewhere, "--ground", "my_ground:WRONG", "-k", "description or says_so_and_stays")
     assert done.returncode == 1
-    assert "test_a_description_says_what_it_is" in done.stdout
+    for failed in ("test_a_description_says_what_it_is", "test_what_keeps_no_files_says_so_and_stays"):
+        assert f"::{failed}" in done.stdout
 
 
 def test_without_a_ground_it_says_what_it_wants(elsewhere: Path) -> None:

@@ -133,7 +133,7 @@ def test_what_was_deleted_and_replaced_is_so_in_what_is_made_from_it(
 
 def test_a_changed_helper_is_no_part_of_it(oci: OciProvider, oci_settings: Settings, tiny: EnvironmentSpec) -> None:
     environment = oci.create(tiny, tags(oci_settings.installation), timeout_s=30)
-    assert environment.run(f"cp /bin/sh /new && mv /new /{HELPER}; echo x > /x", timeout_s=20).ok
+    assert environment.run(f"cat /bin/sh > /new && mv /new /{HELPER} && echo x > /x", timeout_s=20).ok
     snapshot = environment.snapshot(tags(oci_settings.installation))
     kept = oci.store.snapshot(snapshot.id)
     assert kept is not None
@@ -206,10 +206,11 @@ def test_an_environment_can_be_ended_while_it_is_copied(
 ) -> None:
     environment = oci.create(tiny, tags(oci_settings.installation), timeout_s=30)
     environment.run("for n in 1 2 3 4 5 6 7 8; do echo x > /$n; done", timeout_s=20)
-    begun, dress = threading.Event(), copying._dress
+    begun, dress, dressed = threading.Event(), copying._dress, []
 
     def slow(source: int, target: int) -> None:
         begun.set()
+        dressed.append(target)
         time.sleep(0.2)
         dress(source, target)
 
@@ -219,6 +220,7 @@ def test_an_environment_can_be_ended_while_it_is_copied(
     with pytest.raises(EnvironmentFailed, match="destroyed"):
         environment.snapshot(tags(oci_settings.installation))
     ending.join(20)
+    assert len(dressed) < 8, "nobody waits for the whole copy"
     assert oci.store.owned() == []
     assert list(Records(oci_settings.home).all()) == []
     assert list(oci.store.layers.glob(".new-*")) == []
