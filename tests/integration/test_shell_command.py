@@ -323,7 +323,9 @@ def test_a_command_that_does_not_end_is_ended(settings: Settings, tmp_path: Path
 
 
 @pytest.mark.docker
-def test_it_has_the_tools_of_the_agent_that_is_named(settings: Settings, tmp_path: Path, base_image_tag: str) -> None:
+def test_it_has_the_tools_of_the_agent_that_is_named(
+    settings: Settings, tmp_path: Path, base_image_tag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "agent").mkdir()
     told = {"protocol": "megaflow-agent/1", "name": "mine", "version": "1", "argv": ["{tool}/run"]}
     manifest = "".join(f"{name} = {json.dumps(value)}\n" for name, value in (told | {"placement": "inside"}).items())
@@ -332,9 +334,10 @@ def test_it_has_the_tools_of_the_agent_that_is_named(settings: Settings, tmp_pat
     with_agent = settings.model_copy(update={"agent_manifests": (tmp_path / "agent" / "agent.toml",)})
     folder = a_task(tmp_path / "look", image=base_image_tag)
     show = f"cat {TOOLS_INSIDE}/mine/run"
-    assert ran(with_agent, folder, "--command", show).returncode == 1
-    done = ran(with_agent, folder, "--agent", "mine", "--command", show)
-    assert done.stdout == b"only this\n", done
+    assert in_process(with_agent, monkeypatch, folder, "--command", show, kind="docker").exit_code == 1
+    done = in_process(with_agent, monkeypatch, folder, "--agent", "mine", "--command", show, kind="docker")
+    assert (done.exit_code, done.stdout_bytes) == (0, b"only this\n")
+    assert left(settings) == []
 
 
 # --- Several containers ---------------------------------------------------------------------------------------------
