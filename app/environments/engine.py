@@ -16,6 +16,7 @@ import requests
 from docker import APIClient
 from docker.errors import APIError, DockerException, NotFound
 from docker.transport import UnixHTTPAdapter
+from docker.transport.unixconn import UnixHTTPConnection, UnixHTTPConnectionPool
 from docker.utils import kwargs_from_env
 
 from app.environments.disk import no_space
@@ -36,6 +37,24 @@ ROLE = "megaflow.role"
 """Label that tells environments and their networks from other objects of ours (instances, services)."""
 
 
+class _Connection(UnixHTTPConnection):
+    """Closes the socket on which nobody answered: the client library's leaves it to the garbage."""
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        try:
+            self.sock.settimeout(self.timeout)
+            self.sock.connect(self.unix_socket)
+        except BaseException:
+            self.close()
+            raise
+
+
+class _Connections(UnixHTTPConnectionPool):
+    def _new_conn(self) -> Any:
+        return _Connection(self.base_url, self.socket_path, _CALL_S)
+
+
 class _OnePool(UnixHTTPAdapter):
     """Keeps connections for all calls: the client library's keeps some for each URL, which is to make nearly all anew.
 
@@ -43,8 +62,11 @@ class _OnePool(UnixHTTPAdapter):
     """
 
     def get_connection(self, url: str | bytes, proxies: Any = None) -> Any:
-        stream = any(word in str(url) for word in _STREAMS)
-        return super().get_connection(url if stream else "calls", proxies)
+        key = str(url) if any(word in str(url) for word in _STREAMS) else "calls"
+        with self.pools.lock:
+            if (pool := self.pools.get(key)) is None:
+                pool = self.pools[key] = _Connections(key, self.socket_path, _CALL_S, self.max_pool_size)
+        return pool
 
 
 class Engine:

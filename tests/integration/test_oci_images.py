@@ -31,7 +31,7 @@ from app.environments.image_store.unpacked import forget
 from app.environments.oci import OciProvider, engine_images, kernel
 from app.environments.oci.registry import Reference, Registry
 from app.environments.oci.store import ImageStore, StoredImage, layer_name
-from app.errors import EngineUnavailable, ImageUnavailable
+from app.errors import EngineUnavailable, ImageUnavailable, ImageUnfit
 from app.models.spec import Build, Bundle, EnvironmentSpec
 from app.settings import Settings
 from tests.integration.oci_ground import add_image, tags
@@ -309,7 +309,7 @@ def test_an_image_for_another_machine_or_system_is_refused_by_its_own_word_and_l
     plain, store = packed(tmp_path / "a"), ImageStore(tmp_path / "home")
     push_image(registry, "x", [(plain, plain)], architecture, system=system, listed=listed)
     wanted = f"expected an image for linux/{kernel.machine()}, found {found}; name an image for this machine"
-    with pytest.raises(ImageUnavailable, match=wanted):
+    with pytest.raises(ImageUnfit, match=wanted):
         Registry(Reference.parse(f"{registry}/x"), soon()).pull(store)
     assert not list(tmp_path.glob("home/**/*.json"))
     assert not store.layers.exists()

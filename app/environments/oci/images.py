@@ -21,7 +21,7 @@ from app.environments.images import Images
 from app.environments.oci import engine_images
 from app.environments.oci.registry import Reference, Registry
 from app.environments.oci.store import ImageStore, StoredImage
-from app.errors import DiskFull, EngineUnavailable, ImageUnavailable, StationError
+from app.errors import DiskFull, EngineUnavailable, ImageUnavailable, ImageUnfit, StationError
 from app.models.spec import Bundle, EnvironmentSpec
 from app.settings import Settings
 
@@ -162,7 +162,7 @@ class OciImages:
     def _pull_first(self, reference: str, deadline: float) -> StoredImage:
         with suppress(StationError):  # an engine that answered before is away, or what is in use cannot be told
             self._cache.make_room()
-        refusals = []
+        refusals: list[ImageUnavailable] = []
         for candidate in self._candidates(reference):
             limit, begun = f"image_pulls:{registry_of(candidate)}", time.monotonic()
             try:
@@ -170,13 +170,14 @@ class OciImages:
                     login = login_for(self._settings, located(candidate)[0])
                     image = Registry(Reference.parse(candidate), deadline, login).pull(self._store)
             except ImageUnavailable as error:
-                refusals.append(str(error))
+                refusals.append(error)
                 continue
             self._store.remember(reference, image.id)
             log.info("image.pulled", image=candidate, took_s=round(time.monotonic() - begun, 3))
             return image
-        raise ImageUnavailable(
-            f"image {reference} is not here and could not be pulled ({' '.join(refusals)}). Check the reference and "
+        unfit, why = any(isinstance(one, ImageUnfit) for one in refusals), " ".join(map(str, refusals))
+        raise (ImageUnfit if unfit else ImageUnavailable)(
+            f"image {reference} is not here and could not be pulled ({why}). Check the reference and "
             "the login, or name a registry that has it in MEGAFLOW_IMAGE_MIRROR."
         )
 

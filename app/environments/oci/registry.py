@@ -29,7 +29,7 @@ from app.environments.image_store.registry import COMPATIBLE
 from app.environments.oci import kernel
 from app.environments.oci.store import ImageStore, StoredImage, image_of, layer_name
 from app.environments.oci.unpack import Readable, from_tar
-from app.errors import ImageUnavailable
+from app.errors import ImageUnavailable, ImageUnfit
 
 log = structlog.get_logger()
 
@@ -155,11 +155,11 @@ class Registry:
         if (system or "linux") != "linux" or (machine and machine != here and (here, machine) not in COMPATIBLE):
             raise self._foreign([config])
 
-    def _foreign(self, platforms: Iterable[Mapping[str, Any]]) -> ImageUnavailable:
+    def _foreign(self, platforms: Iterable[Mapping[str, Any]]) -> ImageUnfit:
         there = sorted({f"{one.get('os')}/{one.get('architecture')}" for one in platforms})
-        return self._refused(
-            f"expected an image for linux/{kernel.machine()}, found {', '.join(there)}; name an image for this "
-            "machine, or run the task where the architecture fits"
+        return ImageUnfit(
+            f"image {self._name} cannot be pulled: expected an image for linux/{kernel.machine()}, found "
+            f"{', '.join(there)}; name an image for this machine, or run the task where the architecture fits."
         )
 
     def _described(self, kind: str, name: str) -> dict[str, Any]:
@@ -247,8 +247,11 @@ class Registry:
         time.sleep(seconds)
 
     def _refused(self, why: str) -> ImageUnavailable:
-        one = self.reference
-        return ImageUnavailable(f"image {one.host}/{one.repository}:{one.version} cannot be pulled: {why}.")
+        return ImageUnavailable(f"image {self._name} cannot be pulled: {why}.")
+
+    @property
+    def _name(self) -> str:
+        return f"{self.reference.host}/{self.reference.repository}:{self.reference.version}"
 
 
 def _as_it_is(request: requests.PreparedRequest) -> requests.PreparedRequest:
