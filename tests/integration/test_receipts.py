@@ -267,6 +267,18 @@ def test_what_stands_on_another_host_is_not_taken_for_gone(database: Database, s
     assert line.destroyed_at is None
 
 
+@pytest.mark.parametrize(("control", "expected"), [(False, None), (True, "unknown")])
+def test_what_was_launched_is_missed_only_where_the_control_plane_is(
+    database: Database, settings: Settings, control: bool, expected: str | None
+) -> None:
+    job = a_job(database)
+    made(database, job, "f1", ObjectKind.FOLDER)
+    job.set("UPDATE engine_objects SET created_at = created_at - interval '1 min'")
+    Sweeper(settings, database).sweep({job.instance_id}, control=control)
+    (line,) = of_run(database, job.run_id).objects
+    assert line.destroyed_by == expected
+
+
 # --- Why something stands -------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import text
 
 from app.errors import InstanceFailed, LaunchUnclear
-from app.ledger import attempts, ends, instances, results, schedules
+from app.ledger import attempts, ends, instances, results, schedules, semaphores
 from app.ledger.admission import Published
 from app.ledger.database import Database, Leadership
 from app.models.endings import EndReason, RetryPolicy
@@ -251,6 +251,34 @@ def _age(database: Database, instance_id: UUID, seconds: float) -> None:
             ),
             {"s": seconds, "i": instance_id},
         )
+
+
+def test_between_its_rounds_the_leader_says_where_it_is_and_frees_the_places_of_the_dead(
+    database: Database, make_settings: MakeSettings, world: World
+) -> None:
+    reconciler, stop = Reconciler(database, make_settings(sweep_s=60.0), world.hands()), threading.Event()
+    thread = threading.Thread(target=reconciler.run, args=(stop,))
+    thread.start()
+    try:
+        give_up = time.monotonic() + 30
+        while len(world.led) < 2:
+            assert time.monotonic() < give_up
+            time.sleep(0.05)
+        instance_id = claimed(database).instance_id
+        semaphores.ask(database, "x", UUID(int=1), capacity_default=1, lease_s=600, instance_id=instance_id)
+        assert _held(database)
+        assert instances.exited(database, instance_id, None, "killed", RETRY)
+        while _held(database):
+            assert time.monotonic() < give_up
+            time.sleep(0.05)
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _held(database: Database) -> int:
+    with database.begin() as connection:
+        return int(connection.execute(text("SELECT count(*) FROM holds")).scalar_one())
 
 
 def test_an_instance_that_its_provider_no_longer_has_gives_its_attempts_back(
