@@ -74,9 +74,22 @@ class _Counter:
                 self._handle = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC)
                 self._close = finalizer = weakref.finalize(self, os.close, self._handle)
                 finalizer.atexit = False
-            return _kills(os.pread(self._handle, _LONGEST_BYTES, 0))
+            content = os.pread(self._handle, _LONGEST_BYTES, 0)
+            kills = _kills(content)
+            return 0 if kills and not self._reached(content) else kills
         except (OSError, ValueError, IndexError):
             return None
+
+    def _reached(self, content: bytes) -> bool:
+        """Whether the group ever was at a limit of its own: where the whole host was short, the kill is not the task's.
+
+        Version 2 counts that beside the kills, version 1 in files of its own; where nobody shows it: yes.
+        """
+        if (reached := _number(content, b"\noom ")) is not None:
+            return reached > 0
+        refused = [self._file.with_name(name) for name in ("memory.failcnt", "memory.memsw.failcnt")]
+        found = [int(one.read_text()) for one in refused if one.exists()]
+        return not found or any(found)
 
     def close(self) -> None:
         self._closed = True
@@ -85,7 +98,11 @@ class _Counter:
 
 
 def _kills(content: bytes) -> int | None:
-    at = content.find(b"oom_kill ")
+    return _number(content, b"oom_kill ")
+
+
+def _number(content: bytes, name: bytes) -> int | None:
+    at = content.find(name)
     return None if at < 0 else int(content[at:].split(maxsplit=2)[1])
 
 

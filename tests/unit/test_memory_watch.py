@@ -109,3 +109,21 @@ def test_the_count_is_of_all_kills_whether_told_or_not(counter: Counter) -> None
     watch.close()
     assert watch.count() is None
     assert MemoryWatch(None, lambda: 7).count() == 7
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_kill_of_a_group_that_never_was_at_its_limit_is_the_hosts_doing(tmp_path: Path, version: int) -> None:
+    file = tmp_path / "counter"
+
+    def show(reached: int) -> None:
+        file.write_text("under_oom 0\noom_kill 2\n" if version == 1 else f"low 0\noom {reached}\noom_kill 2\n")
+        if version == 1:
+            (tmp_path / "memory.failcnt").write_text("0\n")
+            (tmp_path / "memory.memsw.failcnt").write_text(f"{reached}\n")
+
+    show(0)
+    watch = MemoryWatch(file, _none)
+    assert (watch.killed(suspected=True), watch.count()) == (False, 0)
+    show(1)
+    assert (watch.killed(suspected=True), watch.count()) == (True, 2)
+    watch.close()
