@@ -135,18 +135,25 @@ def refuse_wrong_projects(tasks: Iterable[AgentTask], fetch: Callable[[Bundle], 
     """
     services: dict[Compose, frozenset[str]] = {}
     for task in tasks:
-        asked = task.environment.compose
+        goal, asked = task.goal, task.environment.compose
+        judging = (
+            {goal.service, *(one.service for one in goal.also)} - {None} if isinstance(goal, ScriptGoal) else set()
+        )
         if asked is None:
+            if judging:
+                found = ", ".join(sorted(map(repr, judging)))
+                raise SpecInvalid(
+                    f"task {task.name!r}: expected a compose file with the services that judge; found {found}"
+                )
             continue
         try:
             if asked not in services:
                 services[asked] = _services(asked, fetch)
         except (SpecInvalid, ArtifactMissing) as error:
             raise SpecInvalid(f"task {task.name!r}: {error}") from error
-        judging = task.goal.service if isinstance(task.goal, ScriptGoal) else None
-        if judging is not None and judging not in services[asked]:
-            known = ", ".join(sorted(services[asked]))
-            raise SpecInvalid(f"task {task.name!r}: expected a service to judge in among {known}; found {judging!r}")
+        if wrong := judging - services[asked]:
+            known, found = ", ".join(sorted(services[asked])), ", ".join(sorted(map(repr, wrong)))
+            raise SpecInvalid(f"task {task.name!r}: expected services to judge in among {known}; found {found}")
 
 
 def _services(asked: Compose, fetch: Callable[[Bundle], bytes]) -> frozenset[str]:

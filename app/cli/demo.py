@@ -145,8 +145,8 @@ def _gateway(settings: Settings) -> tuple[str, str]:
     """The model gateway as a task may name it on its list of hosts, and a page of it that answers everybody."""
     parts = urlsplit(settings.gateway_bases()[0])
     name = "localhost" if parts.hostname in _THIS_HOST else parts.hostname
-    host = f"{name}:{parts.port or 80}"
-    return host, f"http://{host}/health"
+    host = f"{name}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
+    return host, f"{parts.scheme}://{host}/health"
 
 
 def _unexpected(found: list[TaskResult]) -> list[str]:

@@ -37,7 +37,7 @@ from app.environments.image_store.registry import (
     wrong_architecture,
 )
 from app.environments.sources import fetch_sources
-from app.errors import DiskFull, ImageUnavailable, ImageUnfit
+from app.errors import DiskFull, EnvironmentFailed, ImageUnavailable, ImageUnfit
 from app.models.spec import Build, Bundle, EnvironmentSpec
 from app.settings import Settings
 
@@ -122,7 +122,7 @@ class Images:
 
         Asked of the engine once for an image and host.
 
-        Raises: ImageUnfit, ImageUnavailable, EngineUnavailable.
+        Raises: ImageUnfit, ImageUnavailable, EngineUnavailable; EnvironmentFailed: the container has gone.
         """
         if self._cache.book.fit(image_id):
             return
@@ -141,7 +141,10 @@ class Images:
             reply = api.head(url, params={"path": path}, timeout=_ASK_S)
             if reply.status_code != 404:
                 reply.raise_for_status()
-            return reply.status_code != 404
+                return True
+        with self._engine.named(f"look for {path}", EnvironmentFailed):
+            api.inspect_container(container_id)  # the engine answers the same when it is the container that has gone
+        return False
 
     def find(self, reference: str) -> str | None:
         """The id of an image that the engine has, or None."""
@@ -171,6 +174,13 @@ class Images:
         refuse_foreign(reference, str(found.get("Architecture") or ""), self._engine)
         return str(found["Id"])
 
+    def _fitting(self, reference: str) -> str | None:
+        """As `find`; None also for one that is here for another architecture: there may be a better one elsewhere."""
+        try:
+            return self._runnable(reference)
+        except ImageUnfit:
+            return None
+
     # --- By reference ---------------------------------------------------------------------------------------------
 
     def _pulled(self, reference: str, deadline: float, *, counted: bool = True) -> str:
@@ -179,7 +189,8 @@ class Images:
             return seen
         candidates = [*self._mirrored(reference), reference]
         for candidate in reversed(candidates):
-            if (found := self._runnable(candidate)) is not None:
+            look = self._runnable if candidate == reference else self._fitting
+            if (found := look(candidate)) is not None:
                 self._seen[reference] = found, time.monotonic() + _SEEN_S
                 return found
         # A build's base has a turn of its own: who has a place here must not wait for somebody who waits for a place.
@@ -193,13 +204,18 @@ class Images:
 
     def _pull_first(self, reference: str, candidates: list[str], deadline: float) -> str:
         refusals = []
-        cause: Refused | None = None
+        cause: Exception | None = None
         for candidate in candidates:
             try:
                 return self._pull(candidate, reference, deadline)
             except Refused as refused:
                 cause = refused
                 refusals.append(f"{candidate}: {refused.said}")
+            except ImageUnfit as unfit:  # a mirror may have it for other hosts alone
+                if candidate == candidates[-1]:
+                    raise
+                cause = unfit
+                refusals.append(str(unfit))
         raise ImageUnavailable(
             f"image {reference} is neither on this engine nor could it be pulled ({'; '.join(refusals)}). Check the "
             "reference and `docker login`, load it with `docker load`, or name a registry that has it in "
@@ -242,11 +258,11 @@ class Images:
     def _built(self, build: Build, limits: BuildLimits, deadline: float) -> str:
         tag, *shared = candidates = self._built_names(build)
         for candidate in candidates:
-            if (found := self._runnable(candidate)) is not None:
+            if (found := self._fitting(candidate)) is not None:
                 return found
         with self._once(f"build-{tag.rpartition(':')[2]}", f"build {tag}", deadline):
             for candidate in candidates:
-                if (found := self._runnable(candidate)) is not None:
+                if (found := self._fitting(candidate)) is not None:
                     tell(Arrival.BUILD if candidate == tag else Arrival.PULL)  # another's, whom we waited for
                     return found
             for candidate in shared:
@@ -269,6 +285,9 @@ class Images:
         except Refused as refused:
             if refused.refusal is not Refusal.ABSENT:
                 log.warning("image.not_from_mirror", image=candidate, reason=refused.said)
+            return None
+        except ImageUnfit as unfit:
+            log.info("image.not_from_mirror", image=candidate, reason=str(unfit))
             return None
 
     def _build(self, build: Build, tag: str, limits: BuildLimits, deadline: float) -> str:

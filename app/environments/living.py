@@ -14,7 +14,7 @@ from typing import Protocol
 
 import structlog
 
-from app.environments.base import CommandResult, Stats
+from app.environments.base import CommandResult, Environment, Stats
 from app.environments.memory_watch import MemoryWatch
 from app.environments.session import SessionStats
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
@@ -175,3 +175,11 @@ class WatchedShell:
 
     def close(self) -> None:
         self._shell.close()
+
+
+def give_up(environment: Environment) -> None:
+    """End it where something else has failed, whose reason goes first; what would not go is the sweeper's."""
+    try:
+        environment.destroy()
+    except StationError as error:
+        log.warning("environment.destroy_failed", environment=environment.id, reason=str(error))

@@ -15,6 +15,7 @@ from typing import Protocol, runtime_checkable
 import structlog
 
 from app.environments.base import Environment, EnvironmentProvider, Origin, ResetProof, Tags, Taking
+from app.environments.living import give_up
 from app.environments.pristine import Fingerprint, differences
 from app.environments.tools import versions_of
 from app.environments.warm.asking import Warm
@@ -137,7 +138,7 @@ class EnvironmentPool:
         try:
             pristine = Fingerprint.take(environment) if allow_reuse and self._max_idle else None
         except BaseException:
-            _end(environment)
+            give_up(environment)
             raise
         key, made = _key_of(environment, asked), time.monotonic()
         return Holding(environment, key, made, asked.tags.deadline_unix_s, pristine), Origin.FRESH
@@ -192,14 +193,7 @@ class EnvironmentPool:
 
     def _discard(self, holdings: list[Holding]) -> None:
         for holding in holdings:
-            _end(holding.environment)
-
-
-def _end(environment: Environment) -> None:
-    try:
-        environment.destroy()
-    except StationError as error:  # the sweeper finds it by its label
-        log.warning("environment.destroy_failed", environment=environment.id, reason=str(error))
+            give_up(holding.environment)
 
 
 @runtime_checkable

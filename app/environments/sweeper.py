@@ -77,19 +77,27 @@ class Sweeper:
         self._refused: list[Refusal] = []
         self._last: frozenset[str] = frozenset()  # would not go the last time, which may take long: comes last
 
-    def sweep(self, live_instances: set[UUID], ended: Collection[UUID] = (), *, control: bool = True) -> Swept:
+    def sweep(
+        self,
+        live_instances: set[UUID],
+        ended: Collection[UUID] = (),
+        *,
+        control: bool = True,
+        read_at: float | None = None,
+    ) -> Swept:
         """Remove what belongs to no live instance or is overdue. Instances are their provider's to end.
 
         What belongs to an instance that is known to have `ended` goes at once, else it is left alone while it is young.
         What would not go is tried again in the next round. What is on record as standing here and is not there is
-        recorded as gone; `control`: also what instances made that the control plane had launched. An engine that does
-        not answer has nothing to sweep.
+        recorded as gone; `control`: also what instances made that the control plane had launched. `read_at`: when the
+        live ones were read (Unix time), if not just now. An engine that does not answer has nothing to sweep.
 
         Raises: DatabaseUnavailable.
         """
         self._removed, self._refused = 0, []
+        read_at = time.time() if read_at is None else read_at
         ahead_s = 0.0 if self._database is None else sweeps.clock_ahead_s(self._database)
-        owners = _Owners({str(one) for one in live_instances}, {str(one) for one in ended}, time.time(), ahead_s)
+        owners = _Owners({str(one) for one in live_instances}, {str(one) for one in ended}, read_at, ahead_s)
         self._sweep_scratch(owners)
         self._sweep_folders(owners)
         self._sweep_engineless(owners)

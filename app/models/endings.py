@@ -81,7 +81,6 @@ _BY_ERROR: tuple[tuple[type[BaseException], EndReason], ...] = (
 PERMANENT: tuple[type[BaseException], ...] = (
     errors.ImageBuildFailed,
     errors.ImageUnfit,
-    errors.SetupFailed,
     errors.SpecInvalid,
     errors.UnknownName,
     errors.AgentUnsuitable,
@@ -89,8 +88,9 @@ PERMANENT: tuple[type[BaseException], ...] = (
 )
 
 
-# A busy host can be the reason, so that it is tried once more; what meets it again ends the task, as not measured.
-PERMANENT_WHEN_REPEATED: tuple[type[BaseException], ...] = (errors.SetupTimedOut,)
+# A busy host, or a network that was away for a moment, can be the reason, so that it is tried once more; what meets it
+# again ends the task, as not measured.
+PERMANENT_WHEN_REPEATED: tuple[type[BaseException], ...] = (errors.SetupFailed, errors.SetupTimedOut)
 
 
 def reason_of(error: BaseException) -> EndReason:

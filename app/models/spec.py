@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hashlib
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from app.errors import SpecInvalid
 from app.models.hosts import AllowedHosts
@@ -200,6 +200,12 @@ class ScriptGoal(Wire):
     logs_path: str = "/logs"
     service: str | None = None  # in which the tests run, of several; None: where the agent acted
     also: tuple[ServiceScript, ...] = ()  # judge, too, each in its service, after `command`
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without `also` where there is none, so that a submission has the digest that it had before that word was."""
+        told: dict[str, Any] = handler(self)
+        return {name: value for name, value in told.items() if name != "also" or value}
 
     @model_validator(mode="after")
     def _each_service_once(self) -> ScriptGoal:

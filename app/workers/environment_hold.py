@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
@@ -46,23 +46,25 @@ def environment_for(rollout: Rollout, purpose: str) -> Iterator[Environment]:
         stations.pool.acquire, provider, spec, _tags(rollout), image, timeout_s=limits.environment_timeout_s
     )
     environment, origin = _awaiting_engine(rollout, lambda: asked(allow_reuse=reuse))
-    came = _came(environment, image_s, ready_s=time.monotonic() - begun)
-    rollout.torn[purpose] = {"id": environment.id, "origin": origin.value, "image_by": arrivals.longest.value, **came}
-    forget = rollout.token.on_cancel(environment.destroy)
     alone = not (reuse and shares)  # what happens in one that others have, too, is nobody's own
-    if alone:
-        rollout.memory.watch(environment)
-    _keep_logs(rollout, environment, alone=alone)
-    try:
+    told = rollout.torn[purpose] = {"id": environment.id, "origin": origin.value, "image_by": arrivals.longest.value}
+    with ExitStack() as at_end:
+        at_end.callback(_let_go, rollout, environment, purpose, reuse=reuse, alone=alone)
+        told |= _came(environment, image_s, ready_s=time.monotonic() - begun)
+        at_end.callback(rollout.token.on_cancel(environment.destroy))
+        if alone:
+            rollout.memory.watch(environment)
+        _keep_logs(rollout, environment, alone=alone)
         yield environment
-    finally:
-        forget()
-        rollout.memory.look()
-        if isinstance(environment, Logging) and alone:
-            environment.keep_logs(None)
-        reuse = reuse and not rollout.token.is_set()
-        rollout.torn[purpose]["reset"] = _give_back(stations, environment, reuse=reuse)
-        rollout.torn[purpose]["after"] = environment.describe().get("phases", {})
+
+
+def _let_go(rollout: Rollout, environment: Environment, purpose: str, *, reuse: bool, alone: bool) -> None:
+    rollout.memory.leave(environment)
+    if isinstance(environment, Logging) and alone:
+        environment.keep_logs(None)
+    reuse = reuse and not rollout.token.is_set()
+    rollout.torn[purpose]["reset"] = _give_back(rollout.stations, environment, reuse=reuse)
+    rollout.torn[purpose]["after"] = environment.describe().get("phases", {})
 
 
 def _came(environment: Environment, image_s: float, *, ready_s: float) -> dict[str, Any]:
@@ -75,12 +77,12 @@ def _came(environment: Environment, image_s: float, *, ready_s: float) -> dict[s
 
 
 def _keep_logs(rollout: Rollout, environment: Environment, *, alone: bool) -> None:
-    """Keep all of its long outputs as the attempt's."""
+    """Keep all of its long outputs as the attempt's; those of the agent's own framework are kept whatever it is."""
     if alone and isinstance(environment, Logging) and environment.keep_logs(rollout.logs):
         rollout.evidence.command_logs(rollout.logs)
     else:
         why = "an environment of this kind keeps none" if alone else "the environment was shared with others"
-        rollout.evidence.command_logs(None, why=why)
+        rollout.evidence.command_logs(rollout.logs, why=why)
 
 
 def _provider(rollout: Rollout, spec: EnvironmentSpec) -> tuple[EnvironmentProvider, str]:

@@ -129,11 +129,9 @@ class Evidence:
         else:
             self._missing[ArtifactKind.ENVIRONMENT_LOG] = "one container without a network: its commands are its log"
 
-    def command_logs(
-        self, logs: CommandLogs | None, *, why: str = "no output was too long to be handed on whole"
-    ) -> None:
+    def command_logs(self, logs: CommandLogs, *, why: str = "no output was too long to be handed on whole") -> None:
         """Where long outputs are kept. `why` there are none, if there are none."""
-        self._logs = self._logs if logs is None else logs
+        self._logs = logs
         self._missing[ArtifactKind.COMMAND_LOGS] = why
 
     def grade(self, grade: Grade) -> None:

@@ -81,7 +81,8 @@ class Rounds:
         control = leads_here(self._settings)
         gone = sweeps.unswept(self._database, self._host, control=control)
         ended = [one.id for one in gone]
-        found = self._sweeper.sweep(instances.live_ids(self._database), ended, control=control)
+        read_at = time.time()  # before: what is made from here on may be of an instance that the list lacks
+        found = self._sweeper.sweep(instances.live_ids(self._database), ended, control=control, read_at=read_at)
         if found.removed or found.refused:
             log.warning("host_sweep.done", host=self._host, removed=found.removed, refused=len(found.refused))
         if not self._stop.is_set():  # else it may have ended early

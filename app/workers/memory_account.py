@@ -15,18 +15,28 @@ class MemoryAccount:
     limit_bytes: int
     stage: str = "agent"
     _watched: list[_Watched] = field(default_factory=list)
+    _left: int = 0
+    _seen: bool = False
     _killed: dict[str, int] = field(default_factory=dict)
 
     def watch(self, environment: Environment) -> None:
         """From now on; what was killed in it before is not this attempt's."""
         if isinstance(environment, MemoryCounting) and (before := environment.memory_kills()) is not None:
             self._watched.append(_Watched(environment, before))
+            self._seen = True
+
+    def leave(self, environment: object) -> None:
+        """It is given back: what is killed in it from now on is somebody else's."""
+        self.look()
+        for one in [one for one in self._watched if one.environment is environment]:
+            self._watched.remove(one)
+            self._left += one.known
 
     def look(self) -> dict[str, Any]:
         """The account, with what was killed since the last look; nothing, where nobody shows it."""
-        if not self._watched:
+        if not self._seen:
             return {}
-        since = sum(one.killed() for one in self._watched) - sum(self._killed.values())
+        since = self._left + sum(one.killed() for one in self._watched) - sum(self._killed.values())
         self._killed[self.stage] = self._killed.get(self.stage, 0) + since
         return {"memory": {"limit_bytes": self.limit_bytes, "killed": dict(self._killed)}}
 

@@ -77,12 +77,10 @@ def _with(folder: Path, toml: str) -> Path:
     return folder
 
 
-def test_a_set_up_that_fails_ends_the_task_at_once_and_says_what_failed(
-    system: System, task_folder: TaskFolder
-) -> None:
+def test_a_set_up_that_fails_twice_ends_the_task_and_says_what_failed(system: System, task_folder: TaskFolder) -> None:
     ours = '[megaflow]\nsetup = ["true", "echo why-it-failed; exit 7"]\n'
     result = _submitted(system, _with(task_folder("bad-set-up"), ours))
-    said = _failed(result, "SetupFailed", attempts=1)
+    said = _failed(result, "SetupFailed", attempts=2)
     assert result.end_reason == "environment_error"
     assert said == "set-up command 'echo why-it-failed; exit 7': exit code 7: why-it-failed"
     shown = system.megaflow("show", str(result.task_id)[-12:]).stdout

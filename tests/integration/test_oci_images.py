@@ -469,7 +469,7 @@ def test_what_killed_processes_left_is_tidied_away(tmp_path: Path) -> None:
         store.add_layer("nobodys", lambda folder: 10, timeout_s=1)
         for left in (".new-x", ".old-x"):
             (store.layers / left / "deep").mkdir(parents=True)
-        assert store.tidy(keep=set()) == 10
+        assert store.tidy(keep=set) == 10
         assert [one.name for one in store.layers.iterdir()] == ["here"]
-    assert store.tidy(keep=set()) == 1, "nobody makes it any more: it was killed, or had no room"
+    assert store.tidy(keep=set) == 1, "nobody makes it any more: it was killed, or had no room"
     assert list(store.layers.iterdir()) == []

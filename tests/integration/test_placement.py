@@ -282,7 +282,7 @@ def test_a_host_says_what_lies_unpacked_on_it_and_says_so_when_it_is_gone(
     reporter.look()
     with database.begin() as connection:
         assert host_images.where(connection, ["some/image:1", "x"]) == {"some/image:1": {"alpha"}}
-    store.remove(IMAGE_ID, keep=set())
+    store.remove(IMAGE_ID, keep=set)
     reporter.look()
     with database.begin() as connection:
         assert host_images.where(connection, ["some/image:1"]) == {}

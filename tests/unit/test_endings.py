@@ -58,7 +58,7 @@ def test_permanent_faults_are_refusals_not_outages() -> None:
 @pytest.mark.parametrize(
     ("kind", "again"),
     [
-        (errors.SetupFailed, "never"),
+        (errors.SetupFailed, "once more"),
         (errors.ImageUnfit, "never"),
         (errors.SpecInvalid, "never"),
         (errors.SetupTimedOut, "once more"),

@@ -63,3 +63,17 @@ def test_a_person_is_shown_who_was_killed_and_by_which_limit() -> None:
     ]
     assert shown({"memory": {"limit_bytes": 1000, "killed": {"agent": 0, "grading": 0}}}) == []
     assert shown({}) == []
+
+
+def test_what_is_killed_in_an_environment_that_was_given_back_is_somebody_elses() -> None:
+    account, next_one = MemoryAccount(1000), MemoryAccount(1000)
+    shared = watched(account, 0)
+    shared.kills = 2
+    account.leave(shared)
+    next_one.watch(cast(Environment, shared))
+    shared.kills = 3
+    account.stage = "grading"
+    account.watch(cast(Environment, shared))  # the same again
+    shared.kills = 4
+    assert account.look() == {"memory": {"limit_bytes": 1000, "killed": {"agent": 2, "grading": 1}}}
+    assert next_one.look() == {"memory": {"limit_bytes": 1000, "killed": {"agent": 2}}}

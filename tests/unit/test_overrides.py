@@ -25,6 +25,7 @@ from app.models.spec import (
     Resources,
     Reuse,
     ScriptGoal,
+    ServiceScript,
     TaskSpec,
     TestsGoal,
 )
@@ -190,6 +191,21 @@ def test_a_project_that_is_well_is_read_once_for_all_its_tasks() -> None:
     assert asked == [bundle]
     with pytest.raises(SpecInvalid, match=r"'example-1': .*among db, main; found 'shop'"):
         refuse_wrong_projects([several(bundle, "shop")], fetch)
+    beside = several(bundle, "db")
+    assert isinstance(beside.goal, ScriptGoal)
+    both = beside.goal.model_copy(update={"also": (ServiceScript(service="cache", command="true"),)})
+    with pytest.raises(SpecInvalid, match=r"among db, main; found 'cache'"):
+        refuse_wrong_projects([beside.model_copy(update={"goal": both})], fetch)
+    with pytest.raises(SpecInvalid, match=r"expected a compose file with the services that judge; found 'cache', 'db'"):
+        refuse_wrong_projects([task_of().model_copy(update={"goal": both})], fetch)
+
+
+def test_a_goal_that_one_script_judges_reads_as_it_did_before_there_could_be_more() -> None:
+    bundle, _ = project("services: {main: {image: a}}")
+    goal = ScriptGoal(tests=bundle)
+    assert "also" not in goal.model_dump_json()
+    both = goal.model_copy(update={"also": (ServiceScript(service="db", command="true"),)})
+    assert ScriptGoal.model_validate_json(both.model_dump_json()) == both
 
 
 def test_a_project_that_nobody_has_stored_is_named() -> None:

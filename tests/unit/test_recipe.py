@@ -32,6 +32,9 @@ def bases(text: str, **values: str) -> list[str]:
         ("# syntax=docker/dockerfile:1\n#escape = `\nFROM `\na\n", ["a"]),
         ("# a word\n# escape=`\nFROM `\na\n", ["`"]),
         ("FROM\nFROM $\nRUN\n", ["$"]),
+        ("FROM a\nRUN python3 <<EOF\nfrom os import path\nEOF\nCOPY --from=b x y\n", ["a", "b"]),
+        ("FROM a\nCOPY <<-'one' <<two /x/\nFROM c\n\tone\nFROM d\ntwo\nFROM b\n", ["a", "b"]),
+        ("FROM a\nRUN echo $((1<<N))\nFROM b\n", ["a", "b"]),
         ("", []),
     ],
 )

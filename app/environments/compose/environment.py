@@ -225,7 +225,8 @@ class ComposeEnvironment:
         for peer in self._peers.values():
             peer.close()
         try:
-            self._main.destroy()
+            with suppress(StationError):  # the proof is that nothing of the project is left
+                self._main.destroy()
         finally:
             self._ground.remove()
             if first:

@@ -119,7 +119,9 @@ class BuildWatch:
             with self._engine.named(f"look for {container}", EnvironmentFailed):
                 about = api.inspect_container(container)
                 told, ours = about["HostConfig"], self._limits.parameters
-                if (told["Memory"], told["CpuQuota"]) != (ours["memory"], ours["cpuquota"]):
+                # An engine that cannot limit one of them has 0 there.
+                if told["Memory"] not in (ours["memory"], 0) or told["CpuQuota"] not in (ours["cpuquota"], 0):
+                    log.debug("build.not_a_step", build=self._doing, container=container)
                     return  # no container of this build: a step has printed that line
                 url = f"{api.base_url}/v{api.api_version}/containers/{about['Id']}/update"
                 reply = api.post(url, json={"PidsLimit": self._limits.pids}, timeout=_CALL_S)

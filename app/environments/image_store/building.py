@@ -34,7 +34,7 @@ class Builder:
     engine: Engine
     log: BuildLog
     limits: BuildLimits
-    logins: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    logins: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
 
     def build(self, tag: str, params: dict[str, Any], context: IO[bytes], deadline: float) -> None:
         """Raises: ImageBuildFailed with the log's tail, DiskFull, EngineUnavailable."""

@@ -15,6 +15,8 @@ from app.environments.image_store.expansion import expanded
 
 _DIRECTIVE = re.compile(r"#\s*([a-zA-Z][a-zA-Z0-9]*)\s*=\s*(.+?)\s*")
 _DIRECTIVES = ("escape", "syntax", "check")
+_WITH_DOCUMENTS = ("RUN", "COPY", "ADD")
+_DOCUMENT = re.compile(r"<<(-?)[\"']?([A-Za-z_][A-Za-z0-9_]*)[\"']?")
 _NO_IMAGE = "scratch"
 
 
@@ -133,6 +135,18 @@ class Recipe:
             name, *rest = "".join(parts).split(None, 1) or [""]
             if name:
                 yield Instruction(first, number - first, name.upper(), rest[0].strip() if rest else "")
+            if name.upper() in _WITH_DOCUMENTS:
+                number = self._after_documents(rest[0] if rest else "", number)
+
+    def _after_documents(self, rest: str, number: int) -> int:
+        """The line after the here-documents that an instruction opens: what is in them is no instruction."""
+        for dash, end in _DOCUMENT.findall(rest):
+            lines = (line.rstrip("\r") for line in self._lines[number:])
+            found = next((at for at, line in enumerate(lines) if (line.lstrip("\t") if dash else line) == end), None)
+            if found is None:  # for the engine to tell
+                return number
+            number += found + 1
+        return number
 
 
 def _escape_of(lines: list[str]) -> str:

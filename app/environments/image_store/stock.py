@@ -35,6 +35,9 @@ class Stock(Protocol):
     Raises (every method): EngineUnavailable, EnvironmentFailed, ImageUnavailable.
     """
 
+    keeps_book: bool
+    """Whether what is known of an image goes with it: not where an engine that is away for now may have it, too."""
+
     def images(self) -> list[Here]:
         """Everything that is here, and what we know of it."""
         ...

@@ -50,7 +50,7 @@ def forget(home: Path, image_id: str) -> int:
 
     where = home.resolve()
     try:
-        return ImageStore(where).remove(image_id, keep=Records(where).layers_in_use())
+        return ImageStore(where).remove(image_id, keep=Records(where).layers_in_use)
     except OSError as error:  # what is in use cannot be told: nothing goes
         log.warning("unpacked.not_removed", image=image_id, reason=str(error))
         return 0
@@ -63,7 +63,7 @@ def tidy(home: Path) -> int:
 
     where = home.resolve()
     try:
-        return ImageStore(where).tidy(keep=Records(where).layers_in_use())
+        return ImageStore(where).tidy(keep=Records(where).layers_in_use)
     except OSError as error:
         log.warning("unpacked.not_tidied", reason=str(error))
         return 0

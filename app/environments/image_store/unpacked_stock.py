@@ -27,6 +27,8 @@ _SET_UP = "setup:"
 class Unpacked:
     """Implements `Stock`. All of it we have brought here, but what came from an engine that is no more."""
 
+    keeps_book = False
+
     def __init__(self, settings: Settings, book: Book) -> None:
         self._settings = settings
         self._home = settings.home.resolve()
@@ -74,7 +76,7 @@ class Unpacked:
         name = image.id.removeprefix(_SET_UP)
         if any(one.snapshot == name and one.used_at > image.held.used_at for one in store.listed()):
             return False  # used since it was looked at
-        store.remove_setup(name, keep=self._layers_in_use())
+        store.remove_setup(name, keep=self._layers_in_use)
         return all(one.snapshot != name for one in store.listed())
 
     def tidy(self) -> None:

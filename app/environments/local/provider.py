@@ -21,6 +21,7 @@ from app.environments.base import Route, Snapshot, Tags, Times
 from app.environments.disk import disk_named
 from app.environments.host_slots import Gate, HostGate, turn
 from app.environments.image_store.arrival import Arrival, tell
+from app.environments.living import give_up
 from app.environments.local.carrier import Carrier
 from app.environments.local.environment import LocalEnvironment
 from app.environments.local.folder import OWNER, copy, end, lay_out, variables_of
@@ -118,10 +119,10 @@ class LocalProvider:
             with measure("set_up"):
                 carry_out(setup, environment, deadline)
         except TimeoutError as error:
-            environment.destroy()
+            give_up(environment)
             raise NoPlaceToStart(f"no environment could be made within {deadline - begun:.0f} s: {error}.") from error
         except BaseException:
-            environment.destroy()
+            give_up(environment)
             raise
         log.info("environment.created", environment=environment.id, image=spec.label, kind="local")
         return environment

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.environments.base import Route, Snapshot, Tags
+from app.environments.living import give_up
 from app.environments.memory import snapshots
 from app.environments.memory.environment import MemoryEnvironment
 from app.environments.memory.faults import Fault, Faults, Trouble
@@ -112,7 +113,7 @@ class MemoryProvider:
                 carry_out(setup, environment, deadline)
             environment.keep_as_pristine()
         except BaseException:
-            environment.destroy()
+            give_up(environment)
             raise
         with _lock:
             _living[environment.id] = _Living(environment, tags.installation)

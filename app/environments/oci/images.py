@@ -175,7 +175,7 @@ class OciImages:
             self._store.remember(reference, image.id)
             log.info("image.pulled", image=candidate, took_s=round(time.monotonic() - begun, 3))
             return image
-        unfit, why = any(isinstance(one, ImageUnfit) for one in refusals), " ".join(map(str, refusals))
+        unfit, why = isinstance(refusals[-1], ImageUnfit), " ".join(map(str, refusals))  # the origin comes last
         raise (ImageUnfit if unfit else ImageUnavailable)(
             f"image {reference} is not here and could not be pulled ({why}). Check the reference and "
             "the login, or name a registry that has it in MEGAFLOW_IMAGE_MIRROR."

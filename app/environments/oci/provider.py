@@ -17,6 +17,7 @@ import structlog
 from app.environments.base import Route, Snapshot, Tags, Ticket, Times
 from app.environments.disk_watch import DiskWatch, limit_of
 from app.environments.host_slots import Gate, HostGate, turn
+from app.environments.living import give_up
 from app.environments.oci.body import Body, Site
 from app.environments.oci.environment import OciEnvironment
 from app.environments.oci.images import OciImages
@@ -168,7 +169,7 @@ class OciProvider:
                 self.store.note_unkept(key, image.id)
                 log.info("environment.setup_not_kept", environment=environment.id, reason=reason)
         except BaseException:
-            environment.destroy()
+            give_up(environment)
             raise
 
     def _set_up(self, order: Order, image: StoredImage) -> OciEnvironment:
@@ -177,7 +178,7 @@ class OciProvider:
             with order.times.measure("set_up"):
                 carry_out(order.spec.setup, environment, order.deadline)
         except BaseException:
-            environment.destroy()
+            give_up(environment)
             raise
         return environment
 
@@ -208,7 +209,7 @@ class OciProvider:
             if not site.records.exists(identity):  # a sweeper was here meanwhile, and could not see all of it
                 raise EnvironmentVanished(f"environment {identity[:12]} was removed while it started.")
         except BaseException:
-            environment.destroy()
+            give_up(environment)
             raise
         return environment
 
@@ -223,7 +224,7 @@ class OciProvider:
         try:
             self._watch.watch(environment, limit_of(spec))
         except BaseException:
-            environment.destroy()
+            give_up(environment)
             raise
         environment.times.taken(ticket.asked)
         log.info("environment.taken_over", environment=environment.id, image=spec.label)
@@ -251,7 +252,7 @@ class OciProvider:
 def remove_snapshot(home: Path, key: str) -> None:
     """See `ImageStore.remove_snapshot`. Raises: EnvironmentFailed: it cannot be told what is in use, or it stays."""
     try:
-        ImageStore(home).remove_snapshot(key, keep=Records(home).layers_in_use())
+        ImageStore(home).remove_snapshot(key, keep=Records(home).layers_in_use)
     except OSError as error:
         raise EnvironmentFailed(f"snapshot {key} could not be removed: {error}.") from error
 

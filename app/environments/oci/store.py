@@ -15,7 +15,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -36,6 +36,8 @@ _NAME = 24
 
 
 _OWNED = "owned"
+InUse = Callable[[], set[str]]
+"""The names of layers that something stands on: asked for when nothing can begin to, so that none is missing."""
 _UNKEPT_S = 24 * 3600.0
 """So long a set-up is not tried to be kept again: it may have been a moment's bad luck."""
 
@@ -269,55 +271,59 @@ class ImageStore:
         with self._locked(fcntl.LOCK_SH):
             yield
 
-    def remove(self, image_id: str, *, keep: set[str]) -> int:
+    def remove(self, image_id: str, *, keep: InUse) -> int:
         """Forget an image with its snapshots, and the layers that nothing else needs; how many bytes are free now.
 
         Snapshots that have an owner stay, with all that they stand on. keep: layers in use (`Records.layers_in_use`).
         An image that is in use stays: 0.
         """
         with self._locked(fcntl.LOCK_EX):
+            in_use = keep()
             told = {file: _described(file) for file in self._snapshot_files()}
             snapshots = [file for file, one in told.items() if one.get("id") == image_id and _OWNED not in one]
             mine = [self._image_file(image_id), *snapshots]
             others = {name for file in self._image_files() if file != mine[0] for name in _names(file)}
-            if {name for file in mine for name in _names(file)} & keep - others:
+            if {name for file in mine for name in _names(file)} & in_use - others:
                 return 0
             unkept = [file for file in self._unkept_files() if _read(file, "") == image_id]
             for file in (*mine, *unkept):
                 file.unlink(missing_ok=True)
-            return self._drop(keep)
+            return self._drop(in_use)
 
-    def remove_setup(self, name: str, *, keep: set[str]) -> int:
+    def remove_setup(self, name: str, *, keep: InUse) -> int:
         """Forget what a set-up made, by its name in `listed`; how many bytes are free now. One in use stays: 0."""
         with self._locked(fcntl.LOCK_EX):
+            in_use = keep()
             file = self._root / "snapshots" / f"{name}.json"
-            if set(_described(file).get("layers", ())[-1:]) & keep:
+            if set(_described(file).get("layers", ())[-1:]) & in_use:
                 return 0
             file.unlink(missing_ok=True)
-            return self._drop(keep)
+            return self._drop(in_use)
 
-    def remove_snapshot(self, key: str, *, keep: set[str]) -> int:
+    def remove_snapshot(self, key: str, *, keep: InUse) -> int:
         """Nobody gets this snapshot any more; how many bytes are free now. Files in use stay until a later call."""
         with self._locked(fcntl.LOCK_EX):
+            in_use = keep()
             file = self._snapshot_file(key)
             told = _described(file)
-            if set(told.get("layers", ())[-1:]) & keep:
+            if set(told.get("layers", ())[-1:]) & in_use:
                 if _OWNED in told and not told[_OWNED]["removed"]:
                     _write(file, json.dumps({**told, _OWNED: {**told[_OWNED], "removed": True}}))
                 return 0
             file.unlink(missing_ok=True)
-            return self._drop(keep)
+            return self._drop(in_use)
 
-    def tidy(self, *, keep: set[str]) -> int:
+    def tidy(self, *, keep: InUse) -> int:
         """Remove what killed processes left, unfinished images too, and layers of none; bytes that are free now."""
         with self._locked(fcntl.LOCK_EX):
+            in_use = keep()
             for file in self._image_files():
                 self._drop_unfinished(file)
             for left in self.layers.glob(".old-*"):
                 trees.remove(left)
             for unfinished in self.layers.glob(".new-*"):
                 self._drop_layer(unfinished, unfinished.name.removeprefix(".new-"))
-            return self._drop(keep)
+            return self._drop(in_use)
 
     def _drop_unfinished(self, file: Path) -> None:
         if self._loaded(file) is not None:
