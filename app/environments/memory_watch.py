@@ -14,6 +14,10 @@ from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _LONGEST_BYTES = 4096
+_MOST = ("memory.max_usage_in_bytes", "memory.memsw.max_usage_in_bytes")
+_UNLIMITED = 1 << 60
+_NEAR_BYTES = 4 << 20
+"""What was asked for last is not among the most that was used: a huge page, and what processors have in hand."""
 
 
 class MemoryWatch:
@@ -74,27 +78,33 @@ class _Counter:
                 self._handle = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC)
                 self._close = finalizer = weakref.finalize(self, os.close, self._handle)
                 finalizer.atexit = False
-            content = os.pread(self._handle, _LONGEST_BYTES, 0)
-            kills = _kills(content)
-            return 0 if kills and not self._reached(content) else kills
+            kills = _kills(os.pread(self._handle, _LONGEST_BYTES, 0))
+            return 0 if kills and not _was_full(self._file.parent) else kills
         except (OSError, ValueError, IndexError):
             return None
-
-    def _reached(self, content: bytes) -> bool:
-        """Whether the group ever was at a limit of its own: where the whole host was short, the kill is not the task's.
-
-        Version 2 counts that beside the kills, version 1 in files of its own; where nobody shows it: yes.
-        """
-        if (reached := _number(content, b"\noom ")) is not None:
-            return reached > 0
-        refused = [self._file.with_name(name) for name in ("memory.failcnt", "memory.memsw.failcnt")]
-        found = [int(one.read_text()) for one in refused if one.exists()]
-        return not found or any(found)
 
     def close(self) -> None:
         self._closed = True
         if self._close is not None:
             self._close()
+
+
+def _was_full(group: Path) -> bool:
+    """Whether a group ever was at its limit, or at that of the first above it that has one.
+
+    Where it never was, the whole host was short of memory, and the kill is not the task's. Yes, where nobody shows it.
+    """
+    for place in (group, *group.parents):
+        if (limits := place / "memory.max").exists():
+            if limits.read_text().strip() != "max":
+                return bool(_number((place / "memory.events").read_bytes(), b"\noom "))
+        elif (limits := place / "memory.limit_in_bytes").exists():
+            if (limit := int(limits.read_text())) < _UNLIMITED:
+                most = [place / name for name in _MOST if (place / name).exists()]
+                return any(int(one.read_text()) >= limit - _NEAR_BYTES for one in most)
+        else:
+            break
+    return True
 
 
 def _kills(content: bytes) -> int | None:

@@ -111,19 +111,29 @@ def test_the_count_is_of_all_kills_whether_told_or_not(counter: Counter) -> None
     assert MemoryWatch(None, lambda: 7).count() == 7
 
 
+@pytest.mark.parametrize("nested", [False, True], ids=["limited-itself", "limited-above"])
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_kill_of_a_group_that_never_was_at_its_limit_is_the_hosts_doing(tmp_path: Path, version: int) -> None:
-    file = tmp_path / "counter"
+def test_a_kill_of_a_group_that_never_was_at_its_limit_is_the_hosts_doing(
+    tmp_path: Path, version: int, nested: bool
+) -> None:
+    own = tmp_path / "nested" if nested else tmp_path
+    own.mkdir(exist_ok=True)
+    file = own / ("memory.oom_control" if version == 1 else "memory.events")
 
-    def show(reached: int) -> None:
-        file.write_text("under_oom 0\noom_kill 2\n" if version == 1 else f"low 0\noom {reached}\noom_kill 2\n")
-        if version == 1:
-            (tmp_path / "memory.failcnt").write_text("0\n")
-            (tmp_path / "memory.memsw.failcnt").write_text(f"{reached}\n")
+    def show(full: bool) -> None:
+        most = (256 << 20) - (1 << 20 if full else 64 << 20)
+        for folder, limited in ((own, False), (tmp_path, True)):
+            if version == 1:
+                (folder / "memory.oom_control").write_text("under_oom 0\noom_kill 2\n")
+                (folder / "memory.limit_in_bytes").write_text(f"{256 << 20 if limited else 9223372036854771712}\n")
+                (folder / "memory.max_usage_in_bytes").write_text(f"{most}\n")
+            else:
+                (folder / "memory.events").write_text(f"low 0\noom {int(full and limited)}\noom_kill 2\n")
+                (folder / "memory.max").write_text(f"{256 << 20}\n" if limited else "max\n")
 
-    show(0)
+    show(full=False)
     watch = MemoryWatch(file, _none)
     assert (watch.killed(suspected=True), watch.count()) == (False, 0)
-    show(1)
+    show(full=True)
     assert (watch.killed(suspected=True), watch.count()) == (True, 2)
     watch.close()
