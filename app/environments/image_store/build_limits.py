@@ -118,9 +118,8 @@ class BuildWatch:
         try:
             with self._engine.named(f"look for {container}", EnvironmentFailed):
                 about = api.inspect_container(container)
-                told, ours = about["HostConfig"], self._limits.parameters
-                # An engine that cannot limit one of them has 0 there.
-                if told["Memory"] not in (ours["memory"], 0) or told["CpuQuota"] not in (ours["cpuquota"], 0):
+                told = about["HostConfig"]
+                if (told["Memory"], told["CpuQuota"]) != self._told_as():
                     log.debug("build.not_a_step", build=self._doing, container=container)
                     return  # no container of this build: a step has printed that line
                 url = f"{api.base_url}/v{api.api_version}/containers/{about['Id']}/update"
@@ -131,6 +130,14 @@ class BuildWatch:
             log.debug("build.step_not_seen", build=self._doing, reason=str(error))
             return
         self._step = str(about["Id"]), places_of(about)
+
+    def _told_as(self) -> tuple[int, int]:
+        """A step's limits as its container has them: an engine that cannot hold one of them has 0 there."""
+        ours, able = self._limits.parameters, self._engine.about
+        return (
+            ours["memory"] if able.get("MemoryLimit", True) else 0,
+            ours["cpuquota"] if able.get("CpuCfsQuota", True) else 0,
+        )
 
     # --- The disk -------------------------------------------------------------------------------------------------
 
