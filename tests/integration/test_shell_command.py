@@ -263,7 +263,7 @@ def test_what_a_killed_one_leaves_lives_by_its_deadline_alone(
     terminal.type(b"echo up-$((1+1))\n")
     terminal.until(b"up-2")
     time.sleep(3.5)  # older than what a sweeper takes for just made
-    assert Sweeper(settings).sweep(live_instances=set()) == 0
+    assert Sweeper(settings).sweep(live_instances=set()).removed == 0
     terminal.type(b"echo on-$((1+1))\n")
     terminal.until(b"on-2")
     terminal.process.kill()
@@ -271,7 +271,7 @@ def test_what_a_killed_one_leaves_lives_by_its_deadline_alone(
     assert len(left(settings)) == 1
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + 600 + 300 + 100 + 120)
-    assert Sweeper(settings).sweep(live_instances=set()) == 1
+    assert Sweeper(settings).sweep(live_instances=set()).removed == 1
     monkeypatch.undo()
     assert settled(settings) == []
 
