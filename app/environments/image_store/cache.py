@@ -143,6 +143,6 @@ class ImageCache:
             used_again = self.book.entry(image.id).used_at > image.held.used_at
             if not free or used_again or not self._stock.remove(image):
                 return False
-            if self._stock.keeps_book:
+            if self._stock.is_all:
                 self.book.forget(image.id)
             return True

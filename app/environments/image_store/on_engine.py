@@ -35,7 +35,7 @@ _NO_LAYER = (
 class OnEngine:
     """Implements `Stock`. What of an image lies unpacked beside the engine goes with it, its set-ups there before."""
 
-    keeps_book = True
+    is_all = True
 
     def __init__(self, settings: Settings, book: Book) -> None:
         self._settings = settings

@@ -35,8 +35,10 @@ class Stock(Protocol):
     Raises (every method): EngineUnavailable, EnvironmentFailed, ImageUnavailable.
     """
 
-    keeps_book: bool
-    """Whether what is known of an image goes with it: not where an engine that is away for now may have it, too."""
+    @property
+    def is_all(self) -> bool:
+        """Whether an image that goes from here has gone: an engine that is away for now may have it, too."""
+        ...
 
     def images(self) -> list[Here]:
         """Everything that is here, and what we know of it."""

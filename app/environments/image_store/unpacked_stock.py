@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
+from app.environments.engine import url_of
 from app.environments.image_store import unpacked
 from app.environments.image_store.book import Book, Entry
 from app.environments.image_store.eviction import Held, Layer
@@ -27,8 +30,6 @@ _SET_UP = "setup:"
 class Unpacked:
     """Implements `Stock`. All of it we have brought here, but what came from an engine that is no more."""
 
-    keeps_book = False
-
     def __init__(self, settings: Settings, book: Book) -> None:
         self._settings = settings
         self._home = settings.home.resolve()
@@ -39,6 +40,10 @@ class Unpacked:
         from app.environments.oci.store import ImageStore
 
         return ImageStore(self._home)
+
+    @property
+    def is_all(self) -> bool:
+        return not Path(urlsplit(url_of(self._settings)).path).exists()
 
     def images(self) -> list[Here]:
         store, entries = self._store, self._book.entries()
