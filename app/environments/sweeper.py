@@ -20,7 +20,7 @@ from app.environments import snapshots
 from app.environments.compose.sweeping import shared
 from app.environments.engine import ROLE, Engine, engine_of
 from app.environments.listing import READY, attempt_in, label_id, label_ready, labels_of, listed, unix_of
-from app.environments.local import OWNER, end
+from app.environments.local import OWNER, end, nobodys
 from app.environments.oci import Records, remove_abandoned
 from app.environments.oci import end as end_environment
 from app.environments.oci.records import Record
@@ -159,6 +159,8 @@ class Sweeper:
             one = _Found(file.parent.name, labels, made, _deadline_of(labels))
             if ours and one.doomed(owners):
                 self._remove(ObjectKind.FOLDER, one, partial(end, file.parent))
+        for folder in nobodys(self._settings.home):
+            self._remove(ObjectKind.FOLDER, _Found(folder.name, {}, time.time(), 0.0), partial(end, folder))
 
     def _sweep_engineless(self, owners: _Owners) -> None:
         """What stands here without an engine."""

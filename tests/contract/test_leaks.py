@@ -20,6 +20,7 @@ import pytest
 
 from app.environments.base import Environment, EnvironmentProvider
 from app.environments.engine import engine_of
+from app.environments.local import folder as local_folder
 from app.environments.oci import records
 from app.environments.sweeper import Sweeper
 from app.environments.ways import mounted
@@ -362,6 +363,7 @@ def test_a_maker_that_is_killed_leaves_nothing_after_a_sweep(
     # A folder of a start that was cut short is nobody's until it is old; then the next maker removes it.
     monkeypatch.setattr(mounted, "_STALE_S", 0.0)
     monkeypatch.setattr(records, "_YOUNG_S", 0.0)
+    monkeypatch.setattr(local_folder, "_YOUNG_S", 0.0)
     if ground.kind == "docker":
         mounted.MountedHelper(engine_of(settings), settings.home)
     provider.sweep(installation=settings.installation)

@@ -102,3 +102,15 @@ def test_the_sweeper_takes_overdue_snapshots_and_halves_of_them(tmp_path: Path) 
     environment.destroy()
     assert Sweeper(settings).sweep(set(), ended=[owner.instance_id]).removed == 1
     assert list(half.parent.iterdir()) == []
+
+
+def test_what_a_killed_maker_or_ender_left_without_a_word_whose_it_is_goes_when_it_is_old(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path / "h", docker_url="unix:///nonexistent/d.sock")
+    young, bare, half = (settings.home / "local" / name for name in ("young", "bare", "half"))
+    for folder in (young, bare, half):
+        (folder / "root").mkdir(parents=True)
+    (half / "owner.json").write_text('{"megafl')
+    for folder in (bare, half):
+        os.utime(folder, (time.time() - 120, time.time() - 120))
+    assert Sweeper(settings).sweep(set()).removed == 2
+    assert [path.name for path in young.parent.iterdir()] == ["young"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.environments.local.environment import LocalEnvironment
-from app.environments.local.folder import ENVIRONMENT, OWNER, end
+from app.environments.local.folder import ENVIRONMENT, OWNER, end, nobodys
 from app.environments.local.provider import LocalProvider
 
-__all__ = ["ENVIRONMENT", "OWNER", "LocalEnvironment", "LocalProvider", "end"]
+__all__ = ["ENVIRONMENT", "OWNER", "LocalEnvironment", "LocalProvider", "end", "nobodys"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -22,6 +23,8 @@ ENVIRONMENT = "_MF_ENVIRONMENT"
 OWNER = "owner.json"
 """File beside the folder of an environment that says whose it is."""
 _FOLDERS = {"TESTS_DIR": "tests", "LOGS_DIR": "logs", "SOLUTION_DIR": "solution"}
+_YOUNG_S = 60.0
+"""So long a folder is taken for one that is being made."""
 
 
 def variables_of(root: Path, spec: EnvironmentSpec) -> dict[str, str]:
@@ -67,6 +70,24 @@ def copy(tree: Path, root: Path, deadline: float) -> None:
         if no_space(reason):
             raise DiskFull(f"no space for an environment: {reason}; free some under MEGAFLOW_HOME.") from error
         raise EnvironmentFailed(f"{tree} could not be copied: {reason}") from error
+
+
+def installation_of(folder: Path) -> str | None:
+    """Whose it is; None while, or since, it does not say."""
+    try:
+        return str(json.loads((folder / OWNER).read_text())["megaflow"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def nobodys(home: Path) -> list[Path]:
+    """What a maker left that was killed before it could say whose it is, or somebody amid its end; old ones alone."""
+    found = []
+    for folder in (home / "local").glob("*"):
+        with suppress(OSError):  # going
+            if installation_of(folder) is None and time.time() - folder.stat().st_mtime > _YOUNG_S:
+                found.append(folder)
+    return found
 
 
 def end(folder: Path) -> None:

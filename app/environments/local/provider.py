@@ -24,7 +24,7 @@ from app.environments.image_store.arrival import Arrival, tell
 from app.environments.living import give_up
 from app.environments.local.carrier import Carrier
 from app.environments.local.environment import LocalEnvironment
-from app.environments.local.folder import OWNER, copy, end, lay_out, variables_of
+from app.environments.local.folder import OWNER, copy, end, installation_of, lay_out, nobodys, variables_of
 from app.environments.local.snapshots import Snapshots
 from app.environments.processes import COMMAND, HostView, Tree, kill_tree
 from app.environments.setting_up import carry_out
@@ -131,9 +131,12 @@ class LocalProvider:
         removed = []
         for owner in (self._settings.home / "local").glob(f"*/{OWNER}"):
             name = owner.parent.name
-            if json.loads(owner.read_text())["megaflow"] == installation and not (keep or {}).get(name, False):
+            if installation_of(owner.parent) == installation and not (keep or {}).get(name, False):
                 end(owner.parent)
                 removed.append(name)
+        for folder in nobodys(self._settings.home):
+            end(folder)
+            removed.append(folder.name)
         for one in self._snapshots.kept():
             if one.labels.get("megaflow") == installation and not (keep or {}).get(one.id, False):
                 self._snapshots.remove(one.id)
