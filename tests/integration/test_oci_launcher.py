@@ -152,11 +152,11 @@ def layer(tmp_path: Path, fill: Callable[[Path], object]) -> Path:
 @pytest.mark.parametrize(
     ("link", "workdir", "found"),
     [
-        ("/var/nowhere", "/work", "/var/nowhere"),
-        ("nowhere/deep", "/work/inside", "/nowhere/deep/inside"),
-        ("../../../../etc", "/work/made", "/etc/made"),
-        ("/proc/self/root/tmp", "/work", "/tmp"),
-        ("work", "/work", None),
+        ("/var/nowhere", "/place", "/var/nowhere"),
+        ("nowhere/deep", "/place/inside", "/nowhere/deep/inside"),
+        ("../../../../etc", "/place/made", "/etc/made"),
+        ("/proc/self/root/tmp", "/place", "/tmp"),
+        ("place", "/place", None),
     ],
 )
 def test_a_working_folder_is_found_behind_links_and_never_outside(
@@ -168,7 +168,7 @@ def test_a_working_folder_is_found_behind_links_and_never_outside(
     workdir: str,
     found: str | None,
 ) -> None:
-    extra = layer(tmp_path, lambda folder: (folder / "work").symlink_to(link))
+    extra = layer(tmp_path, lambda folder: (folder / "place").symlink_to(link))
     image_id = add_image(oci.store, {"sha256:programs": oci_programs, "sha256:link": extra})
     spec = EnvironmentSpec(image=image_id, workdir=workdir)
     if found is None:
@@ -183,10 +183,10 @@ def test_a_working_folder_is_found_behind_links_and_never_outside(
 def test_a_file_in_the_place_of_the_working_folder_is_named(
     oci: OciProvider, oci_programs: Path, oci_settings: Settings, tmp_path: Path
 ) -> None:
-    extra = layer(tmp_path, lambda folder: (folder / "work").write_text("a file"))
+    extra = layer(tmp_path, lambda folder: (folder / "place").write_text("a file"))
     image_id = add_image(oci.store, {"sha256:programs": oci_programs, "sha256:file": extra})
-    with pytest.raises(EnvironmentFailed, match="/work"):
-        oci.create(EnvironmentSpec(image=image_id, workdir="/work/x"), tags(oci_settings.installation), timeout_s=30)
+    with pytest.raises(EnvironmentFailed, match="/place"):
+        oci.create(EnvironmentSpec(image=image_id, workdir="/place/x"), tags(oci_settings.installation), timeout_s=30)
     assert left_over(oci_settings.home) == []
 
 
