@@ -12,13 +12,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from app.artifacts import open_store
+from app.cli import submission_options as options
 from app.cli.show import as_json, clock, console, errors, memory_lines, results_table, runs_table, say, states, summary
 from app.client import MegaFlow, Run, as_completed
 from app.errors import AmbiguousName, UnknownName
 from app.ledger import events, results
 from app.models.outcome import Artifact, ArtifactKind, Phase, TaskResult
-from app.models.overrides import EnvironmentOverrides
-from app.models.spec import EnvironmentKind, Mode, ModelChoice, Network, Reuse
+from app.models.spec import EnvironmentKind, Mode
 from app.models.states import TaskState
 
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
@@ -33,39 +33,28 @@ def submit(
     dataset: Annotated[
         str, typer.Argument(help="A JSONL file of SWE-bench rows, a task folder or a folder of them, or `demo`.")
     ],
-    agent: Annotated[
-        str, typer.Option(help="A name of `megaflow agents list`, several with commas between, or `all` frameworks.")
-    ],
-    mode: Annotated[Mode, typer.Option(help="Where to run.")] = Mode.AUTO,
-    model: Annotated[str | None, typer.Option(help="Model name at the endpoint; default: the replay engine.")] = None,
-    base_url: Annotated[str | None, typer.Option(help="OpenAI-compatible base URL; default: the settings'.")] = None,
-    api_key_env: Annotated[str | None, typer.Option(help="Name of the variable that holds the key.")] = None,
-    replicas: Annotated[int, typer.Option(min=1, help="Tasks per dataset entry.")] = 1,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N entries.")] = None,
-    task: Annotated[list[str] | None, typer.Option(help="Only this entry; may be repeated.")] = None,
-    environment: Annotated[EnvironmentKind, typer.Option(help="`local` has no isolation.")] = EnvironmentKind.DOCKER,
-    network: Annotated[Network | None, typer.Option(help="What tasks may reach, whatever they say.")] = None,
-    allow_host: Annotated[
-        list[str] | None, typer.Option(help="A host of the network `allowlist`; may be repeated.")
-    ] = None,
-    reuse: Annotated[Reuse | None, typer.Option(help="Which environments they may have, whatever they say.")] = None,
-    setup: Annotated[
-        list[str] | None, typer.Option(help="A set-up command, after the task's own; may be repeated.")
-    ] = None,
-    disk: Annotated[int | None, typer.Option(min=64, help="MiB that a task may write, whatever it says.")] = None,
+    agent: options.AgentOption,
+    mode: options.ModeOption = Mode.AUTO,
+    model: options.ModelOption = None,
+    base_url: options.BaseUrlOption = None,
+    api_key_env: options.ApiKeyEnvOption = None,
+    replicas: options.ReplicasOption = 1,
+    limit: options.LimitOption = None,
+    task: options.TaskOption = None,
+    environment: options.EnvironmentOption = EnvironmentKind.DOCKER,
+    network: options.NetworkOption = None,
+    allow_host: options.AllowHostOption = None,
+    reuse: options.ReuseOption = None,
+    setup: options.SetupOption = None,
+    disk: options.DiskOption = None,
     name: Annotated[str, typer.Option(help="A name for the run.")] = "",
-    user: Annotated[str, typer.Option(help="On whose account.")] = "default",
-    priority: Annotated[int, typer.Option(help="Higher goes first.")] = 0,
+    user: options.UserOption = "default",
+    priority: options.PriorityOption = 0,
     idempotency_key: Annotated[str | None, typer.Option(help="The same key submits once.")] = None,
-    resource_class: Annotated[str, typer.Option("--class", help="Resource class; `megaflow classes`.")] = "standard",
-    deadline: Annotated[
-        float | None, typer.Option(min=0.001, help="Seconds from now; what has not ended then, expires.")
-    ] = None,
+    resource_class: options.ClassOption = "standard",
+    deadline: options.DeadlineOption = None,
     delay: Annotated[float, typer.Option(min=0, help="Seconds from now before which nothing runs.")] = 0.0,
-    budget: Annotated[
-        float | None,
-        typer.Option(min=0.000001, help="US dollars for model calls; the run is paused when they are spent."),
-    ] = None,
+    budget: options.BudgetOption = None,
     wait: Annotated[bool, typer.Option("--wait", help="Show progress until all have ended.")] = False,
     timeout: Annotated[float | None, typer.Option(help="Seconds to wait at most.")] = None,
     json: Json = False,
@@ -74,7 +63,7 @@ def submit(
     from app.workers import evaluations
     from app.workers.evaluations import Submission
 
-    chosen = ModelChoice(name=model, base_url=base_url, api_key_env=api_key_env) if model else None
+    chosen = options.model_of(model, base_url, api_key_env)
     with MegaFlow() as flow:
         accepted = evaluations.submit(
             Submission(
@@ -93,13 +82,7 @@ def submit(
                 deadline_s=deadline,
                 delay_s=delay,
                 budget_usd=budget,
-                overrides=EnvironmentOverrides(
-                    network=network,
-                    allowed_hosts=tuple(allow_host or ()),
-                    reuse=reuse,
-                    setup=tuple(setup or ()),
-                    disk_bytes=None if disk is None else disk << 20,
-                ),
+                overrides=options.overrides_of(network, allow_host, reuse, setup, disk),
             ),
             flow.settings,
             flow.database,

@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from app.cli import submission_options as options
 from app.cli.show import as_json, console
 from app.client import MegaFlow
 from app.ledger import schedules
-from app.models.spec import EnvironmentKind, Mode, ModelChoice
+from app.models.spec import EnvironmentKind, Mode
 from app.scheduling.calendar import Misfire, check_cron
 
 schedule = typer.Typer(help="Recurring evaluations, kept in PostgreSQL and started by beat.", no_args_is_help=True)
@@ -26,12 +27,25 @@ def add(
     name: Annotated[str, typer.Argument(help="A name of its own.")],
     cron: Annotated[str, typer.Argument(help="Five fields, UTC, e.g. '0 3 * * *'.")],
     dataset: Annotated[str, typer.Argument(help="As for submit; read anew at every firing, by the control worker.")],
-    agent: Annotated[str, typer.Option()],
-    mode: Annotated[Mode, typer.Option()] = Mode.AUTO,
-    model: Annotated[str | None, typer.Option()] = None,
-    replicas: Annotated[int, typer.Option(min=1)] = 1,
-    limit: Annotated[int | None, typer.Option(min=1)] = None,
-    environment: Annotated[EnvironmentKind, typer.Option()] = EnvironmentKind.DOCKER,
+    agent: options.AgentOption,
+    mode: options.ModeOption = Mode.AUTO,
+    model: options.ModelOption = None,
+    base_url: options.BaseUrlOption = None,
+    api_key_env: options.ApiKeyEnvOption = None,
+    replicas: options.ReplicasOption = 1,
+    limit: options.LimitOption = None,
+    task: options.TaskOption = None,
+    environment: options.EnvironmentOption = EnvironmentKind.DOCKER,
+    network: options.NetworkOption = None,
+    allow_host: options.AllowHostOption = None,
+    reuse: options.ReuseOption = None,
+    setup: options.SetupOption = None,
+    disk: options.DiskOption = None,
+    user: options.UserOption = "default",
+    priority: options.PriorityOption = 0,
+    resource_class: options.ClassOption = "standard",
+    deadline: options.DeadlineOption = None,
+    budget: options.BudgetOption = None,
     misfire: Annotated[
         Misfire, typer.Option(help="Missed due times: skip them, or run the latest once.")
     ] = Misfire.SKIP,
@@ -41,7 +55,7 @@ def add(
     from app.workers.evaluations import Submission
 
     due_at = check_cron(cron, datetime.now(UTC))
-    chosen = ModelChoice(name=model) if model else None
+    chosen = options.model_of(model, base_url, api_key_env)
     submission = Submission(
         dataset=dataset,
         agent=agent,
@@ -49,11 +63,18 @@ def add(
         model=chosen,
         replicas=replicas,
         limit=limit,
+        only=tuple(task or ()),
         environment=environment,
+        user_name=user,
+        priority=priority,
         name=name,
+        resource_class=resource_class,
+        deadline_s=deadline,
+        budget_usd=budget,
+        overrides=options.overrides_of(network, allow_host, reuse, setup, disk),
     )
     with MegaFlow() as flow:
-        tasks = evaluations.specs_of(submission, flow.settings)  # a dataset that cannot be read is refused now
+        tasks = evaluations.trial(submission, flow.settings, flow.database)  # what could never run is refused now
         kept = submission.model_dump(mode="json", exclude={"dataset"})
         schedules.add(flow.database, name=name, cron=cron, dataset=dataset, submission=kept, misfire=misfire)
     console.print(f"schedule {name!r}: {len(tasks)} tasks, next at {due_at:%Y-%m-%d %H:%M} UTC")

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import structlog
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from app.agents import catalogue
 from app.agents.external import known_agents
@@ -16,7 +16,7 @@ from app.artifacts.bundles import store_bundle
 from app.datasets import load
 from app.datasets.base import Reading
 from app.errors import DatabaseUnavailable, MegaFlowError, SpecInvalid
-from app.ledger import accept, schedules
+from app.ledger import accept, classes, schedules
 from app.ledger.accept import Accepted, NewRun
 from app.ledger.database import Database
 from app.ledger.schedules import ScheduleRow
@@ -137,6 +137,17 @@ def submit(
     return accept.accept(database, new, settings)
 
 
+def trial(submission: Submission, settings: Settings, database: Database) -> list[TaskSpec]:
+    """What a submission would accept now, with everything but accepting it.
+
+    Raises: as `submit`.
+    """
+    specs = specs_of(submission, settings)
+    with database.begin() as connection:
+        classes.check(connection, settings, {(spec.mode, spec.resource_class) for spec in specs})
+    return specs
+
+
 def _after(seconds: float) -> datetime:
     return datetime.now(UTC) + timedelta(seconds=seconds)
 
@@ -176,7 +187,7 @@ class Calendar:
         except DatabaseUnavailable as error:  # says nothing about the schedule: what is unfinished is fired again
             log.warning("schedule.postponed", schedule=schedule.name, due_at=str(due_at), error=str(error))
             return
-        except MegaFlowError as error:
+        except (MegaFlowError, ValidationError) as error:  # also what a newer or an older release wrote down
             log.warning("schedule.failed", schedule=schedule.name, due_at=str(due_at), error=str(error))
             schedules.note(self._database, schedule.id, due_at, run_id=None, failure=str(error))
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from uuid import UUID
 
@@ -29,13 +29,6 @@ from tests.services import MakeSettings
 @pytest.fixture
 def settings(make_settings: MakeSettings) -> Settings:
     return make_settings(ephemeral_capacity=2, persistent_instances=1, retry_base_s=0.0, audit_s=0.2)
-
-
-@pytest.fixture
-def database(settings: Settings) -> Iterator[Database]:
-    found = Database(settings.database())
-    yield found
-    found.close()
 
 
 def look(database: Database, settings: Settings, seen: Look | None = None) -> Look:

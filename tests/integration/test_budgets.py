@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -16,13 +15,6 @@ from app.ledger.database import Database
 from app.models.endings import EndReason
 from tests.building import a_spec
 from tests.integration.rows import a_call, a_run, a_task, an_attempt, insert, one
-
-
-@pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
-    found = Database(database_url)
-    yield found
-    found.close()
 
 
 def paused(database: Database) -> dict[str, str]:

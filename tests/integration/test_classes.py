@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,13 +23,6 @@ from tests.services import MakeSettings
 @pytest.fixture
 def settings(make_settings: MakeSettings) -> Settings:
     return make_settings(ephemeral_capacity=7, persistent_instances=2, persistent_slots=3)
-
-
-@pytest.fixture
-def database(settings: Settings) -> Iterator[Database]:
-    found = Database(settings.database())
-    yield found
-    found.close()
 
 
 def offers(database: Database, settings: Settings) -> dict[str, Offer]:

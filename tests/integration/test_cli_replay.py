@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import UUID
@@ -30,18 +30,6 @@ from tests.building import a_spec, a_task, dispatched, ready_instance
 from tests.services import MakeSettings
 
 PATCH = b"--- a/x\n+++ b/x\n"
-
-
-@pytest.fixture
-def settings(make_settings: MakeSettings) -> Settings:
-    return make_settings()
-
-
-@pytest.fixture
-def database(settings: Settings) -> Iterator[Database]:
-    opened = Database(settings.database())
-    yield opened
-    opened.close()
 
 
 class Commands:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
 from typing import Any
 from urllib.request import urlopen
 from uuid import UUID
@@ -23,19 +22,6 @@ from app.settings import Settings
 from app.workers.metrics import LedgerCollector, exposition, serve
 from tests.integration import rows
 from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance
-from tests.services import MakeSettings
-
-
-@pytest.fixture
-def settings(make_settings: MakeSettings) -> Settings:
-    return make_settings()
-
-
-@pytest.fixture
-def database(settings: Settings) -> Iterator[Database]:
-    found = Database(settings.database())
-    yield found
-    found.close()
 
 
 def used(

@@ -25,13 +25,6 @@ def settings(make_settings: MakeSettings) -> Settings:
 
 
 @pytest.fixture
-def database(settings: Settings) -> Iterator[Database]:
-    found = Database(settings.database())
-    yield found
-    found.close()
-
-
-@pytest.fixture
 def leader(database: Database) -> Iterator[Leadership]:
     """Somebody dispatches."""
     found = Leadership(database, DISPATCHER)

@@ -67,13 +67,6 @@ def settings(make_settings: MakeSettings) -> Settings:
     return make_settings(image_prefetch=0, warm_environments=0, sweep_s=0.5)
 
 
-@pytest.fixture
-def database(settings: Settings) -> Iterator[Database]:
-    found = Database(settings.database())
-    yield found
-    found.close()
-
-
 def until(true: Callable[[], object], what: str) -> None:
     give_up = time.monotonic() + SOON_S
     while not true():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 
 import pytest
 
@@ -20,19 +19,6 @@ from app.models.spec import Build, EnvironmentSpec, Mode, TaskSpec
 from app.settings import Settings
 from app.workers.image_care import StandingGate, prefetcher
 from tests.building import a_task
-from tests.services import MakeSettings
-
-
-@pytest.fixture
-def settings(make_settings: MakeSettings) -> Settings:
-    return make_settings()
-
-
-@pytest.fixture
-def database(settings: Settings) -> Iterator[Database]:
-    found = Database(settings.database())
-    yield found
-    found.close()
 
 
 def test_a_place_is_one_of_the_fleets_and_lives_on_for_as_long_as_it_is_held(database: Database) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 from sqlalchemy import event
 
 from app.ledger import accept, pauses, quotas
@@ -17,19 +14,6 @@ from app.scheduling.dispatcher import Dispatcher
 from app.settings import Settings
 from tests.building import a_task, dispatched
 from tests.integration import rows
-from tests.services import MakeSettings
-
-
-@pytest.fixture
-def settings(make_settings: MakeSettings) -> Settings:
-    return make_settings()
-
-
-@pytest.fixture
-def database(settings: Settings) -> Iterator[Database]:
-    found = Database(settings.database())
-    yield found
-    found.close()
 
 
 def spec(image: str, kind: EnvironmentKind = EnvironmentKind.DOCKER) -> TaskSpec:

@@ -14,7 +14,7 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -46,14 +46,6 @@ from app.workers.gates import LedgerGate
 from tests.building import RETRY, claimed, new_id
 from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, facts, insert, one
 from tests.services import MakeSettings
-
-
-@pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
-    database = Database(database_url)
-    yield database
-    database.close()
-
 
 # --- Quotas ---------------------------------------------------------------------------------------------------------
 

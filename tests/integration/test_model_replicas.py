@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 
 import pytest
 from typer.testing import CliRunner
@@ -19,13 +18,6 @@ from tests.integration.rows import facts
 from tests.services import MakeSettings
 
 ONE, TWO = "http://one.engine.test:8000/v1", "http://two.engine.test:8000/v1"
-
-
-@pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
-    found = Database(database_url)
-    yield found
-    found.close()
 
 
 def _urls(database: Database, model: str) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -17,13 +16,6 @@ from app.models.model_calls import ModelSession
 from app.models.outcome import Phase, Verdict
 from tests.building import claimed
 from tests.integration.rows import a_call, ago
-
-
-@pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
-    found = Database(database_url)
-    yield found
-    found.close()
 
 
 def session(database: Database, token: str) -> ModelSession | None:

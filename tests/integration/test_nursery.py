@@ -47,13 +47,6 @@ def settings(make_settings: MakeSettings) -> Settings:
 
 
 @pytest.fixture
-def database(settings: Settings) -> Iterator[Database]:
-    found = Database(settings.database())
-    yield found
-    found.close()
-
-
-@pytest.fixture
 def nursery(settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(
         [sys.executable, "-c", _SERVE], env=process_environment(settings), stdout=subprocess.DEVNULL

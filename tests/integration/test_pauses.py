@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from uuid import UUID
 
 import pytest
@@ -17,13 +16,6 @@ from tests.building import RETRY
 from tests.integration.command import CommandLine
 from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, facts, insert, one
 from tests.services import MakeSettings
-
-
-@pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
-    found = Database(database_url)
-    yield found
-    found.close()
 
 
 def paused(database: Database) -> Paused:

@@ -42,19 +42,6 @@ from app.workers.lease import StopToken
 from app.workers.rollout import carry_out
 from tests.building import new_id
 from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, facts, insert, one
-from tests.services import MakeSettings
-
-
-@pytest.fixture
-def settings(make_settings: MakeSettings) -> Settings:
-    return make_settings()
-
-
-@pytest.fixture
-def database(settings: Settings) -> Iterator[Database]:
-    found = Database(settings.database())
-    yield found
-    found.close()
 
 
 @dataclass

@@ -33,13 +33,6 @@ from tests.integration.rows import insert, one
 TOOLS = ({"name": "bash", "description": "", "parameters": {"type": "object"}},)
 
 
-@pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
-    database = Database(database_url)
-    yield database
-    database.close()
-
-
 def a_session(**values: Any) -> ModelSession:
     given = {
         "attempt_id": new_id(),

@@ -39,22 +39,9 @@ from tests.integration.rows import one
 from tests.integration.test_compose_environment import PAIR, STORED, left, spec_of, tags_of
 from tests.integration.test_local_environment import CONTEXT, SPEC
 from tests.integration.test_receipts import a_job
-from tests.services import MakeSettings
 
 mounts = pytest.mark.skipif(os.geteuid() != 0, reason="mounting takes root")
 BUSY = "driver failed to remove the root file system: device or resource busy"
-
-
-@pytest.fixture
-def settings(make_settings: MakeSettings) -> Settings:
-    return make_settings()
-
-
-@pytest.fixture
-def database(settings: Settings) -> Iterator[Database]:
-    found = Database(settings.database())
-    yield found
-    found.close()
 
 
 def of_instance(instance_id: UUID, settings: Settings) -> Tags:

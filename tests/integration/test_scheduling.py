@@ -426,6 +426,19 @@ def test_a_firing_whose_session_ends_is_no_failure_and_fires_again(
     assert (run_id, failure) == (run.id, None)
 
 
+def test_a_schedule_that_cannot_be_read_notes_why_and_stops_no_other(database: Database, settings: Settings) -> None:
+    _due_schedule(database)
+    with database.begin() as connection:
+        connection.execute(text('UPDATE schedules SET name = \'another\', submission = \'{"agent": "nop", "hue": 1}\''))
+    _due_schedule(database)
+    assert Calendar(settings, database).tick(_on_the_minute()) == 2
+    fires = schedules.last_fires(database)
+    found = {row.name: fires[row.id][1:] for row in schedules.all_of(database)}
+    assert found["another"][0] is None
+    assert "hue" in found["another"][1]
+    assert found["nightly"] == (results.runs(database)[0].id, None)
+
+
 def test_a_schedule_whose_dataset_is_gone_notes_why(database: Database, settings: Settings) -> None:
     submission = {"agent": "nop", "mode": "auto"}
     schedules.add(

@@ -27,13 +27,6 @@ from app.ledger.stream import Wanted
 _EVENTS = "import typer; from app.cli import events; c = typer.Typer(); events.register(c); c()"
 
 
-@pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
-    found = Database(database_url)
-    yield found
-    found.close()
-
-
 def tell(
     database: Database, *numbers: int, kind: str = "task.counted", run_id: UUID | None = None, task: UUID | None = None
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
 
@@ -22,13 +21,6 @@ from app.ledger.model_usage import WAYS, By, UsageRow, usage
 from app.settings import Settings
 from tests.building import new_id
 from tests.integration.rows import a_run, a_task, ago, an_attempt
-
-
-@pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
-    database = Database(database_url)
-    yield database
-    database.close()
 
 
 def a_call(run: UUID, task: UUID, attempt: UUID, **values: Any) -> NewCall:

@@ -51,13 +51,6 @@ def settings(make_settings: MakeSettings, oci_cache: Path) -> Settings:
 
 
 @pytest.fixture
-def database(settings: Settings) -> Iterator[Database]:
-    found = Database(settings.database())
-    yield found
-    found.close()
-
-
-@pytest.fixture
 def provider(settings: Settings) -> Iterator[OciProvider]:
     if (why := available(settings)) is not None:
         missing(f"environments without a daemon: {why}")

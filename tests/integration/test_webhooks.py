@@ -82,13 +82,6 @@ def receivers() -> Iterator[Callable[..., Receiver]]:
 
 
 @pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
-    found = Database(database_url)
-    yield found
-    found.close()
-
-
-@pytest.fixture
 def settings(make_settings: MakeSettings) -> Settings:
     return make_settings(retry_base_s=0.1, retry_cap_s=0.2)
 

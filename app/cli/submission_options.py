@@ -1,0 +1,69 @@
+"""Options that `megaflow submit` and `megaflow schedule add` have in common: what runs, where, on whose account."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from app.errors import SpecInvalid
+from app.models.overrides import EnvironmentOverrides
+from app.models.spec import EnvironmentKind, Mode, ModelChoice, Network, Reuse
+
+AgentOption = Annotated[
+    str, typer.Option(help="A name of `megaflow agents list`, several with commas between, or `all` frameworks.")
+]
+ModeOption = Annotated[Mode, typer.Option(help="Where to run.")]
+ModelOption = Annotated[str | None, typer.Option(help="Model name at the endpoint; default: the replay engine.")]
+BaseUrlOption = Annotated[str | None, typer.Option(help="OpenAI-compatible base URL; default: the settings'.")]
+ApiKeyEnvOption = Annotated[str | None, typer.Option(help="Name of the variable that holds the key.")]
+ReplicasOption = Annotated[int, typer.Option(min=1, help="Tasks per dataset entry.")]
+LimitOption = Annotated[int | None, typer.Option(min=1, help="Only the first N entries.")]
+TaskOption = Annotated[list[str] | None, typer.Option(help="Only this entry; may be repeated.")]
+EnvironmentOption = Annotated[EnvironmentKind, typer.Option(help="`local` has no isolation.")]
+NetworkOption = Annotated[Network | None, typer.Option(help="What tasks may reach, whatever they say.")]
+AllowHostOption = Annotated[list[str] | None, typer.Option(help="A host of the network `allowlist`; may be repeated.")]
+ReuseOption = Annotated[Reuse | None, typer.Option(help="Which environments they may have, whatever they say.")]
+SetupOption = Annotated[list[str] | None, typer.Option(help="A set-up command, after the task's own; may be repeated.")]
+DiskOption = Annotated[int | None, typer.Option(min=64, help="MiB that a task may write, whatever it says.")]
+UserOption = Annotated[str, typer.Option(help="On whose account.")]
+PriorityOption = Annotated[int, typer.Option(help="Higher goes first.")]
+ClassOption = Annotated[str, typer.Option("--class", help="Resource class; `megaflow classes`.")]
+DeadlineOption = Annotated[
+    float | None, typer.Option(min=0.001, help="Seconds from the submission on; what has not ended then, expires.")
+]
+BudgetOption = Annotated[
+    float | None,
+    typer.Option(min=0.000001, help="US dollars for model calls; the run is paused when they are spent."),
+]
+
+
+def model_of(model: str | None, base_url: str | None, api_key_env: str | None) -> ModelChoice | None:
+    """The model that the options name; none: the settings'. Raises: SpecInvalid: an endpoint without a model."""
+    if model:
+        return ModelChoice(name=model, base_url=base_url, api_key_env=api_key_env)
+    given = [option for option, value in (("--base-url", base_url), ("--api-key-env", api_key_env)) if value]
+    if given:
+        raise SpecInvalid(
+            f"expected --model beside {' and '.join(given)}, found none;"
+            " try --model with its name at that endpoint; nothing was submitted"
+        )
+    return None
+
+
+def overrides_of(
+    network: Network | None,
+    allow_host: Sequence[str] | None,
+    reuse: Reuse | None,
+    setup: Sequence[str] | None,
+    disk: int | None,
+) -> EnvironmentOverrides:
+    """What the options change in the tasks' environments; disk: MiB."""
+    return EnvironmentOverrides(
+        network=network,
+        allowed_hosts=tuple(allow_host or ()),
+        reuse=reuse,
+        setup=tuple(setup or ()),
+        disk_bytes=None if disk is None else disk << 20,
+    )

@@ -1,0 +1,90 @@
+"""`megaflow schedule add` against a real PostgreSQL: what it keeps is what a firing submits."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from sqlalchemy import text
+
+from app.errors import SpecInvalid
+from app.ledger import accept, results, schedules
+from app.ledger.database import Database
+from app.models.overrides import EnvironmentOverrides
+from app.models.spec import ModelChoice, Network, Reuse
+from app.settings import Settings
+from app.workers.evaluations import Calendar, Submission
+from tests.integration.command import CommandLine
+from tests.integration.rows import one
+
+
+@pytest.fixture
+def command(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    return CommandLine(settings, monkeypatch)
+
+
+def kept(database: Database) -> Submission:
+    (row,) = schedules.all_of(database)
+    return Submission.model_validate({**row.submission, "dataset": row.dataset})
+
+
+def test_every_option_is_kept_as_a_submission_would_have_it(command: CommandLine, database: Database) -> None:
+    command(
+        *("schedule", "add", "nightly", "0 3 * * *", "demo", "--agent", "nop,oracle", "--replicas", 2, "--limit", 3),
+        *("--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--api-key-env", "KEY", "--task", "csv-to-jsonl"),
+        *("--network", "allowlist", "--allow-host", "a.example.org", "--reuse", "fresh", "--setup", "true"),
+        *("--disk", 512, "--user", "alice", "--priority", 7, "--deadline", 3600, "--budget", 2.5),
+    )
+    assert kept(database) == Submission(
+        dataset="demo",
+        agent="nop,oracle",
+        replicas=2,
+        limit=3,
+        model=ModelChoice(name="m", base_url="http://127.0.0.1:9/v1", api_key_env="KEY"),
+        only=("csv-to-jsonl",),
+        name="nightly",
+        user_name="alice",
+        priority=7,
+        deadline_s=3600,
+        budget_usd=2.5,
+        overrides=EnvironmentOverrides(
+            network=Network.ALLOWLIST,
+            allowed_hosts=("a.example.org",),
+            reuse=Reuse.FRESH,
+            setup=("true",),
+            disk_bytes=512 << 20,
+        ),
+    )
+
+
+def test_a_firing_submits_with_what_was_asked(command: CommandLine, database: Database, settings: Settings) -> None:
+    asked = ("--agent", "nop", "--limit", 1, "--user", "bob", "--priority", 5, "--network", "open", "--deadline", 60)
+    command("schedule", "add", "often", "* * * * *", "demo", *asked)
+    with database.begin() as connection:
+        connection.execute(text("UPDATE schedules SET settled_until = clock_timestamp() - interval '90 s'"))
+    assert Calendar(settings, database).tick(datetime.now(UTC).replace(second=2, microsecond=0)) == 1
+    (run,) = results.runs(database)
+    assert (run.user_name, run.total) == ("bob", 1)
+    task = one(database, "SELECT priority, deadline_at > clock_timestamp() AS later, spec_digest FROM tasks")
+    assert (task.priority, task.later) == (5, True)
+    with database.begin() as connection:
+        assert accept.spec_of(connection, task.spec_digest).task.environment.network is Network.OPEN
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--class", "huge"), ("resource class", "'huge'", "megaflow classes set huge")),
+        (("--task", "nobody"), ("no task 'nobody'",)),
+        (("--base-url", "http://127.0.0.1:9/v1"), ("--model beside --base-url", "found none")),
+        (("--network", "none", "--allow-host", "a.example.org"), ("allowed_hosts",)),
+    ],
+)
+def test_what_no_firing_could_submit_is_refused_at_once(
+    command: CommandLine, database: Database, options: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(SpecInvalid) as refused:
+        command("schedule", "add", "never", "0 3 * * *", "demo", "--agent", "nop", *options)
+    for word in words:
+        assert word in str(refused.value)
+    assert schedules.all_of(database) == []
