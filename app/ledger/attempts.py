@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Row, text
 from app.errors import StaleWriter
 from app.ledger import semaphores
 from app.ledger.database import Database
-from app.models.endings import EndReason
+from app.models.endings import BLAME, Blame, EndReason
 from app.models.outcome import Hint, Phase
 from app.models.spec import Mode, TaskSpec
 
@@ -201,6 +201,9 @@ def renew(database: Database, attempt_ids: Sequence[UUID], *, lease_s: float) ->
         return {row.attempt_id: EndReason(row.cancel_reason or "cancelled") if row.stop else None for row in answers}
 
 
+_FAULTS = [reason.value for reason, blame in BLAME.items() if blame is Blame.INFRASTRUCTURE]
+
+
 def failed_before(database: Database, claimed: Claim, error: str) -> bool:
     """Whether a failure of this class (`Failure.error`) is among the faults that its task has had.
 
@@ -209,10 +212,11 @@ def failed_before(database: Database, claimed: Claim, error: str) -> bool:
     with database.begin() as connection:
         found = connection.execute(
             text(
-                "SELECT 1 FROM tasks t JOIN attempts a ON a.task_id = t.id WHERE t.id = :task AND a.number < :number"
-                " AND a.number >= :number - t.faults AND a.failure->>'error' = :error LIMIT 1"
+                "SELECT 1 FROM tasks t, (SELECT failure, row_number() OVER (ORDER BY number DESC) AS back"
+                " FROM attempts WHERE task_id = :task AND number < :number AND end_reason = ANY(:faults)) a"
+                " WHERE t.id = :task AND a.back <= t.faults AND a.failure->>'error' = :error LIMIT 1"
             ),
-            {"task": claimed.task_id, "number": claimed.number, "error": error},
+            {"task": claimed.task_id, "number": claimed.number, "error": error, "faults": _FAULTS},
         )
         return found.first() is not None
 

@@ -176,7 +176,11 @@ def test_a_fault_that_is_tried_once_more_is_known_by_its_class_until_a_person_tr
     second = _next(database, claim)
     assert attempts.failed_before(database, second, "SetupTimedOut")
     assert not attempts.failed_before(database, second, "SetupFailed")
-    ends.fail(database, second, permanent=True, **ended)  # type: ignore[arg-type]
+    told = {"failure": Failure(error="Stopped", message="drained"), "artifacts": [], "retry": RETRY}
+    ends.fail(database, second, end_reason=EndReason.INTERRUPTED, permanent=False, **told)  # type: ignore[arg-type]
+    third = _next(database, claim)
+    assert attempts.failed_before(database, third, "SetupTimedOut")
+    ends.fail(database, third, permanent=True, **ended)  # type: ignore[arg-type]
     assert tasks.retry(database, [claim.task_id]) == [claim.task_id]
     assert not attempts.failed_before(database, _next(database, claim), "SetupTimedOut")
 
