@@ -69,9 +69,10 @@ class MegaFlow:
         resource_class: what `megaflow classes` lists. available_at: not before. deadline_at: what has not ended by
         then ends as `expired`; both with a time zone. overrides: go before what the task says of its environment.
 
-        Raises: SpecInvalid, UnknownName, SettingsInvalid (the manifest of an external agent is wrong): nothing was
-            accepted; IdempotencyConflict: the key belongs to another task; DatabaseUnavailable,
-            ArtifactStoreUnavailable (the compose file of a task is read from there): nothing was accepted.
+        Raises: SpecInvalid, UnknownName, SettingsInvalid (the manifest of an external agent is wrong), QuotaExceeded
+            (too many of the user's wait already), ArtifactStoreUnavailable and ArtifactMissing (the compose file of a
+            task is read from there), IdempotencyConflict (the key belongs to another task): nothing was accepted;
+            DatabaseUnavailable: it may have been accepted, and the same idempotency_key finds out.
         """
         return self.enqueue_many(
             [task],

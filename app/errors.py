@@ -153,7 +153,7 @@ class EnvironmentFailed(StationError):
 
 
 class SetupFailed(EnvironmentFailed):
-    """A set-up command of the task failed, or left what its policy does not allow. It would again."""
+    """A set-up command of the task failed, or left what its policy does not allow. Tried once more."""
 
 
 class SetupTimedOut(EnvironmentFailed):

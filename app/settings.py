@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.errors import SettingsInvalid
@@ -131,6 +131,7 @@ class Settings(BaseSettings):
     model_key_envs: Annotated[tuple[str, ...], NoDecode] = ("*_API_KEY", "*_MODEL_KEY")
     """Variables, by name or pattern, that a task may name as the key of its own endpoint; separated by commas."""
     replay_port: int = Field(default=8765, ge=1, le=65535)
+    """Where the replay engine listens, at `bind`."""
     replay_scripts: Annotated[tuple[Path, ...], NoDecode] = ()
     """More folders of replay scripts beside the demo's; separated by `:` in the environment."""
     model_timeout_s: float = Field(default=120.0, gt=0)
@@ -139,6 +140,7 @@ class Settings(BaseSettings):
     """Base URL (without /v1) at which workers reach the model gateway, or several, separated by commas: each attempt
     keeps to one of them. Empty: those of this host's stack."""
     gateway_port: int = Field(default=8766, ge=1, le=65535)
+    """Where this host's first gateway listens, at `bind`."""
     gateways: int = Field(default=1, ge=1, le=16)
     """Gateways of this host's stack, each a process on a port of its own, from `gateway_port` on."""
     gateway_patience_s: float = Field(default=300.0, gt=0)
@@ -156,15 +158,27 @@ class Settings(BaseSettings):
     bind: str = "127.0.0.1"
     """Address that our servers listen on."""
     flower_port: int = Field(default=5555, ge=1, le=65535)
+    """Where Flower listens, at `bind`."""
     flower_user: str = "megaflow"
+    """Whom Flower lets in, with `flower_password`."""
     flower_password: SecretStr | None = None
     """None: one is made at `megaflow up` and kept in `home`, readable by the owner alone."""
     metrics_port: int = Field(default=0, ge=0, le=65535)
     """Where the control worker shows metrics in Prometheus' text format, at `bind`; 0: nowhere."""
     flower_max_tasks: int = Field(default=10_000, ge=100)
+    """Tasks that Flower remembers, each a few KiB; what is older is in the ledger."""
     schedule_tick_s: float = Field(default=5.0, gt=0)
+    """Between two ticks of beat; a due time that is up to three ticks old is not missed."""
 
-    log_level: str = "INFO"
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """What the programs' logs, in `home`/logs, begin with."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _said_nothing(cls, values: dict[str, object]) -> dict[str, object]:
+        """An empty value of what may be left out leaves it out: a compose file passes on what nobody set as empty."""
+        absent = {name for name, field in cls.model_fields.items() if field.default is None}
+        return {name: value for name, value in values.items() if not (value == "" and name in absent)}
 
     @field_validator("replay_scripts", "agent_manifests", mode="before")
     @classmethod

@@ -7,7 +7,10 @@ from typing import Protocol
 
 
 class ArtifactStore(Protocol):
-    """Keys are slash-separated relative paths. Writing a key again replaces the object."""
+    """Keys are slash-separated relative paths. Writing a key again replaces the object.
+
+    Everything that takes a key raises SpecInvalid when it is none: see `app.artifacts.keys.checked`.
+    """
 
     def put(self, key: str, content: bytes) -> str:
         """Store `content`, durably, and return its URL (`file://` or `s3://`).

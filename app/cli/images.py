@@ -229,7 +229,10 @@ def _named(view: View, name: str) -> str:
 @images.command()
 def sync(
     dataset: Annotated[str, typer.Argument(help="As for `megaflow submit`.")],
-    to: Annotated[str | None, typer.Option(help="Registry, HOST[:PORT][/PREFIX]; default: the image mirror.")] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(help="Registry, HOST:PORT/PREFIX (port and prefix may be left out); default: the image mirror."),
+    ] = None,
     task: Annotated[list[str] | None, typer.Option(help="Only this entry; may be repeated.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N entries.")] = None,
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Images at a time; builds have a limit of their own.")] = 4,

@@ -111,7 +111,7 @@ def _memory(settings: Settings) -> tuple[Level, str, str]:
 def _uv(settings: Settings) -> tuple[Level, str, str]:
     if importlib.util.find_spec("uv") is not None or shutil.which("uv"):
         return _ok("uv is here")
-    return Level.WARN, "no uv: agent frameworks cannot be installed", "install megaflow[worker]"
+    return Level.WARN, "no uv: agent frameworks cannot be installed", "`pip install '.[worker]'` in MegaFlow's checkout"
 
 
 # --- Services ------------------------------------------------------------------------------------------------------

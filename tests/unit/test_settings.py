@@ -45,6 +45,20 @@ def test_urls_in_the_environment_replace_the_embedded_servers(monkeypatch: pytes
     assert "p@db" not in repr(settings)
 
 
+def test_an_empty_value_of_what_may_be_left_out_leaves_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SWE_AGENT_SOURCE", "MODEL_BASE_URL", "DATABASE_URL", "MODEL_PRICES", "MODEL_KEY_ENVS"):
+        monkeypatch.setenv(PREFIX + name, "")
+    settings = Settings()
+    assert (settings.swe_agent_source, settings.model_base_url, settings.model_prices) == (None, None, None)
+    assert settings.embeds_postgres
+    assert settings.model_key_envs == ()  # that is a value: none may be named
+
+
+def test_a_log_level_that_is_none_is_refused() -> None:
+    with pytest.raises(SettingsInvalid, match=r"MEGAFLOW_LOG_LEVEL.*'DEBUG'"):
+        Settings(log_level="LOUD")
+
+
 def test_folders_are_read_from_one_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEGAFLOW_REPLAY_SCRIPTS", "/a:/b")
     assert Settings().replay_scripts == (Path("/a"), Path("/b"))

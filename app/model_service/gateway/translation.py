@@ -59,7 +59,7 @@ async def translation_for(asked: Dialect, spoken: Dialect) -> Translation:
             501,
             "not_translated",
             f"the engine does not speak {asked.value!r}, and litellm, which translates, is not installed"
-            f" ({error}); try `pip install 'megaflow[translate]'` where the gateway runs",
+            f" ({error}); try `pip install '.[translate]'` in MegaFlow's checkout, where the gateway runs",
             CallEnd.REFUSED,
         ) from error
     made: Translation = translating.Messages() if asked is Dialect.MESSAGES else translating.Responses()
