@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from app.client import Handle, MegaFlow, Run, as_completed
     from app.models.outcome import TaskResult, Verdict
-    from app.models.overrides import EnvironmentOverrides
+    from app.models.overrides import EnvironmentOverrides, LimitOverrides
     from app.models.spec import AgentTask, EnvironmentSpec, Limits, Mode, ModelChoice
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "EnvironmentOverrides",
     "EnvironmentSpec",
     "Handle",
+    "LimitOverrides",
     "Limits",
     "MegaFlow",
     "Mode",

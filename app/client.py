@@ -21,7 +21,7 @@ from app.ledger.database import Database, Listener
 from app.ledger.events import OUTCOME
 from app.ledger.results import RunStatus
 from app.models.outcome import TaskResult
-from app.models.overrides import EnvironmentOverrides
+from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import AgentTask, Bundle, Mode, ModelChoice
 from app.models.states import TaskState
 from app.settings import Settings, load
@@ -61,13 +61,15 @@ class MegaFlow:
         available_at: datetime | None = None,
         deadline_at: datetime | None = None,
         overrides: EnvironmentOverrides | None = None,
+        limits: LimitOverrides | None = None,
     ) -> Handle:
         """Accept one task. When this returns, the task survives the loss of Redis, of every worker and the scheduler.
 
         mode: `ephemeral`, `persistent` or `auto`. agent: a name that `megaflow agents` lists. model: its name at the
         settings' endpoint, or a `ModelChoice`. A key that was used before returns the earlier task's handle.
         resource_class: what `megaflow classes` lists. available_at: not before. deadline_at: what has not ended by
-        then ends as `expired`; both with a time zone. overrides: go before what the task says of its environment.
+        then ends as `expired`; both with a time zone. overrides: go before what the task says of its environment;
+        limits: of its limits.
 
         Raises: SpecInvalid, UnknownName, SettingsInvalid (the manifest of an external agent is wrong), QuotaExceeded
             (too many of the user's wait already), ArtifactStoreUnavailable and ArtifactMissing (the compose file of a
@@ -87,6 +89,7 @@ class MegaFlow:
             available_at=available_at,
             deadline_at=deadline_at,
             overrides=overrides,
+            limits=limits,
         ).handles[0]
 
     def enqueue_many(
@@ -107,6 +110,7 @@ class MegaFlow:
         deadline_at: datetime | None = None,
         budget_usd: float | None = None,
         overrides: EnvironmentOverrides | None = None,
+        limits: LimitOverrides | None = None,
     ) -> Run:
         """Accept tasks as one run, in one transaction: all or none. Each becomes a group of `replicas` tasks.
 
@@ -122,6 +126,7 @@ class MegaFlow:
             known=known_agents(self.settings),
             resource_class=resource_class,
             overrides=overrides,
+            limits=limits,
         )
         refuse_wrong_projects([spec.task for spec in specs], self._stored)
         if not specs:

@@ -12,7 +12,7 @@ from app.compose_file.file import read_project
 from app.environments import archives
 from app.errors import ArtifactMissing, LimitInvalid, SpecInvalid
 from app.ledger.model_replicas import check_variable, plain_url
-from app.models.overrides import EnvironmentOverrides
+from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import (
     IMAGELESS,
     AgentTask,
@@ -37,10 +37,11 @@ def specs_for(
     known: Mapping[str, catalogue.Traits],
     resource_class: str = "standard",
     overrides: EnvironmentOverrides | None = None,
+    limits: LimitOverrides | None = None,
 ) -> list[TaskSpec]:
     """The tasks with who does them and how. known: the agents that there are (`app.agents.external.known_agents`).
 
-    overrides: go before what the tasks say of their environments.
+    overrides: go before what the tasks say of their environments; limits: of their limits.
 
     Raises: SpecInvalid, UnknownName: none of them is used.
     """
@@ -62,7 +63,11 @@ def specs_for(
             f"agent {agent!r} runs inside the environment, where it needs the way to its model; expected the network"
             " 'model-only', 'allowlist' or 'open' for it, found 'none'"
         )
-    return [_spec(asked.applied_to(task), agent, wanted, chosen, traits, resource_class) for task in tasks]
+    bounds = limits or LimitOverrides()
+    return [
+        _spec(bounds.applied_to(asked.applied_to(task)), agent, wanted, chosen, traits, resource_class)
+        for task in tasks
+    ]
 
 
 def _check_model(model: ModelChoice) -> None:

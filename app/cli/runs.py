@@ -47,6 +47,13 @@ def submit(
     reuse: options.ReuseOption = None,
     setup: options.SetupOption = None,
     disk: options.DiskOption = None,
+    max_steps: options.MaxStepsOption = None,
+    agent_timeout: options.AgentTimeoutOption = None,
+    command_timeout: options.CommandTimeoutOption = None,
+    turn_tokens: options.TurnTokensOption = None,
+    context_tokens: options.ContextTokensOption = None,
+    task_budget: options.TaskBudgetOption = None,
+    max_attempts: options.MaxAttemptsOption = None,
     name: Annotated[str, typer.Option(help="A name for the run.")] = "",
     user: options.UserOption = "default",
     priority: options.PriorityOption = 0,
@@ -83,6 +90,9 @@ def submit(
                 delay_s=delay,
                 budget_usd=budget,
                 overrides=options.overrides_of(network, allow_host, reuse, setup, disk),
+                limits=options.limits_of(
+                    max_steps, agent_timeout, command_timeout, turn_tokens, context_tokens, task_budget, max_attempts
+                ),
             ),
             flow.settings,
             flow.database,

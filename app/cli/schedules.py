@@ -41,6 +41,13 @@ def add(
     reuse: options.ReuseOption = None,
     setup: options.SetupOption = None,
     disk: options.DiskOption = None,
+    max_steps: options.MaxStepsOption = None,
+    agent_timeout: options.AgentTimeoutOption = None,
+    command_timeout: options.CommandTimeoutOption = None,
+    turn_tokens: options.TurnTokensOption = None,
+    context_tokens: options.ContextTokensOption = None,
+    task_budget: options.TaskBudgetOption = None,
+    max_attempts: options.MaxAttemptsOption = None,
     user: options.UserOption = "default",
     priority: options.PriorityOption = 0,
     resource_class: options.ClassOption = "standard",
@@ -72,6 +79,9 @@ def add(
         deadline_s=deadline,
         budget_usd=budget,
         overrides=options.overrides_of(network, allow_host, reuse, setup, disk),
+        limits=options.limits_of(
+            max_steps, agent_timeout, command_timeout, turn_tokens, context_tokens, task_budget, max_attempts
+        ),
     )
     with MegaFlow() as flow:
         tasks = evaluations.trial(submission, flow.settings, flow.database)  # what could never run is refused now

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from app.errors import SpecInvalid
-from app.models.overrides import EnvironmentOverrides
+from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import EnvironmentKind, Mode, ModelChoice, Network, Reuse
 
 AgentOption = Annotated[
@@ -27,6 +27,19 @@ AllowHostOption = Annotated[list[str] | None, typer.Option(help="A host of the n
 ReuseOption = Annotated[Reuse | None, typer.Option(help="Which environments they may have, whatever they say.")]
 SetupOption = Annotated[list[str] | None, typer.Option(help="A set-up command, after the task's own; may be repeated.")]
 DiskOption = Annotated[int | None, typer.Option(min=64, help="MiB that a task may write, whatever it says.")]
+MaxStepsOption = Annotated[int | None, typer.Option(min=1, help="Turns of the model that a task may take.")]
+AgentTimeoutOption = Annotated[
+    float | None, typer.Option(min=0.001, help="Seconds that the agent has for a task, its waiting for limits apart.")
+]
+CommandTimeoutOption = Annotated[float | None, typer.Option(min=0.001, help="Seconds of one command of the agent.")]
+TurnTokensOption = Annotated[int | None, typer.Option(min=1, help="Tokens of one answer of the model.")]
+ContextTokensOption = Annotated[int | None, typer.Option(min=1, help="Tokens of prompt and answer together.")]
+TaskBudgetOption = Annotated[
+    float | None, typer.Option(min=0.000001, help="US dollars for the model calls of one attempt.")
+]
+MaxAttemptsOption = Annotated[
+    int | None, typer.Option(min=1, max=20, help="Attempts that may fail by no fault of the agent.")
+]
 UserOption = Annotated[str, typer.Option(help="On whose account.")]
 PriorityOption = Annotated[int, typer.Option(help="Higher goes first.")]
 ClassOption = Annotated[str, typer.Option("--class", help="Resource class; `megaflow classes`.")]
@@ -50,6 +63,27 @@ def model_of(model: str | None, base_url: str | None, api_key_env: str | None) -
             " try --model with its name at that endpoint; nothing was submitted"
         )
     return None
+
+
+def limits_of(
+    max_steps: int | None,
+    agent_timeout: float | None,
+    command_timeout: float | None,
+    turn_tokens: int | None,
+    context_tokens: int | None,
+    task_budget: float | None,
+    max_attempts: int | None,
+) -> LimitOverrides:
+    """What the options change in the tasks' limits; seconds, tokens, US dollars."""
+    return LimitOverrides(
+        max_steps=max_steps,
+        agent_timeout_s=agent_timeout,
+        command_timeout_s=command_timeout,
+        max_turn_tokens=turn_tokens,
+        context_tokens=context_tokens,
+        budget_usd=task_budget,
+        max_attempts=max_attempts,
+    )
 
 
 def overrides_of(

@@ -1,13 +1,13 @@
-"""What a submission changes in the environments of its tasks, whatever their dataset says."""
+"""What a submission changes in its tasks, whatever their dataset says: their environments, their limits."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from app.errors import SpecInvalid
-from app.models.spec import AgentTask, Network, Reuse, Wire
+from app.models.spec import AgentTask, Limits, Network, Reuse, Wire
 
 
 class EnvironmentOverrides(Wire):
@@ -48,3 +48,22 @@ class EnvironmentOverrides(Wire):
         if self.disk_bytes is not None:
             changes["resources"] = own.resources.model_dump() | {"disk_bytes": self.disk_bytes}
         return changes
+
+
+class LimitOverrides(Wire):
+    """A limit that is given goes before the task's own, which goes before the default of `Limits`; units as there."""
+
+    agent_timeout_s: float | None = Field(default=None, gt=0)
+    command_timeout_s: float | None = Field(default=None, gt=0)
+    max_steps: int | None = Field(default=None, ge=1)
+    max_turn_tokens: int | None = Field(default=None, ge=1)
+    context_tokens: int | None = Field(default=None, ge=1)
+    budget_usd: float | None = Field(default=None, gt=0)
+    max_attempts: int | None = Field(default=None, ge=1, le=20)
+
+    def applied_to(self, task: AgentTask) -> AgentTask:
+        """The task as it is to run."""
+        changes = self.model_dump(exclude_none=True)
+        if not changes:
+            return task
+        return task.model_copy(update={"limits": Limits.model_validate(task.limits.model_dump() | changes)})

@@ -20,9 +20,9 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9._/+-]{0,199}$"
 
 
 class Wire(BaseModel):
-    """Base of everything that crosses a process: frozen, unknown keys refused."""
+    """Base of everything that crosses a process: frozen; unknown keys, and numbers that JSON has no word for, refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Mode(StrEnum):

@@ -20,7 +20,7 @@ from app.ledger import accept, classes, schedules
 from app.ledger.accept import Accepted, NewRun
 from app.ledger.database import Database
 from app.ledger.schedules import ScheduleRow
-from app.models.overrides import EnvironmentOverrides
+from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import AgentTask, Bundle, EnvironmentKind, Mode, ModelChoice, TaskSpec, Wire
 from app.scheduling.calendar import Misfire, due_times, to_fire
 from app.settings import Settings
@@ -52,6 +52,7 @@ class Submission(Wire):
     delay_s: float = Field(default=0.0, ge=0)  # nothing runs before
     budget_usd: float | None = Field(default=None, gt=0)  # of model calls, the whole run
     overrides: EnvironmentOverrides = EnvironmentOverrides()  # go before what the tasks say
+    limits: LimitOverrides = LimitOverrides()  # the same
 
 
 def specs_of(submission: Submission, settings: Settings) -> list[TaskSpec]:
@@ -76,6 +77,7 @@ def specs_of(submission: Submission, settings: Settings) -> list[TaskSpec]:
             known=known,
             resource_class=submission.resource_class,
             overrides=submission.overrides,
+            limits=submission.limits,
         )
     ]
 

@@ -10,7 +10,7 @@ from sqlalchemy import text
 from app.errors import SpecInvalid
 from app.ledger import accept, results, schedules
 from app.ledger.database import Database
-from app.models.overrides import EnvironmentOverrides
+from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import ModelChoice, Network, Reuse
 from app.settings import Settings
 from app.workers.evaluations import Calendar, Submission
@@ -34,6 +34,8 @@ def test_every_option_is_kept_as_a_submission_would_have_it(command: CommandLine
         *("--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--api-key-env", "KEY", "--task", "csv-to-jsonl"),
         *("--network", "allowlist", "--allow-host", "a.example.org", "--reuse", "fresh", "--setup", "true"),
         *("--disk", 512, "--user", "alice", "--priority", 7, "--deadline", 3600, "--budget", 2.5),
+        *("--max-steps", 9, "--agent-timeout", 60, "--command-timeout", 5, "--turn-tokens", 1000),
+        *("--context-tokens", 9000, "--task-budget", 0.5, "--max-attempts", 2),
     )
     assert kept(database) == Submission(
         dataset="demo",
@@ -53,6 +55,15 @@ def test_every_option_is_kept_as_a_submission_would_have_it(command: CommandLine
             reuse=Reuse.FRESH,
             setup=("true",),
             disk_bytes=512 << 20,
+        ),
+        limits=LimitOverrides(
+            max_steps=9,
+            agent_timeout_s=60,
+            command_timeout_s=5,
+            max_turn_tokens=1000,
+            context_tokens=9000,
+            budget_usd=0.5,
+            max_attempts=2,
         ),
     )
 

@@ -13,13 +13,14 @@ from pydantic import ValidationError
 from app.agents.catalogue import AGENTS, Traits
 from app.artifacts.bundles import bundle_key
 from app.errors import ArtifactMissing, SpecInvalid
-from app.models.overrides import EnvironmentOverrides
+from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import (
     AgentTask,
     Bundle,
     Compose,
     EnvironmentKind,
     EnvironmentSpec,
+    Limits,
     Network,
     PatchSolution,
     Resources,
@@ -67,6 +68,26 @@ def test_what_is_said_goes_before_the_task_and_the_rest_stays() -> None:
     assert (found.network, found.allowed_hosts, found.reuse) == (Network.MODEL_ONLY, (), Reuse.RECYCLED)
     assert found.resources == Resources(cpus=1.0, disk_bytes=2 << 30)
     assert (found.image, found.setup) == ("example", ("own",))
+
+
+def test_a_limit_that_is_said_goes_before_the_tasks_own_and_the_rest_stays() -> None:
+    task = task_of(**OWN).model_copy(update={"limits": Limits(max_steps=7, budget_usd=1.5)})
+    assert LimitOverrides().applied_to(task) is task
+    said = LimitOverrides(max_steps=50, agent_timeout_s=60.0)
+    (spec,) = specs_for([task], agent="nop", mode="auto", model=None, known=AGENTS, limits=said)
+    assert spec.task.limits == Limits(max_steps=50, budget_usd=1.5, agent_timeout_s=60.0)
+
+
+@pytest.mark.parametrize("endless", [float("inf"), float("nan")])
+def test_a_time_without_an_end_is_refused_where_it_is_said(endless: float) -> None:
+    with pytest.raises(ValidationError, match="finite"):
+        Limits(agent_timeout_s=endless)
+    with pytest.raises(ValidationError, match="finite"):
+        LimitOverrides(command_timeout_s=endless)
+
+
+def test_every_limit_that_a_submission_may_change_is_one_of_a_task() -> None:
+    assert set(LimitOverrides.model_fields) < set(Limits.model_fields)
 
 
 def test_set_up_commands_are_added_to_the_tasks_own() -> None:
