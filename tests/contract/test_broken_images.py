@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -42,6 +43,7 @@ def test_a_broken_entrypoint_of_the_image_is_nobodys_trouble(
     environment = provider.create(wanted, tags_of(settings.installation), timeout_s=60)
     try:
         assert environment.run("cat /prepared; echo $GIVEN", timeout_s=20).stdout == b"prepared\nby the task\n"
-        assert environment.shell().run("pwd", timeout_s=20).stdout == b"/testbed\n"
+        with closing(environment.shell()) as shell:
+            assert shell.run("pwd", timeout_s=20).stdout == b"/testbed\n"
     finally:
         environment.destroy()
