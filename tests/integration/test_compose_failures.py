@@ -47,8 +47,9 @@ def broken(base_image_tag: str) -> dict[str, bytes]:
         ("entrypoint: [/nope]", 127, "/nope"),
         ("entrypoint: [/run.sh]", 127, "/run.sh"),
         ("command: [/etc/passwd], entrypoint: []", 126, "/etc/passwd"),
+        ("command: [/nope], user: '1234'", 127, "/nope"),
     ],
-    ids=["name", "path", "entrypoint", "interpreter", "no program"],
+    ids=["name", "path", "entrypoint", "interpreter", "no program", "another user"],
 )
 def test_a_command_of_main_that_cannot_be_executed_is_told_and_nothing_is_left(
     create: Create, engine: Engine, settings: Settings, broken: dict[str, bytes], keys: str, code: int, said: str
@@ -58,6 +59,20 @@ def test_a_command_of_main_that_cannot_be_executed_is_told_and_nothing_is_left(
         create(f"services: {{main: {{{source}, {keys}}}}}", files=broken)
     assert str(caught.value).partition("Its log ends with:")[2].count(said) == 1
     assert left(engine, settings) == []
+
+
+@pytest.mark.parametrize(("command", "code"), [("no-such-program", 127), ("/nope", 127), ("/etc/passwd", 126)])
+def test_it_is_told_also_where_the_shell_is_bash(create: Create, base_image_tag: str, command: str, code: int) -> None:
+    files = {"bash/Dockerfile": f"FROM {base_image_tag}\nRUN ln -sf bash /bin/sh\n".encode()}
+    with pytest.raises(ServiceUnhealthy, match=rf"'main' did not start \(exit code {code}\)"):
+        create(f"services: {{main: {{build: bash, command: [{command}]}}}}", files=files)
+    environment = create(
+        "services: {main: {build: bash, command: [sh, -c, 'echo $$BASH_VERSION; sleep 60']}}", files=files
+    )
+    give_up = time.monotonic() + 20
+    while not environment.logs().get("main", b"").startswith(b"5"):
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
 
 
 def test_the_entrypoint_of_mains_image_goes_before_a_command_of_the_file(
@@ -149,7 +164,8 @@ def test_a_service_that_ends_for_memory_in_mid_task_is_told_by_name(create: Crea
     assert environment.run("true", timeout_s=20).ok
     environment.run(f"{HOG}; true", timeout_s=30)
     assert short(services(environment)) == {"main": True, "db": True}
-    assert environment.reset().clean is False or short(services(environment)) == {"main": False, "db": False}
+    assert environment.reset().clean
+    assert short(services(environment)) == {"main": False, "db": False}
 
 
 def test_a_service_that_runs_out_of_memory_while_it_starts_is_told_so(create: Create) -> None:
