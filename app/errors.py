@@ -161,7 +161,10 @@ class SetupTimedOut(EnvironmentFailed):
 
 
 class ServiceUnhealthy(EnvironmentFailed):
-    """One of several containers ended, is unhealthy or was not ready in time; its name and last words are told."""
+    """One of several containers could not be started, ended, is unhealthy or was not ready in time.
+
+    Its name and last words are told.
+    """
 
 
 class EnvironmentVanished(EnvironmentFailed):

@@ -60,12 +60,17 @@ def spans(attempt: AttemptRecord) -> dict[str, float]:
 def memory_lines(attempt: AttemptRecord) -> list[str]:
     """Whom the kernel killed for the memory limit, in words; nothing where that happened to nobody."""
     told = attempt.environment.get("memory", {})
+    beside = told.get("services", {}).items()
+    return [*_killed_line("", told), *(line for name, one in beside for line in _killed_line(f"service {name}: ", one))]
+
+
+def _killed_line(where: str, told: dict[str, Any]) -> list[str]:
     killed = {stage: count for stage, count in told.get("killed", {}).items() if count}
     if not killed:
         return []
     by_stage = ", ".join(f"{count} in {stage}" for stage, count in killed.items())
     limit = f"the memory limit of {told['limit_bytes']} bytes"
-    return [f"out of memory: {sum(killed.values())} killed at {limit} ({by_stage})"]
+    return [f"{where}out of memory: {sum(killed.values())} killed at {limit} ({by_stage})"]
 
 
 def reward(result: TaskResult) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from ipaddress import ip_address
 
 
 class Condition(StrEnum):
@@ -115,3 +116,14 @@ class Project:
     def together(self, network: str) -> list[str]:
         """The services on a network, in the file's order."""
         return [name for name, one in self.services.items() if network in dict(one.networks)]
+
+    def near(self, name: str) -> tuple[str, ...]:
+        """Host names by which a service reaches itself and those that share a network with it."""
+        own = self.services[name]
+        joined = {network for network, _ in own.networks}
+        found = [own.name, *(host for host, address in own.hosts if ip_address(address.strip("[]")).is_loopback)]
+        found += [own.hostname] if own.hostname else []
+        for one in self.services.values():
+            for aliases in (aliases for network, aliases in one.networks if network in joined):
+                found += [one.name, *aliases, *([one.hostname] if one.hostname else [])]
+        return tuple(dict.fromkeys(found))

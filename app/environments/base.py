@@ -30,6 +30,8 @@ __all__ = [
     "ResetProof",
     "Route",
     "Serve",
+    "ServiceMemory",
+    "ServicesCounting",
     "Snapshot",
     "Stats",
     "Tags",
@@ -253,6 +255,23 @@ class MemoryCounting(Protocol):
 
     def memory_kills(self) -> int | None:
         """Processes killed since it was made or last reset; None where nobody shows it. Never raises."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceMemory:
+    """The memory limit of one service, and how many processes the kernel killed for it since it was started."""
+
+    limit_bytes: int
+    kills: int
+
+
+@runtime_checkable
+class ServicesCounting(Protocol):
+    """An environment with services beside the one that `MemoryCounting` is about."""
+
+    def memory_beside(self) -> dict[str, ServiceMemory]:
+        """By service; of one that has ended what is known. Never raises."""
         ...
 
 

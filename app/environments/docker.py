@@ -222,7 +222,7 @@ class DockerProvider:
                 command=[],
                 user=None if entrance.as_image_says else "0",
                 name=tags.name(),
-                environment={**variables(spec), **spec.env},
+                environment={**self._variables(spec), **spec.env},
                 working_dir=spec.workdir,
                 labels=self._labels(tags),
                 healthcheck={"Test": ["NONE"]},
@@ -264,6 +264,10 @@ class DockerProvider:
 
     def _labels(self, tags: Tags) -> dict[str, str]:
         return {**tags.labels(), ROLE: "environment"}
+
+    def _variables(self, spec: EnvironmentSpec) -> dict[str, str]:
+        """What it finds in its environment before the task has a say."""
+        return variables(spec)
 
     def _joining(self) -> dict[str, Any]:
         """What else the engine is told of a container that is one of several: see `compose`."""

@@ -25,6 +25,8 @@ from app.environments.base import (
     MemoryCounting,
     ResetProof,
     Serve,
+    ServiceMemory,
+    ServicesCounting,
     Snapshot,
     Stats,
     Tags,
@@ -122,6 +124,10 @@ class RecordedEnvironment:
     def memory_kills(self) -> int | None:
         """See `MemoryCounting`."""
         return self._environment.memory_kills() if isinstance(self._environment, MemoryCounting) else None
+
+    def memory_beside(self) -> dict[str, ServiceMemory]:
+        """See `ServicesCounting`; nothing where it has none."""
+        return self._environment.memory_beside() if isinstance(self._environment, ServicesCounting) else {}
 
     # --- Its services, where it has any: `Several` is only what has things of its own, too ---
 

@@ -129,9 +129,14 @@ class EnvironmentSpec(Wire):
         return self
 
     @model_validator(mode="after")
-    def _several_take_an_engine(self) -> EnvironmentSpec:
+    def _several_take_an_engine_and_one_task(self) -> EnvironmentSpec:
         if self.compose is not None and self.kind is not EnvironmentKind.DOCKER:
             raise ValueError(f"expected the kind 'docker' for several containers, found {self.kind.value!r}")
+        if self.compose is not None and self.reuse is Reuse.SHARED_READONLY:
+            raise ValueError(
+                "expected `reuse` 'fresh' or 'recycled' with several containers, found 'shared-readonly': they belong"
+                " to one task, and other services can be written to; leave `reuse` out"
+            )
         return self
 
     @model_validator(mode="after")

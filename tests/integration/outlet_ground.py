@@ -23,13 +23,13 @@ from tests.integration.network_ground import PATIENCE_S
 
 
 class Server(ThreadingHTTPServer):
-    """HTTP at this host's loopback; knows what it was asked and from how many connections."""
+    """HTTP at this host's loopback; knows what it was asked and from how many connections. `host`: another of it."""
 
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        super().__init__((host, 0), _Handler)
         self.port: int = self.server_address[1]
         self.hosts: list[str] = []
         self.connections: set[object] = set()
@@ -110,8 +110,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(context: ssl.SSLContext | None = None) -> Iterator[Server]:
-    with Server() as server:
+def serving(context: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> Iterator[Server]:
+    with Server(host) as server:
         if context is not None:
             server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))

@@ -225,7 +225,7 @@ def test_a_service_that_does_not_come_up_is_named_with_its_last_words_and_nothin
     needs = "depends_on: {db: {condition: service_healthy}}"
     if "exit" in service:
         needs = "depends_on: [db]"
-    with pytest.raises(EnvironmentFailed) as caught:
+    with pytest.raises(ServiceUnhealthy) as caught:
         create(f"services: {{main: {{image: BASE, {needs}}}, db: {{image: BASE, {service}}}}}", timeout_s=4)
     for part in complaints:
         assert part in str(caught.value)

@@ -162,6 +162,15 @@ def test_needs_and_networks_are_read_in_both_notations(rich: Project) -> None:
     assert rich.services["load"].networks == ()
 
 
+def test_a_service_is_near_itself_and_those_on_its_networks_by_all_their_names(rich: Project, tmp_path: Path) -> None:
+    assert set(rich.near("main")) == {"main", "front", "web", "db"}
+    assert set(rich.near("db")) == {"db", "main", "front", "web"}
+    assert rich.near("load") == ("load",)
+    hosts = ["here.test:127.0.0.1", "six.test:[::1]", "far.test:10.1.2.3"]
+    alone = read(tmp_path, yaml.safe_dump(service(extra_hosts=hosts, hostname="front", network_mode="none")))
+    assert alone.near("main") == ("main", "here.test", "six.test", "front")
+
+
 def test_mounts_are_volumes_copies_and_memory_and_never_the_hosts(rich: Project) -> None:
     assert rich.services["main"].mounts == (
         Mounted(MountKind.COPY, "/etc/vars", "app/vars", True),

@@ -6,7 +6,7 @@ from typing import cast
 from uuid import uuid4
 
 from app.cli.show import memory_lines
-from app.environments.base import Environment
+from app.environments.base import Environment, ServiceMemory
 from app.models.outcome import AttemptRecord
 from app.models.spec import Mode
 from app.models.states import AttemptState
@@ -21,6 +21,17 @@ class Counting:
 
     def memory_kills(self) -> int | None:
         return self.kills
+
+
+class Several(Counting):
+    """One with a service beside it."""
+
+    def __init__(self, kills: int, beside: int) -> None:
+        super().__init__(kills)
+        self.beside: int | None = beside
+
+    def memory_beside(self) -> dict[str, ServiceMemory]:
+        return {} if self.beside is None else {"db": ServiceMemory(500, self.beside)}
 
 
 def watched(account: MemoryAccount, kills: int | None) -> Counting:
@@ -57,11 +68,37 @@ def test_where_nobody_counts_nothing_is_said() -> None:
     assert account.look() == {}
 
 
+def test_what_is_killed_in_a_service_is_told_by_its_name_and_limit() -> None:
+    account, environment = MemoryAccount(1000), Several(1, 3)
+    account.watch(cast(Environment, environment))
+    assert account.look() == {"memory": {"limit_bytes": 1000, "killed": {"agent": 0}}}
+    environment.beside = 4
+    account.look()
+    account.stage = "grading"
+    environment.kills, environment.beside = 2, 6
+    db = {"limit_bytes": 500, "killed": {"agent": 1, "grading": 2}}
+    found = {"memory": {"limit_bytes": 1000, "killed": {"agent": 0, "grading": 1}, "services": {"db": db}}}
+    assert account.look() == found
+    account.leave(environment)
+    environment.kills, environment.beside = 9, 9
+    assert account.look() == found, "somebody else's"
+    again = MemoryAccount(1000)
+    again.watch(cast(Environment, environment))
+    environment.beside = 10
+    again.look()
+    environment.beside = None  # it has ended
+    assert again.look()["memory"]["services"] == {"db": {"limit_bytes": 500, "killed": {"agent": 1}}}
+
+
 def test_a_person_is_shown_who_was_killed_and_by_which_limit() -> None:
     assert shown({"memory": {"limit_bytes": 1000, "killed": {"agent": 2, "grading": 1}}}) == [
         "out of memory: 3 killed at the memory limit of 1000 bytes (2 in agent, 1 in grading)"
     ]
     assert shown({"memory": {"limit_bytes": 1000, "killed": {"agent": 0, "grading": 0}}}) == []
+    db = {"limit_bytes": 500, "killed": {"agent": 2, "grading": 0}}
+    assert shown({"memory": {"limit_bytes": 1000, "killed": {"agent": 0}, "services": {"db": db}}}) == [
+        "service db: out of memory: 2 killed at the memory limit of 500 bytes (2 in agent)"
+    ]
     assert shown({}) == []
 
 

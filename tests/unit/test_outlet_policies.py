@@ -6,7 +6,7 @@ import urllib.request
 
 import pytest
 
-from app.environments.outlets import PROXY_PORT, model_base_url, relay, variables
+from app.environments.outlets import PROXY_PORT, exempted, model_base_url, relay, variables
 from app.environments.outlets.model import Endpoint
 from app.errors import SpecInvalid
 from app.models.spec import EnvironmentSpec, Network
@@ -24,6 +24,26 @@ def test_only_a_task_with_allowed_hosts_is_pointed_at_a_proxy(monkeypatch: pytes
     assert proxies["https"] == proxies["http"] == f"http://127.0.0.1:{PROXY_PORT}"
     assert urllib.request.proxy_bypass("localhost")
     assert not urllib.request.proxy_bypass("index.test")
+
+
+def test_what_is_near_is_reached_without_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = EnvironmentSpec(image="any", network=Network.ALLOWLIST, allowed_hosts=("index.test",))
+    for name, value in variables(spec, ["shop", "10.222.0.2", "shop"]).items():
+        monkeypatch.setenv(name, value)
+    assert [bool(urllib.request.proxy_bypass(host)) for host in ("shop:8000", "10.222.0.2", "localhost")] == [True] * 3
+    assert not urllib.request.proxy_bypass("index.test")
+    assert variables(spec, ["shop", "shop"])["NO_PROXY"] == "localhost,127.0.0.1,::1,shop"
+    for network in (Network.NONE, Network.MODEL_ONLY, Network.OPEN):
+        assert variables(EnvironmentSpec(image="any", network=network), ["shop"]) == {}
+        assert exempted(EnvironmentSpec(image="any", network=network), {"NO_PROXY": "mine"}, ["shop"]) == {}
+
+
+def test_a_command_of_ours_keeps_what_the_task_exempts_and_takes_no_proxy_to_what_is_near() -> None:
+    spec = EnvironmentSpec(image="any", network=Network.ALLOWLIST, allowed_hosts=("index.test",))
+    assert exempted(spec, {"NO_PROXY": "mine", "no_proxy": "", "PATH": "/bin"}, ["shop"]) == {
+        "NO_PROXY": "mine,localhost,127.0.0.1,::1,shop",
+        "no_proxy": "localhost,127.0.0.1,::1,shop",
+    }
 
 
 def test_the_model_keeps_its_path_inside() -> None:

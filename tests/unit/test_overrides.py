@@ -241,6 +241,13 @@ def test_a_project_that_nobody_has_stored_is_named() -> None:
 
 def test_several_containers_belong_to_one_task() -> None:
     bundle, _ = project("services: {main: {image: a}}")
+    complaint = "with several containers, found 'shared-readonly': .*leave `reuse` out"
+    with pytest.raises(ValidationError, match=complaint):
+        EnvironmentSpec(compose=Compose(context=bundle), reuse=Reuse.SHARED_READONLY)
     task = several(bundle).model_copy(update={"goal": ROW_GOAL})
-    with pytest.raises(SpecInvalid, match="with several containers, found 'shared-readonly'"):
-        specs(task, reuse=Reuse.SHARED_READONLY)
+    with pytest.raises(SpecInvalid, match=f"'example-1': environment: .*{complaint}"):
+        EnvironmentOverrides(reuse=Reuse.SHARED_READONLY).applied_to(task)
+    changed = task.environment.model_copy(update={"reuse": Reuse.SHARED_READONLY})
+    with pytest.raises(SpecInvalid, match=r"'example-1': .*with several containers, found 'shared-readonly'"):
+        specs(task.model_copy(update={"environment": changed}))
+    assert EnvironmentSpec(compose=Compose(context=bundle), reuse=Reuse.FRESH).reuse is Reuse.FRESH

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from app.environments.base import ServiceMemory
 from app.environments.compose.several import Several
 from app.environments.recorded import RecordedEnvironment
 from app.errors import EnvironmentFailed
@@ -29,6 +30,9 @@ class Pair(FolderShell):
     services = ("main", "db")
     logs = things = lambda self: None
 
+    def memory_beside(self) -> dict[str, ServiceMemory]:
+        return {"db": ServiceMemory(1000, 2)}
+
     def service(self, name: str) -> Shell:
         if name != "db":
             raise EnvironmentFailed(f"no service {name!r}")
@@ -48,6 +52,7 @@ def test_services_are_reached_through_the_record(tmp_path: Path) -> None:
     pair.service("db").put("/said", b"by db")
     assert (tmp_path / "db" / "said").read_bytes() == b"by db"
     assert pair.run_in("db", "pwd", timeout_s=10).text().strip() == str(tmp_path / "db" / "testbed")
+    assert pair.memory_beside() == {"db": ServiceMemory(1000, 2)}
     with pytest.raises(EnvironmentFailed, match="no service 'nobody'"):
         pair.service("nobody")
 
@@ -55,6 +60,7 @@ def test_services_are_reached_through_the_record(tmp_path: Path) -> None:
 def test_one_container_has_no_services_and_says_so(tmp_path: Path) -> None:
     single = recorded(Single(tmp_path))
     assert single.services == ()
+    assert single.memory_beside() == {}
     for use in (lambda: single.service("db"), lambda: single.run_in("db", "true", timeout_s=5)):
         with pytest.raises(EnvironmentFailed, match="has no services"):
             use()

@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from app.environments.base import CommandResult, Forward, ResetProof, Serve, Snapshot, Stats, Tags
+from app.environments.base import CommandResult, Forward, ResetProof, Serve, ServiceMemory, Snapshot, Stats, Tags
 from app.environments.capture import KEEP_BYTES
 from app.environments.compose.footprint import Footprint
 from app.environments.compose.ground import Ground
@@ -59,6 +59,7 @@ class ComposeEnvironment:
         self._gone = threading.Event()
         self._resetting = threading.Lock()
         self._known: list[dict[str, Any]] = []
+        self._main_killed = False  # for its memory limit, as far as known
 
     @property
     def id(self) -> str:
@@ -73,6 +74,9 @@ class ComposeEnvironment:
     def memory_kills(self) -> int | None:
         """Of the main service."""
         return self._main.memory_kills()
+
+    def memory_beside(self) -> dict[str, ServiceMemory]:
+        return {name: peer.memory for name, peer in self._peers.items()}
 
     # --- See `Several` ----------------------------------------------------------------------------------------------
 
@@ -109,18 +113,30 @@ class ComposeEnvironment:
         project = self._ground.plan.project
         main = self._main.describe()
         if not self._gone.is_set():
-            with suppress(StationError):  # what was known before will do
-                self._known = [self._peers[name].describe() for name in self._peers]
+            self._look()
         image = self._ground.plan.images[project.main].label
-        own = {"name": project.main, "id": self.id, "image": image, "state": "running", "exit_code": None}
+        own: dict[str, Any] = {
+            "name": project.main,
+            "id": self.id,
+            "image": image,
+            "state": "running",
+            "exit_code": None,
+        }
+        own |= {"health": None, "out_of_memory": self._main_killed}
         removed = {"state": "removed"} if self._gone.is_set() else {}
         return {
             **main,
             "kind": "compose",
             "image": self._ground.spec.label,
-            "services": [{**one, **removed} for one in ({**own, "health": None}, *self._known)],
+            "services": [{**one, **removed} for one in (own, *self._known)],
             "notes": list(project.notes),
         }
+
+    def _look(self) -> None:
+        """What was known before will do where nobody says more."""
+        self._main_killed = self._main_killed or bool(self._main.memory_kills())
+        with suppress(StationError):
+            self._known = [peer.describe() for peer in self._peers.values()]
 
     def adopt(self, tags: Tags) -> None:
         """From now on it belongs to this attempt: the containers' names say so. Raises: EnvironmentFailed."""
@@ -192,6 +208,7 @@ class ComposeEnvironment:
         with self._resetting:
             try:
                 proof = self._main.reset()
+                self._main_killed = False
                 if proof.clean:
                     self._renew()
                 self._ground.raise_if_ended()
@@ -218,8 +235,7 @@ class ComposeEnvironment:
         first = not self._gone.is_set()
         begun = time.monotonic()
         if first:
-            with suppress(StationError):
-                self._known = [peer.describe() for peer in self._peers.values()]
+            self._look()
         self._gone.set()
         self._footprint.end()
         for peer in self._peers.values():

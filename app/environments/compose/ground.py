@@ -108,6 +108,11 @@ class Ground:
             ipv4_address=self.nets[network].addresses[service.name],
         )
 
+    def near(self, service: Service) -> list[str]:
+        """Names and addresses of itself and of those that share a network with it."""
+        joined = [self.nets[network].addresses.values() for network, _ in service.networks]
+        return [*self.plan.project.near(service.name), *(one for addresses in joined for one in addresses)]
+
     def amended(self, config: dict[str, Any], service: Service) -> dict[str, Any]:
         """The engine's host configuration with the service's own part."""
         volumes = [

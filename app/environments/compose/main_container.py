@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from app.compose_file.commands import idle
-from app.compose_file.model import Check, Service
+from app.compose_file.model import Service
 from app.environments.base import Tags
 from app.environments.compose.ground import Ground
 from app.environments.container import DockerEnvironment
@@ -16,6 +18,7 @@ from app.environments.docker import DockerProvider
 from app.environments.engine import Engine
 from app.environments.host_slots import Gate
 from app.environments.images import Images
+from app.environments.outlets import exempted, variables
 from app.environments.tools import Find, Tool
 from app.environments.ways import Entrance
 from app.errors import EnvironmentFailed, ServiceUnhealthy
@@ -25,6 +28,35 @@ from app.settings import Settings
 LOG = "/var/tmp/.service.log"
 """Where the main service's own command writes, when it has one: its first process is the session's."""
 _PAUSE_S = 0.2
+_TAIL_CHARACTERS = 2000
+_MOST_LOOKS = 10_000
+"""For a shell that runs a script itself, without a program of its own."""
+_FAILED = "/var/tmp/.service.failed"
+_NOT_YET = "service-starts"
+_START = f"""\
+{{{{ echo {_NOT_YET} >/proc/$$/comm; }}}} 2>/dev/null
+[ -d /var/tmp ] || mkdir -p /var/tmp
+: >{LOG} || exit
+{{{{ trap '' HUP; trap 'echo $? >{_FAILED}' EXIT; exec {{command}}; }}}} >{LOG} 2>&1 </dev/null &
+looks=0 name= state=
+while [ $looks -lt {_MOST_LOOKS} ] && [ -e /proc/$! ]; do
+  looks=$((looks + 1)) name= state=
+  read -r id name state others </proc/$!/stat
+  case "$name $state" in "({_NOT_YET}"*") Z") break ;; "({_NOT_YET}"* | *" ") ;; *) exit 0 ;; esac
+done 2>/dev/null
+[ "$state" = Z ] || [ ! -e /proc/$! ] || exit 0
+wait $!
+code=$?
+[ "$state" = Z ] || [ -n "$BASH_VERSION" ] || [ -e {_FAILED} ] || exit 0
+case $code in 126 | 127) exit $code ;; esac
+"""
+"""Start a command in the background, and leave with its exit code when there was nothing to execute.
+
+A process has the name that its shell gave itself until it has become the program: whether it ends before or has another
+name is known as soon as the kernel knows. A command that starts is waited for no longer, and what the program itself
+leaves with, now or later, is its own affair. Of one that was gone before it was looked at, a shell's file tells; bash
+leaves none, and there a program that ends at once as if it had not been found counts as not found.
+"""
 
 
 class MainProvider(DockerProvider):
@@ -53,6 +85,9 @@ class MainProvider(DockerProvider):
 
     def _labels(self, tags: Tags) -> dict[str, str]:
         return self._ground.labels(self._service.name)
+
+    def _variables(self, spec: EnvironmentSpec) -> dict[str, str]:
+        return variables(spec, self._ground.near(self._service))
 
     def _joining(self) -> dict[str, Any]:
         return {"hostname": self._service.hostname, **self._ground.joining(self._service)}
@@ -91,12 +126,25 @@ def start_inside(environment: DockerEnvironment, ground: Ground, image_id: str, 
     with ground.engine.named("look at the main service's image", EnvironmentFailed):
         argv = _own_command(service, ground.engine, image_id)
     if argv and not idle(argv):
-        left_s = max(1.0, deadline - time.monotonic())
-        result = environment.run(f"( trap '' HUP; exec {shlex.join(argv)} ) >{LOG} 2>&1 </dev/null &", timeout_s=left_s)
-        if not result.ok:
-            raise ServiceUnhealthy(f"service {service.name!r}: {shlex.join(argv)} was not started: {result.text()}")
+        _start(environment, service.name, shlex.join(argv), deadline)
     if service.check is not None and service.check.test:
-        _await_health(environment, service.name, service.check, deadline)
+        own = {**dict(service.environment), **ground.spec.env}
+        _await_health(environment, service, deadline, exempted(ground.spec, own, ground.near(service)))
+
+
+def _start(environment: DockerEnvironment, name: str, command: str, deadline: float) -> None:
+    result = environment.run(_START.format(command=command), timeout_s=max(1.0, deadline - time.monotonic()))
+    if result.ok:
+        return
+    how = "out of time" if result.timed_out else f"exit code {result.exit_code}"
+    said = result.text()
+    with suppress(FileNotFoundError, EnvironmentFailed):
+        said += environment.get(LOG).decode("utf-8", "replace")
+    tail = said[-_TAIL_CHARACTERS:].strip() or "(nothing)"
+    raise ServiceUnhealthy(
+        f"service {name!r} did not start ({how}): expected a command that can be executed in its image, found"
+        f" {command!r}; mend `command` or `entrypoint`.\nIts log ends with: {tail}"
+    )
 
 
 def _own_command(service: Service, engine: Engine, image_id: str) -> list[str]:
@@ -109,11 +157,14 @@ def _own_command(service: Service, engine: Engine, image_id: str) -> list[str]:
     return [*(config.get("Entrypoint") or ()), *service.command]
 
 
-def _await_health(environment: DockerEnvironment, name: str, check: Check, deadline: float) -> None:
+def _await_health(environment: DockerEnvironment, service: Service, deadline: float, env: Mapping[str, str]) -> None:
+    check = service.check
+    assert check is not None
     command = check.test[1] if check.test[0] == "CMD-SHELL" else shlex.join(check.test[1:])
     begun, failures, next_counted = time.monotonic(), 0, check.interval_s
     while True:
-        result = environment.run(command, timeout_s=min(check.timeout_s, max(0.1, deadline - time.monotonic())))
+        left_s = max(0.1, deadline - time.monotonic())
+        result = environment.run(command, env=env, timeout_s=min(check.timeout_s, left_s))
         if result.ok:
             return
         since_s = time.monotonic() - begun
@@ -121,5 +172,6 @@ def _await_health(environment: DockerEnvironment, name: str, check: Check, deadl
             failures, next_counted = failures + 1, since_s + check.interval_s
         if failures >= check.retries or time.monotonic() >= deadline:
             how = "is unhealthy" if failures >= check.retries else "was not healthy in time"
-            raise ServiceUnhealthy(f"service {name!r} {how}: {result.text()[-2000:].strip() or result.exit_code}")
+            said = result.text()[-_TAIL_CHARACTERS:].strip()
+            raise ServiceUnhealthy(f"service {service.name!r} {how}: {said or result.exit_code}")
         time.sleep(_PAUSE_S)

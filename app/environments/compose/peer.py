@@ -6,6 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from signal import Signals
 from typing import Any
@@ -15,13 +16,15 @@ from docker.types import LogConfig
 
 from app.compose_file.model import Check, Condition, Service
 from app.environments import engine_disk
+from app.environments.base import ServiceMemory
 from app.environments.compose.ground import Ground
 from app.environments.compose.plan import bounded
 from app.environments.engine import Engine
+from app.environments.memory_watch import MemoryWatch, file_of
 from app.environments.privileges import CAP_DROP, CPU_SHARES
 from app.environments.processes import COMMAND, Process, ProcessView
 from app.environments.ways.exec_session import ExecSession
-from app.errors import EnvironmentFailed, ImageUnavailable, ServiceUnhealthy
+from app.errors import EnvironmentFailed, ImageUnavailable, ServiceUnhealthy, StationError
 from app.models.shell import OutputLogs
 
 _FIRST_LOOK_S = 0.05
@@ -46,11 +49,17 @@ class Peer:
         self._session: ServiceSession | None = None
         self._proven = False
         self._said = ""  # by its last health check of ours
+        self._memory = MemoryWatch(None, lambda: None)
+        self._killed = 0  # for its memory limit, as far as known
 
     # --- Start ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Make and start it. Raises: EnvironmentFailed, ImageUnavailable, EngineUnavailable."""
+        """Make and start it.
+
+        Raises: ServiceUnhealthy: the engine cannot start what it is to run; EnvironmentFailed, ImageUnavailable,
+            EngineUnavailable.
+        """
         engine, name = self.ground.engine, self.service.name
         self._proven, self._said = False, ""
         with engine.named(f"start service {name}", EnvironmentFailed):
@@ -58,9 +67,14 @@ class Peer:
             self.ground.join_others(self.service, self.id)
             for one in self.ground.plan.copies[name]:
                 engine.api.put_archive(self.id, "/", one.at_root)
-            engine.api.start(self.id)
-            workdir = engine.api.inspect_container(self.id)["Config"].get("WorkingDir") or "/"
-        self._session = ServiceSession(engine, self.id, cwd=workdir, ended=self.ground.raise_if_ended)
+            with engine.named(f"start service {name!r}", ServiceUnhealthy):  # nothing to execute, no such user
+                engine.api.start(self.id)
+            about = engine.api.inspect_container(self.id)
+        workdir = about["Config"].get("WorkingDir") or "/"
+        self._session = session = ServiceSession(engine, self.id, cwd=workdir, ended=self.ground.raise_if_ended)
+        self._memory.close()
+        self._killed = 0
+        self._memory = MemoryWatch(file_of(self.id, about["State"]["Pid"]), lambda: session.stats().oom_kills)
 
     def _create(self) -> str:
         service, api = self.service, self.ground.engine.api
@@ -158,7 +172,7 @@ class Peer:
     def failure(self, what: str, state: dict[str, Any]) -> ServiceUnhealthy:
         """With all that helps: exit code, the last health check's words, the log's end."""
         ended = "" if state["Running"] else f" with exit code {state['ExitCode']}"
-        memory = ", out of memory" if state.get("OOMKilled") else ""
+        memory = ", out of memory" if self.memory.kills else ""
         checks = (state.get("Health") or {}).get("Log") or []
         said = str(checks[-1].get("Output", "")).strip() if checks else ""
         health = (
@@ -184,8 +198,23 @@ class Peer:
         if not state["Running"] and state["ExitCode"] != 0:
             raise self.failure("ended", state)
 
+    @property
+    def memory(self) -> ServiceMemory:
+        """See `ServicesCounting`."""
+        count = None
+        with suppress(StationError):
+            count = self._memory.count()
+        with suppress(StationError):
+            if count is None:  # its group has ended with it: the engine knows of its first process
+                count = int(bool(self._about()["State"].get("OOMKilled")))
+        self._killed = max(self._killed, count or 0)
+        return ServiceMemory(bounded(self.service, self.ground.spec.resources).memory_bytes, self._killed)
+
     def describe(self) -> dict[str, Any]:
-        """Name, id, image, state, exit code when it has ended, health. Raises: EnvironmentFailed, EngineUnavailable."""
+        """Name, id, image, state, exit code when it has ended, health, whether it ran out of memory.
+
+        Raises: EnvironmentFailed, EngineUnavailable.
+        """
         state = self._about()["State"]
         health = (state.get("Health") or {}).get("Status")
         return {
@@ -195,6 +224,7 @@ class Peer:
             "state": state["Status"],
             "exit_code": None if state["Running"] else state["ExitCode"],
             "health": "healthy" if self._proven and health == "starting" else health,
+            "out_of_memory": self.memory.kills > 0,
         }
 
     def log(self) -> bytes:
@@ -222,6 +252,7 @@ class Peer:
         """End what runs inside for us; the container is not touched."""
         if self._session is not None:
             self._session.close()
+        self._memory.close()
 
     def _about(self) -> dict[str, Any]:
         engine = self.ground.engine

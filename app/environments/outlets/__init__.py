@@ -6,6 +6,8 @@ time (`model_outlet`). `open` is a network of the engine's and none of this.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from app.environments.outlets.allowlist import proxy
 from app.environments.outlets.base import OpenForward, Outlet, Traffic
 from app.environments.outlets.model import MODEL_PORT, model_base_url, model_outlet, relay
@@ -19,6 +21,7 @@ __all__ = [
     "OpenForward",
     "Outlet",
     "Traffic",
+    "exempted",
     "model_base_url",
     "model_outlet",
     "open_outlet",
@@ -29,19 +32,29 @@ __all__ = [
 PROXY_PORT = 3128
 """Of the loopback inside: the customary one of proxies."""
 _PROXY = f"http://127.0.0.1:{PROXY_PORT}"
-_NOT_BY_PROXY = "localhost,127.0.0.1,::1"
+_EXEMPTING = ("NO_PROXY", "no_proxy")
+_NOT_BY_PROXY = ("localhost", "127.0.0.1", "::1")
 
 
-def variables(spec: EnvironmentSpec) -> dict[str, str]:
-    """What every command inside needs in its environment variables to find the way out; the task's own go before."""
+def variables(spec: EnvironmentSpec, beside: Iterable[str] = ()) -> dict[str, str]:
+    """What every command inside needs in its environment variables to find the way out; the task's own go before.
+
+    beside: names and addresses that are reached without the proxy, as the loopback is.
+    """
     if spec.network is not Network.ALLOWLIST:
         return {}
     names = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")  # curl reads the small one, some the large one
     return {
         **dict.fromkeys(names, _PROXY),
-        **dict.fromkeys(("NO_PROXY", "no_proxy"), _NOT_BY_PROXY),
+        **dict.fromkeys(_EXEMPTING, ",".join(dict.fromkeys((*_NOT_BY_PROXY, *beside)))),
         "NODE_USE_ENV_PROXY": "1",  # Node heeds the others only when it is told so
     }
+
+
+def exempted(spec: EnvironmentSpec, own: Mapping[str, str], beside: Iterable[str]) -> dict[str, str]:
+    """For a command that must reach the loopback and `beside` without the proxy, whatever the task's own say."""
+    ours = variables(spec, beside)
+    return {name: ",".join(filter(None, (own.get(name), ours[name]))) for name in _EXEMPTING if name in ours}
 
 
 def open_outlet(spec: EnvironmentSpec, forward: OpenForward) -> Outlet | None:

@@ -1,0 +1,49 @@
+"""What an image itself would start is never started: where that is broken, an environment is what it always is."""
+
+from __future__ import annotations
+
+import io
+import uuid
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from app.environments.base import EnvironmentProvider
+from app.environments.engine import engine_of
+from app.models.spec import EnvironmentSpec
+from app.settings import Settings
+from tests.contract.environment_grounds import GROUNDS, Ground, tags_of, tar_of
+
+BROKEN = 'ENTRYPOINT ["/nope"]\nCMD ["neither"]\nHEALTHCHECK CMD /nope\n'
+
+
+@pytest.fixture(scope="module", params=[one.param() for one in GROUNDS if one.isolates])
+def ground(request: pytest.FixtureRequest) -> Ground:
+    """Those that have images."""
+    found: Ground = request.param
+    return found
+
+
+@pytest.fixture(scope="session")
+def broken_image(base_image_tag: str) -> Iterator[str]:
+    engine, tag = engine_of(Settings()), f"megaflow-test/broken:{uuid.uuid4().hex[:8]}"
+    context = tar_of({"Dockerfile": f"FROM {base_image_tag}\n{BROKEN}".encode()})
+    told = list(engine.api.build(fileobj=io.BytesIO(context), custom_context=True, tag=tag, rm=True))
+    assert b"Successfully built" in b"".join(told), told[-3:]
+    yield tag
+    engine.api.remove_image(tag, force=True)
+
+
+def test_a_broken_entrypoint_of_the_image_is_nobodys_trouble(
+    provider: EnvironmentProvider, spec: EnvironmentSpec, settings: Settings, broken_image: str
+) -> None:
+    wanted = spec.model_copy(update={"image": broken_image, "setup": ("echo prepared >/prepared",)})
+    provider.prepare_image(wanted, timeout_s=60)
+    environment = provider.create(wanted, tags_of(settings.installation), timeout_s=60)
+    try:
+        assert environment.run("cat /prepared; echo $GIVEN", timeout_s=20).stdout == b"prepared\nby the task\n"
+        with closing(environment.shell()) as shell:
+            assert shell.run("pwd", timeout_s=20).stdout == b"/testbed\n"
+    finally:
+        environment.destroy()
