@@ -92,6 +92,8 @@ class Settings(BaseSettings):
     """Environments that a host keeps ready for the next waiting tasks, made ahead; 0: none."""
     image_builds: int = Field(default=2, ge=1)
     """Image builds and pulls at once on one host."""
+    image_pulls: int = Field(default=32, ge=1)
+    """Pulls at once from one registry, by all hosts: registries count requests by address and by login."""
 
     image_disk_high: float = Field(default=0.9, gt=0)
     """Images leave when their disk is fuller than this: a share of it, or, above 1, bytes of all images."""

@@ -24,18 +24,12 @@ from app.environments.image_store.build_logs import BuildLogs
 from app.environments.image_store.building import Builder
 from app.environments.image_store.cache import ImageCache
 from app.environments.image_store.context import put_recipe, recipe_file
+from app.environments.image_store.logins import logins_of
 from app.environments.image_store.names import registry_of
 from app.environments.image_store.names import short as _short
 from app.environments.image_store.recipe import Recipe
-from app.environments.image_store.registry import (
-    Refusal,
-    Refused,
-    Registries,
-    architecture_of,
-    logins_of,
-    refuse_foreign,
-    wrong_architecture,
-)
+from app.environments.image_store.refusals import Refusal, Refused
+from app.environments.image_store.registry import Registries, architecture_of, refuse_foreign, wrong_architecture
 from app.environments.sources import fetch_sources
 from app.errors import DiskFull, EnvironmentFailed, ImageUnavailable, ImageUnfit
 from app.models.spec import Build, Bundle, EnvironmentSpec
@@ -226,7 +220,8 @@ class Images:
         """Pull one name and return the image's id. Raises: Refused, ImageUnavailable, DiskFull, EngineUnavailable."""
         begun = time.monotonic()
         registries = Registries(self._engine, self._settings)
-        with self._gate.hold(f"image_pulls:{registry_of(candidate)}", None, timeout_s=deadline - begun):
+        limit, capacity = f"image_pulls:{registry_of(candidate)}", self._settings.image_pulls
+        with self._gate.hold(limit, capacity, timeout_s=deadline - begun):
             try:
                 registries.pull(candidate, deadline)
             except Refused as refused:

@@ -44,7 +44,7 @@ CapacityOf = Callable[[Connection], Capacity]
 
 def capacity_of(settings: Settings) -> CapacityOf:
     """From the classes, the limits that were set, and the settings for those that were not."""
-    defaults = {"environment_starts": settings.environment_starts, "image_builds": settings.image_builds}
+    defaults = limits.defaults_of(settings)
 
     def look(connection: Connection) -> Capacity:
         own = limits.capacities(connection, "")

@@ -68,6 +68,15 @@ def kind_of(name: str) -> tuple[str, str]:
     raise LimitInvalid(f"unknown limit {name!r}{advice}; nothing was changed")
 
 
+def defaults_of(settings: Settings) -> dict[str, int]:
+    """What holds where nobody has set anything, by kind; other kinds have no bound then."""
+    return {
+        "environment_starts": settings.environment_starts,
+        "image_builds": settings.image_builds,
+        "image_pulls": settings.image_pulls,
+    }
+
+
 def everybody(name: str) -> str:
     """The limit that holds when `name` has no row: `image_pulls:*` for `image_pulls:ghcr.io`."""
     for kind in KINDS:
@@ -165,7 +174,7 @@ def show(database: Database, settings: Settings) -> list[Use]:
 
 
 def _semaphores(connection: Connection, settings: Settings) -> Iterator[Use]:
-    defaults = {"environment_starts": settings.environment_starts, "image_builds": settings.image_builds}
+    defaults = defaults_of(settings)
     own = capacities(connection, "")
     held = {row.limit_name: row for row in connection.execute(_HELD)}
     for name in own.keys() | held.keys():

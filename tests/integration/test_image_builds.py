@@ -17,7 +17,8 @@ from app.environments.image_store import build_cgroup, names
 from app.environments.image_store.build_limits import BuildLimits, BuildWatch
 from app.environments.image_store.build_logs import BuildLogs
 from app.environments.image_store.building import Builder
-from app.environments.image_store.registry import Registries, logins_of
+from app.environments.image_store.logins import logins_of
+from app.environments.image_store.registry import Registries
 from app.environments.image_store.watermark import disk_of
 from app.environments.images import Images
 from app.errors import DiskFull, ImageBuildFailed, ImageUnavailable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import socket
@@ -21,7 +22,8 @@ import pytest
 
 from app.environments.engine import Engine, engine_of
 from app.environments.image_store import names
-from app.environments.image_store.registry import Refusal, Refused, Registries, retry_after_s
+from app.environments.image_store.refusals import Refusal, Refused
+from app.environments.image_store.registry import Registries, retry_after_s
 from app.environments.image_store.sync import Item, Outcome, Sync, items_of
 from app.environments.images import Images
 from app.errors import ImageUnavailable, ImageUnfit
@@ -247,6 +249,34 @@ def test_a_closed_registry_opens_to_the_settings_login_alone(
     Registries(engine, login).pull(item.target, until(20))
     forget(engine, item.target)
     assert _WORD not in "".join(capfd.readouterr())
+
+
+def test_a_closed_registry_opens_to_the_helper_that_docker_login_uses(
+    closed: str,
+    settings: Settings,
+    engine: Engine,
+    contexts: Contexts,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    [item] = items_of([contexts.spec(SMALL)], closed, settings.base_image)
+    kept = tmp_path / "docker"
+    kept.mkdir()
+    monkeypatch.setenv("DOCKER_CONFIG", str(kept))
+    monkeypatch.setenv("PATH", f"{kept}:{os.environ['PATH']}")
+    program = kept / "docker-credential-mine"
+    program.write_text("#!/bin/sh\necho the keyring is locked\nexit 1\n")
+    program.chmod(0o755)
+    (kept / "config.json").write_text(json.dumps({"credHelpers": {closed: "mine"}}))
+    refused = Sync(settings, closed, fetch_bundle=contexts.fetch).one(item)
+    assert refused.outcome is Outcome.FAILED
+    assert "docker-credential-mine failed (the keyring is locked)" in str(refused.message)
+    program.write_text(f"""#!/bin/sh\necho '{json.dumps({"Username": "me", "Secret": _WORD})}'\n""")
+    assert Sync(settings, closed, fetch_bundle=contexts.fetch).one(item).outcome is Outcome.BUILT
+    assert item.target is not None
+    forget(engine, item.target)
+    Registries(engine, settings).pull(item.target, until(20))
+    forget(engine, item.target)
 
 
 # --- A dataset --------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -30,11 +31,13 @@ from app.cli import limits as commands
 from app.client import MegaFlow
 from app.environments.base import Tags
 from app.environments.docker import DockerProvider
-from app.environments.host_slots import turn
+from app.environments.host_slots import Gate, turn
 from app.environments.images import Images, _short
 from app.environments.local import LocalProvider
+from app.environments.oci.images import OciImages
+from app.environments.oci.store import ImageStore
 from app.errors import DatabaseUnavailable, EnvironmentFailed, ImageUnavailable, LimitInvalid, QuotaExceeded
-from app.ledger import attempts, ends, limits, quotas, semaphores
+from app.ledger import attempts, audit, ends, limits, quotas, semaphores
 from app.ledger.database import Database
 from app.ledger.quotas import Quota
 from app.model_service.limiter import ModelLimiter, ledger_capacities, prefix_of
@@ -44,6 +47,7 @@ from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
 from app.workers.gates import LedgerGate
 from tests.building import RETRY, claimed, new_id
+from tests.integration.registry_stand import standing
 from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, facts, insert, one
 from tests.services import MakeSettings
 
@@ -528,6 +532,63 @@ def test_a_pull_passes_the_gate_of_its_registry(database: Database, home_folder:
     limits.set_limit(database, "image_pulls:localhost:1", 0)
     with pytest.raises(ImageUnavailable, match=r"no place at image_pulls:localhost:1"):
         images.ensure(spec, timeout_s=1)
+
+
+def _without_engine(home: Path, gate: Gate, **changes: object) -> OciImages:
+    settings = Settings(home=home, docker_url="unix:///nowhere", **changes)
+    return OciImages(settings, ImageStore(home), fetch_bundle=lambda _: b"", gate=gate)
+
+
+def test_a_pull_without_an_engine_passes_the_gates_of_its_host_and_its_registry(
+    database: Database, home_folder: Path
+) -> None:
+    gate, host = Named(_gate(database)), f"image_builds:{socket.gethostname()}"
+    with standing() as stand:
+        spec, registry = EnvironmentSpec(image=f"{stand.host}/x"), f"image_pulls:{stand.host}"
+        images = _without_engine(home_folder, gate)
+        for limit in (host, registry):
+            limits.set_limit(database, limit, 0)
+            with pytest.raises(ImageUnavailable, match=f"no place at {limit}"):
+                images.ensure(spec, timeout_s=0.5)
+            assert stand.asked == []
+            limits.clear_limit(database, limit)
+        assert images.ensure(spec, timeout_s=30).id == stand.image_id
+    assert gate.names == {host, registry}
+    assert _rows(database) == 0
+    again = Named(_gate(database))
+    assert _without_engine(home_folder, again).ensure(spec, timeout_s=5).id == stand.image_id
+    assert again.names == set(), "what is here takes no place"
+
+
+@pytest.mark.parametrize("limit", ["image_builds", "image_pulls"])
+def test_pulls_without_an_engine_have_a_bound_out_of_the_box(database: Database, home_folder: Path, limit: str) -> None:
+    with standing() as stand:
+        name = f"{limit}:{socket.gethostname() if limit == 'image_builds' else stand.host}"
+        spec, images = (
+            EnvironmentSpec(image=f"{stand.host}/x"),
+            _without_engine(home_folder, _gate(database), **{limit: 2}),
+        )
+        others = [new_id(), new_id()]
+        for other in others:
+            assert semaphores.ask(database, name, other, capacity_default=2, lease_s=30).granted
+        with pytest.raises(ImageUnavailable, match=f"no place at {name}"):
+            images.ensure(spec, timeout_s=0.5)
+        semaphores.release(database, name, others[0])
+        assert images.ensure(spec, timeout_s=30).id == stand.image_id
+
+
+def test_the_fleets_pulls_from_one_registry_have_a_bound_that_is_shown_and_audited(database: Database) -> None:
+    settings = Settings(image_pulls=3)
+    for _ in range(4):
+        semaphores.ask(database, "image_pulls:ghcr.io", new_id(), capacity_default=settings.image_pulls, lease_s=30)
+    shown = {use.name: use for use in limits.show(database, settings)}["image_pulls:ghcr.io"]
+    assert (shown.used, shown.waiting, shown.capacity, shown.source) == (3, 1, 3, "default")
+    with database.begin() as connection:
+        capacity = audit.capacity_of(settings)(connection)
+    assert capacity.limits("image_pulls:ghcr.io") == 3
+    limits.set_limit(database, "image_pulls:*", 5)
+    with database.begin() as connection:
+        assert audit.capacity_of(settings)(connection).limits("image_pulls:ghcr.io") == 5
 
 
 @pytest.mark.docker

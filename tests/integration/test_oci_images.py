@@ -26,10 +26,11 @@ import requests
 
 from app.environments.engine import engine_of
 from app.environments.image_store.arrival import Arrival, noted
-from app.environments.image_store.names import built_for_all
+from app.environments.image_store.names import Reference, built_for_all
+from app.environments.image_store.refusals import TRIES
 from app.environments.image_store.unpacked import forget
 from app.environments.oci import OciProvider, engine_images, kernel
-from app.environments.oci.registry import Reference, Registry
+from app.environments.oci.registry import Registry
 from app.environments.oci.store import ImageStore, StoredImage, layer_name
 from app.errors import EngineUnavailable, ImageUnavailable, ImageUnfit
 from app.models.spec import Build, Bundle, EnvironmentSpec
@@ -396,9 +397,10 @@ def test_a_registry_that_stays_busy_is_given_up(tmp_path: Path) -> None:
     ],
 )
 def test_an_answer_that_is_none_is_the_images_fault(tmp_path: Path, body: bytes, length: int) -> None:
-    reply = (200, {"Content-Length": str(length)}, body)
-    with answering(reply) as (host, _), pytest.raises(ImageUnavailable, match=r"/x:latest cannot be pulled") as found:
-        Registry(Reference.parse(f"{host}/x"), soon()).pull(ImageStore(tmp_path))
+    replies = [(200, {"Content-Length": str(length)}, body)] * TRIES  # one that breaks off is asked again
+    begins = r"/x:latest cannot be pulled"
+    with answering(*replies) as (host, _), pytest.raises(ImageUnavailable, match=begins) as found:
+        Registry(Reference.parse(f"{host}/x"), time.monotonic() + 2).pull(ImageStore(tmp_path))
     assert ("more than" in str(found.value)) == (length > 1 << 20)
 
 

@@ -14,8 +14,9 @@ import pytest
 
 from app.environments.image_store import names
 from app.environments.image_store.book import Book
+from app.environments.image_store.logins import Login, login_for, logins_of
 from app.environments.image_store.on_engine import layers_of
-from app.environments.image_store.registry import Refusal, login_for, logins_of, refusal_of, seconds
+from app.environments.image_store.refusals import Refusal, refusal_of, seconds
 from app.environments.image_store.sync import items_of
 from app.environments.image_store.watermark import Disk, Watermarks, above
 from app.errors import SettingsInvalid
@@ -94,13 +95,17 @@ def test_both_forms_of_retry_after_are_read() -> None:
     later = seconds(format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True))
     assert later is not None
     assert 50 < later <= 60
-    assert (seconds("soon"), seconds(None)) == (None, None)
+    unzoned = seconds((datetime.now(UTC) + timedelta(seconds=60)).strftime("%a %b %d %H:%M:%S %Y"))
+    assert unzoned is not None
+    assert 50 < unzoned <= 60
+    assert (seconds("soon"), seconds(None), seconds("-3")) == (None, None, 0)
 
 
 def test_logins_come_from_the_settings_and_are_never_shown() -> None:
     settings = Settings(registry_auth='{"r:5000": "me:pass:word"}')
-    assert login_for(settings, "r:5000") == {"username": "me", "password": "pass:word"}
-    assert login_for(settings, "other") is None
+    found = login_for(settings, "r:5000")
+    assert found == Login("me", "pass:word")
+    assert "pass:word" not in repr(found)
     assert "me:pass" not in repr(settings)
     for wrong in ("hunter2", '["hunter2"]'):
         with pytest.raises(SettingsInvalid) as caught:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from app.environments.docker import CAP_DROP
+from app.environments.image_store.names import Reference
 from app.environments.oci import seccomp
 from app.environments.oci.provider import setup_key
-from app.environments.oci.registry import Reference
 from app.environments.oci.specification import ENGINE_CAPABILITIES, Plan, configuration
 from app.environments.oci.store import image_of
 from app.environments.oci.system_layer import stacked

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
+from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from app.models.spec import SEVERAL, Build, EnvironmentSpec
 
 HUB = "docker.io"
-_HUB_ALIASES = (HUB, "index.docker.io", "registry-1.docker.io")
+_HUB_SERVER = "registry-1.docker.io"
+_HUB_ALIASES = (HUB, "index.docker.io", _HUB_SERVER)
 TASK_REPOSITORY = "megaflow/task"
 """Where built images live, on an engine and below a mirror."""
 
@@ -82,3 +86,36 @@ def built_here(build: Build, base_id: str) -> str:
 def built_for_all(mirror: str, build: Build, base_image: str) -> str:
     """The tag of a recipe's image in a registry: by context, recipe and the base's name, alike on all hosts."""
     return f"{mirror.rstrip('/')}/{TASK_REPOSITORY}:{short(build.context.sha256, build.dockerfile, base_image)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Where an image is: registry, repository, and a tag or a digest."""
+
+    host: str
+    repository: str
+    version: str
+
+    @classmethod
+    def parse(cls, text: str) -> Reference:
+        """From what people write: `python:3.12`, `ghcr.io/a/b@sha256:…`, `localhost:5000/x`."""
+        host, path = located(text)
+        if host == HUB:
+            host, path = _HUB_SERVER, path if "/" in path else f"library/{path}"
+        repository, version = manifest_of(path)
+        return cls(host, repository, version)
+
+    @property
+    def url(self) -> str:
+        """Of the repository, in version 2 of the registries' interface."""
+        scheme = "http" if _near(self.host) else "https"
+        return f"{scheme}://{self.host}/v2/{self.repository}"
+
+
+def _near(host: str) -> bool:
+    """Whether a registry, with or without its port, is on this machine: these are spoken to without encryption."""
+    name = urlsplit(f"//{host}").hostname or ""
+    try:
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

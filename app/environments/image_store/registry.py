@@ -5,85 +5,28 @@ A registry that is busy or has a fault of the moment is asked again, later and l
 
 from __future__ import annotations
 
-import json
-import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
-import requests
-import structlog
-from docker import auth
-from docker.credentials import StoreError
-from docker.errors import DockerException
 from docker.utils import parse_repository_tag
-from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
 from app.environments.disk import no_space
 from app.environments.engine import Engine
-from app.environments.image_store.names import HUB, located, manifest_of
-from app.errors import DiskFull, EnvironmentFailed, ImageUnavailable, ImageUnfit, SettingsInvalid
+from app.environments.image_store.calls import Calls
+from app.environments.image_store.logins import Login, login_for
+from app.environments.image_store.names import Reference, registry_of
+from app.environments.image_store.refusals import Refusal, Refused, persist
+from app.errors import DiskFull, EnvironmentFailed, ImageUnavailable, ImageUnfit
 from app.settings import Settings
-
-log = structlog.get_logger()
 
 _T = TypeVar("_T")
 
-_TRIES = 6
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 _ASK_S = 5.0
-_HUB_SERVER = "registry-1.docker.io"
 COMPATIBLE = {("amd64", "386"), ("arm64", "arm")}
 """What an engine runs beside its own architecture."""
-
-
-class Refusal(StrEnum):
-    """Why a registry did not give or take an image."""
-
-    ABSENT = "absent"  # it has no such image
-    DENIED = "denied"  # nobody is logged in, or may not
-    BUSY = "busy"  # too many requests, or a fault of its own: try again
-    PLATFORM = "platform"  # it has the image, but not for this engine's architecture
-    OTHER = "other"
-
-
-_SIGNS: tuple[tuple[Refusal, re.Pattern[str]], ...] = (
-    (Refusal.PLATFORM, re.compile(r"no matching manifest|does not match the specified platform", re.I)),
-    (
-        Refusal.BUSY,
-        re.compile(
-            r"toomanyrequests|too many requests|\b(?:HTTP|status|status code):? (?:429|5\d\d)\b"
-            r"|internal server error|bad gateway|service unavailable|gateway time-?out|i/o timeout|handshake timeout"
-            r"|connection reset|unexpected EOF",
-            re.I,
-        ),
-    ),
-    (
-        Refusal.DENIED,
-        re.compile(r"unauthorized|access denied|denied:|no basic auth|authentication required|HTTP 403", re.I),
-    ),
-    (Refusal.ABSENT, re.compile(r"manifest unknown|name unknown|not found|does not exist", re.I)),
-)
-
-
-def refusal_of(said: str) -> Refusal:
-    """What a message of an engine about a registry means."""
-    return next((refusal for refusal, sign in _SIGNS if sign.search(said)), Refusal.OTHER)
-
-
-class Refused(ImageUnavailable):
-    """A registry said no. `said`: its words, as the engine passes them on."""
-
-    def __init__(self, doing: str, said: str, refusal: Refusal | None = None) -> None:
-        super().__init__(f"{doing}: {said}")
-        self.said = said
-        self.refusal = refusal or refusal_of(said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +51,8 @@ class Registries:
         """Have it on the engine. `deadline`: monotonic seconds."""
         name, tag = parse_repository_tag(reference)
 
-        def once() -> None:
-            steps = self._engine.api.pull(
-                name, tag=tag or "latest", stream=True, decode=True, auth_config=self._login(reference)
-            )
+        def once(login: dict[str, str]) -> None:
+            steps = self._engine.api.pull(name, tag=tag or "latest", stream=True, decode=True, auth_config=login)
             self._follow(f"pull {reference}", steps, deadline)
 
         self._persist(f"pull {reference}", reference, once, deadline)
@@ -120,25 +61,21 @@ class Registries:
         """Put the engine's image of this name into its registry. What the registry has already is not sent again."""
         name, tag = parse_repository_tag(reference)
 
-        def once() -> None:
-            steps = self._engine.api.push(
-                name, tag=tag or "latest", stream=True, decode=True, auth_config=self._login(reference)
-            )
+        def once(login: dict[str, str]) -> None:
+            steps = self._engine.api.push(name, tag=tag or "latest", stream=True, decode=True, auth_config=login)
             self._follow(f"push {reference}", steps, deadline)
 
         self._persist(f"push {reference}", reference, once, deadline)
 
     def look(self, reference: str, deadline: float) -> Found | None:
         """What the registry has under this name; nothing is pulled. None: it has no such image."""
-        doing = f"look for {reference} in its registry"
 
-        def once() -> dict[str, Any]:
-            login = self._login(reference)
+        def once(login: dict[str, str]) -> dict[str, Any]:
             answer: dict[str, Any] = self._engine.api.inspect_distribution(reference, login)  # type: ignore[no-untyped-call]
             return answer
 
         try:
-            answer = self._persist(doing, reference, once, deadline)
+            answer = self._persist(f"look for {reference} in its registry", reference, once, deadline)
         except Refused as refused:
             if refused.refusal is Refusal.ABSENT:
                 return None
@@ -148,25 +85,19 @@ class Registries:
 
     # --- Once, and again --------------------------------------------------------------------------------------------
 
-    def _persist(self, doing: str, reference: str, once: Callable[[], _T], deadline: float) -> _T:
-        """Ask until the registry answers, for as long as that can help."""
-
-        def busy(error: BaseException) -> bool:
-            return isinstance(error, Refused) and error.refusal is Refusal.BUSY
-
-        def give_up(state: RetryCallState) -> bool:
-            return state.attempt_number >= _TRIES or time.monotonic() + state.upcoming_sleep >= deadline
-
-        for attempt in Retrying(
-            retry=retry_if_exception(busy),
-            wait=_Wait(reference, self._login(reference)),
-            stop=give_up,
-            before_sleep=lambda state: log.warning("registry.busy", doing=doing, wait_s=round(state.upcoming_sleep, 2)),
-            reraise=True,
-        ):
-            with attempt:
-                return self._named(doing, once)
-        raise AssertionError("unreachable: the last try returns or raises")
+    def _persist(self, doing: str, reference: str, once: Callable[[dict[str, str]], _T], deadline: float) -> _T:
+        """Ask until the registry answers, for as long as that can help; as whom, is found out once."""
+        login = login_for(self._settings, registry_of(reference))
+        try:
+            return persist(
+                lambda: self._named(doing, partial(once, login.for_engine())),
+                deadline,
+                after_s=lambda _: retry_after_s(reference, lambda: login),
+            )
+        except Refused as refused:
+            if refused.refusal is not Refusal.DENIED or not login.fault:
+                raise
+            raise Refused(doing, f"{refused.said}; {login.fault}", refused.refusal) from refused
 
     def _named(self, doing: str, once: Callable[[], _T]) -> _T:
         try:
@@ -191,86 +122,19 @@ class Registries:
                 steps.close()  # type: ignore[attr-defined]
                 raise Refused(doing, "it took longer than this task allows for its image", Refusal.OTHER)
 
-    def _login(self, reference: str) -> dict[str, str] | None:
-        """None: the client of the engine looks into its own configuration (`docker login`)."""
-        return login_for(self._settings, located(reference)[0])
 
-
-def login_for(settings: Settings, registry: str) -> dict[str, str] | None:
-    """User name and password for a registry, when the settings have any.
-
-    Raises: SettingsInvalid. What was found is not shown.
-    """
-    return _given(settings).get(registry)
-
-
-def logins_of(settings: Settings) -> dict[str, dict[str, str]]:
-    """All logins that pulls use, by registry, as a build is told them: the settings' win over those of `docker login`.
-
-    Raises: SettingsInvalid. What was found is not shown.
-    """
-    found: dict[str, dict[str, str]] = {}
-    try:
-        found |= auth.load_config().get_all_credentials()  # type: ignore[no-untyped-call]
-    except (DockerException, StoreError, OSError) as error:  # most builds need none; a pull would say it
-        log.warning("registry.logins_not_read", reason=str(error))
-    found |= _given(settings)
-    if HUB in found:
-        found[auth.INDEX_URL] = found[HUB]
-    return found
-
-
-def _given(settings: Settings) -> dict[str, dict[str, str]]:
-    given = settings.registry_auth
-    if given is None:
-        return {}
-    try:
-        logins = {str(name): str(login) for name, login in json.loads(given.get_secret_value()).items()}
-    except (ValueError, AttributeError):
-        raise SettingsInvalid(
-            'MEGAFLOW_REGISTRY_AUTH: expected a JSON object {"REGISTRY": "USER:PASSWORD", …}, found something else.'
-        ) from None
-    split = {name: login.partition(":") for name, login in logins.items()}
-    return {name: {"username": user, "password": password} for name, (user, _, password) in split.items()}
-
-
-class _Wait:
-    """How long until the next try: what the registry says, else a random time that grows."""
-
-    def __init__(self, reference: str, login: dict[str, str] | None) -> None:
-        self._reference = reference
-        self._login = login
-        self._grow = wait_random_exponential(multiplier=_FIRST_WAIT_S, max=_LONGEST_WAIT_S)
-
-    def __call__(self, state: RetryCallState) -> float:
-        return max(self._grow(state), retry_after_s(self._reference, self._login) or 0.0)
-
-
-def retry_after_s(reference: str, login: dict[str, str] | None = None) -> float | None:
-    """When the registry wants to be asked again, in seconds; None: now, or it does not say.
+def retry_after_s(reference: str, login: Callable[[], Login] = Login) -> float | None:
+    """When the registry, or its token service, wants to be asked again, in seconds; None: now, or it does not say.
 
     The engine keeps a reply's headers to itself, so that the registry is asked once more, for the headers alone.
     """
-    host, path = located(reference)
-    name, tag = manifest_of(path)
-    scheme = "http" if host.partition(":")[0] in ("localhost", "127.0.0.1") else "https"
-    url = f"{scheme}://{_HUB_SERVER if host == HUB else host}/v2/{name}/manifests/{tag}"
-    credentials = (login["username"], login["password"]) if login else None
-    with suppress(requests.RequestException):
-        reply = requests.head(url, timeout=_ASK_S, auth=credentials, allow_redirects=False)
-        if reply.status_code == 429 or reply.status_code >= 500:
-            return seconds(reply.headers.get("Retry-After"))
-    return None
-
-
-def seconds(said: str | None) -> float | None:
-    """Either form of the header: seconds, or a date."""
-    if said is None:
-        return None
-    with suppress(ValueError):
-        return max(0.0, float(said))
-    with suppress(ValueError):
-        return max(0.0, (parsedate_to_datetime(said) - datetime.now(UTC)).total_seconds())
+    where = Reference.parse(reference)
+    doing = f"ask when {reference} may be asked for"
+    with Calls(where, doing, time.monotonic() + _ASK_S, login) as calls:
+        try:
+            calls.ask("manifests", where.version, method="HEAD").close()
+        except Refused as refused:
+            return refused.after_s
     return None
 
 

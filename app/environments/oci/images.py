@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import structlog
 
@@ -15,11 +17,11 @@ from app.environments.host_slots import Gate, turn
 from app.environments.image_store import unpacked
 from app.environments.image_store.arrival import Arrival, tell
 from app.environments.image_store.cache import ImageCache
-from app.environments.image_store.names import built_for_all, in_mirror, key_of, located, registry_of
-from app.environments.image_store.registry import login_for
+from app.environments.image_store.logins import login_for
+from app.environments.image_store.names import Reference, built_for_all, in_mirror, key_of, registry_of
 from app.environments.images import Images
 from app.environments.oci import engine_images
-from app.environments.oci.registry import Reference, Registry
+from app.environments.oci.registry import Registry
 from app.environments.oci.store import ImageStore, StoredImage
 from app.errors import DiskFull, EngineUnavailable, ImageUnavailable, ImageUnfit, StationError
 from app.models.spec import Bundle, EnvironmentSpec
@@ -151,7 +153,7 @@ class OciImages:
         try:
             with turn(self._settings.home / "run" / "slots" / name, timeout_s=deadline - time.monotonic()):
                 tell(Arrival.PULL)
-                return self._recalled(reference) or self._pull_first(reference, deadline)
+                return self._recalled(reference) or self._pull_in_turn(reference, deadline)
         except TimeoutError as error:
             raise ImageUnavailable(f"could not pull {reference} in time: {error}; try again.") from error
 
@@ -159,15 +161,21 @@ class OciImages:
         image_id = self._store.recall(reference)
         return self._store.image(image_id) if image_id else None
 
+    def _pull_in_turn(self, reference: str, deadline: float) -> StoredImage:
+        """Few at a time on this host: what is fetched is unpacked, too. Raises: TimeoutError: no place was free."""
+        limit, capacity = f"image_builds:{socket.gethostname()}", self._settings.image_builds
+        with self._gate.hold(limit, capacity, timeout_s=deadline - time.monotonic()):
+            return self._pull_first(reference, deadline)
+
     def _pull_first(self, reference: str, deadline: float) -> StoredImage:
         with suppress(StationError):  # an engine that answered before is away, or what is in use cannot be told
             self._cache.make_room()
         refusals: list[ImageUnavailable] = []
         for candidate in self._candidates(reference):
-            limit, begun = f"image_pulls:{registry_of(candidate)}", time.monotonic()
+            limit, capacity = f"image_pulls:{registry_of(candidate)}", self._settings.image_pulls
+            begun, login = time.monotonic(), partial(login_for, self._settings, registry_of(candidate))
             try:
-                with self._gate.hold(limit, None, timeout_s=deadline - begun):
-                    login = login_for(self._settings, located(candidate)[0])
+                with self._gate.hold(limit, capacity, timeout_s=deadline - begun):
                     image = Registry(Reference.parse(candidate), deadline, login).pull(self._store)
             except ImageUnavailable as error:
                 refusals.append(error)
@@ -175,7 +183,7 @@ class OciImages:
             self._store.remember(reference, image.id)
             log.info("image.pulled", image=candidate, took_s=round(time.monotonic() - begun, 3))
             return image
-        unfit, why = isinstance(refusals[-1], ImageUnfit), " ".join(map(str, refusals))  # the origin comes last
+        unfit, why = isinstance(refusals[-1], ImageUnfit), "; ".join(map(str, refusals))  # the origin comes last
         raise (ImageUnfit if unfit else ImageUnavailable)(
             f"image {reference} is not here and could not be pulled ({why}). Check the reference and "
             "the login, or name a registry that has it in MEGAFLOW_IMAGE_MIRROR."

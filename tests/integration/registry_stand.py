@@ -1,0 +1,196 @@
+"""A small registry of one image that is busy, cuts off or wants a login, as it is told."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.server
+import io
+import json
+import tarfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from urllib.parse import parse_qs, urlsplit
+
+from app.environments.oci import kernel
+
+CONTENT = b"what the image has in it\n" * 130_000
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What comes in place of the right answer: a status with headers, or the right one, cut off after `cut` bytes.
+
+    longer: bytes that are promised and never come.
+    """
+
+    status: int = 200
+    headers: Callable[[], Mapping[str, str]] = dict
+    cut: int | None = None
+    longer: int = 0
+
+
+def after(wait: str) -> Callable[[], Mapping[str, str]]:
+    return lambda: {"Retry-After": wait}
+
+
+@dataclass
+class Asked:
+    """One request. `at`: monotonic seconds."""
+
+    path: str
+    at: float
+    method: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass
+class Stand:
+    """`faults`, one for each request, by what its path begins with: `/token`, `/v2/x/manifests`, `/v2/x/blobs`."""
+
+    host: str = ""
+    ranges: bool = True
+    login: str | None = None  # USER:PASSWORD, or `<token>:` and an identity token
+    wants: str | None = None  # the scheme of its challenge
+    uses: int = 1_000_000  # requests that one token is good for
+    faults: dict[str, list[Fault]] = field(default_factory=lambda: defaultdict(list))
+    asked: list[Asked] = field(default_factory=list)
+    tokens: dict[str, int] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as tar:
+            member = tarfile.TarInfo("file")
+            member.size = len(CONTENT)
+            tar.addfile(member, io.BytesIO(CONTENT))
+        self.layer = packed.getvalue().ljust(4 * _MIB, b"\0")  # four of the parts that a client reads at a time
+        config = {"architecture": kernel.machine(), "os": "linux"}
+        self.config = json.dumps({**config, "rootfs": {"type": "layers", "diff_ids": [sha(self.layer)]}}).encode()
+        self.manifest = json.dumps(
+            {"schemaVersion": 2, "config": {"digest": sha(self.config)}, "layers": [{"digest": sha(self.layer)}]}
+        ).encode()
+
+    @property
+    def image_id(self) -> str:
+        return sha(self.config)
+
+    @property
+    def layer_path(self) -> str:
+        return f"/v2/x/blobs/{sha(self.layer)}"
+
+    def seen(self, path: str) -> list[Asked]:
+        return [one for one in self.asked if one.path.startswith(path)]
+
+    def fault(self, path: str) -> Fault:
+        with self.lock:
+            return next(
+                (left.pop(0) for start, left in self.faults.items() if path.startswith(start) and left), Fault()
+            )
+
+    def content(self, path: str) -> bytes | None:
+        known = {f"/v2/x/blobs/{sha(one)}": one for one in (self.config, self.layer)}
+        return {**known, "/v2/x/manifests/latest": self.manifest}.get(path)
+
+    def admits(self, said: str) -> bool:
+        """Whether a request of the repository shows what it must."""
+        if self.wants == "Basic":
+            return said == _basic(self.login or "")
+        with self.lock:
+            left = self.tokens.get(said.removeprefix("Bearer "), 0)
+            self.tokens[said.removeprefix("Bearer ")] = left - 1
+        return self.wants is None or left > 0
+
+    def token(self, one: Asked) -> bytes | None:
+        """A new token. None: not for those."""
+        user, _, word = (self.login or "").partition(":")
+        form = {name: values[0] for name, values in parse_qs(one.body.decode()).items()}
+        if user == "<token>":
+            good = (form.get("grant_type"), form.get("refresh_token")) == ("refresh_token", word)
+        else:
+            good = self.login is None or one.headers.get("Authorization") == _basic(self.login)
+        if not good:
+            return None
+        with self.lock:
+            name = f"t{len(self.tokens)}"
+            self.tokens[name] = self.uses
+        return json.dumps({"token": name}).encode()
+
+
+def sha(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def _basic(login: str) -> str:
+    return f"Basic {base64.b64encode(login.encode()).decode()}"
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    stand: Stand
+
+    def do_GET(self) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        asked = Asked(self.path, time.monotonic(), self.command, dict(self.headers), self.rfile.read(length))
+        self.stand.asked.append(asked)
+        path = urlsplit(self.path).path
+        headers: dict[str, str] = {}
+        if path == "/token":
+            content = self.stand.token(asked)
+            status = 200 if content is not None else 401
+        elif not self.stand.admits(self.headers.get("Authorization", "")):
+            content, status = None, 401
+            where = f'realm="http://{self.stand.host}/token",service="s",scope="repository:x:pull"'
+            headers["WWW-Authenticate"] = f"{self.stand.wants} {where}"
+        else:
+            content = self.stand.content(path)
+            status = 200 if content is not None else 404
+        fault = self.stand.fault(path) if status != 401 else Fault()
+        if fault.status != 200:
+            content, status = b"", fault.status
+            headers |= fault.headers()
+        self._answer(status, headers, content or b"", fault)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+    def _answer(self, status: int, headers: dict[str, str], content: bytes, fault: Fault) -> None:
+        wanted = self.headers.get("Range", "")
+        if self.stand.ranges and wanted and status == 200:
+            begin = int(wanted.removeprefix("bytes=").rstrip("-"))
+            status = 206 if begin < len(content) else 416
+            headers["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{len(content)}"
+            content = content[begin:]
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(content) + fault.longer)}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content if fault.cut is None else content[: fault.cut])
+        self.close_connection = fault.cut is not None or bool(fault.longer)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@contextmanager
+def standing() -> Iterator[Stand]:
+    """One that answers."""
+    stand = Stand()
+    handler = type("_Standing", (_Handler,), {"stand": stand})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        stand.host = f"127.0.0.1:{server.server_address[1]}"
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield stand
+        finally:
+            server.shutdown()
+            thread.join()
