@@ -21,7 +21,8 @@ from app.models.spec import EnvironmentSpec, Mode, TaskSpec, TestsGoal
 from app.scheduling.dispatcher import Dispatcher
 from app.settings import Settings
 from app.workers import marks, warm_care
-from app.workers.host_care import Reporter
+from app.workers.control import Control
+from app.workers.host_care import Reporter, host_name
 from app.workers.warm_care import Forecast
 from tests.building import a_task, dispatched
 from tests.integration import rows
@@ -133,6 +134,7 @@ def test_a_task_that_takes_either_is_made_for_on_both(
     control = home("control")
     marks.make(control, marks.DISPATCHES)
     Reporter(control, database, "control").look()
+    host_images.report(database, "idle", [])
     standing(database, "alpha", slots=24)
     submit(database, "a", mode=Mode.AUTO, replicas=16)
     shares = len(ahead("alpha")), len(ahead("control"))
@@ -204,6 +206,19 @@ def test_only_the_dispatcher_that_decides_says_that_it_is_here(settings: Setting
             stop.set()
         for thread in threads:
             thread.join(20)
+
+
+def test_a_control_worker_says_where_it_is_and_that_instances_start_there(
+    settings: Settings, database: Database
+) -> None:
+    control = Control(settings)
+    control.start()
+    try:
+        statement = "SELECT count(*) FILTER (WHERE launches) AS launching FROM hosts WHERE name = :host"
+        _until(lambda: rows.one(database, statement, host=host_name()).launching)
+        assert marks.hosts_here(settings) == {host_name()}
+    finally:
+        control.stop()
 
 
 def test_a_host_says_whether_instances_start_there_and_how_many_environments_it_has(
