@@ -13,6 +13,7 @@ from rich.table import Table
 
 from app.cli.show import console
 from app.environments.base import UNSEEN
+from app.ledger.environment_times import FAILED
 from app.models.outcome import AttemptRecord, TaskResult
 
 _PATHS = ("cold", "warm", "snapshot", "recycled", "shared")
@@ -30,7 +31,7 @@ class Seen:
 
 
 def seen_of(found: Iterable[TaskResult]) -> list[Seen]:
-    """Every environment of every attempt, for its agent and for its grading."""
+    """Every environment that an attempt had, for its agent and for its grading."""
     return [one for result in found for attempt in result.attempts for one in _of_attempt(result.run_id, attempt)]
 
 
@@ -42,7 +43,7 @@ def _of_attempt(run_id: UUID, attempt: AttemptRecord) -> list[Seen]:
     return [
         Seen(run_id, one["path"], network, one.get("ready_s"), one.get("reset"))
         for one in (each[purpose] for purpose in ("agent", "grading") if purpose in each)
-        if "path" in one
+        if one.get("path", FAILED) != FAILED
     ]
 
 

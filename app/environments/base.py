@@ -8,7 +8,8 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
@@ -19,6 +20,7 @@ from app.models.spec import EnvironmentSpec
 
 __all__ = [
     "UNSEEN",
+    "Choosing",
     "Chronicling",
     "CommandResult",
     "Environment",
@@ -39,6 +41,7 @@ __all__ = [
     "Ticket",
     "Times",
     "Transferable",
+    "noting",
 ]
 
 
@@ -65,15 +68,26 @@ class Times:
 
     Phases: `image`, `create`, `start`, `session` (until the first answer), `set_up`; `hand_out` of one that was there
     before it was asked for; `reset`, with the start that belongs to it, and `teardown` at the end.
+
+    ahead: the phases of its making, when that was before anybody asked for it.
     """
 
     route: Route = Route.COLD
     phases: dict[str, float] = field(default_factory=dict)
+    ahead: Mapping[str, float] = field(default_factory=dict)
     _inner_s: float = field(default=0.0, repr=False, compare=False)
 
     @contextmanager
     def measure(self, phase: str) -> Iterator[None]:
         """The block's time without what is measured inside it; a phase that comes twice is added up."""
+        with ExitStack() as measured:
+            if (noted := _noted.get()) is not None and noted is not self:
+                measured.enter_context(noted._measured(phase))
+            measured.enter_context(self._measured(phase))
+            yield
+
+    @contextmanager
+    def _measured(self, phase: str) -> Iterator[None]:
         begun, outer_s, self._inner_s = time.monotonic(), self._inner_s, 0.0
         try:
             yield
@@ -82,9 +96,10 @@ class Times:
             self.phases[phase] = self.phases.get(phase, 0.0) + took_s - self._inner_s
             self._inner_s = outer_s + took_s
 
-    def taken(self, since: float) -> None:
-        """It came from another process: the hand-out is all since then (monotonic seconds) that no phase has."""
-        self.phases["hand_out"] = time.monotonic() - since - sum(self.phases.values())
+    def taken(self, ticket: Ticket) -> None:
+        """It came from another process: the hand-out is all since it was asked for that no phase has."""
+        self.phases["hand_out"] = time.monotonic() - ticket.asked - sum(self.phases.values())
+        self.ahead = ticket.making
 
     @contextmanager
     def handed_on(self) -> Iterator[None]:
@@ -92,11 +107,30 @@ class Times:
         begun, was_reset = time.monotonic(), "reset" in self.phases
         yield
         if was_reset:
-            self.phases = {"hand_out": time.monotonic() - begun}
+            self.phases, self.ahead = {"hand_out": time.monotonic() - begun}, {}
 
     def describe(self) -> dict[str, Any]:
-        """`path` and `phases`, to the tenth of a millisecond, as an attempt records them."""
-        return {"path": self.route.value, "phases": {name: round(s, 4) for name, s in self.phases.items()}}
+        """`path`, `phases` and, of one made ahead, `ahead`, as an attempt records them: to a tenth of a millisecond."""
+        told = {"path": self.route.value, "phases": _rounded(self.phases)}
+        return {**told, "ahead": _rounded(self.ahead)} if self.ahead else told
+
+
+def _rounded(phases: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(took_s, 4) for name, took_s in phases.items()}
+
+
+_noted: ContextVar[Times | None] = ContextVar("noted_times", default=None)
+
+
+@contextmanager
+def noting() -> Iterator[Times]:
+    """All that this thread measures inside the block, of whichever environment: of one that never comes, too."""
+    noted = Times()
+    token = _noted.set(noted)
+    try:
+        yield noted
+    finally:
+        _noted.reset(token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +227,15 @@ class Forward(Protocol):
         ...
 
 
+@runtime_checkable
+class Choosing(Protocol):
+    """A provider that decides for each spec what kind of environment it makes of it."""
+
+    def kind_of(self, spec: EnvironmentSpec) -> str:
+        """What that environment says to be (`describe`)."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Ticket:
     """What another process of this host needs to take an environment over."""
@@ -200,6 +243,7 @@ class Ticket:
     kind: str  # what `describe()` says
     body: dict[str, Any]  # JSON
     descriptors: tuple[int, ...] = ()  # open files that go with it; whoever holds the ticket closes them
+    making: Mapping[str, float] = field(default_factory=dict, compare=False)  # what it took, when it was made ahead
     asked: float = field(default_factory=time.monotonic, compare=False)  # since when its taker has waited (monotonic)
 
 

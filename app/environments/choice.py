@@ -36,6 +36,12 @@ class QuickestProvider:
         self._oci = OciProvider(settings, fetch_bundle=fetch_bundle, gate=gate, tools=tools)
         self._compose = ComposeProvider(settings, fetch_bundle=fetch_bundle, gate=gate, tools=tools)
 
+    def kind_of(self, spec: EnvironmentSpec) -> str:
+        """See `base.Choosing`."""
+        if spec.compose is not None:
+            return "compose"
+        return "oci" if self._for(spec) is self._oci else "docker"
+
     def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
         return self._for(spec).prepare_image(spec, timeout_s=timeout_s)
 

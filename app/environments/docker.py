@@ -129,7 +129,7 @@ class DockerProvider:
             with suppress(StationError):
                 environment.destroy()
             raise
-        environment.times.taken(ticket.asked)
+        environment.times.taken(ticket)
         log.info("environment.taken_over", environment=environment.id, image=spec.label)
         return environment
 

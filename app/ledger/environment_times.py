@@ -3,6 +3,8 @@
 An attempt has an environment for its agent and may have another for its grading; each counts. What the attempt paid
 before the first command of each stands in `phases`, with `image_by` for how the image came; all that it waited, in
 `ready_s`. What followed its last command, a reset for the next attempt or the teardown, stands in `reset` and `after`.
+Of one that had been made before it was asked for, `ahead` has what its making took: it counts by that path, beside what
+its attempt paid (`warm`). Where none came, the phases until then stand by a path of their own.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ PHASES = (
     *(READY, "reset", "teardown"),
 )
 """In the order in which they happen. `pull` and `build` are `image` again, of those for which that was done."""
+FAILED = "failed"
+"""The path of what never came: what was spent until then is no part of the times of those that did."""
 BUCKETS_S: tuple[float, ...] = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0),
@@ -56,28 +60,31 @@ class PhaseHistogram:
 
 _SPANS = """
     WITH used AS (
-        SELECT a.environment->>'kind' AS kind, each.value AS one
+        SELECT coalesce(each.value->>'kind', a.environment->>'kind') AS kind, each.value AS one
         FROM attempts a {joined}, LATERAL jsonb_each(
             CASE WHEN jsonb_typeof(a.environment->'teardown') = 'object' THEN a.environment->'teardown'
             ELSE jsonb_build_object('agent', a.environment) END) each
         WHERE {chosen}
     ), spans AS MATERIALIZED (
-        SELECT u.kind, u.one->>'path' AS path, s.phase, s.took_s FROM used u, LATERAL (
-            SELECT key AS phase, value::float8 AS took_s FROM jsonb_each_text(u.one->'phases')
-            WHERE key NOT IN ('reset', 'teardown')
+        SELECT u.kind, coalesce(s.path, u.one->>'path') AS path, s.phase, s.took_s FROM used u, LATERAL (
+            SELECT CAST(NULL AS text) AS path, key AS phase, value::float8 AS took_s
+            FROM jsonb_each_text(u.one->'phases') WHERE key NOT IN ('reset', 'teardown')
             UNION ALL
-            SELECT u.one->>'image_by', (u.one#>>'{{phases,image}}')::float8
+            SELECT NULL, u.one->>'image_by', (u.one#>>'{{phases,image}}')::float8
             WHERE u.one->>'image_by' IN ('pull', 'build')
             UNION ALL
-            SELECT 'ready', (u.one->>'ready_s')::float8
+            SELECT NULL, 'ready', (u.one->>'ready_s')::float8
             UNION ALL
-            SELECT 'reset', (u.one#>>'{{reset,took_s}}')::float8
+            SELECT NULL, 'reset', (u.one#>>'{{reset,took_s}}')::float8
             UNION ALL
-            SELECT 'teardown', (u.one#>>'{{after,teardown}}')::float8
+            SELECT NULL, 'teardown', (u.one#>>'{{after,teardown}}')::float8
+            UNION ALL
+            SELECT 'ahead', key, value::float8 FROM jsonb_each_text(u.one->'ahead')
         ) s
         WHERE jsonb_typeof(u.one->'phases') = 'object' AND s.took_s IS NOT NULL
     )
 """
+_TOLD = "a.environment ?| ARRAY['phases', 'teardown']"
 _ROOM = text("SET LOCAL work_mem = '64MB'")
 """Half a million spans are sorted in memory; the 4 MB of a fresh server would take the disk."""
 _TABLE = """
@@ -110,7 +117,7 @@ def table(
     conditions = [chosen[name] for name, value in wanted.items() if value is not None]
     statement = _SPANS.format(
         joined="JOIN tasks t ON t.id = a.task_id" if run_id else "",
-        chosen=" AND ".join(["a.environment ? 'phases'", *conditions]),
+        chosen=" AND ".join([_TOLD, *conditions]),
     )
     values = {name: value for name, value in wanted.items() if value is not None}
     with database.begin() as connection:
@@ -122,7 +129,7 @@ def table(
 
 def histograms(connection: Connection, after: datetime | None, until: datetime) -> list[PhaseHistogram]:
     """Of attempts that finished after `after` (None: ever) and by `until`."""
-    statement = _SPANS.format(joined="", chosen=f"a.environment ? 'phases' AND {finished(after)}")
+    statement = _SPANS.format(joined="", chosen=f"{_TOLD} AND {finished(after)}")
     values = {"until": until, "bounds": list(BUCKETS_S), **({} if after is None else {"after": after})}
     counts: dict[tuple[str, str, str], list[int]] = {}
     sums: dict[tuple[str, str, str], float] = {}

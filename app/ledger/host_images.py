@@ -32,7 +32,8 @@ WITH gone AS (
     WHERE NOT EXISTS (SELECT 1 FROM host_images h WHERE h.host = :host AND h.image = image.image)
     ON CONFLICT DO NOTHING
 )
-INSERT INTO hosts (name) VALUES (:host) ON CONFLICT (name) DO UPDATE SET seen_at = clock_timestamp()
+INSERT INTO hosts (name, launches, ready) VALUES (:host, :launches, :ready) ON CONFLICT (name)
+DO UPDATE SET seen_at = clock_timestamp(), launches = :launches, ready = :ready
 """)
 _FORGET = text("""
 WITH gone AS (
@@ -42,13 +43,16 @@ DELETE FROM host_images h USING gone WHERE h.host = gone.name
 """)
 
 
-def report(database: Database, host: str, images: Collection[str]) -> None:
+def report(database: Database, host: str, images: Collection[str], *, launches: bool = False, ready: int = 0) -> None:
     """All that a host has, now: only what has changed is written, and that it lives. Hosts that are gone are forgotten.
+
+    launches: whether instances are started from there. ready: environments that it made ahead and still has.
 
     Raises: DatabaseUnavailable.
     """
     with database.begin() as connection:
-        connection.execute(_REPORT, {"host": host, "images": sorted(images)})
+        told = {"host": host, "images": sorted(images), "launches": launches, "ready": ready}
+        connection.execute(_REPORT, told)
         connection.execute(_FORGET, {"age": GONE_S})
 
 

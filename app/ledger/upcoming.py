@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -18,8 +18,8 @@ from sqlalchemy import Connection, Row, text
 
 from app.ledger import pauses, quotas, waiting
 from app.ledger.database import Database
-from app.ledger.waiting import Candidate, LineKey
-from app.models.spec import IMAGELESS, EnvironmentSpec, Limits, Reuse
+from app.ledger.waiting import Candidate, Key, LineKey
+from app.models.spec import IMAGELESS, EnvironmentSpec, Limits, Mode, Reuse
 
 MOST = 2000
 """Tasks that are looked at: a line further back may yet change its order."""
@@ -45,6 +45,8 @@ class NextOne:
     environment: EnvironmentSpec
     position: int
     timeout_s: float  # that the task allows for its making
+    line: Key  # the mode that the task asked for, or has, and its class
+    host: str | None = None  # where the task is, or was sent; None: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,9 @@ class _Turn:
     spec_digest: str
     user_name: str
     position: int
+    line: Key
     run_id: UUID | None = None
+    host: str | None = None
     asked: bool = False  # for one that is ready, which it does once: it has one now, or makes its own
     served: bool = False  # the agent has its environment
     graded_next: bool = False  # the agent is at work: what follows is the grading
@@ -94,8 +98,10 @@ class Upcoming:
             found[image] = Need(first.environment, first.position, first.tasks + 1, first.user_name)
         return list(found.values())
 
-    def one_by_one(self, most: int = MOST) -> list[NextOne]:
+    def one_by_one(self, most: int = MOST, *, of: Collection[Key] | None = None) -> list[NextOne]:
         """Every environment that is still to be made, soonest first: an entry for each, replicas too.
+
+        of: for the tasks of these modes and classes alone; None: for all.
 
         A task that is graded in an environment of its own needs that one, too, once its agent has ended: nobody knows
         when, and so it is taken to come as soon as the task in the same place of the line. Of one that is shared by
@@ -105,7 +111,7 @@ class Upcoming:
         """
         found, gradings = [], 0
         shared: set[tuple[str, UUID | None]] = set()
-        for turn, wanted in self._turns(most):
+        for turn, wanted in self._turns(most, of):
             environment, position = wanted.environment, turn.position
             if turn.asked and not turn.served:
                 continue
@@ -118,23 +124,25 @@ class Upcoming:
                     continue
                 gradings += 1
                 environment, position = environment.for_grading(), gradings
-            found.append(NextOne(environment, position, wanted.timeout_s))
+            found.append(NextOne(environment, position, wanted.timeout_s, turn.line, turn.host))
         return sorted(found, key=lambda one: one.position)
 
-    def _turns(self, most: int) -> list[tuple[_Turn, _Wanted]]:
+    def _turns(self, most: int, of: Collection[Key] | None = None) -> list[tuple[_Turn, _Wanted]]:
         """Without those that need no image."""
         with self._database.begin() as connection:
-            turns = [*_under_way(connection, most), *self._in_line(connection, most)]
+            turns = [*_under_way(connection, most, of), *self._in_line(connection, most, of)]
             self._learn(connection, {turn.spec_digest for turn in turns})
         pairs = [(turn, self._known.get(turn.spec_digest)) for turn in turns]
         return [(turn, wanted) for turn, wanted in pairs if wanted is not None]
 
-    def _in_line(self, connection: Connection, most: int) -> list[_Turn]:
+    def _in_line(self, connection: Connection, most: int, of: Collection[Key] | None) -> list[_Turn]:
         paused = pauses.paused(connection)
         keys = [
             key
             for key in waiting.lines(connection)
-            if key.user_name not in paused.users and key.resource_class not in paused.classes
+            if key.user_name not in paused.users
+            and key.resource_class not in paused.classes
+            and (of is None or (key.mode, key.resource_class) in of)
         ]
         least = _LEAST if len(keys) <= most else 1
         take = min(most, max(least, most // max(1, len(keys))))
@@ -146,8 +154,9 @@ class Upcoming:
         weights = {key.user_name: book.of(key.user_name).weight for key in keys}
         ordered = list(in_order(heads, held, weights, fair=self._fair))[:most]
         found = _specs(connection, [task_id for task_id, _ in ordered])
+        lines = {one.task_id: (key.mode, key.resource_class) for key, line in heads.items() for one in line}
         return [
-            _Turn(found[task_id].spec_digest, user, place, found[task_id].run_id)
+            _Turn(found[task_id].spec_digest, user, place, lines[task_id], found[task_id].run_id)
             for place, (task_id, user) in enumerate(ordered, start=1)
             if task_id in found
         ]
@@ -196,29 +205,36 @@ def in_order(
             heapq.heappush(heap, (rank(key, place + 1), key, place + 1))
 
 
-def _under_way(connection: Connection, most: int) -> list[_Turn]:
+_UNDER_WAY = text("""
+SELECT t.spec_digest, t.user_name, t.run_id, a.mode, a.resource_class, coalesce(i.host, a.hint_host) AS host,
+    jsonb_exists(a.phases, 'image_ready') AS asked, jsonb_exists(a.phases, 'environment_ready') AS served,
+    jsonb_exists(a.phases, 'agent_ended') AS past_agent
+FROM (
+    SELECT id, task_id, instance_id, mode, resource_class, hint_host, phases FROM attempts
+    WHERE state IN ('dispatched', 'running') AND (:all OR (mode, resource_class) IN (
+        SELECT * FROM unnest(CAST(:modes AS text[]), CAST(:classes AS text[]))))
+    ORDER BY id LIMIT :most
+) a JOIN tasks t ON t.id = a.task_id LEFT JOIN instances i ON i.id = a.instance_id ORDER BY a.id
+""")
+
+
+def _under_way(connection: Connection, most: int, of: Collection[Key] | None) -> list[_Turn]:
     """The longest under way first."""
-    rows = connection.execute(
-        text(
-            "SELECT t.spec_digest, t.user_name, t.run_id, jsonb_exists(a.phases, 'image_ready') AS asked,"
-            " jsonb_exists(a.phases, 'environment_ready') AS served,"
-            " jsonb_exists(a.phases, 'agent_ended') AS past_agent FROM (SELECT id, task_id, phases FROM attempts"
-            " WHERE state IN ('dispatched', 'running') ORDER BY id LIMIT :most) a JOIN tasks t ON t.id = a.task_id"
-            " ORDER BY a.id"
-        ),
-        {"most": most},
-    )
+    lines = list(of or ())
+    values = {"all": of is None, "modes": [mode.value for mode, _ in lines], "classes": [name for _, name in lines]}
     return [
         _Turn(
             row.spec_digest,
             row.user_name,
             0,
+            (Mode(row.mode), row.resource_class),
             row.run_id,
+            row.host,
             asked=row.asked,
             served=row.served,
             graded_next=row.served and not row.past_agent,
         )
-        for row in rows
+        for row in connection.execute(_UNDER_WAY, {"most": most, **values})
     ]
 
 

@@ -54,7 +54,8 @@ _MOST_REST_S = 0.1
 class Dispatcher:
     """One stand-by or deciding dispatcher; `run` blocks until told to stop.
 
-    image_key: what hosts call an environment's image; with it, tasks go where their image is.
+    image_key: what hosts call an environment's image; with it, tasks go where their image is. lead_here: called again
+    and again while this one decides: instances are started from here.
     """
 
     def __init__(
@@ -64,11 +65,13 @@ class Dispatcher:
         launch: Launch,
         publish: Publish,
         image_key: ImageKey | None = None,
+        lead_here: Callable[[], None] = lambda: None,
     ) -> None:
         self._database = database
         self._settings = settings
         self._launch = launch
         self._publish = publish
+        self._lead_here = lead_here
         self._retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
         self._rests = Rests()
         self._surplus = Surplus()
@@ -84,6 +87,7 @@ class Dispatcher:
                 try:
                     due_s = 1.0
                     if lead.held():
+                        self._lead_here()
                         due_s = self._decide(stop)
                     else:
                         self._forget()

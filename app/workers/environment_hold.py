@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
 import structlog
 
-from app.environments.base import Environment, EnvironmentProvider, Logging, Route, Tags
+from app.environments.base import Choosing, Environment, EnvironmentProvider, Logging, Route, Tags, Times, noting
 from app.environments.image_store import arrival
 from app.environments.recorded import Recording
-from app.errors import EngineUnavailable, StationError
+from app.errors import EngineUnavailable, MegaFlowError, StationError
+from app.ledger.environment_times import FAILED
 from app.models.outcome import Phase
 from app.models.spec import EnvironmentSpec, Mode, Reuse
 from app.workers.patience import patient
@@ -25,6 +26,11 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
+_ENDS = ("reset", "teardown")
+"""Phases of what was there before, or came to nothing: nobody waits for an environment by them."""
+_OF_SEVERAL = {"network": "create", "services": "start"}
+"""Where the phases of several containers count when they have not been added up: none of them came."""
+
 
 @contextmanager
 def environment_for(rollout: Rollout, purpose: str) -> Iterator[Environment]:
@@ -33,29 +39,76 @@ def environment_for(rollout: Rollout, purpose: str) -> Iterator[Environment]:
     spec, limits = claimed.spec.task.environment, claimed.spec.task.limits
     if purpose == "grading":
         spec = spec.for_grading()
-    begun = time.monotonic()
-    with arrival.noted() as arrivals:
-        provider, image = _awaiting_engine(rollout, lambda: _provider(rollout, spec))
-    image_s = time.monotonic() - begun
-    if purpose == "agent":
-        rollout.passed(Phase.IMAGE_READY, image=image)
-    rollout.heed()
-    shares = spec.reuse is Reuse.SHARED_READONLY
-    reuse = claimed.mode is Mode.PERSISTENT and (spec.reuse is Reuse.RECYCLED or shares)
-    asked = partial(
-        stations.pool.acquire, provider, spec, _tags(rollout), image, timeout_s=limits.environment_timeout_s
-    )
-    environment, origin = _awaiting_engine(rollout, lambda: asked(allow_reuse=reuse))
+    with _asking(rollout, spec, purpose) as asking:
+        with asking.spent.measure("image"):
+            provider, image = _awaiting_engine(rollout, lambda: _provider(rollout, spec))
+        image_s = asking.spent.phases["image"]
+        if purpose == "agent":
+            rollout.passed(Phase.IMAGE_READY, image=image)
+        rollout.heed()
+        shares = spec.reuse is Reuse.SHARED_READONLY
+        reuse = claimed.mode is Mode.PERSISTENT and (spec.reuse is Reuse.RECYCLED or shares)
+        acquire = partial(
+            stations.pool.acquire, provider, spec, _tags(rollout), image, timeout_s=limits.environment_timeout_s
+        )
+        environment, origin = _awaiting_engine(rollout, lambda: acquire(allow_reuse=reuse))
     alone = not (reuse and shares)  # what happens in one that others have, too, is nobody's own
-    told = rollout.torn[purpose] = {"id": environment.id, "origin": origin.value, "image_by": arrivals.longest.value}
+    image_by = asking.arrivals.longest.value
+    told = rollout.torn[purpose] = {"id": environment.id, "origin": origin.value, "image_by": image_by}
     with ExitStack() as at_end:
         at_end.callback(_let_go, rollout, environment, purpose, reuse=reuse, alone=alone)
-        told |= _came(environment, image_s, ready_s=time.monotonic() - begun)
+        told |= _came(environment, image_s, ready_s=asking.waited_s)
         at_end.callback(rollout.token.on_cancel(environment.destroy))
         if alone:
             rollout.memory.watch(environment)
         _keep_logs(rollout, environment, alone=alone)
         yield environment
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """What an attempt pays while it waits for an environment."""
+
+    spent: Times
+    arrivals: arrival.Arrivals
+    begun: float = field(default_factory=time.monotonic)
+
+    @property
+    def waited_s(self) -> float:
+        return time.monotonic() - self.begun
+
+
+@contextmanager
+def _asking(rollout: Rollout, spec: EnvironmentSpec, purpose: str) -> Iterator[_Asking]:
+    """The block gets an environment; what it cost is on record also when none comes."""
+    with arrival.noted() as arrivals, noting() as spent:
+        asking = _Asking(spent, arrivals)
+        try:
+            yield asking
+        except BaseException:
+            rollout.torn[purpose] = {"kind": _kind(rollout, spec), **_never_came(asking)}
+            raise
+
+
+def _kind(rollout: Rollout, spec: EnvironmentSpec) -> str:
+    """What it would have been."""
+    with suppress(MegaFlowError):
+        provider = rollout.stations.environments(spec.kind)
+        if isinstance(provider, Choosing):
+            return provider.kind_of(spec)
+    return spec.kind.value
+
+
+def _never_came(asking: _Asking) -> dict[str, Any]:
+    """As `_came`, of one that did not: the phases that were begun until then."""
+    ready_s, phases = asking.waited_s, dict[str, float]()
+    for phase, took_s in asking.spent.phases.items():
+        if phase not in _ENDS:
+            name = _OF_SEVERAL.get(phase, phase)
+            phases[name] = round(phases.get(name, 0.0) + took_s, 4)
+    phases["other"] = round(max(0.0, ready_s - sum(phases.values())), 4)
+    image_by = asking.arrivals.longest.value
+    return {"path": FAILED, "image_by": image_by, "phases": phases, "ready_s": round(ready_s, 4)}
 
 
 def _let_go(rollout: Rollout, environment: Environment, purpose: str, *, reuse: bool, alone: bool) -> None:
@@ -68,12 +121,16 @@ def _let_go(rollout: Rollout, environment: Environment, purpose: str, *, reuse: 
 
 
 def _came(environment: Environment, image_s: float, *, ready_s: float) -> dict[str, Any]:
-    """By which path it came and what the attempt waited for it, by phase; `other`: what lies between the phases."""
+    """By which path it came and what the attempt waited for it, by phase; `other`: what lies between the phases.
+
+    `ahead`: what the making of one had cost that was there before.
+    """
     about = environment.describe()
     phases = dict(about.get("phases", {}))
     phases["image"] = round(phases.get("image", 0.0) + image_s, 4)
     phases["other"] = round(max(0.0, ready_s - sum(phases.values())), 4)
-    return {"path": about.get("path", Route.COLD.value), "phases": phases, "ready_s": round(ready_s, 4)}
+    ahead = {"ahead": about["ahead"]} if "ahead" in about else {}
+    return {"path": about.get("path", Route.COLD.value), "phases": phases, "ready_s": round(ready_s, 4), **ahead}
 
 
 def _keep_logs(rollout: Rollout, environment: Environment, *, alone: bool) -> None:

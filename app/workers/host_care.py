@@ -23,7 +23,7 @@ from app.ledger import host_images
 from app.ledger.database import Database
 from app.scheduling.placement import home_of
 from app.settings import Settings
-from app.workers import host_sweep, image_care, warm_care
+from app.workers import host_sweep, image_care, marks, warm_care
 
 log = structlog.get_logger()
 
@@ -47,14 +47,15 @@ def host_name() -> str:
 
 def works(settings: Settings, database: Database) -> dict[str, Work]:
     """All that is done for a host, by name."""
+    ahead = warm_care.Ahead(settings, database, host_name())
     found: dict[str, Work] = {
-        "presence": Reporter(settings, database, host_name()).run,
+        "presence": Reporter(settings, database, host_name(), ahead.ready).run,
         "sweep": partial(host_sweep.keep, settings, database, host_name()),
     }
     if settings.image_prefetch:
         found["prefetch"] = partial(_pull_ahead, settings, database)
     if settings.warm_environments:
-        found["warm"] = partial(warm_care.keep, settings, database)
+        found["warm"] = ahead.keep
     return found
 
 
@@ -74,6 +75,7 @@ def caring(settings: Settings, database: Database) -> Iterator[None]:
 def care(settings: Settings, database: Database, stop: threading.Event) -> None:
     """As `caring`, until told to stop."""
     while not stop.is_set():
+        marks.host_is_here(settings, host_name())
         try:
             with turn(settings.home / "run" / "slots" / "host-care", timeout_s=0.0):
                 _work(works(settings, database), stop)
@@ -108,21 +110,27 @@ def _keep_working(name: str, work: Work, stop: threading.Event) -> None:
             stop.wait(1.0)
 
 
-# --- Which images are here --------------------------------------------------------------------------------------------
+# --- What is here -----------------------------------------------------------------------------------------------------
 
 
 class Reporter:
-    """Keeps the ledger's list of this host's images true: writes when they change, and now and then that it lives."""
+    """Keeps what the ledger knows of this host true: writes when it changes, and now and then that it lives.
 
-    def __init__(self, settings: Settings, database: Database, host: str) -> None:
+    ready: tells how many environments it has ready.
+    """
+
+    def __init__(self, settings: Settings, database: Database, host: str, ready: Callable[[], int] = lambda: 0) -> None:
+        self._settings = settings
         self._presence = Presence(settings)
         self._database = database
         self._host = host
-        self._told: frozenset[str] | None = None
+        self._ready = ready
+        self._told: tuple[frozenset[str], bool, int] | None = None
         self._told_at = 0.0  # monotonic seconds
 
     def run(self, stop: threading.Event) -> None:
         while not stop.is_set():
+            marks.host_is_here(self._settings, self._host)
             try:
                 self.look()
             except DatabaseUnavailable as error:
@@ -131,10 +139,11 @@ class Reporter:
 
     def look(self) -> None:
         """Raises: DatabaseUnavailable."""
-        here, now = self._presence.here(), time.monotonic()
-        if here != self._told or now - self._told_at > _ALIVE_S:
-            host_images.report(self._database, self._host, here)
-            self._told, self._told_at = here, now
+        now = time.monotonic()
+        images, launches, ready = self._presence.here(), marks.stands(self._settings, marks.DISPATCHES), self._ready()
+        if (images, launches, ready) != self._told or now - self._told_at > _ALIVE_S:
+            host_images.report(self._database, self._host, images, launches=launches, ready=ready)
+            self._told, self._told_at = (images, launches, ready), now
 
 
 # --- What this host leaves to others ----------------------------------------------------------------------------------

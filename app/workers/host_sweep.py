@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import suppress
-from pathlib import Path
 from uuid import UUID
 
 import structlog
@@ -22,6 +20,7 @@ from app.ledger import instances, sweeps
 from app.ledger.database import Database, Listener
 from app.ledger.events import WORK
 from app.settings import Settings
+from app.workers import marks
 
 log = structlog.get_logger()
 
@@ -30,6 +29,7 @@ _LISTEN_S = 0.5
 """So long whoever leaves may wait for us."""
 _STORM_S = 0.2
 """Instances that end together are swept together."""
+_LEADS = "reconciler-leads"
 _LEADS_S = 10.0
 """So long after its last word the control plane's leader counts as being here."""
 
@@ -102,18 +102,9 @@ class Rounds:
 
 def lead_here(settings: Settings) -> None:
     """Called by the leading reconciler, every second or so: whoever sweeps this home then sweeps for it, too."""
-    with suppress(OSError):  # no space: the next time
-        _mark(settings).parent.mkdir(parents=True, exist_ok=True)
-        _mark(settings).touch()
+    marks.make(settings, _LEADS)
 
 
 def leads_here(settings: Settings) -> bool:
     """Whether the leading reconciler's home is this one: what was launched by it stands here, or on its engine."""
-    try:
-        return time.time() - _mark(settings).stat().st_mtime < _LEADS_S
-    except OSError:
-        return False
-
-
-def _mark(settings: Settings) -> Path:
-    return settings.home / "run" / "reconciler-leads"
+    return marks.stands(settings, _LEADS, _LEADS_S)

@@ -1,11 +1,12 @@
 """Ready environments of this host beside the attempts: a standing process makes ahead what the queue needs next.
 
-warm_care.keep(settings, database, stop)
+Only what the tasks will need that may come here, and of that this host's part: the others make theirs.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -14,52 +15,104 @@ from app.artifacts import open_store
 from app.artifacts.bundles import fetch_bundle
 from app.environments import provider_for
 from app.environments.base import EnvironmentProvider
+from app.environments.image_store.names import key_of
 from app.environments.warm import AheadGate, Keeper, Wish
 from app.errors import DatabaseUnavailable
+from app.ledger import host_images
 from app.ledger.database import Database, Listener
 from app.ledger.events import WORK
-from app.ledger.upcoming import Upcoming
+from app.ledger.serving import Serving, serving
+from app.ledger.upcoming import MOST, NextOne, Upcoming
 from app.models.spec import Bundle, EnvironmentKind
+from app.scheduling.division import Needed, divide
 from app.settings import Settings
+from app.workers import marks
 from app.workers.image_care import StandingGate
 from app.workers.stations import workshop_of
 
 _HORIZON = 256
 """Environments at the head of the queue that are looked at: what none of these needs is cold."""
+_EACH = 64
+"""So many for each of the hosts that share them, when they are many."""
 _LISTEN_S = 1.0
 
 
-def keeper(settings: Settings, database: Database) -> Keeper:
-    """Ready to `run`, in a thread."""
-    upcoming = Upcoming(database, fair=settings.dispatch_order == "fair")
-    store = open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url)
-    gate = AheadGate(StandingGate(database, settings.lease_s))
+class Forecast:
+    """What the tasks of this home will need next, as far as it is this home's to make. For one thread.
 
-    def queue() -> list[Wish]:
-        return [Wish(one.environment, one.timeout_s) for one in upcoming.one_by_one(_HORIZON)]
+    host: what this process calls its host; others of the home may have other names.
+    """
 
-    def fetch(bundle: Bundle) -> bytes:
-        return fetch_bundle(store, bundle)
+    def __init__(self, settings: Settings, database: Database, host: str) -> None:
+        self._settings = settings
+        self._database = database
+        self._host = host
+        self._upcoming = Upcoming(database, fair=settings.dispatch_order == "fair")
 
-    installed = replace(workshop_of(settings), may_install=False)  # whoever works ahead waits for no installation
+    def __call__(self) -> list[Wish]:
+        """Soonest first. Raises: DatabaseUnavailable."""
+        ours = marks.hosts_here(self._settings) | {self._host}
+        launching = {self._host} if marks.stands(self._settings, marks.DISPATCHES) else ()
+        with self._database.begin() as connection:
+            found = serving(connection, self._settings, launching)
+        lines = {line: hosts for line, hosts in found.items() if ours & hosts.keys()}
+        if not lines:
+            return []
+        others = set[str]().union(*lines.values()) - ours
+        needs = self._upcoming.one_by_one(min(MOST, max(_HORIZON, _EACH * (1 + len(others)))), of=lines)
+        makers = self._makers(needs, lines) if others else [one.host or self._host for one in needs]
+        return [Wish(one.environment, one.timeout_s) for one, maker in zip(needs, makers, strict=True) if maker in ours]
 
-    def provide(kind: EnvironmentKind) -> EnvironmentProvider:
-        tools = partial(tool_folder, workshop=installed)
-        return provider_for(kind, settings, fetch_bundle=fetch, gate=gate, tools=tools)
+    def _makers(self, needs: Sequence[NextOne], lines: Serving) -> list[str | None]:
+        """The host that is to make each of these."""
+        asked = [
+            Needed(one.line, one.environment.model_dump_json(), key_of(one.environment), one.host) for one in needs
+        ]
+        with self._database.begin() as connection:
+            where = host_images.where(connection, {need.image for need in asked})
+        return divide(asked, lines, where)
 
-    return Keeper(settings.home, settings.installation, queue=queue, provide=provide, most=settings.warm_environments)
 
+class Ahead:
+    """The ready environments of one host. One of `host_care`'s works."""
 
-def keep(settings: Settings, database: Database, stop: threading.Event) -> None:
-    """Keep environments ready until told to stop; afterwards none is left. One of `host_care`'s works."""
-    kept = keeper(settings, database)
-    done = threading.Event()
-    news = threading.Thread(target=_listen, args=(database, kept, done), name="warm-news", daemon=True)
-    news.start()
-    try:
-        kept.run(stop)
-    finally:
-        done.set()
+    def __init__(self, settings: Settings, database: Database, host: str) -> None:
+        self._settings = settings
+        self._database = database
+        self._host = host
+        self._kept: Keeper | None = None
+
+    def ready(self) -> int:
+        """How many there are now."""
+        return 0 if (kept := self._kept) is None else kept.ready()
+
+    def keep(self, stop: threading.Event) -> None:
+        """Keep environments ready until told to stop; afterwards none is left."""
+        kept = self._kept = self._keeper()
+        done = threading.Event()
+        news = threading.Thread(target=_listen, args=(self._database, kept, done), name="warm-news", daemon=True)
+        news.start()
+        try:
+            kept.run(stop)
+        finally:
+            done.set()
+
+    def _keeper(self) -> Keeper:
+        settings = self._settings
+        store = open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url)
+        gate = AheadGate(StandingGate(self._database, settings.lease_s))
+
+        def fetch(bundle: Bundle) -> bytes:
+            return fetch_bundle(store, bundle)
+
+        installed = replace(workshop_of(settings), may_install=False)  # whoever works ahead waits for no installation
+
+        def provide(kind: EnvironmentKind) -> EnvironmentProvider:
+            tools = partial(tool_folder, workshop=installed)
+            return provider_for(kind, settings, fetch_bundle=fetch, gate=gate, tools=tools)
+
+        queue, most = Forecast(settings, self._database, self._host), settings.warm_environments
+        return Keeper(settings.home, settings.installation, queue=queue, provide=provide, most=most)
 
 
 def _listen(database: Database, kept: Keeper, stop: threading.Event) -> None:

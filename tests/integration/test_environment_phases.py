@@ -22,6 +22,7 @@ from app.environments.image_store.registry import Registries
 from app.environments.images import Images
 from app.environments.oci import available
 from app.environments.warm import Keeper, Wish
+from app.errors import ImageUnavailable, SetupFailed
 from app.ledger import attempts, ends, environment_times
 from app.ledger.accept import Accepted
 from app.models.outcome import Phase
@@ -60,14 +61,7 @@ class Ground:
 
     def attempt(self, spec: EnvironmentSpec, mode: Mode, *purposes: str) -> dict[str, Any]:
         """The same for all of them, one after the other."""
-        goal = ScriptGoal(tests=store_bundle(self.stations.store, self.scratch))
-        limits = Limits(environment_timeout_s=120.0)
-        task = AgentTask(name="task", description="Do it.", environment=spec, goal=goal, limits=limits)
-        handle = self.flow.enqueue(task, agent="nop", mode=mode)
-        (item,) = dispatched(self.flow.database, Accepted(handle.run_id, (handle.task_id,)), mode)
-        claim = attempts.claim(self.flow.database, item.hint, ready_instance(self.flow.database, mode), lease_s=300)
-        assert claim is not None
-        rollout = Rollout(claim, self.stations, StopToken(), self.scratch)
+        rollout = self._rollout(spec, mode)
         for purpose in purposes:
             begun = time.monotonic()
             with environment_for(rollout, purpose) as environment:
@@ -75,12 +69,35 @@ class Ground:
                 if purpose == "agent":
                     rollout.passed(Phase.ENVIRONMENT_READY, **environment.describe() | rollout.torn[purpose])
                 assert environment.run("true", timeout_s=20).ok
-            told = rollout.torn[purpose]
-            assert sum(told["phases"].values()) == pytest.approx(told["ready_s"], abs=0.001)
-            assert told["ready_s"] <= waited_s + 0.001
-            assert min(told["phases"].values()) >= 0
+            _adds_up(rollout.torn[purpose], waited_s)
         rollout.write(ends.record_teardown, {"teardown": rollout.torn})
         return rollout.torn
+
+    def failed(self, spec: EnvironmentSpec, error: type[Exception]) -> dict[str, Any]:
+        """What an attempt records that asks for such an environment and gets none."""
+        rollout, begun = self._rollout(spec, Mode.EPHEMERAL), time.monotonic()
+        with pytest.raises(error), environment_for(rollout, "agent"):
+            raise AssertionError("it came")
+        told: dict[str, Any] = rollout.torn["agent"]
+        _adds_up(told, time.monotonic() - begun)
+        rollout.write(ends.record_teardown, {"teardown": rollout.torn})
+        return told
+
+    def _rollout(self, spec: EnvironmentSpec, mode: Mode) -> Rollout:
+        goal = ScriptGoal(tests=store_bundle(self.stations.store, self.scratch))
+        limits = Limits(environment_timeout_s=120.0)
+        task = AgentTask(name="task", description="Do it.", environment=spec, goal=goal, limits=limits)
+        handle = self.flow.enqueue(task, agent="nop", mode=mode)
+        (item,) = dispatched(self.flow.database, Accepted(handle.run_id, (handle.task_id,)), mode)
+        claim = attempts.claim(self.flow.database, item.hint, ready_instance(self.flow.database, mode), lease_s=300)
+        assert claim is not None
+        return Rollout(claim, self.stations, StopToken(), self.scratch)
+
+
+def _adds_up(told: dict[str, Any], waited_s: float) -> None:
+    assert sum(told["phases"].values()) == pytest.approx(told["ready_s"], abs=0.001)
+    assert told["ready_s"] <= waited_s + 0.001
+    assert min(told["phases"].values()) >= 0
 
 
 @pytest.fixture(params=KINDS)
@@ -200,7 +217,7 @@ def kept_ready(ground: Ground, spec: EnvironmentSpec) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", ["docker", "oci"], indirect=True)
-def test_who_gets_one_made_ahead_pays_for_the_hand_out_and_its_making_is_in_the_log(
+def test_who_gets_one_made_ahead_pays_for_the_hand_out_and_its_making_is_told_beside_it(
     ground: Ground, spec: EnvironmentSpec
 ) -> None:
     ground.stations.environments(spec.kind).prepare_image(spec, timeout_s=60)
@@ -209,4 +226,35 @@ def test_who_gets_one_made_ahead_pays_for_the_hand_out_and_its_making_is_in_the_
     assert (told["path"], told["image_by"]) == ("warm", "here")
     assert told["phases"].keys() == {"image", "hand_out", "session", "other"}
     made = [one for one in logs if one["event"] == "warm.made" and one["environment"] == told["id"]]
-    assert [one["phases"].keys() >= {"create", "start"} for one in made] == [True]
+    assert [one["phases"] for one in made] == [told["ahead"]]
+    assert told["ahead"].keys() >= {"create", "start", "session"}
+    found = {(one.path, one.phase): one for one in environment_times.table(ground.flow.database)}
+    assert found["ahead", "create"].p50_s == told["ahead"]["create"]
+    assert ("cold", "create") not in found
+
+
+# --- What never comes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["docker", "oci"], indirect=True)
+def test_a_set_up_that_fails_has_its_phases_on_record_and_none_among_those_that_came(
+    ground: Ground, spec: EnvironmentSpec
+) -> None:
+    told = ground.failed(spec.model_copy(update={"setup": ("sleep 0.3; exit 3",)}), SetupFailed)
+    assert (told["path"], told["image_by"]) == ("failed", "pull")
+    assert told["phases"].keys() >= {"image", "create", "start", "set_up", "other"}
+    assert told["phases"]["set_up"] >= 0.3
+    came = ground.had(spec)
+    found = {(one.kind, one.path, one.phase): one for one in environment_times.table(ground.flow.database)}
+    assert found[told["kind"], "failed", "set_up"].p50_s == told["phases"]["set_up"]
+    assert found[told["kind"], "failed", "pull"].count == 1
+    assert found[told["kind"], came["path"], "set_up"].count == 1, "of the same kind as those that came"
+    assert found[told["kind"], came["path"], "set_up"].p99_s < 0.3
+
+
+@pytest.mark.parametrize("kind", ["docker", "oci"], indirect=True)
+def test_a_pull_that_fails_has_its_time_on_record(ground: Ground, registry: str) -> None:
+    told = ground.failed(EnvironmentSpec(image=f"{registry}/some/image-that-is-not:v1"), ImageUnavailable)
+    assert (told["path"], told["image_by"], told["phases"].keys()) == ("failed", "pull", {"image", "other"})
+    found = {(one.path, one.phase): one for one in environment_times.table(ground.flow.database)}
+    assert found["failed", "pull"].p50_s == told["phases"]["image"] > 0

@@ -22,7 +22,7 @@ from app.environments.pool import EnvironmentPool
 from app.environments.recorded import Recording
 from app.environments.sweeper import Sweeper
 from app.environments.warm import Warm, keeper, wire
-from app.ledger import accept, limits, pauses, upcoming
+from app.ledger import accept, host_images, limits, pauses, upcoming
 from app.ledger.accept import Accepted, NewRun
 from app.ledger.attempts import Claim
 from app.ledger.database import Database
@@ -34,6 +34,7 @@ from app.ledger.waiting import LineKey
 from app.models.spec import AgentTask, EnvironmentSpec, Limits, Mode, Reuse, TaskSpec, TestsGoal
 from app.settings import Settings
 from app.workers import warm_care
+from app.workers.host_care import host_name
 from tests.building import a_task, claimed, dispatched, ready_instance
 from tests.integration import rows
 from tests.integration.oci_ground import add_image, left_over
@@ -87,9 +88,10 @@ def until(true: Callable[[], object]) -> None:
 
 @contextmanager
 def keeping(settings: Settings, database: Database) -> Iterator[None]:
-    """What `host_care` does with it, for the length of the block."""
+    """What `host_care` does with it, for the length of the block, on a host with a standing instance."""
     stop = threading.Event()
-    thread = threading.Thread(target=warm_care.keep, args=(settings, database, stop))
+    host_images.stands_on(database, ready_instance(database), host_name())
+    thread = threading.Thread(target=warm_care.Ahead(settings, database, host_name()).keep, args=(stop,))
     thread.start()
     try:
         yield

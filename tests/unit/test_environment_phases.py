@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
 
-from app.environments.base import Route, Times
+from app.environments.base import Route, Ticket, Times, noting
 from app.environments.image_store.arrival import Arrival, noted, tell
 
 
@@ -53,8 +54,57 @@ def test_a_hand_out_is_what_no_other_phase_has(clock: list[float]) -> None:
     with times.measure("session"):
         clock[0] += 2
     clock[0] += 4
-    times.taken(asked)
+    times.taken(Ticket("docker", {}, making={"create": 0.30004}, asked=asked))
     assert times.phases == {"hand_out": 5.0, "session": 2.0}
+    assert times.describe()["ahead"] == {"create": 0.3}
+
+
+def test_what_the_making_ahead_took_is_told_for_the_first_that_has_it_alone(clock: list[float]) -> None:
+    times = Times(Route.WARM)
+    times.taken(Ticket("docker", {}, making={"create": 0.3}, asked=clock[0]))
+    with times.handed_on():
+        clock[0] += 1
+    assert times.describe()["ahead"] == {"create": 0.3}
+    with times.measure("reset"):
+        clock[0] += 1
+    with times.handed_on():
+        clock[0] += 1
+    assert times.describe() == {"path": "warm", "phases": {"hand_out": 1.0}}
+
+
+def test_what_was_measured_is_noted_whichever_it_was_of_and_no_second_twice(clock: list[float]) -> None:
+    outer, inner = Times(), Times()
+
+    def fails() -> None:
+        with outer.measure("set_up"):
+            clock[0] += 1
+            with inner.measure("create"):
+                clock[0] += 2
+            clock[0] += 4
+            raise OSError("no")
+
+    with noting() as noted:
+        with noted.measure("image"):
+            clock[0] += 8
+        with pytest.raises(OSError, match="no"):
+            fails()
+    assert noted.phases == {"image": 8.0, "create": 2.0, "set_up": 5.0}
+    assert outer.phases == {"set_up": 7.0}
+    with outer.measure("session"):
+        clock[0] += 1
+    assert "session" not in noted.phases
+
+
+def test_threads_note_apart() -> None:
+    def other() -> None:
+        with Times().measure("create"):
+            pass
+
+    with noting() as noted:
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert noted.phases == {}
 
 
 def test_a_reset_one_begins_anew_when_it_is_handed_on_and_one_that_is_in_use_does_not(clock: list[float]) -> None:

@@ -226,7 +226,7 @@ class OciProvider:
         except BaseException:
             give_up(environment)
             raise
-        environment.times.taken(ticket.asked)
+        environment.times.taken(ticket)
         log.info("environment.taken_over", environment=environment.id, image=spec.label)
         return environment
 

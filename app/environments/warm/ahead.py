@@ -198,9 +198,8 @@ class Workshop:
             if not self._shelf.end(key, made if fits else None) or (made is not None and not fits):
                 assert made is not None  # else the shelf has nothing against it
                 self.end_soon(made)
-        if made is not None:  # what it took is told here alone: whoever gets it pays for the hand-out
-            about = made.environment.describe()
-            told = {key: about.get(key) for key in ("path", "phases")}
+        if made is not None:  # whoever gets it tells what its making took; of one that nobody takes only this does
+            told = {"path": made.environment.describe().get("path"), "phases": made.phases}
             log.info("warm.made", environment=made.environment.id, image=made.spec.label, **told)
         self._changed()
 
@@ -242,7 +241,8 @@ class Workshop:
         if not isinstance(provider, Taking):
             raise EnvironmentFailed(f"environments of the kind {wish.spec.kind.value} do not change hands here.")
         tags = Tags.ahead(self._installation, self._keeper_id, time.time() + wish.timeout_s + LIFE_S)
-        made = Ready(provider.create(wish.spec, tags, timeout_s=wish.timeout_s), wish.spec, provider)
+        environment = provider.create(wish.spec, tags, timeout_s=wish.timeout_s)
+        made = Ready(environment, wish.spec, provider, environment.describe().get("phases", {}))
         try:
             put_off(made.environment)  # the time of its making is over
         except BaseException:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -97,7 +98,7 @@ class Door:
             with one.turn:
                 try:
                     assert isinstance(one.environment, Transferable)  # else it would not be on the shelf
-                    return one, one.environment.hand_over()
+                    return one, replace(one.environment.hand_over(), making=one.phases)
                 except StationError as error:
                     log.warning("warm.not_given_away", environment=one.environment.id, reason=str(error))
                     alive = lives(one)

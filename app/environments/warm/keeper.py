@@ -79,6 +79,10 @@ class Keeper:
         if (shift := self._shift) is not None:
             shift.hurry()
 
+    def ready(self) -> int:
+        """How many environments wait for a task now."""
+        return 0 if (shift := self._shift) is None else shift.shelf.stock()[0].total()
+
     def run(self, stop: threading.Event) -> None:
         """Work while no other process of this host does; what is ready is given back before it returns."""
         while self._most > 0 and not stop.is_set():

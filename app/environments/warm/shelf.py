@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from app.environments.base import Environment, Taking
@@ -12,11 +13,15 @@ from app.models.spec import EnvironmentSpec
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ready:
-    """An environment that nobody has used. `turn` is held by who gives it away or puts its deadline off."""
+    """An environment that nobody has used. `turn` is held by who gives it away or puts its deadline off.
+
+    phases: what its making took, in seconds.
+    """
 
     environment: Environment
     spec: EnvironmentSpec
     provider: Taking
+    phases: Mapping[str, float] = field(default_factory=dict)
     turn: threading.Lock = field(default_factory=threading.Lock)
 
 

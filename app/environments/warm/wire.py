@@ -41,7 +41,8 @@ def send_ticket(connection: socket.socket, ticket: Ticket | None) -> None:
     if ticket is None:
         connection.sendall(b"{}")
         return
-    message = json.dumps({"kind": ticket.kind, "body": ticket.body}).encode()
+    told = {"kind": ticket.kind, "body": ticket.body, "making": dict(ticket.making)}
+    message = json.dumps(told).encode()
     socket.send_fds(connection, [message], ticket.descriptors)
 
 
@@ -53,7 +54,8 @@ def receive_ticket(connection: socket.socket) -> Ticket | None:
         if not found:
             close_all(descriptors)
             return None
-        return Ticket(found["kind"], dict(found["body"].items()), tuple(descriptors))
+        making = {str(phase): float(took_s) for phase, took_s in found.get("making", {}).items()}
+        return Ticket(found["kind"], dict(found["body"].items()), tuple(descriptors), making=making)
     except (KeyError, TypeError, AttributeError) as error:
         close_all(descriptors)
         raise ValueError(f"expected a ticket, found something else ({error!r}); was another version here?") from error
