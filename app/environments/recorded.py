@@ -141,6 +141,11 @@ class RecordedEnvironment:
     def run_in(self, service: str, command: str, *, timeout_s: float) -> CommandResult:
         return self._with_services().run_in(service, command, timeout_s=timeout_s)
 
+    def assure(self) -> None:
+        """One container needs nobody."""
+        if isinstance(self._environment, Several):
+            self._environment.assure()
+
     def _with_services(self) -> Several:
         if not isinstance(self._environment, Several):
             raise EnvironmentFailed(f"environment {self.id[:12]} has no services: it is one container.")

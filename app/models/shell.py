@@ -215,6 +215,13 @@ class Services(Protocol):
         """What each has written, by its name; of much the end. One that cannot be read is left out. Never raises."""
         ...
 
+    def assure(self) -> None:
+        """Nothing if whoever carries the services' names and logs is there, as when they were made.
+
+        Raises: EngineUnavailable, EnvironmentFailed: what was not reached or not read may be nobody's doing.
+        """
+        ...
+
 
 class CancelToken(Protocol):
     """The one way in which an attempt hears that it must stop."""

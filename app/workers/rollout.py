@@ -32,6 +32,7 @@ from app.ledger.recordings import Recorded
 from app.models.endings import BLAME, PERMANENT, PERMANENT_WHEN_REPEATED, Blame, EndReason, reason_of
 from app.models.model_calls import Account
 from app.models.outcome import Artifact, ArtifactKind, Failure, Phase, Verdict
+from app.models.shell import Services
 from app.models.spec import EnvironmentKind, Network, Reuse, ScriptGoal, ScriptSolution, TestsGoal
 from app.workers.environment_hold import environment_for
 from app.workers.lease import StopToken
@@ -88,6 +89,7 @@ def _act_and_grade(rollout: Rollout) -> Grade:
         agents_own.callback(_chronicle, rollout, environment)
         try:
             _run_agent(rollout, agent, environment)
+            _assure(environment)
             patch = _take_patch(rollout, environment, base)
             if not grader.fresh_environment:
                 return _grade(rollout, environment, patch)
@@ -250,9 +252,19 @@ def _grade(rollout: Rollout, environment: Environment, patch: bytes | None) -> G
     rollout.memory.look()  # until now it was the agent's
     rollout.memory.stage = "grading"
     grade = rollout.stations.grader(task.goal).grade(Submission(task, patch, tests), environment)
+    _assure(environment)
     rollout.evidence.grade(grade)
     rollout.passed(Phase.GRADED, **rollout.memory.look())
     return grade
+
+
+def _assure(environment: Environment) -> None:
+    """Refuse what agent or grader did while a service could not be reached for our sake: it says nothing of the task.
+
+    Raises: EngineUnavailable, EnvironmentFailed.
+    """
+    if isinstance(environment, Services):
+        environment.assure()
 
 
 def _judged(rollout: Rollout, verdict: Verdict) -> Grade:

@@ -1,4 +1,7 @@
-"""The container engine is restarted amid tasks: attempts are repeated, none is scored for it."""
+"""The container engine is restarted amid tasks: attempts are repeated, none is scored for it.
+
+One whose environment needs no engine goes on as if nothing had happened.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,18 @@ import psutil
 import pytest
 
 from app.client import MegaFlow
+from app.environments.compose.ground import PROJECT
 from app.environments.engine import ROLE
+from app.environments.oci import available
+from app.models.spec import AgentTask
 from app.settings import PREFIX, Settings
 from app.stack import engine, lifecycle
 from app.stack.engine import Dockerd, connected
 from app.stack.processes import has_ended
+from app.workers import evaluations
+from app.workers.evaluations import Submission
 from tests.acceptance.conftest import System, eventually, free_port
-from tests.services import short_folder
+from tests.services import missing, short_folder
 
 pytestmark = [
     pytest.mark.docker,
@@ -31,6 +39,12 @@ pytestmark = [
 ]
 
 SOLVE = "sleep 8; echo done > answer"
+PROJECT_FILE = """
+services:
+  main: {depends_on: [beside]}
+  beside: {image: BASE, command: [sleep, "600"], volumes: ["kept:/kept"]}
+volumes: {kept: }
+"""
 
 
 def _private(folder: Path) -> Dockerd:
@@ -98,6 +112,11 @@ def _stop(settings: Settings) -> None:
     assert engine.stop_engine(settings)
 
 
+def _start_again(settings: Settings) -> None:
+    report = engine.ensure_engine(settings, may_install=False, dockerd=_private(settings.home.parent))
+    assert report.available, report.why
+
+
 @pytest.mark.parametrize("mode", ["ephemeral", "persistent"])
 @pytest.mark.parametrize("end", [_stop, _kill], ids=["stopped", "killed"])
 def test_tasks_whose_engine_goes_away_are_done_again(
@@ -111,8 +130,7 @@ def test_tasks_whose_engine_goes_away_are_done_again(
     run_id = submitted["run_id"]
     eventually(lambda: len(_running(own_engine, run_id)) == 2, within_s=120)
     end(settings)
-    report = engine.ensure_engine(settings, may_install=False, dockerd=_private(settings.home.parent))
-    assert report.available, report.why
+    _start_again(settings)
     (row,) = own_engine.rows("SELECT id FROM runs WHERE id = :r", r=run_id)
     results = own_engine.flow.run(row.id).results(timeout=240)
     assert [result.reward for result in results] == [1.0, 1.0]
@@ -123,6 +141,67 @@ def test_tasks_whose_engine_goes_away_are_done_again(
     assert end is _kill or any(len(result.attempts) > 1 for result in results), "nothing was interrupted"
     # What stands yet is what a standing instance keeps ready for the next task.
     eventually(lambda: not [name for name in _environments(settings) if _of_ended(own_engine, name)], within_s=60)
+
+
+def test_a_task_of_several_containers_is_done_again_and_nothing_of_the_first_time_stays(
+    own_engine: System, task_folder: Callable[..., Path], base_image_tag: str
+) -> None:
+    settings = own_engine.settings
+    solve = "touch /first-time; sleep 8; getent hosts beside && echo done > answer"
+    folder = task_folder("slow-several", solve=solve)
+    (folder / "environment" / "docker-compose.yaml").write_text(PROJECT_FILE.replace("BASE", base_image_tag))
+    submitted = own_engine.json("submit", str(folder), "--agent", "oracle", "--mode", "ephemeral", timeout_s=60)
+    eventually(lambda: len(_running(own_engine, submitted["run_id"])) == 1, within_s=120)
+    assert {kind for kind, _ in _of_projects(settings)} == {"container", "network", "volume"}
+    first = set(_of_projects(settings))
+    _kill(settings)
+    _start_again(settings)
+    (row,) = own_engine.rows("SELECT id FROM runs WHERE id = :r", r=submitted["run_id"])
+    (result,) = own_engine.flow.run(row.id).results(timeout=240)
+    assert result.reward == 1.0
+    *lost, last = result.attempts
+    assert lost, "nothing was interrupted"
+    assert all(attempt.verdict is None for attempt in lost), lost
+    assert last.state == "finished"
+    assert not first & set(_of_projects(settings)), "the second time is one of its own"
+    eventually(lambda: not _of_projects(settings), within_s=60)
+
+
+def _of_projects(settings: Settings) -> list[tuple[str, str]]:
+    """Kind and id of all that stands on the engine for tasks of several containers."""
+    chosen = {"label": [f"megaflow={settings.installation}", PROJECT]}
+    with connected(settings) as client:
+        return [
+            *(("container", str(one["Id"])) for one in client.api.containers(all=True, filters=chosen)),
+            *(("network", str(one["Id"])) for one in client.api.networks(filters=chosen)),
+            *(("volume", str(one["Name"])) for one in client.api.volumes(filters=chosen)["Volumes"] or ()),
+        ]
+
+
+def test_a_task_that_needs_no_engine_notices_nothing(
+    own_engine: System, task_folder: Callable[..., Path], base_image_tag: str
+) -> None:
+    settings = own_engine.settings
+    if (why := available(settings)) is not None:
+        missing(f"environments without a daemon: {why}")
+    folder = task_folder("engineless", solve=SOLVE)
+    (spec,) = evaluations.specs_of(Submission(dataset=str(folder), agent="oracle"), settings)
+    asked = {"kind": "oci", "image": base_image_tag, "build": None, "workdir": "/"}
+    environment = spec.task.environment.model_dump() | asked
+    task = AgentTask.model_validate(spec.task.model_dump() | {"environment": environment})
+    run = own_engine.flow.enqueue_many([task], agent="oracle", mode="ephemeral", replicas=2)
+    eventually(lambda: len(_running(own_engine, str(run.id))) == 2, within_s=120)
+    _kill(settings)
+    try:
+        amid = run.results(timeout=120)
+        without = own_engine.flow.enqueue_many([task], agent="oracle", mode="ephemeral").results(timeout=120)
+        assert engine.version(settings) is None, "it was away all the time"
+    finally:
+        _start_again(settings)
+    for result in (*amid, *without):
+        assert (result.reward, [attempt.state for attempt in result.attempts]) == (1.0, ["finished"])
+        (row,) = own_engine.rows("SELECT waits, environment FROM attempts WHERE task_id = :t", t=result.task_id)
+        assert (row.environment["kind"], "engine" in row.waits) == ("oci", False)
 
 
 def _running(system: System, run_id: str) -> list[object]:

@@ -12,7 +12,7 @@ from app.environments import provider_for
 from app.environments.base import EnvironmentProvider
 from app.environments.contract.ground import Ground, tags_of, tar_of
 from app.errors import AgentUnavailable
-from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec
+from app.models.spec import Build, Bundle, Compose, EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
 
 __all__ = [
@@ -21,16 +21,24 @@ __all__ = [
     "Ground",
     "base_image",
     "by_way",
+    "composed",
     "engine_made",
     "in_memory",
     "of_kind",
     "prepared_folder",
+    "several",
     "tags_of",
     "tar_of",
 ]
 
 ENGINE = (pytest.mark.docker,)
-
+PROJECT = """
+services:
+  main: {image: "MAIN", depends_on: [beside]}
+  beside: {image: "BESIDE", command: [sleep, "9000"], volumes: ["kept:/kept"], pids_limit: 32}
+volumes: {kept: }
+"""
+_PROJECTS: dict[str, bytes] = {}
 
 CONTEXT = tar_of({"setup.sh": b'set -e\ncd "$WORKDIR"\necho prepared > ready.txt\n'})
 
@@ -68,6 +76,26 @@ def by_way(*names: str) -> Callable[[Settings], EnvironmentProvider]:
     return provider
 
 
+def composed(image: str, *, beside: str | None = None) -> Compose:
+    """A project of two services, whose bundle providers of `several` in this process know."""
+    text = PROJECT.replace("MAIN", image).replace("BESIDE", beside or image)
+    archive = tar_of({"docker-compose.yaml": text.encode()})
+    bundle = Bundle(sha256=hashlib.sha256(archive).hexdigest(), size_bytes=len(archive))
+    _PROJECTS[bundle.sha256] = archive
+    return Compose(context=bundle)
+
+
+def several(settings: Settings) -> EnvironmentProvider:
+    from app.environments.compose.provider import ComposeProvider
+
+    composed(settings.base_image)  # for another process than the one that made the spec
+    return ComposeProvider(settings, fetch_bundle=lambda bundle: _PROJECTS[bundle.sha256], tools=found_in(settings))
+
+
+def two_services(request: pytest.FixtureRequest) -> EnvironmentSpec:
+    return EnvironmentSpec(compose=composed(request.getfixturevalue("base_image_tag")), env={"GIVEN": "by the task"})
+
+
 def base_image(request: pytest.FixtureRequest) -> EnvironmentSpec:
     return EnvironmentSpec(image=request.getfixturevalue("base_image_tag"), env={"GIVEN": "by the task"})
 
@@ -102,6 +130,19 @@ GROUNDS = [
         hands_over=False,
         bounds_inside=False,
         shows_tools=True,
+        marks=ENGINE,
+    ),
+    Ground(
+        "compose",
+        "compose",
+        several,
+        two_services,
+        hands_over=False,
+        shares=False,
+        keeps=False,
+        own_commands=False,
+        shows_tools=True,
+        mounts_tools=True,
         marks=ENGINE,
     ),
     Ground(

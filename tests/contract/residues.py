@@ -58,6 +58,8 @@ null = os.open("/dev/null", os.O_RDWR)
 for number in range(3): os.dup2(null, number)
 time.sleep(4000)
 """
+_RESOLVER = "0B00007F"
+"""127.0.0.11: on a network of its own the engine answers there, each time at other ports."""
 _EVERYBODY = "for p in /proc/[0-9]*; do {each} || exit 1; done"
 
 RESIDUES = [
@@ -172,7 +174,8 @@ RESIDUES = [
     Residue(
         "listening sockets",
         _python(_LISTENERS),
-        "tail -qn +2 /proc/net/tcp /proc/net/udp | cut -d: -f2-3;grep -o '[@/]run/residue.*\\|@residue' /proc/net/unix",
+        f"tail -qn +2 /proc/net/tcp /proc/net/udp | cut -d: -f2-3 | grep -v {_RESOLVER};"
+        "grep -o '[@/]run/residue.*\\|@residue' /proc/net/unix",
     ),
     Residue(
         "limits of whoever starts commands",

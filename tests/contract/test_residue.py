@@ -26,10 +26,10 @@ from app.errors import EnvironmentFailed
 from app.models.shell import CommandResult, Shell
 from app.models.spec import EnvironmentSpec, Resources, Reuse
 from app.settings import Settings
-from tests.contract.environment_grounds import GROUNDS, Ground, tags_of
+from tests.contract.environment_grounds import GROUNDS, Ground, composed, tags_of
 from tests.contract.residues import DEEP, LOOK_OUTSIDE, OUTSIDE, REPOSITORY, RESIDUES, Residue, remove_deep
 
-RECYCLING = ("docker", "oci")
+RECYCLING = ("docker", "oci", "compose")
 """Grounds whose environments a reset does bring back."""
 MEMORY_BYTES = 128 << 20
 CREATE_S = 60
@@ -65,6 +65,8 @@ def repository_image(base_image_tag: str) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def spec(ground: Ground, request: pytest.FixtureRequest) -> EnvironmentSpec:
     found = ground.spec(request).model_copy(update={"resources": Resources(memory_bytes=MEMORY_BYTES, pids=200)})
+    if found.compose is not None:
+        return found.model_copy(update={"compose": composed(request.getfixturevalue("repository_image"))})
     if found.image is None or found.image != request.getfixturevalue("base_image_tag"):
         return found
     return found.model_copy(update={"image": request.getfixturevalue("repository_image")})
@@ -367,6 +369,7 @@ class WithoutPrograms:
         return self._environment.run(command, env={"PATH": "/nowhere"}, timeout_s=timeout_s)
 
 
+@pytest.mark.needs("own_commands")
 def test_the_fingerprint_needs_no_program_but_the_shell(of_its_own: Worker) -> None:
     environment, _ = of_its_own.take()
     bare = cast(Shell, WithoutPrograms(environment))
@@ -381,6 +384,7 @@ def test_the_fingerprint_needs_no_program_but_the_shell(of_its_own: Worker) -> N
     )
 
 
+@pytest.mark.needs("own_commands")
 def test_the_fingerprint_tells_what_differs_and_not_what_it_is(of_its_own: Worker) -> None:
     environment, _ = of_its_own.take()
     fresh = Fingerprint.take(environment)

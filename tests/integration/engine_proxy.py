@@ -1,4 +1,4 @@
-"""A container engine that refuses: a socket before a real one, which relays what it was not told to refuse."""
+"""A container engine that refuses, or is away: a socket before a real one, which relays all else."""
 
 from __future__ import annotations
 
@@ -27,6 +27,18 @@ class EngineProxy(ThreadingMixIn, UnixStreamServer):
         self.target = urlsplit(target).path
         self.refusals: dict[str, tuple[int, str]] = {}
         self.dropped: dict[str, bool] = {}
+        self.away = threading.Event()
+        self._path = path
+
+    def leave(self) -> None:
+        """Nobody listens from then on, until it comes back."""
+        self._path.rename(self._path.with_suffix(".away"))
+        self.away.set()
+
+    def come_back(self) -> None:
+        self.dropped.clear()
+        self.away.clear()
+        self._path.with_suffix(".away").rename(self._path)
 
     def drop_removal(self, container_id: str, *, leaves: bool) -> None:
         """The call gets no answer; with `leaves`, nobody listens from then on."""
@@ -58,7 +70,7 @@ class _Relay(BaseHTTPRequestHandler):
         dropped = [leaves for what, leaves in self.server.dropped.items() if line.startswith(what)]
         if dropped:
             if dropped[0]:
-                Path(str(self.server.server_address)).unlink()
+                self.server.leave()
             return
         refused = [answer for what, answer in self.server.refusals.items() if line.startswith(what)]
         status, content = self._refused(*refused[0]) if refused else self._relayed(body)

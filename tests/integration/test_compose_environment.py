@@ -52,6 +52,7 @@ from app.models.spec import (
     EnvironmentSpec,
     Network,
     Resources,
+    Reuse,
     ScriptGoal,
     ScriptSolution,
     ServiceScript,
@@ -260,6 +261,12 @@ def test_several_containers_keep_no_snapshot_and_are_made_of_none(
     single = Snapshot("docker", "x", "")
     with pytest.raises(EnvironmentFailed, match="other services"):
         provider.create_from(single, environment._ground.spec, tags_of(settings.installation, 600), timeout_s=60)
+
+
+def test_several_containers_are_not_shared(create: Create, engine: Engine, settings: Settings) -> None:
+    with pytest.raises(SpecInvalid, match="several containers, found 'shared-readonly'"):
+        create(f"services: {{main: {{image: BASE}}, db: {{image: BASE, {SLEEP}}}}}", reuse=Reuse.SHARED_READONLY)
+    assert left(engine, settings) == []
 
 
 def test_the_main_service_runs_its_own_command_beside_the_agent_and_is_waited_for(create: Create) -> None:

@@ -41,6 +41,9 @@ class Pair(FolderShell):
     def run_in(self, service: str, command: str, *, timeout_s: float) -> CommandResult:
         return self.service(service).run(command, timeout_s=timeout_s)
 
+    def assure(self) -> None:
+        raise EnvironmentFailed("found it ended")
+
 
 def recorded(environment: Any) -> RecordedEnvironment:
     return RecordedEnvironment(environment, [], OWNER, cast(Any, None))
@@ -55,12 +58,15 @@ def test_services_are_reached_through_the_record(tmp_path: Path) -> None:
     assert pair.memory_beside() == {"db": ServiceMemory(1000, 2)}
     with pytest.raises(EnvironmentFailed, match="no service 'nobody'"):
         pair.service("nobody")
+    with pytest.raises(EnvironmentFailed, match="found it ended"):
+        pair.assure()
 
 
 def test_one_container_has_no_services_and_says_so(tmp_path: Path) -> None:
     single = recorded(Single(tmp_path))
     assert single.services == ()
     assert single.memory_beside() == {}
+    single.assure()
     for use in (lambda: single.service("db"), lambda: single.run_in("db", "true", timeout_s=5)):
         with pytest.raises(EnvironmentFailed, match="has no services"):
             use()

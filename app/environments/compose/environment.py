@@ -104,6 +104,18 @@ class ComposeEnvironment:
                 found[self._ground.plan.project.main] = told.stdout
         return found
 
+    def assure(self) -> None:
+        """The engine answers for the names of services and has their logs; one that was started again ends containers.
+
+        Raises: EngineUnavailable, EnvironmentFailed.
+        """
+        self._ground.raise_if_ended()
+        engine = self._ground.engine
+        with engine.named("look whether the services stand", EnvironmentFailed):
+            running = engine.api.inspect_container(self.id)["State"]["Running"]
+        if not running:
+            raise EnvironmentFailed(f"expected the main service of project {self._ground.id} running, found it ended.")
+
     def things(self) -> Things:
         found = self._ground.things()
         volumes = (*found.volumes, *self._ground.anonymous_volumes(found.containers))

@@ -13,7 +13,7 @@ from app.compose_file.model import MountKind, Project, Service
 from app.compose_file.recipes import context_of, packed, packed_nothing
 from app.environments import archives
 from app.errors import SpecInvalid
-from app.models.spec import Build, Bundle, Compose, EnvironmentSpec, Resources
+from app.models.spec import Build, Bundle, Compose, EnvironmentSpec, Resources, Reuse
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,11 @@ class Plan:
 def planned(spec: EnvironmentSpec, fetch_bundle: Callable[[Bundle], bytes], scratch: Path) -> Plan:
     """scratch: a folder for passing files. Raises: SpecInvalid, and what `fetch_bundle` raises."""
     asked = asked_of(spec)
+    if spec.reuse is Reuse.SHARED_READONLY:
+        raise SpecInvalid(
+            "expected `reuse` 'fresh' or 'recycled' with several containers, found 'shared-readonly': what one task"
+            " does to the other services would be there for all."
+        )
     scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=scratch) as name:
         folder = Path(name)

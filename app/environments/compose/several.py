@@ -45,6 +45,10 @@ class Several(Protocol):
         """What each service has written, while it stands; of much the end (2 MB or 4). Never raises."""
         ...
 
+    def assure(self) -> None:
+        """See `Services`. Raises: EnvironmentFailed, EngineUnavailable."""
+        ...
+
     def things(self) -> Things:
         """A reset makes others. Raises: EnvironmentFailed, EngineUnavailable."""
         ...

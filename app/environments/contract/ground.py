@@ -42,6 +42,8 @@ class Ground:
     """It makes environments whose root is read-only; where it does not, it refuses to."""
     keeps: bool = True
     """`snapshot` keeps its files; where it does not, it is refused."""
+    own_commands: bool = True
+    """Its commands run in a way of its own; where they run in another ground's, floods and bombs are left to that."""
     bounds_inside: bool = True
     """What a command says beyond its bound stays inside; where it does not, ten gigabytes take minutes to come out."""
     shows_tools: bool = False

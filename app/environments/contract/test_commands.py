@@ -10,6 +10,7 @@ import pytest
 from app.environments.base import Environment, Logging
 
 MEBI = 1 << 20
+_own_commands = pytest.mark.needs("own_commands")
 
 
 @pytest.mark.parametrize(
@@ -138,6 +139,7 @@ def test_commands_run_side_by_side(shared: Environment) -> None:
     assert [(r.exit_code, r.stdout) for r in results] == [(n, f"{n}\n".encode()) for n in range(8)]
 
 
+@_own_commands
 def test_a_background_process_neither_delays_nor_dies(own: Environment) -> None:
     begun = time.monotonic()
     result = own.run(
@@ -166,6 +168,7 @@ def beats(environment: Environment, name: str) -> bool:
     return len(lines) == 2 and lines[0] != lines[1]
 
 
+@_own_commands
 @pytest.mark.parametrize(
     "start",
     [

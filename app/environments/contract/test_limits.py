@@ -26,8 +26,10 @@ def test_a_million_lines_keep_their_head_and_tail(shared: Environment) -> None:
 
 
 LONG = (pytest.mark.slow, pytest.mark.needs("bounds_inside"))
+_own_commands = pytest.mark.needs("own_commands")
 
 
+@_own_commands
 @pytest.mark.parametrize("size", [pytest.param("200M", id="200MB"), pytest.param("10G", id="10GB", marks=LONG)])
 def test_a_flood_takes_neither_our_memory_nor_the_session(shared: Environment, size: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -38,6 +40,7 @@ def test_a_flood_takes_neither_our_memory_nor_the_session(shared: Environment, s
     assert shared.run("echo well", timeout_s=20).stdout == b"well\n"
 
 
+@_own_commands
 def test_two_floods_at_once_are_told_apart(shared: Environment) -> None:
     with ThreadPoolExecutor(2) as threads:
         one, two = threads.map(lambda c: shared.run(f"head -c 9M /dev/zero | tr '\\0' {c}", timeout_s=60), "ab")
@@ -51,6 +54,7 @@ def confined(
     return provider.create(wanted, tags_of(settings.installation), timeout_s=60)
 
 
+@_own_commands
 @pytest.mark.needs("isolates")
 def test_a_fork_bomb_ends_with_its_time_and_the_neighbour_is_well(
     provider: EnvironmentProvider, spec: EnvironmentSpec, settings: Settings, create: Create
