@@ -14,6 +14,7 @@ import typer
 
 from app.cli.demo_by_hand import ByHand, by_hand
 from app.cli.demo_seen import Asked, print_seen, seen_of, unexpected_paths
+from app.cli.orderly import ending_in_order
 from app.cli.runs import follow, report
 from app.cli.show import say
 from app.cli.stack import where_flower_is
@@ -66,7 +67,7 @@ def demo(
         base_image.ensure_base_image(settings, report=say)  # without it every task of the demo would fail
     if not contained:
         say("NO ISOLATION: tasks run in temporary folders of this host, in the environment `local`")
-    with MegaFlow(settings) as flow, ExitStack() as held:
+    with ending_in_order(), MegaFlow(settings) as flow, ExitStack() as held:
         tasks = evaluations.demo_tasks(settings, kind)
         runs = [run for agent in EXPECTED for run in _main_job(flow, agent, tasks, contained=contained)]
         say(f"{sum(len(run.handles) for run in runs)} tasks accepted in {len(runs)} runs")
