@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
 
-from app.cli.demo_seen import print_seen, seen_of, unexpected_paths
+from app.cli.demo_by_hand import ByHand, by_hand
+from app.cli.demo_seen import Asked, print_seen, seen_of, unexpected_paths
+from app.cli.orderly import ending_in_order
 from app.cli.runs import follow, report
 from app.cli.show import say
 from app.cli.stack import where_flower_is
@@ -22,10 +28,13 @@ from app.settings import Settings, load
 EXPECTED = {"oracle": 1.0, "nop": 0.0, "mini-swe-agent": 1.0}
 """Agents of the demo, with the reward of each on every task. mini-swe-agent gets every other task: its start alone
 costs five seconds of processor time."""
-_FRESH_RUN = "demo-fresh"
-_REPLICAS = 4
+_FRESH_RUN, _SHARED_RUN = "demo-fresh", "demo-shared"
+_REPLICAS, _SHARING = 4, 3
 _SET_UP = "sleep 2 && date > /opt/made-by-the-set-up"
 """Stands for an installation."""
+_READ_ONLY = "python-semver__python-semver-1"
+"""Judged in an environment of its own, so that the agent's may be one that several have."""
+_REGISTRY = "order-ledger"
 _DISK_BYTES = 1 << 30
 _THIS_HOST = ("127.0.0.1", "localhost", "::1")
 _ASK = "python3 -c 'import sys, urllib.request as u; u.urlopen(sys.argv[1], timeout=20)' {} 2> /dev/null"
@@ -58,20 +67,24 @@ def demo(
         base_image.ensure_base_image(settings, report=say)  # without it every task of the demo would fail
     if not contained:
         say("NO ISOLATION: tasks run in temporary folders of this host, in the environment `local`")
-    with MegaFlow(settings) as flow:
+    with ending_in_order(), MegaFlow(settings) as flow, ExitStack() as held:
         tasks = evaluations.demo_tasks(settings, kind)
         runs = [run for agent in EXPECTED for run in _main_job(flow, agent, tasks, contained=contained)]
         say(f"{sum(len(run.handles) for run in runs)} tasks accepted in {len(runs)} runs")
-        found = follow(flow, runs)
-        again = _again(flow, tasks) if contained else {}
+        waited = _is_waited_for(flow, runs)
+        found, beside = _followed(flow, runs, tasks, held, by_hand_too=contained)
+        again = _again(flow, tasks, beside) if contained else {}
         if again:  # after the others, whose environments would take the place of those that are to be used again
             say(f"{sum(len(run.handles) for run in again.values())} more, for how their environments come about")
             found += follow(flow, list(again.values()))
         report(flow, [*runs, *again.values()], found, json=json)
     seen = seen_of(found)
-    wrong = _unexpected(found) + (unexpected_paths(seen, fresh=again[_FRESH_RUN].id) if again else [])
+    wrong = [*_unexpected(found), *beside.wrong]
+    if again:
+        asked = Asked(again[_FRESH_RUN].id, again[_SHARED_RUN].id, ahead=waited and settings.warm_environments > 0)
+        wrong += unexpected_paths(seen, asked)
     if not json:
-        print_seen(seen)
+        print_seen(seen, beside.did)
         where_flower_is(settings)
     say(f"the demo took {time.monotonic() - begun:.0f} s; `megaflow down` stops everything")
     for line in wrong:
@@ -100,29 +113,72 @@ def _main_job(flow: MegaFlow, agent: str, tasks: list[AgentTask], *, contained: 
     ]
 
 
-def _again(flow: MegaFlow, tasks: list[AgentTask]) -> dict[str, Run]:
-    """Tasks that are quick to solve and to judge, for their environments' sake: which paths they show is certain.
+def _followed(
+    flow: MegaFlow, runs: list[Run], tasks: list[AgentTask], held: ExitStack, *, by_hand_too: bool
+) -> tuple[list[TaskResult], ByHand]:
+    """The runs' results, and what was done beside them."""
+    if not by_hand_too:
+        return follow(flow, runs), ByHand()
+    with ThreadPoolExecutor(1, thread_name_prefix="by-hand") as thread:
+        beside = thread.submit(by_hand, flow, _named(tasks)[_REGISTRY], held)
+        return follow(flow, runs), beside.result()
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A run for its environments' sake."""
+
+    name: str
+    agent: str
+    task: AgentTask
+    mode: Mode
+    replicas: int
+
+
+def _again(flow: MegaFlow, tasks: list[AgentTask], beside: ByHand) -> dict[str, Run]:
+    """Tasks that are quick to solve and to judge: which paths their environments show is certain."""
+    return {
+        one.name: flow.enqueue_many([one.task], agent=one.agent, mode=one.mode, replicas=one.replicas, name=one.name)
+        for one in _wanted(flow, tasks, beside)
+    }
+
+
+def _wanted(flow: MegaFlow, tasks: list[AgentTask], beside: ByHand) -> Iterator[_Wanted]:
+    """Those that share one come first: together, they find places for all.
 
     Replicas share what one's set-up made, whoever ran it. More attempts than the pool has places for must use again
     what the first have given back.
     """
-    named = {task.name: task for task in tasks}
-    with flow.database.begin() as connection:
-        offer = classes.load(connection, flow.settings)[classes.STANDARD]
+    named = _named(tasks)
+    yield _Wanted(_SHARED_RUN, "nop", _with(named[_READ_ONLY], reuse=Reuse.SHARED_READONLY), Mode.PERSISTENT, _SHARING)
+    merge = named["finish-merge"]
+    yield _Wanted("demo-reuse", "oracle", _with(merge), Mode.PERSISTENT, _places(flow) + 2)
+    yield _Wanted(_FRESH_RUN, "oracle", _with(merge, reuse=Reuse.FRESH), Mode.PERSISTENT, 2)
     set_up = _solved_if(named["lost-settings"], "test -s /opt/made-by-the-set-up", setup=(_SET_UP,))
+    yield _Wanted("demo-set-up", "oracle", set_up, Mode.EPHEMERAL, _REPLICAS)
     host, url = _gateway(flow.settings)
     ask = f"(unset no_proxy NO_PROXY; {_ASK.format(url)} && ! {_ASK.format('http://example.invalid/')})"
     allowed = _solved_if(named["order-ledger"], ask, network=Network.ALLOWLIST, allowed_hosts=(host,))
-    wanted = (
-        ("demo-reuse", _with(named["finish-merge"]), Mode.PERSISTENT, offer.pool_max * offer.pool_slots + 2),
-        (_FRESH_RUN, _with(named["finish-merge"], reuse=Reuse.FRESH), Mode.PERSISTENT, 2),
-        ("demo-set-up", set_up, Mode.EPHEMERAL, _REPLICAS),
-        ("demo-allowlist", allowed, Mode.EPHEMERAL, 1),
-    )
-    return {
-        name: flow.enqueue_many([task], agent="oracle", mode=mode, replicas=replicas, name=name)
-        for name, task, mode, replicas in wanted
-    }
+    yield _Wanted("demo-allowlist", "oracle", allowed, Mode.EPHEMERAL, 1)
+    if beside.sent is not None:
+        yield _Wanted("demo-registry", "oracle", beside.sent.task, Mode.EPHEMERAL, 1)
+
+
+def _places(flow: MegaFlow) -> int:
+    """Tasks that the standing pool runs at once."""
+    with flow.database.begin() as connection:
+        offer = classes.load(connection, flow.settings)[classes.STANDARD]
+    return offer.pool_max * offer.pool_slots
+
+
+def _is_waited_for(flow: MegaFlow, runs: list[Run]) -> bool:
+    """Whether so much of the main job has to wait for the standing pool that there is time to work ahead."""
+    standing = runs[1::2]  # every other run is on instances of its own
+    return sum(len(run.handles) for run in standing) > 2 * _places(flow)
+
+
+def _named(tasks: list[AgentTask]) -> dict[str, AgentTask]:
+    return {task.name: task for task in tasks}
 
 
 def _with(task: AgentTask, **fields: Any) -> AgentTask:

@@ -28,6 +28,8 @@ class Seen:
     network: str
     ready_s: float | None  # what the attempt waited for it
     reset: dict[str, Any] | None  # the proof, when it was to be kept for another
+    lent: bool = False  # read-only, to all of its run who wanted one at the time
+    several: bool = False  # containers
 
 
 def seen_of(found: Iterable[TaskResult]) -> list[Seen]:
@@ -40,26 +42,51 @@ def _of_attempt(run_id: UUID, attempt: AttemptRecord) -> list[Seen]:
     # What is recorded at the end has all of them; until then the agent's own stands beside it.
     each = {"agent": told, **(told.get("teardown") or {})}
     network = str(told.get("network", "none"))
+    several = bool(told.get("services"))
     return [
-        Seen(run_id, one["path"], network, one.get("ready_s"), one.get("reset"))
-        for one in (each[purpose] for purpose in ("agent", "grading") if purpose in each)
-        if one.get("path", FAILED) != FAILED
+        Seen(
+            run_id,
+            path=each[purpose]["path"],
+            network=network,
+            ready_s=each[purpose].get("ready_s"),
+            reset=each[purpose].get("reset"),
+            lent=purpose == "agent" and bool(told.get("shared")),
+            several=several,
+        )
+        for purpose in ("agent", "grading")
+        if each.get(purpose, {}).get("path", FAILED) != FAILED
     ]
 
 
-def unexpected_paths(seen: list[Seen], *, fresh: UUID) -> list[str]:
-    """What a run in containers must have shown and has not. fresh: the run whose environments are used once.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a demo in containers must show. fresh, shared: the runs of that reuse.
+
+    ahead: so much had to wait that some environments must have been made meanwhile.
+    """
+
+    fresh: UUID
+    shared: UUID
+    ahead: bool
+
+
+def unexpected_paths(seen: list[Seen], asked: Asked) -> list[str]:
+    """What the runs must have shown and have not.
 
     Replicas share a set-up on every host. A used one is used again wherever a reset can be proven.
     """
     wrong = []
     paths = Counter(one.path for one in seen)
-    if not paths["warm"] + paths["snapshot"]:
-        wrong.append("no environment was made ahead or from what a set-up left, found only " + _counts(paths))
+    if not paths["snapshot"]:
+        wrong.append("no environment was made from what a set-up left, found only " + _counts(paths))
+    if asked.ahead and not paths["warm"]:
+        wrong.append("no environment was made ahead, found only " + _counts(paths))
     if not paths["recycled"] and not _is_blind(seen):
         wrong.append("no environment was used again after a reset, found only " + _counts(paths))
-    if again := [one.path for one in seen if one.run_id == fresh and one.path in ("recycled", "shared")]:
+    if again := [one.path for one in seen if one.run_id == asked.fresh and one.path in ("recycled", "shared")]:
         wrong.append(f"expected environments of one attempt each where the task says `fresh`, found {again}")
+    if not any(one.lent for one in seen if one.run_id == asked.shared):
+        wrong.append("no environment was lent to several attempts where the task says `shared-readonly`")
     return [f"UNEXPECTED: {one}; `megaflow environments` and the workers' logs say more" for one in wrong]
 
 
@@ -69,8 +96,8 @@ def _is_blind(seen: list[Seen]) -> bool:
     return bool(left) and all(one == [UNSEEN] for one in left)
 
 
-def print_seen(seen: list[Seen]) -> None:
-    """A small table by path, the networks, and the resets."""
+def print_seen(seen: list[Seen], beside: Iterable[str] = ()) -> None:
+    """A small table by path, the networks, the resets, and in words what was used. beside: what else was done."""
     table = Table("environments", "count", "ready p50 ms", header_style="bold", pad_edge=False)
     ready: dict[str, list[float]] = defaultdict(list)
     counts = Counter(one.path for one in seen)
@@ -88,6 +115,20 @@ def print_seen(seen: list[Seen]) -> None:
         f" {clean} of {len(resets)} that were reset were proven clean",
         highlight=False,
     )
+    for line in (_used(seen, counts), *beside):
+        console.print(line, highlight=False, markup=False)
+
+
+def _used(seen: list[Seen], paths: Counter[str]) -> str:
+    """How environments came about; what was not used is named, too."""
+    each = (
+        ("made ahead", paths["warm"]),
+        ("made from what a set-up left", paths["snapshot"]),
+        ("used again after a reset", paths["recycled"]),
+        ("lent read-only to several attempts", sum(one.lent for one in seen)),
+        ("of several containers", sum(one.several for one in seen)),
+    )
+    return "environments " + ", ".join(f"{name}: {count or 'none'}" for name, count in each)
 
 
 def _counts(found: Counter[str]) -> str:

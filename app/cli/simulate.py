@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from app.cli.orderly import ending_in_order
 from app.cli.show import as_json, console, errors
 from app.client import MegaFlow
 from app.errors import LimitInvalid, WaitTimeout
@@ -131,7 +128,7 @@ def carry_out(plan: Plan) -> dict[str, Any]:
 
     overrides = plan.settings()
     with (
-        _ending_in_order(),
+        ending_in_order(),
         private_stack(overrides, control_workers=plan.control_workers, simulation=plan.behaviour) as stack,
         MegaFlow(stack.settings) as flow,
     ):
@@ -180,20 +177,6 @@ def _follow(flow: MegaFlow, plan: Plan) -> None:
                     f"{plan.total - ended} of {plan.total} tasks had not ended after {plan.timeout_s:g} s"
                 )
             time.sleep(_LOOK_S)
-
-
-@contextmanager
-def _ending_in_order() -> Iterator[None]:
-    """SIGTERM ends the block like Ctrl-C, so that nothing is left behind."""
-
-    def leave(number: int, _: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _tasks_of(users: str) -> dict[str, int]:

@@ -13,6 +13,8 @@ from contextlib import closing
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
+_OURS = "megaflow-"
+"""How the names of groups begin that we make: each holds one task."""
 _LONGEST_BYTES = 4096
 _MOST = ("memory.max_usage_in_bytes", "memory.memsw.max_usage_in_bytes")
 _UNLIMITED = 1 << 60
@@ -90,21 +92,28 @@ class _Counter:
 
 
 def _was_full(group: Path) -> bool:
-    """Whether a group ever was at its limit, or at that of the first above it that has one.
+    """Whether a group ever was at its limit, or at that of the first above it that has one; ours above that count, too.
 
     Where it never was, the whole host was short of memory, and the kill is not the task's. Yes, where nobody shows it.
     """
+    limited = False
     for place in (group, *group.parents):
+        if limited and not place.name.startswith(_OURS):
+            return False
         if (limits := place / "memory.max").exists():
             if limits.read_text().strip() != "max":
-                return bool(_number((place / "memory.events").read_bytes(), b"\noom "))
+                limited = True
+                if _number((place / "memory.events").read_bytes(), b"\noom "):
+                    return True
         elif (limits := place / "memory.limit_in_bytes").exists():
             if (limit := int(limits.read_text())) < _UNLIMITED:
+                limited = True
                 most = [place / name for name in _MOST if (place / name).exists()]
-                return any(int(one.read_text()) >= limit - _NEAR_BYTES for one in most)
+                if any(int(one.read_text()) >= limit - _NEAR_BYTES for one in most):
+                    return True
         else:
             break
-    return True
+    return not limited
 
 
 def _kills(content: bytes) -> int | None:

@@ -17,7 +17,7 @@ from uuid import UUID
 import structlog
 
 from app.environments import snapshots
-from app.environments.compose.sweeping import shared
+from app.environments.compose.sweeping import remove_container, shared
 from app.environments.engine import ROLE, Engine, engine_of
 from app.environments.listing import READY, attempt_in, label_id, label_ready, labels_of, listed, unix_of
 from app.environments.local import OWNER, end, nobodys
@@ -195,7 +195,8 @@ class Sweeper:
         for container in sorted(containers, key=lambda container: container["Id"] in self._last):
             one = _Found.of(container, taken)
             if one.doomed(owners):
-                self._remove(ObjectKind.CONTAINER, one, partial(_told, engine, engine.remove, one.id))
+                remove = partial(remove_container, engine, labels=container["Labels"])
+                self._remove(ObjectKind.CONTAINER, one, partial(_told, engine, remove, one.id))
 
     def _sweep_shared(self, engine: Engine, owners: _Owners) -> None:
         """Networks and volumes of projects. The engine keeps what is in use: its project lives, or goes first."""

@@ -15,6 +15,7 @@ import pytest
 
 from app.cli import agent_trial
 from app.environments import sweeper
+from app.environments.compose.ground import PROJECT
 from app.environments.compose.provider import ComposeProvider
 from app.environments.engine import engine_of
 from app.environments.local import LocalProvider
@@ -98,6 +99,7 @@ def test_a_host_that_runs_only_a_pool_removes_what_a_killed_worker_left(
     ground: Settings, database: Database, base_image_tag: str, oci_programs: Path, tmp_path: Path
 ) -> None:
     instance = _killed_worker(ground, base_image_tag, oci_programs, tmp_path)
+    project = _project(ground)
     kinds = [_kind(ground, one) for one in left(engine_of(ground), ground)]
     assert sorted(kinds) == ["container", "container", "network", "volume"], "there is something to be left"
     assert left_over(ground.home) != []
@@ -111,6 +113,17 @@ def test_a_host_that_runs_only_a_pool_removes_what_a_killed_worker_left(
         until(lambda: left_over(ground.home) == [], "an empty home")
         until(lambda: swept(database, instance), "the ledger to know")
     assert alive(ground.home) == []
+    assert _groups(project) == []
+
+
+def _project(settings: Settings) -> str:
+    ours = {"label": [f"megaflow={settings.installation}", PROJECT]}
+    return str(engine_of(settings).api.containers(filters=ours)[0]["Labels"][PROJECT])
+
+
+def _groups(project: str) -> list[Path]:
+    """Control groups around a project."""
+    return [found for at in ("", "*/") for found in Path("/sys/fs/cgroup").glob(f"{at}megaflow-project-{project}")]
 
 
 def _killed_worker(settings: Settings, base_image_tag: str, programs: Path, folder: Path) -> UUID:

@@ -137,3 +137,23 @@ def test_a_kill_of_a_group_that_never_was_at_its_limit_is_the_hosts_doing(
     show(full=True)
     assert (watch.killed(suspected=True), watch.count()) == (True, 2)
     watch.close()
+
+
+@pytest.mark.parametrize(("above", "counts"), [("megaflow-project-x", True), ("kubepods", False)])
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_limit_of_ours_around_a_group_is_its_tasks_and_one_of_others_is_the_hosts(
+    tmp_path: Path, version: int, above: str, counts: bool
+) -> None:
+    around, own = tmp_path / above, tmp_path / above / "container"
+    own.mkdir(parents=True)
+    for folder, full in ((own, False), (around, True)):
+        if version == 1:
+            (folder / "memory.oom_control").write_text("under_oom 0\noom_kill 1\n")
+            (folder / "memory.limit_in_bytes").write_text(f"{256 << 20}\n")
+            (folder / "memory.max_usage_in_bytes").write_text(f"{(255 if full else 128) << 20}\n")
+        else:
+            (folder / "memory.events").write_text(f"low 0\noom {int(full)}\noom_kill 1\n")
+            (folder / "memory.max").write_text(f"{256 << 20}\n")
+    watch = MemoryWatch(own / ("memory.oom_control" if version == 1 else "memory.events"), _none)
+    assert watch.killed(suspected=True) == counts
+    watch.close()

@@ -46,6 +46,41 @@ def test_version_1_limits_memory_with_swap_cpu_processes_and_devices(
     assert kernel["cpu/megaflow-x/cpu.cfs_period_us"] == "100000"
 
 
+def test_a_group_around_others_leaves_the_devices_to_those_above(tmp_path: Path, kernel: dict[str, str]) -> None:
+    """The kernel refuses a container below it that may use one more."""
+    for controller in ("memory", "cpu", "pids", "devices"):
+        (tmp_path / controller / "megaflow-x").mkdir(parents=True)
+    Cgroup("x").make(LIMITS, devices=None)
+    assert kernel["memory/megaflow-x/memory.limit_in_bytes"] == str(64 << 20)
+    assert not [name for name in kernel if name.startswith("devices/")]
+
+
+@pytest.mark.parametrize("cpus", [0.29, 0.57, 1.1])
+def test_a_quota_is_no_less_than_what_an_engine_makes_of_the_same(
+    tmp_path: Path, kernel: dict[str, str], monkeypatch: pytest.MonkeyPatch, cpus: float
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    for controller in ("memory", "cpu", "pids", "devices"):
+        (tmp_path / controller / "megaflow-x").mkdir(parents=True)
+    Cgroup("x").make(Resources(cpus=cpus, memory_bytes=64 << 20, pids=77))
+    assert int(kernel["cpu/megaflow-x/cpu.cfs_quota_us"]) >= int(cpus * 1e9) * 100_000 // 10**9
+
+
+def test_what_nobody_is_in_is_removed_and_what_somebody_is_in_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
+    places = [tmp_path / controller / "megaflow-x" for controller in ("memory", "pids", "freezer")]
+    for place in places:
+        place.mkdir(parents=True)
+    (places[0] / "busy").touch()  # the kernel refuses for processes as a disk does for files
+    assert not Cgroup("x").remove(timeout_s=0.0)
+    assert [place.exists() for place in places] == [True, False, False]
+    (places[0] / "busy").unlink()
+    assert Cgroup("x").remove(timeout_s=0.0)
+    assert Cgroup("x").remove(timeout_s=0.0), "it is not there"
+
+
 def test_version_2_has_its_controllers_enabled_and_one_folder(tmp_path: Path, kernel: dict[str, str]) -> None:
     (tmp_path / "cgroup.controllers").write_text("cpu io memory pids")
     (tmp_path / "cgroup.subtree_control").write_text("io memory")

@@ -18,6 +18,7 @@ from app.environments.compose.ground import Ground
 from app.environments.compose.main_container import LOG
 from app.environments.compose.order import logs_of
 from app.environments.compose.peer import Peer
+from app.environments.compose.project_cgroup import BOUNDED_APART
 from app.environments.compose.several import Things
 from app.environments.container import DockerEnvironment
 from app.errors import EnvironmentFailed, StationError
@@ -141,7 +142,7 @@ class ComposeEnvironment:
             "kind": "compose",
             "image": self._ground.spec.label,
             "services": [{**one, **removed} for one in (own, *self._known)],
-            "notes": list(project.notes),
+            "notes": [*project.notes, *([] if self._ground.cgroup else [BOUNDED_APART])],
         }
 
     def _look(self) -> None:
@@ -219,6 +220,7 @@ class ComposeEnvironment:
             return ResetProof(clean=False, left=("set-up commands ran: what they made is in no image",))
         with self._resetting:
             try:
+                self._ground.bound()  # for a moment nobody may be in the group: not to be taken for abandoned
                 proof = self._main.reset()
                 self._main_killed = False
                 if proof.clean:

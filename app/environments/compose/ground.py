@@ -15,6 +15,7 @@ from docker.types import EndpointConfig, Mount, Ulimit
 
 from app.compose_file.model import MountKind, Service
 from app.environments.base import Tags
+from app.environments.compose import project_cgroup
 from app.environments.compose.network import Net, make_network
 from app.environments.compose.plan import Plan
 from app.environments.compose.several import Things
@@ -41,6 +42,7 @@ class Ground:
         self.tags = tags
         self.id = uuid4().hex[:12]
         self.nets: dict[str, Net] = {}
+        self.cgroup: str | None = None  # around all containers; None: they are bounded one by one
         self.fate: tuple[type[EnvironmentFailed], str] | None = None  # what all of it was ended for, not by its owner
         self._removing = threading.Lock()
 
@@ -52,8 +54,9 @@ class Ground:
     # --- Making -----------------------------------------------------------------------------------------------------
 
     def lay(self) -> None:
-        """Make the networks and the volumes. Raises: EnvironmentFailed, EngineUnavailable."""
+        """Make the group, the networks and the volumes. Raises: EnvironmentFailed, EngineUnavailable."""
         project = self.plan.project
+        self.bound()
         for name, internal in project.networks.items():
             self.nets[name] = make_network(
                 self.engine,
@@ -63,6 +66,13 @@ class Ground:
                 internal=internal or self.spec.network is not Network.OPEN,
             )
         self.make_volumes()
+
+    def bound(self) -> None:
+        """Hold all containers together to the task's limits, where that can be. Again, before all of them stop.
+
+        Raises: EngineUnavailable, EnvironmentFailed.
+        """
+        self.cgroup = project_cgroup.make(self.engine, self.id, self.spec.resources)
 
     def make_volumes(self) -> None:
         with self.engine.named("create a volume", EnvironmentFailed):
@@ -135,6 +145,8 @@ class Ground:
         config["Sysctls"] = {**(config.get("Sysctls") or {}), **dict(service.sysctls)}
         config["Ulimits"] = _tighter(config.get("Ulimits") or (), service)
         config["CapDrop"] = sorted({*(config.get("CapDrop") or []), *service.cap_drop})
+        if self.cgroup is not None:
+            config["CgroupParent"] = self.cgroup
         if self.spec.network is not Network.OPEN:
             # An engine may ask its host's own resolver for names that it does not know, also for a closed network. It
             # leaves such a question unanswered when it has nobody to ask: then nobody should wait for long.
@@ -174,6 +186,7 @@ class Ground:
             for _ in range(_ROUNDS):
                 left = self.things()
                 if left.none:
+                    project_cgroup.remove(self.id)
                     return
                 self._remove(left)
                 time.sleep(0.0 if left.containers else _PAUSE_S)

@@ -14,6 +14,7 @@ from docker.errors import APIError
 
 from app.environments import engine_disk, engine_snapshots
 from app.environments.base import Snapshot, Tags, Times
+from app.environments.compose import project_cgroup
 from app.environments.compose.environment import NO_SNAPSHOTS, ComposeEnvironment
 from app.environments.compose.ground import BESIDE, PROJECT, Ground
 from app.environments.compose.images import note_parts
@@ -158,7 +159,9 @@ class ComposeProvider:
             living = {one["Labels"].get(PROJECT) for one in found if one["Id"] in kept} - {None}
             doomed = [one for one in found if one["Id"] not in kept and one["Labels"].get(PROJECT) not in living]
             engine.remove_each(one["Id"] for one in doomed)
-            gone = {one["Labels"].get(PROJECT) for one in doomed}
+            gone = {one["Labels"].get(PROJECT) for one in doomed} - {None}
+            for project in gone:
+                project_cgroup.remove(project)
             for part in shared(engine, installation):
                 if part.project not in living and (part.project in gone or part.deadline_unix_s < time.time()):
                     with suppress(InUse):

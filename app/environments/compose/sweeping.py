@@ -1,18 +1,30 @@
 """What the containers of a project shared and their worker did not remove: networks and volumes, by their labels.
 
-The containers themselves are swept as every environment's.
+The containers themselves are swept as every environment's; whatever goes last takes the control group with it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from docker.errors import APIError, NotFound
 
+from app.environments.compose import project_cgroup
 from app.environments.compose.ground import PROJECT
 from app.environments.engine import ROLE, Engine
 from app.errors import EnvironmentFailed
+
+
+def remove_container(engine: Engine, container_id: str, labels: Mapping[str, str]) -> None:
+    """Any environment's; the last of a project takes the control group with it.
+
+    Raises: what `Engine.remove` does.
+    """
+    engine.remove(container_id)
+    if (project := labels.get(PROJECT)) is not None:
+        project_cgroup.remove(project, timeout_s=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +45,7 @@ class Shared:
         return float(self.labels["megaflow.deadline"])
 
     def remove(self, engine: Engine) -> bool:
-        """False when its project has a container yet: it lives, or that goes first. A stopped one counts, too.
+        """With its project's control group. False when there is a container yet: it lives, or goes first. Stopped, too.
 
         A project that was recycled has the labels of its first attempt, whose deadline may have passed.
 
@@ -41,6 +53,7 @@ class Shared:
         """
         if engine.api.containers(all=True, filters={"label": f"{PROJECT}={self.project}"}):
             return False
+        project_cgroup.remove(self.project)
         remove = engine.api.remove_network if self.kind == "network" else engine.api.remove_volume
         try:
             remove(self.id)

@@ -52,8 +52,11 @@ class Cgroup:
 
     # --- Making ---------------------------------------------------------------------------------------------------
 
-    def make(self, resources: Resources, devices: Sequence[str] = DEVICES) -> None:
-        """Make it, with its limits. Raises: OSError: no such controller here, or not ours to use."""
+    def make(self, resources: Resources, devices: Sequence[str] | None = DEVICES) -> None:
+        """Make it, with its limits; or set them again. devices: None: those of the group above.
+
+        Raises: OSError: no such controller here, or not ours to use.
+        """
         for order in self.orders(resources, devices):
             match order:
                 case "make", folder:
@@ -63,11 +66,11 @@ class Cgroup:
                 case "try", file, value if os.path.exists(file):
                     _write(file, value)
 
-    def orders(self, resources: Resources, devices: Sequence[str] = DEVICES) -> Iterator[tuple[str, ...]]:
+    def orders(self, resources: Resources, devices: Sequence[str] | None = DEVICES) -> Iterator[tuple[str, ...]]:
         """How it is made, for whoever does: `make` a folder, `write` a value to a file, or `try` to, if it is there."""
         return self._unified_orders(resources) if self.unified else self._divided_orders(resources, devices)
 
-    def _divided_orders(self, resources: Resources, allowed: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    def _divided_orders(self, resources: Resources, allowed: Sequence[str] | None) -> Iterator[tuple[str, ...]]:
         memory, cpu, pids, devices = map(str, self.folders)
         for folder in (memory, cpu, pids, devices):
             yield "make", folder
@@ -78,8 +81,9 @@ class Cgroup:
         yield "write", f"{cpu}/cpu.cfs_period_us", str(_PERIOD_US)
         yield "write", f"{cpu}/cpu.cfs_quota_us", str(_quota_us(resources))
         yield "write", f"{pids}/pids.max", str(resources.pids)
-        yield "write", f"{devices}/devices.deny", "a"
-        for rule in allowed:
+        if allowed is not None:
+            yield "write", f"{devices}/devices.deny", "a"
+        for rule in allowed or ():
             yield "write", f"{devices}/devices.allow", rule
 
     def _unified_orders(self, resources: Resources) -> Iterator[tuple[str, ...]]:
@@ -167,6 +171,15 @@ class Cgroup:
             polls += 1
         return not left
 
+    def remove(self, *, timeout_s: float) -> bool:
+        """Remove it unless somebody is in it; False when that is so for as long as this. Not there: fine."""
+        deadline = time.monotonic() + timeout_s
+        while left := [folder for folder in self._everywhere() if not _removed(folder)]:
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(_POLL_S)
+        return not left
+
     def _everywhere(self) -> list[Path]:
         """Our folders, and those that a runtime has made of the same name for other controllers."""
         places = [f"{ROOT}/{name}/{_PREFIX}{self.name}" for name in os.listdir(ROOT)]
@@ -219,7 +232,7 @@ def _mount(destination: str, kind: str, source: str, *options: str) -> dict[str,
 
 def _quota_us(resources: Resources) -> int:
     """Also when it may have all: programs count their processors by it, or else by the shares (JVMs before 19)."""
-    return max(1000, int(min(resources.cpus, os.cpu_count() or 1) * _PERIOD_US))
+    return max(1000, round(min(resources.cpus, os.cpu_count() or 1) * _PERIOD_US))
 
 
 def _write(file: Path | str, value: str) -> None:

@@ -1,0 +1,198 @@
+"""What a task may have holds for all services of its project together, by a control group around their containers."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.environments.compose import project_cgroup
+from app.environments.compose.environment import ComposeEnvironment
+from app.environments.compose.project_cgroup import BOUNDED_APART
+from app.environments.compose.provider import ComposeProvider
+from app.environments.compose.sweeping import shared
+from app.environments.engine import Engine, engine_of
+from app.environments.oci import cgroups
+from app.models.spec import Resources
+from app.settings import Settings
+from tests.integration.test_compose_environment import STORED, services, spec_of, tags_of
+from tests.services import missing
+
+pytestmark = pytest.mark.docker
+
+MIB = 1 << 20
+MOST = Resources(cpus=1, memory_bytes=160 * MIB, pids=96)
+IDLE = "command: [sleep, '600']"
+PAIR = f"services: {{main: {{image: BASE}}, beside: {{image: BASE, {IDLE}}}}}"
+ALONE = PAIR.replace("image: BASE", "image: BASE, network_mode: none")
+HUNGRY = PAIR.replace("[sleep, '600']", '[python3, -c, "HELD"]')
+"""Its service takes MB of memory and keeps them."""
+HELD = "import time; held = b'x' * (MB << 20); open('/tmp/held', 'w'); time.sleep(600)"
+AWAIT = "while [ ! -e /tmp/held ]; do sleep 0.1; done"
+TAKE = "python3 -c \"held = b'x' * (MB << 20)\""
+FORK = "i=0; while [ $i -lt 70 ]; do sleep 30 & i=$((i+1)); done; echo all"
+
+Create = Callable[..., ComposeEnvironment]
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    return Settings(home=tmp_path_factory.mktemp("home"), installation=f"test-{uuid.uuid4().hex[:8]}")
+
+
+@pytest.fixture(scope="module")
+def engine(settings: Settings, docker_engine: str) -> Engine:
+    return engine_of(settings)
+
+
+@pytest.fixture
+def provider(settings: Settings, docker_engine: str) -> ComposeProvider:
+    return ComposeProvider(settings, fetch_bundle=lambda bundle: STORED[bundle.sha256])
+
+
+@pytest.fixture
+def create(provider: ComposeProvider, base_image_tag: str, settings: Settings) -> Iterator[Create]:
+    made = []
+
+    def make(text: str, **fields: Any) -> ComposeEnvironment:
+        spec = spec_of(text.replace("BASE", base_image_tag), **{"resources": MOST, **fields})
+        made.append(provider.create(spec, tags_of(settings.installation), timeout_s=60))
+        return made[-1]
+
+    yield make
+    for environment in made:
+        environment.destroy()
+
+
+@pytest.fixture
+def held(create: Create, engine: Engine) -> Create:
+    """Makes projects that are held together; elsewhere there is nothing to be seen."""
+    if os.geteuid() != 0 or engine.about["CgroupDriver"] != "cgroupfs":
+        missing("an engine of this host that keeps its cgroups in the file system, and root")
+
+    def make(text: str, **fields: Any) -> ComposeEnvironment:
+        environment = create(text, **fields)
+        assert environment._ground.cgroup is not None
+        return environment
+
+    return make
+
+
+def folders(environment: ComposeEnvironment) -> list[Path]:
+    """The group, of every controller, as it stands."""
+    name = f"megaflow-project-{environment._ground.id}"
+    return [found for at in ("", "*/") for found in Path("/sys/fs/cgroup").glob(f"{at}{name}")]
+
+
+def groups_of(engine: Engine, environment: ComposeEnvironment) -> list[bool]:
+    """Of each container that runs: whether it is in the group."""
+    name = f"megaflow-project-{environment._ground.id}"
+    states = [engine.api.inspect_container(one)["State"] for one in environment.things().containers]
+    running = [state["Pid"] for state in states if state["Running"]]
+    return [f"/{name}/" in Path(f"/proc/{pid}/cgroup").read_text() for pid in running]
+
+
+def test_services_that_together_want_more_memory_than_their_task_has_are_stopped(held: Create) -> None:
+    hungry, neighbour = held(HUNGRY.replace("HELD", HELD.replace("MB", "100"))), held(PAIR)
+    assert hungry.run_in("beside", AWAIT, timeout_s=60).ok, "alone it has as much as the task"
+    assert hungry.run(TAKE.replace("MB", "90"), timeout_s=60).ok, "the larger of the two went"
+    told = services(hungry)
+    assert (told["beside"]["state"], told["beside"]["exit_code"]) == ("exited", 137)
+    assert neighbour.run(TAKE.replace("MB", "100"), timeout_s=60).ok
+    assert neighbour.memory_kills() == 0
+
+
+def test_a_command_that_is_killed_for_what_a_service_holds_was_out_of_memory(held: Create) -> None:
+    environment = held(HUNGRY.replace("HELD", HELD.replace("MB", "50")))
+    assert environment.run_in("beside", AWAIT, timeout_s=60).ok
+    done = environment.run(TAKE.replace("MB", "125"), timeout_s=60)
+    assert (done.exit_code, done.out_of_memory) == (137, True)
+    assert environment.memory_kills() == 1
+    assert services(environment)["beside"]["state"] == "running"
+
+
+def test_services_have_their_tasks_processes_and_processors_together(held: Create) -> None:
+    crowded, neighbour = held(PAIR), held(PAIR)
+    assert crowded.run_in("beside", FORK, timeout_s=60).text() == "all\n"
+    refused = crowded.run(FORK, timeout_s=60)
+    assert not refused.ok
+    assert "fork" in refused.text().lower()
+    assert neighbour.run(FORK, timeout_s=60).text() == "all\n"
+    quotas = [found.read_text().split() for one in folders(crowded) for found in one.glob("cpu.cfs_quota_us")]
+    quotas += [found.read_text().split()[:1] for one in folders(crowded) for found in one.glob("cpu.max")]
+    assert [quota for (quota,) in quotas] == ["100000"] * len(quotas)
+    assert quotas
+
+
+@pytest.mark.parametrize("cpus", [0.29, 0.1 + 0.2, 1.1, 64.0])
+def test_a_service_may_have_as_many_processors_as_its_task(held: Create, cpus: float) -> None:
+    """The kernel refuses one that may have more than the group around it."""
+    environment = held(PAIR, resources=MOST.model_copy(update={"cpus": cpus}))
+    assert environment.run("true", timeout_s=20).ok
+
+
+def test_a_reset_leaves_all_in_their_group_and_an_end_takes_it_away(held: Create, engine: Engine) -> None:
+    environment = held(PAIR)
+    assert groups_of(engine, environment) == [True, True]
+    assert environment.reset().clean
+    assert groups_of(engine, environment) == [True, True]
+    assert folders(environment) != []
+    environment.destroy()
+    assert folders(environment) == []
+
+
+@pytest.mark.parametrize("text", [PAIR, ALONE], ids=["network", "no network"])
+def test_what_a_killed_worker_left_goes_with_its_group_and_what_is_kept_has_its_own(
+    held: Create, provider: ComposeProvider, settings: Settings, text: str
+) -> None:
+    lost, kept = held(text), held(text)
+    assert provider.sweep(installation=settings.installation, keep={kept.id: True}) == [lost.id]
+    assert folders(lost) == []
+    assert folders(kept) != []
+    assert kept.run("true", timeout_s=20).ok
+
+
+def test_a_worker_that_is_killed_before_its_first_container_leaves_no_group_either(
+    held: Create, engine: Engine, settings: Settings
+) -> None:
+    environment = held(PAIR)
+    for container in environment.things().containers:
+        engine.remove(container)
+    environment._ground.bound()
+    assert folders(environment) != []
+    assert [part.remove(engine) for part in shared(engine, settings.installation)] == [True]
+    assert folders(environment) == []
+
+
+def test_a_group_that_somebody_is_in_stays(held: Create) -> None:
+    environment = held(PAIR)
+    begun = time.monotonic()
+    project_cgroup.remove(environment._ground.id)
+    assert time.monotonic() - begun < 10
+    assert folders(environment) != []
+    assert environment.run("true", timeout_s=20).ok
+
+
+def test_where_no_group_can_be_made_services_are_bounded_one_by_one_and_the_record_says_so(
+    create: Create, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cgroups, "ROOT", Path("/proc"))  # where nobody makes folders
+    environment = create(PAIR)
+    assert environment._ground.cgroup is None
+    assert BOUNDED_APART in environment.describe()["notes"]
+    told = [engine.api.inspect_container(one["id"])["HostConfig"] for one in services(environment).values()]
+    assert [(one["CgroupParent"], one["Memory"], one["PidsLimit"]) for one in told] == [("", 160 * MIB, 96)] * 2
+    environment.destroy()
+    assert folders(environment) == []
+
+
+def test_an_engine_that_leaves_its_groups_to_systemd_is_told_of_none(
+    create: Create, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(engine.about, "CgroupDriver", "systemd")
+    assert project_cgroup.make(engine, "0123", MOST) is None
