@@ -23,6 +23,7 @@ from app.environments.base import (
     Forward,
     Logging,
     MemoryCounting,
+    ProcessCounting,
     ResetProof,
     Serve,
     Snapshot,
@@ -122,6 +123,11 @@ class RecordedEnvironment:
     def memory_kills(self) -> int | None:
         """See `MemoryCounting`."""
         return self._environment.memory_kills() if isinstance(self._environment, MemoryCounting) else None
+
+    def processes_refused(self) -> int | None:
+        """See `ProcessCounting`."""
+        environment = self._environment
+        return environment.processes_refused() if isinstance(environment, ProcessCounting) else None
 
     # --- Its services, where it has any: `Several` is only what has things of its own, too ---
 

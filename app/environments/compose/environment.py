@@ -74,6 +74,10 @@ class ComposeEnvironment:
         """Of the main service."""
         return self._main.memory_kills()
 
+    def processes_refused(self) -> int | None:
+        """Of the main service."""
+        return self._main.processes_refused()
+
     # --- See `Several` ----------------------------------------------------------------------------------------------
 
     @property
