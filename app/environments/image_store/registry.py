@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,7 +28,15 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_e
 from app.environments.disk import no_space
 from app.environments.engine import Engine
 from app.environments.image_store.names import HUB, located, manifest_of
-from app.errors import DiskFull, EnvironmentFailed, ImageUnavailable, ImageUnfit, SettingsInvalid
+from app.errors import (
+    DiskFull,
+    EnvironmentFailed,
+    ImageDenied,
+    ImageMissing,
+    ImageUnavailable,
+    ImageUnfit,
+    SettingsInvalid,
+)
 from app.settings import Settings
 
 log = structlog.get_logger()
@@ -84,6 +92,22 @@ class Refused(ImageUnavailable):
         super().__init__(f"{doing}: {said}")
         self.said = said
         self.refusal = refusal or refusal_of(said)
+
+    @property
+    def kind(self) -> type[ImageUnavailable]:
+        """The class that the failure table knows."""
+        return _KINDS.get(self.refusal, ImageUnavailable)
+
+
+_KINDS: dict[Refusal, type[ImageUnavailable]] = {Refusal.ABSENT: ImageMissing, Refusal.DENIED: ImageDenied}
+
+
+def together(kinds: Iterable[type[ImageUnavailable]]) -> type[ImageUnavailable]:
+    """What it means for a task that all who may have its image refused it, each in one of these ways."""
+    found = set(kinds)
+    if found == {ImageMissing}:
+        return ImageMissing
+    return ImageDenied if ImageDenied in found and found <= {ImageDenied, ImageMissing} else ImageUnavailable
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from app.environments.image_store import unpacked
 from app.environments.image_store.arrival import Arrival, tell
 from app.environments.image_store.cache import ImageCache
 from app.environments.image_store.names import built_for_all, in_mirror, key_of, located, registry_of
-from app.environments.image_store.registry import login_for
+from app.environments.image_store.registry import login_for, together
 from app.environments.images import Images
 from app.environments.oci import engine_images
 from app.environments.oci.registry import Reference, Registry
@@ -176,7 +176,7 @@ class OciImages:
             log.info("image.pulled", image=candidate, took_s=round(time.monotonic() - begun, 3))
             return image
         unfit, why = isinstance(refusals[-1], ImageUnfit), " ".join(map(str, refusals))  # the origin comes last
-        raise (ImageUnfit if unfit else ImageUnavailable)(
+        raise (ImageUnfit if unfit else together(map(type, refusals)))(
             f"image {reference} is not here and could not be pulled ({why}). Check the reference and "
             "the login, or name a registry that has it in MEGAFLOW_IMAGE_MIRROR."
         )

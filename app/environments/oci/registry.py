@@ -29,7 +29,7 @@ from app.environments.image_store.registry import COMPATIBLE
 from app.environments.oci import kernel
 from app.environments.oci.store import ImageStore, StoredImage, image_of, layer_name
 from app.environments.oci.unpack import Readable, from_tar
-from app.errors import ImageUnavailable, ImageUnfit
+from app.errors import ImageDenied, ImageMissing, ImageUnavailable, ImageUnfit
 
 log = structlog.get_logger()
 
@@ -190,7 +190,8 @@ class Registry:
             if answer.ok:
                 return answer
             if (answer.status_code != 429 and answer.status_code < 500) or attempt == _TRIES - 1:
-                raise self._refused(f"{answer.status_code} for {kind}/{name}: {_words(answer)}")
+                why = f"{answer.status_code} for {kind}/{name}: {_words(answer)}"
+                raise self._refused(why, _meant(answer.status_code, kind))
             self._wait(_asked_wait_s(answer, 2.0**attempt * 0.2))
         raise AssertionError("unreachable")
 
@@ -217,7 +218,7 @@ class Registry:
         if scheme.lower() == "basic" and login:
             return f"Basic {login}"
         if scheme.lower() != "bearer":
-            raise self._refused("it wants a login: `docker login` first, or MEGAFLOW_REGISTRY_AUTH")
+            raise self._refused("it wants a login: `docker login` first, or MEGAFLOW_REGISTRY_AUTH", ImageDenied)
         asked = dict(re.findall(r'(\w+)="([^"]*)"', rest))
         params = {name: asked[name] for name in ("service", "scope") if name in asked}
         headers = {"Authorization": f"Basic {login}"} if login else {}
@@ -231,7 +232,8 @@ class Registry:
         with self._session.get(asked["realm"], **call) as answer:
             if not answer.ok:
                 raise self._refused(
-                    f"no token for it ({answer.status_code}): `docker login` first, or MEGAFLOW_REGISTRY_AUTH"
+                    f"no token for it ({answer.status_code}): `docker login` first, or MEGAFLOW_REGISTRY_AUTH",
+                    _meant(answer.status_code, "token"),
                 )
             found = json.loads(_start_of(answer))
         return f"Bearer {found.get('token') or found['access_token']}"
@@ -246,8 +248,8 @@ class Registry:
             raise self._refused("the registry was too busy for the time that this task allows for its image")
         time.sleep(seconds)
 
-    def _refused(self, why: str) -> ImageUnavailable:
-        return ImageUnavailable(f"image {self._name} cannot be pulled: {why}.")
+    def _refused(self, why: str, kind: type[ImageUnavailable] = ImageUnavailable) -> ImageUnavailable:
+        return kind(f"image {self._name} cannot be pulled: {why}.")
 
     @property
     def _name(self) -> str:
@@ -272,6 +274,13 @@ def _near(host: str) -> bool:
         return name == "localhost" or ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
+
+
+def _meant(status: int, asked_for: str) -> type[ImageUnavailable]:
+    """What a refusal means. A blob that is not there is a registry's that is being filled or cleaned."""
+    if status == 404 and asked_for == "manifests":
+        return ImageMissing
+    return ImageDenied if status in (401, 403) else ImageUnavailable
 
 
 def _start_of(answer: requests.Response) -> bytes:
