@@ -140,6 +140,17 @@ class ImageUnavailable(StationError):
     """The image can be neither found here nor pulled."""
 
 
+class ImageMissing(ImageUnavailable):
+    """Every registry that may have the image answered that it has none of that name."""
+
+
+class ImageDenied(ImageUnavailable):
+    """A registry gives the image to nobody, or not to us; none of the others has it.
+
+    Many registries say so, too, of an image that they do not have.
+    """
+
+
 class ImageUnfit(ImageUnavailable):
     """The image is here and no environment can be made of it: another architecture, no shell. It would be so again."""
 
@@ -177,6 +188,10 @@ class NoPlaceToStart(EnvironmentFailed):
 
 class EnvironmentOverLimit(EnvironmentFailed):
     """The environment was ended because what ran in it took more than it may: the task's own doing, not ours."""
+
+
+class HostDiskFull(EnvironmentFailed):
+    """The environment was ended because its host's disk was nearly full: it had written most, within its own limit."""
 
 
 class DiskFull(StationError):

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from app.artifacts import open_store
 from app.cli import submission_options as options
-from app.cli.show import as_json, clock, console, errors, memory_lines, results_table, runs_table, say, states, summary
+from app.cli.show import as_json, clock, console, errors, limit_lines, results_table, runs_table, say, states, summary
 from app.client import MegaFlow, Run, as_completed
 from app.errors import AmbiguousName, UnknownName
 from app.ledger import events, results
@@ -219,9 +219,9 @@ def _print_result(flow: MegaFlow, result: TaskResult) -> None:
         if attempt.failure is not None:
             console.print(f"  {attempt.failure.error}: {attempt.failure.message}", highlight=False, markup=False)
         if attempt.environment:
-            found = {k: v for k, v in attempt.environment.items() if k not in ("teardown", "memory")}
+            found = {k: v for k, v in attempt.environment.items() if k not in ("teardown", "memory", "processes")}
             console.print(f"  environment: {found}", highlight=False, markup=False)
-            for line in memory_lines(attempt):
+            for line in limit_lines(attempt):
                 console.print(f"  {line}", highlight=False, markup=False)
         for phase, at in attempt.phases.items():
             console.print(f"  {clock(at)}  {phase}", highlight=False)

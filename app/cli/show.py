@@ -57,20 +57,27 @@ def spans(attempt: AttemptRecord) -> dict[str, float]:
     }
 
 
-def memory_lines(attempt: AttemptRecord) -> list[str]:
-    """Whom the kernel killed for the memory limit, in words; nothing where that happened to nobody."""
-    told = attempt.environment.get("memory", {})
-    beside = told.get("services", {}).items()
-    return [*_killed_line("", told), *(line for name, one in beside for line in _killed_line(f"service {name}: ", one))]
+def limit_lines(attempt: AttemptRecord) -> list[str]:
+    """Whom the kernel killed or refused for a limit of the environment, in words; nothing where that met nobody."""
+    memory, processes = (attempt.environment.get(name, {}) for name in ("memory", "processes"))
+    lines = _killed_line("", memory)
+    for name, one in memory.get("services", {}).items():
+        lines += _killed_line(f"service {name}: ", one)
+    if refused := _by_stage(processes.get("refused", {})):
+        lines.append(f"too many processes: {refused[0]} refused at the limit of {processes['limit']} {refused[1]}")
+    return lines
 
 
 def _killed_line(where: str, told: dict[str, Any]) -> list[str]:
-    killed = {stage: count for stage, count in told.get("killed", {}).items() if count}
-    if not killed:
+    if not (killed := _by_stage(told.get("killed", {}))):
         return []
-    by_stage = ", ".join(f"{count} in {stage}" for stage, count in killed.items())
-    limit = f"the memory limit of {told['limit_bytes']} bytes"
-    return [f"{where}out of memory: {sum(killed.values())} killed at {limit} ({by_stage})"]
+    return [f"{where}out of memory: {killed[0]} killed at the memory limit of {told['limit_bytes']} bytes {killed[1]}"]
+
+
+def _by_stage(counts: dict[str, int]) -> tuple[int, str] | None:
+    """How many in all, and the stages that had any; None where there were none."""
+    told = ", ".join(f"{count} in {stage}" for stage, count in counts.items() if count)
+    return (sum(counts.values()), f"({told})") if told else None
 
 
 def reward(result: TaskResult) -> str:

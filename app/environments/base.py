@@ -29,6 +29,7 @@ __all__ = [
     "Logging",
     "MemoryCounting",
     "Origin",
+    "ProcessCounting",
     "ResetProof",
     "Route",
     "Serve",
@@ -319,6 +320,15 @@ class ServicesCounting(Protocol):
         ...
 
 
+@runtime_checkable
+class ProcessCounting(Protocol):
+    """An environment with a limit of processes that counts how many the kernel refused for it."""
+
+    def processes_refused(self) -> int | None:
+        """Since it was made or last reset; None where nobody shows it. Never raises."""
+        ...
+
+
 class Environment(Shell, Protocol):
     """One live environment."""
 
@@ -361,7 +371,11 @@ class Environment(Shell, Protocol):
         ...
 
     def destroy(self) -> None:
-        """End it now, with everything in it. Safe to call twice, and from another thread to abort a command."""
+        """End it now, with everything in it. Safe to call twice, and from another thread to abort a command.
+
+        Raises: EnvironmentFailed, EngineUnavailable: something of it stands yet. Nobody can use it all the same, and
+        the sweeper removes it.
+        """
         ...
 
 
@@ -378,7 +392,7 @@ class EnvironmentProvider(Protocol):
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> Environment:
         """A fresh environment with the spec's limits, its set-up commands done.
 
-        Raises: EnvironmentFailed, ImageUnavailable, EngineUnavailable, DiskFull.
+        Raises: EnvironmentFailed, ImageUnavailable, ImageBuildFailed, EngineUnavailable, DiskFull.
         """
         ...
 
@@ -405,5 +419,7 @@ class EnvironmentProvider(Protocol):
         """Remove every environment and snapshot of `installation` but those that `keep` maps to True (by id).
 
         Returns the ids removed. Other objects of the installation (instances, services) are not touched.
+
+        Raises: EnvironmentFailed, EngineUnavailable: some may stand; another sweep finds them.
         """
         ...

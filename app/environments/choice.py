@@ -82,8 +82,13 @@ class QuickestProvider:
 
     def _for(self, spec: EnvironmentSpec) -> EnvironmentProvider:
         if spec.compose is not None:
-            self._refuse_without_engine(spec)
+            self._refuse_without_engine(f"{spec.label} has several containers, which take an engine")
             return self._compose
+        if spec.network is Network.OPEN:
+            self._refuse_without_engine(
+                f"{spec.label} asks for the network `open`, which takes an engine",
+                "Or name the hosts that it may reach: `allowlist` takes none.",
+            )
         # What a policy lets through is forwarded into the container: only an open network is one.
         here = url_of(self._settings).startswith("unix://")
         fits = here and spec.network is not Network.OPEN
@@ -93,8 +98,10 @@ class QuickestProvider:
     def _engineless(self) -> bool:
         return self._settings.container_runtime != "docker" and available(self._settings) is None
 
-    def _refuse_without_engine(self, spec: EnvironmentSpec) -> None:
+    def _refuse_without_engine(self, why: str, otherwise: str = "") -> None:
+        """otherwise: what can be had without an engine, for a host that makes containers without one."""
         try:
             engine_of(self._settings)
         except EngineUnavailable as error:
-            raise EngineUnavailable(f"{spec.label} has several containers, which take an engine: {error}") from error
+            mend = f" {otherwise}" if otherwise and self._engineless else ""
+            raise EngineUnavailable(f"{why}: {error}{mend}") from error

@@ -17,12 +17,14 @@ from requests import RequestException
 
 from app.environments import engine_snapshots
 from app.environments.base import UNSEEN, Forward, Origin, ResetProof, Route, Serve, Snapshot, Tags, Ticket, Times
+from app.environments.control_groups import folders_of, is_of
 from app.environments.engine import Engine
 from app.environments.forwarding import forward
 from app.environments.layer import Layer, outside_of, places_of, written_bytes
 from app.environments.living import Living, WatchedShell
-from app.environments.memory_watch import MemoryWatch, file_of, is_of
+from app.environments.memory_watch import MemoryWatch, file_of
 from app.environments.outlets import Outlet, open_outlet
+from app.environments.pids_watch import PidsWatch
 from app.environments.tools import Tool, archived, refuse_others, told
 from app.environments.warm.wire import close_all
 from app.environments.ways import Entrance, Inside, Session
@@ -106,7 +108,7 @@ class DockerEnvironment(Living):
             self._name = str(about["Name"]).lstrip("/")
             self._pid = int(about["State"]["Pid"])
             outside = outside_of(about)
-        self._watch_memory(self._watch(0))
+        self._watch_limits(0)
         if self._layer is not None and self._origin is Origin.FRESH:
             self._layer.note_outside(outside)
 
@@ -117,8 +119,11 @@ class DockerEnvironment(Living):
         alone = self._engine.folder_of(self.id) / "hostname" if self._alone else None
         return [alone] if alone is not None and alone.exists() else None
 
-    def _watch(self, known: int) -> MemoryWatch:
-        return MemoryWatch(file_of(self.id, self._pid), lambda: self._session.stats().oom_kills, known)
+    def _watch_limits(self, known: int) -> None:
+        """known: kills for memory that were told before."""
+        memory = file_of(self.id, self._pid)
+        self._watch_memory(MemoryWatch(memory, lambda: self._session.stats().oom_kills, known))
+        self._pids = PidsWatch(folders_of(self.id, self._pid, "pids"))
 
     @property
     def id(self) -> str:
@@ -288,7 +293,7 @@ class DockerEnvironment(Living):
         environment._name, environment._pid = str(body["name"]), int(body["pid"])
         environment._origin = origin
         environment._set_up_inside = bool(body["set_up_inside"])
-        environment._watch_memory(environment._watch(int(body["oom_kills"])))
+        environment._watch_limits(int(body["oom_kills"]))
         with times.measure("session"):
             environment._session = entrance.open_again(inside)
         try:

@@ -17,7 +17,7 @@ from typing import Protocol
 import structlog
 
 from app.environments.host_slots import turn
-from app.errors import EnvironmentFailed, EnvironmentOverLimit, StationError
+from app.errors import EnvironmentFailed, EnvironmentOverLimit, HostDiskFull, StationError
 from app.models.spec import EnvironmentSpec
 
 log = structlog.get_logger()
@@ -143,8 +143,11 @@ class DiskWatch:
                     ours = [one for one in self._watched if one.id == identity and not one.gone]
                 if size_bytes > _GROWTH_BYTES:
                     for environment in ours:
-                        why = f"the host's disk is nearly full, and it had written most ({size_bytes} bytes)"
-                        self._end(environment, why, EnvironmentFailed)
+                        why = (
+                            f"the host's disk is nearly full, and of all it had written most ({size_bytes} bytes, "
+                            "within its limit); free some under MEGAFLOW_HOME, or run fewer at a time"
+                        )
+                        self._end(environment, why, HostDiskFull)
         except TimeoutError:  # others are looking; the next look is ours
             return
 

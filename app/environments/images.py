@@ -28,7 +28,7 @@ from app.environments.image_store.logins import logins_of
 from app.environments.image_store.names import registry_of
 from app.environments.image_store.names import short as _short
 from app.environments.image_store.recipe import Recipe
-from app.environments.image_store.refusals import Refusal, Refused
+from app.environments.image_store.refusals import Refusal, Refused, together
 from app.environments.image_store.registry import Registries, architecture_of, refuse_foreign, wrong_architecture
 from app.environments.sources import fetch_sources
 from app.errors import DiskFull, EnvironmentFailed, ImageUnavailable, ImageUnfit
@@ -197,7 +197,8 @@ class Images:
             return self._pull_first(reference, candidates, deadline)
 
     def _pull_first(self, reference: str, candidates: list[str], deadline: float) -> str:
-        refusals = []
+        refusals: list[str] = []
+        kinds: list[type[ImageUnavailable]] = []
         cause: Exception | None = None
         for candidate in candidates:
             try:
@@ -205,12 +206,14 @@ class Images:
             except Refused as refused:
                 cause = refused
                 refusals.append(f"{candidate}: {refused.said}")
+                kinds.append(refused.kind)
             except ImageUnfit as unfit:  # a mirror may have it for other hosts alone
                 if candidate == candidates[-1]:
                     raise
                 cause = unfit
                 refusals.append(str(unfit))
-        raise ImageUnavailable(
+                kinds.append(ImageUnavailable)
+        raise together(kinds)(
             f"image {reference} is neither on this engine nor could it be pulled ({'; '.join(refusals)}). Check the "
             "reference and `docker login`, load it with `docker load`, or name a registry that has it in "
             "MEGAFLOW_IMAGE_MIRROR."

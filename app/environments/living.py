@@ -1,6 +1,6 @@
 """What every environment with a session does in the same way: commands and files that say how it ended, if it did.
 
-An environment brings its session and its memory watch and says how it ended; this part never starts or ends anything.
+An environment brings its session and its watches and says how it ended; this part never starts or ends anything.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import structlog
 
 from app.environments.base import CommandResult, Environment, Stats
 from app.environments.memory_watch import MemoryWatch
+from app.environments.pids_watch import PidsWatch
 from app.environments.session import SessionStats
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
 from app.models.shell import Interactive, OutputLogs, Shell, StatefulShell
@@ -42,6 +43,7 @@ class Living(ABC):
         self._gone = threading.Event()  # ended by its owner, or given away
         self._end = "was destroyed"
         self._memory = MemoryWatch(None, lambda: None)
+        self._pids = PidsWatch()
         self._fate: tuple[type[EnvironmentFailed], str] | None = None  # what it was ended for, not by its owner
 
     def _watch_memory(self, watch: MemoryWatch) -> None:
@@ -131,6 +133,9 @@ class Living(ABC):
         with suppress(StationError):
             return self._memory.count()
         return None
+
+    def processes_refused(self) -> int | None:
+        return self._pids.refused()
 
     def stats(self) -> Stats:
         with self._living("count what it uses"):

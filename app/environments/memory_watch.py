@@ -12,7 +12,8 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-_CGROUPS = Path("/sys/fs/cgroup")
+from app.environments.control_groups import folders_of
+
 _OURS = "megaflow-"
 """How the names of groups begin that we make: each holds one task."""
 _LONGEST_BYTES = 4096
@@ -127,27 +128,11 @@ def _number(content: bytes, name: bytes) -> int | None:
 
 def file_of(container_id: str, init: int) -> Path | None:
     """Where this host counts for a container with that first process; None when it does not show it."""
-    for line in _groups(init):
-        _, controllers, path = line.split(":", 2)
-        if container_id not in path:  # a process of that number, but not that container's
-            continue
-        if controllers == "memory":
-            return _there(_CGROUPS / "memory" / path.lstrip("/") / "memory.oom_control")
-        if not controllers and (found := _there(_CGROUPS / path.lstrip("/") / "memory.events")):
-            return found
+    for folder in folders_of(container_id, init, "memory"):
+        for name in ("memory.oom_control", "memory.events"):
+            if (found := _there(folder / name)) is not None:
+                return found
     return None
-
-
-def is_of(container_id: str, init: int) -> bool:
-    """Whether the process of that number on this host is in that container: not so when the engine is elsewhere."""
-    return any(container_id in line for line in _groups(init))
-
-
-def _groups(process: int) -> list[str]:
-    try:
-        return Path(f"/proc/{process}/cgroup").read_text().splitlines()
-    except OSError:
-        return []
 
 
 def _there(file: Path) -> Path | None:

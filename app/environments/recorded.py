@@ -23,6 +23,7 @@ from app.environments.base import (
     Forward,
     Logging,
     MemoryCounting,
+    ProcessCounting,
     ResetProof,
     Serve,
     ServiceMemory,
@@ -128,6 +129,11 @@ class RecordedEnvironment:
     def memory_beside(self) -> dict[str, ServiceMemory]:
         """See `ServicesCounting`; nothing where it has none."""
         return self._environment.memory_beside() if isinstance(self._environment, ServicesCounting) else {}
+
+    def processes_refused(self) -> int | None:
+        """See `ProcessCounting`."""
+        environment = self._environment
+        return environment.processes_refused() if isinstance(environment, ProcessCounting) else None
 
     # --- Its services, where it has any: `Several` is only what has things of its own, too ---
 

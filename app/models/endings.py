@@ -88,9 +88,14 @@ PERMANENT: tuple[type[BaseException], ...] = (
 )
 
 
-# A busy host, or a network that was away for a moment, can be the reason, so that it is tried once more; what meets it
-# again ends the task, as not measured.
-PERMANENT_WHEN_REPEATED: tuple[type[BaseException], ...] = (errors.SetupFailed, errors.SetupTimedOut)
+# A busy host, a network that was away for a moment, or a registry that is behind can be the reason, so that it is tried
+# once more; what meets it again ends the task, as not measured.
+PERMANENT_WHEN_REPEATED: tuple[type[BaseException], ...] = (
+    errors.SetupFailed,
+    errors.SetupTimedOut,
+    errors.ImageMissing,
+    errors.ImageDenied,
+)
 
 
 def reason_of(error: BaseException) -> EndReason:

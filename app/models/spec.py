@@ -20,7 +20,7 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9._/+-]{0,199}$"
 
 
 class Wire(BaseModel):
-    """Base of everything that crosses a process: frozen; unknown keys, and numbers that JSON has no word for, refused."""
+    """Base of what crosses a process: frozen; unknown keys, and numbers that JSON has no word for, are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

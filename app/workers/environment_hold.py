@@ -60,7 +60,7 @@ def environment_for(rollout: Rollout, purpose: str) -> Iterator[Environment]:
         told |= _came(environment, image_s, ready_s=asking.waited_s)
         at_end.callback(rollout.token.on_cancel(environment.destroy))
         if alone:
-            rollout.memory.watch(environment)
+            rollout.limits_met.watch(environment)
         _keep_logs(rollout, environment, alone=alone)
         yield environment
 
@@ -112,7 +112,7 @@ def _never_came(asking: _Asking) -> dict[str, Any]:
 
 
 def _let_go(rollout: Rollout, environment: Environment, purpose: str, *, reuse: bool, alone: bool) -> None:
-    rollout.memory.leave(environment)
+    rollout.limits_met.leave(environment)
     if isinstance(environment, Logging) and alone:
         environment.keep_logs(None)
     reuse = reuse and not rollout.token.is_set()

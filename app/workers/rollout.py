@@ -124,7 +124,7 @@ def _run_agent(rollout: Rollout, agent: Agent, environment: Environment) -> None
         report = reconciled(report, _settled(rollout, agent), doubt=rollout.model.doubt if rollout.model else "")
     rollout.report = report
     ended = {"agent_end": report.end_reason.value, "steps": report.steps, "usage": report.usage}
-    rollout.passed(Phase.AGENT_ENDED, **ended, **rollout.memory.look())
+    rollout.passed(Phase.AGENT_ENDED, **ended, **rollout.limits_met.look())
     if BLAME[report.end_reason] is not Blame.RESULT:
         raise AgentNotMeasured(report)
 
@@ -249,12 +249,12 @@ def _take_patch(rollout: Rollout, environment: Environment, base: str | None) ->
 def _grade(rollout: Rollout, environment: Environment, patch: bytes | None) -> Grade:
     task = rollout.claimed.spec.task
     tests = rollout.stations.bundle(task.goal.tests) if isinstance(task.goal, ScriptGoal) else None
-    rollout.memory.look()  # until now it was the agent's
-    rollout.memory.stage = "grading"
+    rollout.limits_met.look()  # until now it was the agent's
+    rollout.limits_met.stage = "grading"
     grade = rollout.stations.grader(task.goal).grade(Submission(task, patch, tests), environment)
     _assure(environment)
     rollout.evidence.grade(grade)
-    rollout.passed(Phase.GRADED, **rollout.memory.look())
+    rollout.passed(Phase.GRADED, **rollout.limits_met.look())
     return grade
 
 
@@ -271,7 +271,7 @@ def _judged(rollout: Rollout, verdict: Verdict) -> Grade:
     """A verdict that needs no grader."""
     grade = Grade(verdict, report=verdict.detail.encode())
     rollout.evidence.grade(grade)
-    rollout.passed(Phase.GRADED, **rollout.memory.look())
+    rollout.passed(Phase.GRADED, **rollout.limits_met.look())
     return grade
 
 
@@ -330,7 +330,7 @@ def _permanent(rollout: Rollout, error: Exception) -> bool:
 
 
 def _record_teardown(rollout: Rollout) -> None:
-    rollout.write(ends.record_teardown, {"teardown": rollout.torn, **rollout.memory.look()})
+    rollout.write(ends.record_teardown, {"teardown": rollout.torn, **rollout.limits_met.look()})
 
 
 @contextmanager

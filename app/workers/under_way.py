@@ -18,7 +18,7 @@ from app.workers.command_logs import CommandLogs
 from app.workers.evidence import Evidence
 from app.workers.gates import LedgerGate
 from app.workers.lease import StopToken
-from app.workers.memory_account import MemoryAccount
+from app.workers.limit_account import LimitAccount
 from app.workers.model_access import ModelAccess
 from app.workers.patience import patient
 from app.workers.stations import Stations
@@ -40,11 +40,11 @@ class Rollout:
     open: ExitStack = field(default_factory=ExitStack)
     gate: LedgerGate = field(init=False)
     logs: CommandLogs = field(init=False)
-    memory: MemoryAccount = field(init=False)
+    limits_met: LimitAccount = field(init=False)
 
     def __post_init__(self) -> None:
         self.logs = CommandLogs(self.scratch / "command-logs", self.stations.settings.command_log_bytes)
-        self.memory = MemoryAccount(self.claimed.spec.task.environment.resources.memory_bytes)
+        self.limits_met = LimitAccount(self.claimed.spec.task.environment.resources)
         self.gate = LedgerGate(
             self.stations.database,
             attempt_id=self.claimed.attempt_id,

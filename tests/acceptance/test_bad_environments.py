@@ -26,6 +26,7 @@ from app.models.spec import AgentTask, Compose, Limits, Reuse, TaskSpec
 from app.workers import evaluations
 from app.workers.evaluations import Submission
 from tests.acceptance.conftest import System, eventually
+from tests.integration.test_oci_images import registry as registry
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
 
@@ -103,6 +104,13 @@ def test_a_set_up_that_hangs_is_tried_once_more(system: System, task_folder: Tas
 def test_an_image_without_a_shell_is_not_tried_again(system: System, task_folder: TaskFolder) -> None:
     folder = task_folder("shell-less", dockerfile="FROM scratch\nCOPY Dockerfile /Dockerfile\n")
     assert "sh" in _failed(_submitted(system, folder), "ImageUnfit", attempts=1)
+
+
+def test_an_image_that_its_registry_does_not_have_is_tried_once_more(
+    system: System, task_folder: TaskFolder, registry: str
+) -> None:
+    folder = _with(task_folder("nowhere"), f'docker_image = "{registry}/no/such:1"\n')
+    assert f"{registry}/no/such:1" in _failed(_submitted(system, folder), "ImageMissing", attempts=2)
 
 
 @pytest.fixture

@@ -176,3 +176,26 @@ def test_who_was_killed_for_memory_is_told_and_tests_that_were_are_a_result(
     assert result.attempt.environment["memory"] == memory
     shown = system.megaflow("show", str(result.task_id)).stdout
     assert f"out of memory: 2 killed at the memory limit of {256 << 20} bytes (1 in agent, 1 in grading)" in shown
+
+
+CROWD = """python3 - <<'CODE'
+import subprocess
+made = []
+try:
+    while len(made) < 100: made.append(subprocess.Popen(["sleep", "60"]))
+except OSError: pass
+for one in made: one.kill()
+for one in made: one.wait()
+CODE"""
+
+
+def test_processes_that_were_too_many_are_told(system: System, task_folder: Callable[..., Path]) -> None:
+    folder = task_folder("takes-processes", solve=f"{CROWD}\necho done > answer")
+    (result,) = _results(system, _task(system, folder, resources={"pids": 64}), "persistent")
+    assert (result.end_reason, result.state) == ("submitted", "succeeded")
+    assert result.attempt is not None
+    told = result.attempt.environment["processes"]
+    assert (told["limit"], told["refused"]["grading"]) == (64, 0)
+    assert told["refused"]["agent"] > 0
+    refused = f"{told['refused']['agent']} refused at the limit of 64 ({told['refused']['agent']} in agent)"
+    assert f"too many processes: {refused}" in system.megaflow("show", str(result.task_id)).stdout

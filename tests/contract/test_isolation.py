@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 
 from app.environments import archives
-from app.environments.base import Environment, EnvironmentProvider, Logging, MemoryCounting
+from app.environments.base import Environment, EnvironmentProvider, Logging, MemoryCounting, ProcessCounting
 from app.environments.pristine import Fingerprint, differences
 from app.errors import EnvironmentOverLimit, SpecInvalid, StationError
 from app.models.spec import EnvironmentSpec, Resources
 from app.settings import Settings
 from app.workers.command_logs import CommandLogs
-from app.workers.memory_account import MemoryAccount
+from app.workers.limit_account import LimitAccount
 from tests.contract.conftest import Create
 from tests.contract.environment_grounds import GROUNDS, Ground, tags_of, tar_of
 from tests.contract.residues import DEEP, remove_deep
@@ -90,8 +90,12 @@ _own_commands = pytest.mark.needs("own_commands")
     ],
     ids=["of-a-shell", "that-ignores-signals"],
 )
-def test_a_fork_bomb_is_over_with_its_command(confined: Confined, neighbour: Environment, bomb: str) -> None:
-    bombed = confined(Resources(pids=64, cpus=0.5))
+def test_a_fork_bomb_is_over_with_its_command_and_told(confined: Confined, neighbour: Environment, bomb: str) -> None:
+    limits = Resources(pids=64, cpus=0.5)
+    bombed, account = confined(limits), LimitAccount(limits)
+    account.watch(bombed)
+    quiet = _refused(neighbour)
+    assert account.look()["processes"] == {"limit": 64, "refused": {"agent": 0}}
     with ThreadPoolExecutor(1) as threads:
         exploding = threads.submit(bombed.run, bomb, timeout_s=1.5)
         time.sleep(0.8)
@@ -102,6 +106,11 @@ def test_a_fork_bomb_is_over_with_its_command(confined: Confined, neighbour: Env
         assert result.timed_out or not result.ok
     assert answers(bombed)
     assert bombed.stats().processes < 10
+    refused = account.look()["processes"]["refused"]["agent"]
+    assert refused > 0
+    assert _refused(neighbour) == quiet
+    bombed.destroy()
+    assert account.look()["processes"]["refused"] == {"agent": refused}, "what was known stays"
 
 
 def test_the_number_of_processes_is_bounded(confined: Confined) -> None:
@@ -113,6 +122,15 @@ def test_the_number_of_processes_is_bounded(confined: Confined) -> None:
     told = python(environment, code).split()
     assert told[0] == "11", "EAGAIN"
     assert int(told[1]) < 32
+    refused = _refused(environment)
+    assert refused in (1, 2), "Python tries a second way"
+    assert answers(environment)
+    assert _refused(environment) == refused, "who stays within the limit is refused nothing"
+
+
+def _refused(environment: Environment) -> int | None:
+    assert isinstance(environment, ProcessCounting)
+    return environment.processes_refused()
 
 
 def test_who_fills_the_disk_is_ended_and_told(confined: Confined, neighbour: Environment, ground: Ground) -> None:
@@ -172,22 +190,23 @@ def test_a_memory_hog_is_not_blamed_on_the_next_command_nor_on_neighbours(
 
 
 def test_those_who_were_killed_for_memory_are_counted_and_crashes_are_not(confined: Confined) -> None:
-    environment = confined(Resources(memory_bytes=64 * MEBI))
+    limits = Resources(memory_bytes=64 * MEBI)
+    environment = confined(limits)
     assert isinstance(environment, MemoryCounting)
-    account = MemoryAccount(64 * MEBI)
+    account = LimitAccount(limits)
     assert account.look() == {}, "nothing is watched"
     assert environment.run("exec python3 -c 'bytearray(200 << 20)'", timeout_s=30).out_of_memory
     account.watch(environment)
     environment.run("kill -KILL $$", timeout_s=20)
     environment.run("kill -SEGV $$", timeout_s=20)
-    assert account.look() == {"memory": {"limit_bytes": 64 * MEBI, "killed": {"agent": 0}}}
+    assert account.look()["memory"] == {"limit_bytes": 64 * MEBI, "killed": {"agent": 0}}
     for _ in range(2):  # as a child, whose command ends well
         environment.run("python3 -c 'bytearray(200 << 20)'; true", timeout_s=30)
     account.look()
     account.stage = "grading"
     environment.run("python3 -c 'bytearray(200 << 20)'; true", timeout_s=30)
-    found = {"memory": {"limit_bytes": 64 * MEBI, "killed": {"agent": 2, "grading": 1}}}
-    assert account.look() == found
+    found = account.look()
+    assert found["memory"]["killed"] == {"agent": 2, "grading": 1}
     environment.destroy()
     assert account.look() == found, "what was known stays"
 

@@ -33,12 +33,14 @@ from app.environments.engine import ROLE, Engine, engine_of
 from app.environments.image_store.book import Book
 from app.environments.image_store.names import key_of
 from app.environments.image_store.presence import Presence
+from app.environments.oci import available
 from app.environments.outlets.addresses import admissible
 from app.errors import (
     EngineUnavailable,
     EnvironmentFailed,
     EnvironmentOverLimit,
     GradingFailed,
+    ImageMissing,
     ServiceUnhealthy,
     SetupFailed,
     SpecInvalid,
@@ -58,6 +60,7 @@ from app.models.spec import (
     ServiceScript,
 )
 from app.settings import Settings
+from tests.integration.test_oci_images import registry as registry
 
 pytestmark = pytest.mark.docker
 
@@ -852,3 +855,20 @@ def test_several_containers_without_an_engine_are_refused_with_a_word_on_it(sett
     provider = QuickestProvider(nowhere, fetch_bundle=lambda bundle: STORED[bundle.sha256])
     with pytest.raises(EngineUnavailable, match="several containers, which take an engine"):
         provider.prepare_image(spec_of("services: {main: {image: x}}"), timeout_s=5)
+
+
+def test_an_open_network_without_an_engine_is_refused_with_a_word_on_it(settings: Settings) -> None:
+    nowhere = settings.model_copy(update={"docker_url": "unix:///nonexistent/docker.sock"})
+    provider = QuickestProvider(nowhere, fetch_bundle=lambda bundle: b"")
+    spec = EnvironmentSpec(image="x", network=Network.OPEN)
+    expected = r"^x asks for the network `open`, which takes an engine: no container engine answers .*megaflow up"
+    with pytest.raises(EngineUnavailable, match=expected):
+        provider.prepare_image(spec, timeout_s=5)
+    with pytest.raises(EngineUnavailable, match=expected) as found:
+        provider.create(spec, tags_of(settings.installation), timeout_s=5)
+    assert ("`allowlist` takes none" in str(found.value)) == (available(nowhere) is None)
+
+
+def test_a_service_whose_image_no_registry_has_is_told_as_missing(provider: ComposeProvider, registry: str) -> None:
+    with pytest.raises(ImageMissing, match=f"{registry}/no/such:1"):
+        provider.prepare_image(spec_of(f"services: {{main: {{image: '{registry}/no/such:1'}}}}"), timeout_s=30)

@@ -11,7 +11,7 @@ from app.environments.base import MemoryCounting, ServicesCounting
 from app.environments.engine import Engine
 from app.errors import ServiceUnhealthy
 from app.settings import Settings
-from app.workers.memory_account import MemoryAccount
+from app.workers.limit_account import LimitAccount
 from tests.integration.test_compose_environment import (
     SMALL,
     Create,
@@ -127,7 +127,7 @@ def test_a_service_in_which_somebody_was_killed_for_memory_is_told_by_name(creat
     assert isinstance(environment, MemoryCounting)
     assert isinstance(environment, ServicesCounting)
     environment.run_in("db", f"{HOG}; true", timeout_s=30)
-    account = MemoryAccount(SMALL.memory_bytes)
+    account = LimitAccount(SMALL)
     account.watch(environment)
     assert account.look()["memory"] == {"limit_bytes": SMALL.memory_bytes, "killed": {"agent": 0}}
     environment.run_in("db", f"{HOG}; true", timeout_s=30)
@@ -149,7 +149,7 @@ def test_a_service_in_which_somebody_was_killed_for_memory_is_told_by_name(creat
 def test_a_service_that_ends_for_memory_in_mid_task_is_told_by_name(create: Create) -> None:
     command = "[sh, -c, 'while [ ! -e /go ]; do sleep 0.05; done; exec python3 -c \"bytearray(200 << 20)\"']"
     environment = create(PAIR.replace("COMMAND", command))
-    account = MemoryAccount(SMALL.memory_bytes)
+    account = LimitAccount(SMALL)
     account.watch(environment)
     assert short(services(environment)) == {"main": False, "db": False}
     environment.run_in("db", "touch /go", timeout_s=20)

@@ -26,7 +26,7 @@ from app.environments.image_store.refusals import Refusal, Refused
 from app.environments.image_store.registry import Registries, retry_after_s
 from app.environments.image_store.sync import Item, Outcome, Sync, items_of
 from app.environments.images import Images
-from app.errors import ImageUnavailable, ImageUnfit
+from app.errors import ImageDenied, ImageUnavailable, ImageUnfit
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from tests.integration import test_images
@@ -238,7 +238,7 @@ def test_a_closed_registry_opens_to_the_settings_login_alone(
     [item] = items_of([spec], closed, settings.base_image)
     assert item.target is not None
     refused = Sync(settings, closed, fetch_bundle=contexts.fetch).one(item)
-    assert (refused.outcome, refused.error) == (Outcome.FAILED, "ImageUnavailable")
+    assert (refused.outcome, refused.error) == (Outcome.FAILED, "ImageDenied")
     assert "basic auth" in str(refused.message)
     assert Sync(login, closed, fetch_bundle=contexts.fetch).one(item).outcome is Outcome.BUILT
     image_id = Images(settings, fetch_bundle=contexts.fetch).ensure(spec, timeout_s=60)
@@ -246,6 +246,8 @@ def test_a_closed_registry_opens_to_the_settings_login_alone(
     with pytest.raises(Refused) as caught:
         Registries(engine, settings).pull(item.target, until(20))
     assert caught.value.refusal is Refusal.DENIED
+    with pytest.raises(ImageDenied, match="basic auth"):
+        Images(settings, fetch_bundle=contexts.fetch).ensure(EnvironmentSpec(image=item.target), timeout_s=20)
     Registries(engine, login).pull(item.target, until(20))
     forget(engine, item.target)
     assert _WORD not in "".join(capfd.readouterr())
@@ -305,7 +307,7 @@ def test_a_dataset_is_synced_once_and_one_failure_keeps_nobody(
         names.key_of(good): (Outcome.BUILT, None),
         names.key_of(bad): (Outcome.FAILED, "ImageBuildFailed"),
         names.key_of(source): (Outcome.COPIED, None),
-        names.key_of(nowhere): (Outcome.FAILED, "ImageUnavailable"),
+        names.key_of(nowhere): (Outcome.FAILED, "ImageMissing"),
     }
     fetched = contexts.fetched
     again = outcomes(Sync(settings, prefix, fetch_bundle=contexts.fetch), items[::2])

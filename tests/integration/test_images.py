@@ -23,7 +23,7 @@ from app.environments.engine import Engine, engine_of
 from app.environments.image_store.arrival import Arrival, noted
 from app.environments.images import Images
 from app.environments.local import LocalProvider
-from app.errors import DiskFull, ImageBuildFailed, ImageUnavailable, SpecInvalid
+from app.errors import DiskFull, ImageBuildFailed, ImageMissing, ImageUnavailable, SpecInvalid
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
 from tests.services import missing, serving
@@ -292,6 +292,16 @@ def test_what_the_registry_said_is_told(registry: str, settings: Settings, engin
     with pytest.raises(ImageUnavailable, match=r"(?s)127\.0\.0\.1:1/not/there.*not found.*docker login") as caught:
         images.ensure(EnvironmentSpec(image=f"{registry}/not/there:1"), timeout_s=60)
     assert f"{registry}/not/there:1" in str(caught.value)
+    assert type(caught.value) is ImageUnavailable, "the mirror that does not answer may have it"
+
+
+def test_an_image_that_all_who_were_asked_do_not_have_is_missing_also_as_a_base(
+    registry: str, settings: Settings, engine: Engine, contexts: Contexts
+) -> None:
+    images = Images(settings.model_copy(update={"image_mirror": f"{registry}/mirror"}), fetch_bundle=contexts.fetch)
+    for spec in (EnvironmentSpec(image=f"{registry}/not/there:1"), contexts.spec(f"FROM {registry}/not/there:2\n")):
+        with pytest.raises(ImageMissing, match=f"{registry}/mirror/.*{registry}/not/there"):
+            images.ensure(spec, timeout_s=60)
 
 
 # --- A full disk ----------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from app.errors import (
     EnvironmentFailed,
     EnvironmentOverLimit,
     EnvironmentVanished,
+    HostDiskFull,
     ImageUnavailable,
     ImageUnfit,
     SetupFailed,
@@ -230,6 +231,9 @@ def test_on_a_full_disk_only_the_largest_of_all_processes_environments_ends(
     for environment in (small, large, small):
         watches[environment].look()
     assert (small.gone, large.gone) == (False, True)
+    with pytest.raises(HostDiskFull, match=r"host's disk is nearly full, and of all it had written most \(\d+ bytes"):
+        large.run("true", timeout_s=5)
+    assert small.run("true", timeout_s=10).ok
     small.destroy()
     large.destroy()
 

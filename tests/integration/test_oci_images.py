@@ -32,7 +32,7 @@ from app.environments.image_store.unpacked import forget
 from app.environments.oci import OciProvider, engine_images, kernel
 from app.environments.oci.registry import Registry
 from app.environments.oci.store import ImageStore, StoredImage, layer_name
-from app.errors import EngineUnavailable, ImageUnavailable, ImageUnfit
+from app.errors import EngineUnavailable, ImageDenied, ImageMissing, ImageUnavailable, ImageUnfit
 from app.models.spec import Build, Bundle, EnvironmentSpec
 from app.settings import Settings
 from tests.integration.oci_ground import add_image, tags
@@ -375,11 +375,53 @@ def test_a_busy_registry_is_asked_again_and_a_token_is_fetched(tmp_path: Path) -
         (200, {}, b'{"token": "t0ken"}'),
         (404, {}, json.dumps(broken).encode()),
     ]
-    with answering(*answers) as (host, asked), pytest.raises(ImageUnavailable, match=r"404.*no such manifest here"):
+    with answering(*answers) as (host, asked), pytest.raises(ImageMissing, match=r"404.*no such manifest here"):
         Registry(Reference.parse(f"{host}/x"), soon()).pull(ImageStore(tmp_path))
     assert len(asked) == 5
     assert asked[3].startswith("/token?service=s&scope=repository")
     assert asked[4] == "/v2/x/manifests/latest Bearer t0ken"
+
+
+_LOGIN = {"WWW-Authenticate": 'Bearer realm="http://HERE/token",service="s"'}
+_LISTED = json.dumps({"config": {"digest": f"sha256:{'0' * 64}"}, "layers": []}).encode()
+
+
+@pytest.mark.parametrize(
+    ("answers", "kind"),
+    [
+        ([(403, {}, b"")], ImageDenied),
+        ([(401, {"WWW-Authenticate": "Digest"}, b"")], ImageDenied),
+        ([(401, _LOGIN, b""), (403, {}, b"")], ImageDenied),
+        ([(401, _LOGIN, b""), (200, {}, b'{"token": "t"}'), (401, {}, b"")], ImageDenied),
+        ([(401, _LOGIN, b""), (404, {}, b"")], ImageUnavailable),
+        ([(404, {}, b"")], ImageMissing),
+        ([(200, {}, _LISTED), (404, {}, b"")], ImageUnavailable),  # a registry that is being filled
+        ([(400, {}, b"")], ImageUnavailable),
+    ],
+)
+def test_what_a_registry_has_not_is_told_from_what_it_does_not_give(
+    tmp_path: Path, answers: list[tuple[int, dict[str, str], bytes]], kind: type[ImageUnavailable]
+) -> None:
+    with answering(*answers) as (host, _), pytest.raises(ImageUnavailable, match="cannot be pulled") as found:
+        Registry(Reference.parse(f"{host}/x"), soon()).pull(ImageStore(tmp_path))
+    assert type(found.value) is kind
+
+
+def test_without_an_engine_an_image_is_missing_only_where_all_who_may_have_it_said_so(
+    oci_settings: Settings, registry: str
+) -> None:
+    def refused(mirror: str) -> type[ImageUnavailable]:
+        settings = oci_settings.model_copy(update={"image_mirror": mirror})
+        with pytest.raises(ImageUnavailable, match="could not be pulled") as found:
+            OciProvider(settings, fetch_bundle=lambda bundle: b"").prepare_image(
+                EnvironmentSpec(image=f"{registry}/no/such:1"), timeout_s=30
+            )
+        return type(found.value)
+
+    assert refused(f"{registry}/mirror") is ImageMissing
+    assert refused("127.0.0.1:1/mirror") is ImageUnavailable
+    with answering(*[(403, {}, b"")] * 2) as (closed, _):
+        assert refused(closed) is ImageDenied
 
 
 def test_a_registry_that_stays_busy_is_given_up(tmp_path: Path) -> None:

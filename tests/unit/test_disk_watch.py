@@ -9,7 +9,7 @@ from subprocess import TimeoutExpired
 import pytest
 
 from app.environments.disk_watch import DiskWatch
-from app.errors import EngineUnavailable, EnvironmentFailed, EnvironmentOverLimit
+from app.errors import EngineUnavailable, EnvironmentFailed, EnvironmentOverLimit, HostDiskFull
 
 
 class Writer:
@@ -54,3 +54,16 @@ def test_what_was_forgotten_is_not_ended(watch: DiskWatch) -> None:
     watch.forget(part)
     watch.look()
     assert (whole.ended, part.ended) == (None, None)
+
+
+def test_the_largest_on_a_full_disk_is_not_ended_as_one_that_took_more_than_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.environments.disk_watch._LOOK_S", 60.0)
+    monkeypatch.setattr("app.environments.disk_watch._RESERVE", 2.0)  # every disk is nearly full
+    small, large = Writer("small", lambda: 10), Writer("large", lambda: 20)
+    watch = DiskWatch(tmp_path, tmp_path / "turn", lambda: {"small": 50 << 20, "large": 60 << 20})
+    watch.watch(small, 100)
+    watch.watch(large, 100)
+    watch.look()
+    assert (small.ended, large.ended) == (None, HostDiskFull)

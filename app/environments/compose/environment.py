@@ -79,6 +79,10 @@ class ComposeEnvironment:
     def memory_beside(self) -> dict[str, ServiceMemory]:
         return {name: peer.memory for name, peer in self._peers.items()}
 
+    def processes_refused(self) -> int | None:
+        """Of the main service."""
+        return self._main.processes_refused()
+
     # --- See `Several` ----------------------------------------------------------------------------------------------
 
     @property

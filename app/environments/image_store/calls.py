@@ -60,7 +60,9 @@ class Calls:
             answer.close()
             return self.ask(kind, name, method=method)
         if not answer.ok:
-            self._refuse(answer, f"{answer.status_code} for {kind}/{name}")
+            # A blob that is not there is a registry's that is being filled or cleaned.
+            absent = Refusal.ABSENT if kind == "manifests" else Refusal.OTHER
+            self._refuse(answer, f"{answer.status_code} for {kind}/{name}", absent=absent)
         return answer
 
     @contextmanager
@@ -89,8 +91,11 @@ class Calls:
         # Not through the session's own login: it would put a password of ~/.netrc in the place of our token.
         return {"stream": True, "timeout": left_s, "auth": _as_it_is}
 
-    def _refuse(self, answer: requests.Response, about: str, advice: str = "") -> NoReturn:
+    def _refuse(
+        self, answer: requests.Response, about: str, advice: str = "", *, absent: Refusal = Refusal.OTHER
+    ) -> NoReturn:
         refusal, after_s = refusal_for(answer.status_code), seconds(answer.headers.get("Retry-After"))
+        refusal = absent if refusal is Refusal.ABSENT else refusal
         said = f"{about}: {_words(answer)}"
         if refusal is Refusal.DENIED and (hint := self._fault or advice):
             said = f"{said}; {hint}"

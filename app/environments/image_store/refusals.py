@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -14,7 +14,7 @@ from typing import TypeVar
 import structlog
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
-from app.errors import ImageUnavailable
+from app.errors import ImageDenied, ImageMissing, ImageUnavailable, MegaFlowError
 
 log = structlog.get_logger()
 
@@ -77,6 +77,27 @@ class Refused(ImageUnavailable):
         self.said = said
         self.refusal = refusal or refusal_of(said)
         self.after_s = after_s
+
+    @property
+    def kind(self) -> type[ImageUnavailable]:
+        """The class that the failure table knows."""
+        return _KINDS.get(self.refusal, ImageUnavailable)
+
+
+_KINDS: dict[Refusal, type[ImageUnavailable]] = {Refusal.ABSENT: ImageMissing, Refusal.DENIED: ImageDenied}
+
+
+def kind_of(error: MegaFlowError) -> type[MegaFlowError]:
+    """The class of failure that an error stands for: a refusal says which."""
+    return error.kind if isinstance(error, Refused) else type(error)
+
+
+def together(kinds: Iterable[type[MegaFlowError]]) -> type[ImageUnavailable]:
+    """What it means for a task that all who may have its image refused it, each in one of these ways."""
+    found = set(kinds)
+    if found == {ImageMissing}:
+        return ImageMissing
+    return ImageDenied if ImageDenied in found and found <= {ImageDenied, ImageMissing} else ImageUnavailable
 
 
 def seconds(said: str | None) -> float | None:

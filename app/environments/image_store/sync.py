@@ -15,9 +15,10 @@ from app.environments.engine import Engine, engine_of
 from app.environments.host_slots import Gate
 from app.environments.image_store.book import Book
 from app.environments.image_store.names import built_for_all, digest_tag, in_mirror, key_of
+from app.environments.image_store.refusals import kind_of
 from app.environments.image_store.registry import Registries
 from app.environments.images import Images
-from app.errors import ImageUnavailable, ImageUnfit, MegaFlowError
+from app.errors import ImageUnavailable, MegaFlowError
 from app.models.spec import IMAGELESS, Bundle, EnvironmentSpec
 from app.settings import Settings
 
@@ -153,6 +154,5 @@ class Sync:
 
 
 def _class_of(error: MegaFlowError) -> str:
-    """The class that the failure table knows: a registry's refusal is an image that cannot be had."""
-    refusal = isinstance(error, ImageUnavailable) and not isinstance(error, ImageUnfit)
-    return ImageUnavailable.__name__ if refusal else type(error).__name__
+    """The class that the failure table knows."""
+    return kind_of(error).__name__

@@ -143,6 +143,12 @@ class Cgroup:
         nested = self.folders[0] / NESTED  # version 1 counts a kill where the process was
         return (nested if nested.is_dir() else self.folders[0]) / "memory.oom_control"
 
+    @property
+    def pids_folders(self) -> tuple[Path, Path]:
+        """Where the kernel counts what the limit of processes has refused: each version in one of them."""
+        own = self.folders[0 if self.unified else _CONTROLLERS.index("pids")]
+        return own, own / NESTED
+
     def mounts(self) -> list[dict[str, Any]]:
         """For the specification: what programs inside read to learn their limits."""
         if self.unified:

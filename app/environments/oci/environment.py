@@ -27,6 +27,7 @@ from app.environments.oci.store import StoredImage
 from app.environments.oci.system_layer import HELPER
 from app.environments.oci.trees import written_bytes
 from app.environments.outlets import Outlet, open_outlet, variables
+from app.environments.pids_watch import PidsWatch
 from app.environments.session import SessionClient, unix_connector
 from app.environments.session.connect import Connect
 from app.environments.tools import Tool, refuse_others, told
@@ -64,6 +65,7 @@ class OciEnvironment(Living):
         self._forwards: weakref.WeakSet[Forward] = weakref.WeakSet()  # those that are closed are forgotten
         self._outlet: Outlet | None = None
         self._session: SessionClient = self._new_session(unix_connector(self._body.place.address))
+        self._pids = PidsWatch(self._body.cgroup.pids_folders)
         self.times = times
 
     @property

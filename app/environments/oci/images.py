@@ -19,6 +19,7 @@ from app.environments.image_store.arrival import Arrival, tell
 from app.environments.image_store.cache import ImageCache
 from app.environments.image_store.logins import login_for
 from app.environments.image_store.names import Reference, built_for_all, in_mirror, key_of, registry_of
+from app.environments.image_store.refusals import kind_of, together
 from app.environments.images import Images
 from app.environments.oci import engine_images
 from app.environments.oci.registry import Registry
@@ -184,7 +185,7 @@ class OciImages:
             log.info("image.pulled", image=candidate, took_s=round(time.monotonic() - begun, 3))
             return image
         unfit, why = isinstance(refusals[-1], ImageUnfit), "; ".join(map(str, refusals))  # the origin comes last
-        raise (ImageUnfit if unfit else ImageUnavailable)(
+        raise (ImageUnfit if unfit else together(map(kind_of, refusals)))(
             f"image {reference} is not here and could not be pulled ({why}). Check the reference and "
             "the login, or name a registry that has it in MEGAFLOW_IMAGE_MIRROR."
         )

@@ -260,7 +260,8 @@ def remove_snapshot(home: Path, key: str) -> None:
 def _refuse_open(spec: EnvironmentSpec) -> None:
     if spec.network is Network.OPEN:
         raise EnvironmentFailed(
-            "expected a network that leads nowhere, or to us, for the kind `oci`, found `open`; use `docker`."
+            "expected the network `none`, `model-only` or `allowlist` for the kind `oci`, found `open`, which takes a "
+            "container engine: use `docker` where there is one, or name the hosts that it may reach (`allowlist`)."
         )
 
 

@@ -1,0 +1,108 @@
+"""Which limits of its environments an attempt met, by the kernel's own counts: told apart from crashes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from app.environments.base import Environment, MemoryCounting, ProcessCounting, ServicesCounting
+from app.models.spec import Resources
+
+
+@dataclass
+class LimitAccount:
+    """Of one attempt. `limits` hold for each of its environments; `stage`: whose the next kills and refusals are.
+
+    What runs beside such an environment, as services of a compose file do, is told by its name with a limit of its own.
+    """
+
+    limits: Resources
+    stage: str = "agent"
+    _killed: _Tally = field(default_factory=lambda: _Tally())
+    _refused: _Tally = field(default_factory=lambda: _Tally())
+    _services: dict[str, _Tally] = field(default_factory=dict)  # killed there
+    _service_limits: dict[str, int] = field(default_factory=dict)  # bytes
+
+    def watch(self, environment: Environment) -> None:
+        """From now on; what was counted in it before is not this attempt's."""
+        if isinstance(environment, MemoryCounting):
+            self._killed.watch(environment, environment.memory_kills)
+        if isinstance(environment, ProcessCounting):
+            self._refused.watch(environment, environment.processes_refused)
+        if isinstance(environment, ServicesCounting):
+            for name, found in environment.memory_beside().items():
+                self._service_limits.setdefault(name, found.limit_bytes)
+                self._services.setdefault(name, _Tally()).watch(environment, partial(_kills, environment, name))
+
+    def leave(self, environment: object) -> None:
+        """It is given back: what is counted in it from now on is somebody else's."""
+        for tally in (self._killed, self._refused, *self._services.values()):
+            tally.leave(environment, self.stage)
+
+    def look(self) -> dict[str, Any]:
+        """`memory` and `processes`, with what was counted since the last look; nothing of what nobody shows."""
+        killed, refused = self._killed.look(self.stage), self._refused.look(self.stage)
+        beside = {name: tally.look(self.stage) or {} for name, tally in self._services.items()}
+        found: dict[str, Any] = {}
+        if killed is not None:
+            found["memory"] = {"limit_bytes": self.limits.memory_bytes, "killed": killed}
+            services = {
+                name: {"limit_bytes": self._service_limits[name], "killed": counts}
+                for name, counts in beside.items()
+                if any(counts.values())
+            }
+            if services:
+                found["memory"]["services"] = services
+        if refused is not None:
+            found["processes"] = {"limit": self.limits.pids, "refused": refused}
+        return found
+
+
+@dataclass
+class _Tally:
+    """How often one of the limits was met."""
+
+    _watched: list[_Watched] = field(default_factory=list)
+    _left: int = 0
+    _seen: bool = False
+    _by_stage: dict[str, int] = field(default_factory=dict)
+
+    def watch(self, environment: object, count: Callable[[], int | None]) -> None:
+        if (before := count()) is not None:
+            self._watched.append(_Watched(environment, count, before))
+            self._seen = True
+
+    def leave(self, environment: object, stage: str) -> None:
+        self.look(stage)
+        for one in [one for one in self._watched if one.environment is environment]:
+            self._watched.remove(one)
+            self._left += one.known
+
+    def look(self, stage: str) -> dict[str, int] | None:
+        """By stage, what is new as that one's; None where nobody shows it."""
+        if not self._seen:
+            return None
+        since = self._left + sum(one.since() for one in self._watched) - sum(self._by_stage.values())
+        self._by_stage[stage] = self._by_stage.get(stage, 0) + since
+        return dict(self._by_stage)
+
+
+@dataclass
+class _Watched:
+    environment: object
+    count: Callable[[], int | None]
+    before: int
+    known: int = 0
+
+    def since(self) -> int:
+        """Since it is watched; the last that was known, once it cannot be asked."""
+        count = self.count()
+        self.known = max(self.known, 0 if count is None else count - self.before)
+        return self.known
+
+
+def _kills(environment: ServicesCounting, service: str) -> int | None:
+    found = environment.memory_beside().get(service)
+    return None if found is None else found.kills
