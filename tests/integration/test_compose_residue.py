@@ -49,7 +49,7 @@ RESIDUES = {
     "names of hosts": ("echo 10.6.6.6 residue >> /etc/hosts", "grep residue /etc/hosts"),
     "a process": (
         "setsid sleep 4711 > /dev/null 2>&1 & sleep 0.5",
-        "grep -l 'sleep.4711' /proc/[0-9]*/cmdline | wc -l",
+        "cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -o 'sleep 471[1]'",
     ),
     "a listening socket": (f"python3 - <<'CODE'\n{LISTENER}\nCODE", "grep -c ':1267 ' /proc/net/tcp"),
 }
