@@ -29,9 +29,10 @@ MIB = 1 << 20
 MOST = Resources(cpus=1, memory_bytes=160 * MIB, pids=96)
 IDLE = "command: [sleep, '600']"
 PAIR = f"services: {{main: {{image: BASE}}, beside: {{image: BASE, {IDLE}}}}}"
+TRIO = f"services: {{main: {{image: BASE}}, beside: {{image: BASE, {IDLE}}}, other: {{image: BASE, {IDLE}}}}}"
 ALONE = PAIR.replace("image: BASE", "image: BASE, network_mode: none")
-HUNGRY = PAIR.replace("[sleep, '600']", '[python3, -c, "HELD"]')
-"""Its service takes MB of memory and keeps them."""
+HUNGRY = TRIO.replace("[sleep, '600']", '[python3, -c, "HELD"]')
+"""Its services beside take MB of memory each and keep them."""
 HELD = "import time; held = b'x' * (MB << 20); open('/tmp/held', 'w'); time.sleep(600)"
 AWAIT = "while [ ! -e /tmp/held ]; do sleep 0.1; done"
 TAKE = "python3 -c \"held = b'x' * (MB << 20)\""
@@ -97,35 +98,40 @@ def groups_of(engine: Engine, environment: ComposeEnvironment) -> list[bool]:
     return [f"/{name}/" in Path(f"/proc/{pid}/cgroup").read_text() for pid in running]
 
 
-def test_services_that_together_want_more_memory_than_their_task_has_are_stopped(held: Create) -> None:
-    hungry, neighbour = held(HUNGRY.replace("HELD", HELD.replace("MB", "100"))), held(PAIR)
-    assert hungry.run_in("beside", AWAIT, timeout_s=60).ok, "alone it has as much as the task"
-    assert hungry.run(TAKE.replace("MB", "90"), timeout_s=60).ok, "the larger of the two went"
+def test_services_that_together_want_more_than_twice_the_memory_of_their_task_are_stopped(held: Create) -> None:
+    text = HUNGRY.replace("HELD", HELD.replace("MB", "130"), 1).replace("HELD", HELD.replace("MB", "100"))
+    hungry, neighbour = held(text), held(PAIR)
+    for name in ("beside", "other"):
+        assert hungry.run_in(name, AWAIT, timeout_s=60).ok, "alone it has as much as the task"
+    assert hungry.run(TAKE.replace("MB", "110"), timeout_s=60).ok, "the largest of the three went"
     told = services(hungry)
     assert (told["beside"]["state"], told["beside"]["exit_code"]) == ("exited", 137)
+    assert told["other"]["state"] == "running"
     assert neighbour.run(TAKE.replace("MB", "100"), timeout_s=60).ok
     assert neighbour.memory_kills() == 0
 
 
 def test_a_command_that_is_killed_for_what_a_service_holds_was_out_of_memory(held: Create) -> None:
-    environment = held(HUNGRY.replace("HELD", HELD.replace("MB", "50")))
-    assert environment.run_in("beside", AWAIT, timeout_s=60).ok
-    done = environment.run(TAKE.replace("MB", "125"), timeout_s=60)
+    environment = held(HUNGRY.replace("HELD", HELD.replace("MB", "95")))
+    for name in ("beside", "other"):
+        assert environment.run_in(name, AWAIT, timeout_s=60).ok
+    done = environment.run(TAKE.replace("MB", "140"), timeout_s=60)
     assert (done.exit_code, done.out_of_memory) == (137, True)
     assert environment.memory_kills() == 1
     assert services(environment)["beside"]["state"] == "running"
 
 
-def test_services_have_their_tasks_processes_and_processors_together(held: Create) -> None:
-    crowded, neighbour = held(PAIR), held(PAIR)
-    assert crowded.run_in("beside", FORK, timeout_s=60).text() == "all\n"
+def test_services_have_twice_their_tasks_processes_and_processors_together(held: Create) -> None:
+    crowded, neighbour = held(TRIO), held(PAIR)
+    for name in ("beside", "other"):
+        assert crowded.run_in(name, FORK, timeout_s=60).text() == "all\n"
     refused = crowded.run(FORK, timeout_s=60)
     assert not refused.ok
     assert "fork" in refused.text().lower()
     assert neighbour.run(FORK, timeout_s=60).text() == "all\n"
     quotas = [found.read_text().split() for one in folders(crowded) for found in one.glob("cpu.cfs_quota_us")]
     quotas += [found.read_text().split()[:1] for one in folders(crowded) for found in one.glob("cpu.max")]
-    assert [quota for (quota,) in quotas] == ["100000"] * len(quotas)
+    assert [quota for (quota,) in quotas] == ["200000"] * len(quotas)
     assert quotas
 
 

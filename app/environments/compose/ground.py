@@ -68,11 +68,11 @@ class Ground:
         self.make_volumes()
 
     def bound(self) -> None:
-        """Hold all containers together to the task's limits, where that can be. Again, before all of them stop.
+        """Hold all containers together to twice the task's limits, where that can be. Again, before all of them stop.
 
         Raises: EngineUnavailable, EnvironmentFailed.
         """
-        self.cgroup = project_cgroup.make(self.engine, self.id, self.spec.resources)
+        self.cgroup = project_cgroup.make(self.engine, self.id, project_cgroup.around(self.spec.resources))
 
     def make_volumes(self) -> None:
         with self.engine.named("create a volume", EnvironmentFailed):

@@ -1,4 +1,4 @@
-"""One control group around all containers of a project, so that what its task may have holds for them together.
+"""One control group around all containers of a project: main has what its task may have, the rest as much again.
 
 Below it each container keeps its own bounds. It needs an engine on this host that keeps its groups in the file system,
 and a process that may make some there: elsewhere the containers are bounded one by one.
@@ -20,6 +20,14 @@ log = structlog.get_logger()
 
 BOUNDED_APART = "resources: no control group could be made around all services: each alone is held to the task's limits"
 _REMOVAL_S = 2.0
+
+
+def around(most: Resources) -> Resources:
+    """What all services may have together when `most` is what one may have: the same for all that are not the main one.
+
+    The formats size a task by the container in which the agent works; a database beside it takes nothing of that.
+    """
+    return most.model_copy(update={"cpus": 2 * most.cpus, "memory_bytes": 2 * most.memory_bytes, "pids": 2 * most.pids})
 
 
 def make(engine: Engine, project: str, most: Resources) -> str | None:
