@@ -104,8 +104,8 @@ class Compose(Wire):
 class EnvironmentSpec(Wire):
     """E: where the agent acts. Exactly one of `image`, `build` and `compose`.
 
-    With `compose`, `resources` bound its main service; the others have what the file says, at most as much, and, where a
-    host can, all together twice as much.
+    With `compose`, `resources` bound its main service; the others have what the file says, at most as much, and, where
+    a host can, all together twice as much.
     """
 
     kind: EnvironmentKind = EnvironmentKind.DOCKER
