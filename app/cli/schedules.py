@@ -12,6 +12,7 @@ from app.cli import submission_options as options
 from app.cli.show import as_json, console
 from app.client import MegaFlow
 from app.ledger import schedules
+from app.models.overrides import LimitOverrides
 from app.models.spec import EnvironmentKind, Mode
 from app.scheduling.calendar import Misfire, check_cron
 
@@ -85,7 +86,9 @@ def add(
     )
     with MegaFlow() as flow:
         tasks = evaluations.trial(submission, flow.settings, flow.database)  # what could never run is refused now
-        kept = submission.model_dump(mode="json", exclude={"dataset"})
+        # What nobody asked for is left out, so that an older release reads it, too.
+        unsaid = {"limits"} if submission.limits == LimitOverrides() else set[str]()
+        kept = submission.model_dump(mode="json", exclude={"dataset", *unsaid})
         schedules.add(flow.database, name=name, cron=cron, dataset=dataset, submission=kept, misfire=misfire)
     console.print(f"schedule {name!r}: {len(tasks)} tasks, next at {due_at:%Y-%m-%d %H:%M} UTC")
 

@@ -60,7 +60,7 @@ class PhaseHistogram:
 
 _SPANS = """
     WITH used AS (
-        SELECT coalesce(each.value->>'kind', a.environment->>'kind') AS kind, each.value AS one
+        SELECT coalesce(each.value->>'kind', a.environment->>'kind', 'unknown') AS kind, each.value AS one
         FROM attempts a {joined}, LATERAL jsonb_each(
             CASE WHEN jsonb_typeof(a.environment->'teardown') = 'object' THEN a.environment->'teardown'
             ELSE jsonb_build_object('agent', a.environment) END) each

@@ -17,6 +17,8 @@ from app.models.spec import IMAGELESS, EnvironmentSpec, Mode
 
 GONE_S = 120.0
 """What a host said is forgotten when it has said nothing for so long."""
+ALIVE_S = GONE_S / 4
+"""It says that it lives at least so often."""
 
 ImageKey = Callable[[EnvironmentSpec], str]
 """What hosts call an environment's image."""
@@ -35,6 +37,7 @@ WITH gone AS (
 INSERT INTO hosts (name, launches, ready) VALUES (:host, :launches, :ready) ON CONFLICT (name)
 DO UPDATE SET seen_at = clock_timestamp(), launches = :launches, ready = :ready
 """)
+_PRESENT = text("UPDATE hosts SET seen_at = clock_timestamp(), launches = :launches, ready = :ready WHERE name = :host")
 _FORGET = text("""
 WITH gone AS (
     DELETE FROM hosts WHERE seen_at < clock_timestamp() - make_interval(secs => :age) RETURNING name
@@ -54,6 +57,15 @@ def report(database: Database, host: str, images: Collection[str], *, launches: 
         told = {"host": host, "images": sorted(images), "launches": launches, "ready": ready}
         connection.execute(_REPORT, told)
         connection.execute(_FORGET, {"age": GONE_S})
+
+
+def present(database: Database, host: str, *, launches: bool = False, ready: int = 0) -> None:
+    """As `report`, of a host that has told its images, which are the same still.
+
+    Raises: DatabaseUnavailable.
+    """
+    with database.begin() as connection:
+        connection.execute(_PRESENT, {"host": host, "launches": launches, "ready": ready})
 
 
 def stands_on(database: Database, instance_id: UUID, host: str) -> None:

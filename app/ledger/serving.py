@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from sqlalchemy import Connection, text
 
 from app.ledger import classes
-from app.ledger.host_images import GONE_S
+from app.ledger.host_images import ALIVE_S
 from app.ledger.waiting import Key
 from app.models.spec import Mode
 from app.settings import Settings
@@ -21,8 +21,8 @@ Serving = Mapping[Key, Mapping[str, int]]
 """By the mode that tasks ask for and their class: the hosts, and how many of the tasks each takes at once."""
 
 _ALONE = 8
-"""A host that instances are started from counts for so many tasks at most: how many it takes may stand in settings of
-its own, and every host must count alike."""
+"""A host that instances are started from counts for so many tasks: how many it takes may stand in settings of its own,
+and every host must count alike."""
 _STANDING = text("""
 SELECT host, resource_class, sum(slots)::int AS slots FROM instances
 WHERE mode = 'persistent' AND state = 'ready' AND host IS NOT NULL GROUP BY 1, 2
@@ -30,6 +30,8 @@ WHERE mode = 'persistent' AND state = 'ready' AND host IS NOT NULL GROUP BY 1, 2
 _LAUNCHING = text(
     "SELECT name FROM hosts WHERE launches AND seen_at > clock_timestamp() - make_interval(secs => :gone)"
 )
+_GONE_S = 1.5 * ALIVE_S
+"""One that starts instances speaks up before: what would be its part is not to wait for long when it is gone."""
 
 
 def serving(connection: Connection, settings: Settings, launching: Collection[str] = ()) -> Serving:
@@ -37,14 +39,14 @@ def serving(connection: Connection, settings: Settings, launching: Collection[st
     standing: defaultdict[str, dict[str, int]] = defaultdict(dict)
     for row in connection.execute(_STANDING):
         standing[row.resource_class][row.host] = row.slots
-    launchers = {*launching, *connection.execute(_LAUNCHING, {"gone": GONE_S}).scalars()}
+    launchers = {*launching, *connection.execute(_LAUNCHING, {"gone": _GONE_S}).scalars()}
     offers = classes.load(connection, settings)
     found: dict[Key, Mapping[str, int]] = {}
     for name in {*standing, *offers}:
         pool, alone = standing.get(name, {}), dict[str, int]()
         if (offer := offers.get(name)) is not None:
             pool = pool or _each(launchers, offer.pool_max * offer.pool_slots)
-            alone = _each(launchers, min(_ALONE, offer.ephemeral_capacity))
+            alone = _each(launchers, _ALONE if offer.ephemeral_capacity > 0 else 0)
         found[Mode.PERSISTENT, name], found[Mode.EPHEMERAL, name] = pool, alone
         found[Mode.AUTO, name] = Counter(pool) + Counter(alone)
     return found

@@ -110,7 +110,7 @@ class Dispatcher:
         """Look until nothing is left to do; how long to sleep at most. A storm of wake-ups costs half the time."""
         began = time.monotonic()
         while self.pass_once() and not stop.is_set():
-            pass
+            self._lead_here()  # each may take long: instances are started
         stop.wait(min(_MOST_REST_S, time.monotonic() - began))
         with self._database.begin() as connection:
             due_s = admission.next_due_s(connection)

@@ -130,7 +130,14 @@ def _came(environment: Environment, image_s: float, *, ready_s: float) -> dict[s
     phases["image"] = round(phases.get("image", 0.0) + image_s, 4)
     phases["other"] = round(max(0.0, ready_s - sum(phases.values())), 4)
     ahead = {"ahead": about["ahead"]} if "ahead" in about else {}
-    return {"path": about.get("path", Route.COLD.value), "phases": phases, "ready_s": round(ready_s, 4), **ahead}
+    kind = {"kind": about["kind"]} if "kind" in about else {}
+    return {
+        **kind,
+        "path": about.get("path", Route.COLD.value),
+        "phases": phases,
+        "ready_s": round(ready_s, 4),
+        **ahead,
+    }
 
 
 def _keep_logs(rollout: Rollout, environment: Environment, *, alone: bool) -> None:

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import structlog
@@ -31,7 +31,6 @@ Work = Callable[[threading.Event], None]
 """Blocks until told to stop."""
 
 _LOOK_S = 2.0
-_ALIVE_S = host_images.GONE_S / 4
 _AWAY_S = 5.0
 """Between two looks whether whoever cares for this host still lives."""
 _LEAVING_S = 10.0
@@ -125,7 +124,8 @@ class Reporter:
         self._database = database
         self._host = host
         self._ready = ready
-        self._told: tuple[frozenset[str], bool, int] | None = None
+        self._images: frozenset[str] | None = None  # as told
+        self._told: tuple[bool, int] | None = None
         self._told_at = 0.0  # monotonic seconds
 
     def run(self, stop: threading.Event) -> None:
@@ -136,14 +136,19 @@ class Reporter:
             except DatabaseUnavailable as error:
                 log.debug("host_care.away", reason=str(error))
             stop.wait(_LOOK_S)
+        with suppress(DatabaseUnavailable):  # else it is known soon enough
+            host_images.present(self._database, self._host)
 
     def look(self) -> None:
         """Raises: DatabaseUnavailable."""
         now = time.monotonic()
         images, launches, ready = self._presence.here(), marks.stands(self._settings, marks.DISPATCHES), self._ready()
-        if (images, launches, ready) != self._told or now - self._told_at > _ALIVE_S:
+        if images != self._images or now - self._told_at > host_images.ALIVE_S:
             host_images.report(self._database, self._host, images, launches=launches, ready=ready)
-            self._told, self._told_at = (images, launches, ready), now
+            self._images, self._told, self._told_at = images, (launches, ready), now
+        elif (launches, ready) != self._told:
+            host_images.present(self._database, self._host, launches=launches, ready=ready)
+            self._told = launches, ready
 
 
 # --- What this host leaves to others ----------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ class LimitAccount:
     _killed: _Tally = field(default_factory=lambda: _Tally())
     _refused: _Tally = field(default_factory=lambda: _Tally())
     _services: dict[str, _Tally] = field(default_factory=dict)  # killed there
+    _several: list[_Services] = field(default_factory=list)
     _service_limits: dict[str, int] = field(default_factory=dict)  # bytes
 
     def watch(self, environment: Environment) -> None:
@@ -32,17 +33,24 @@ class LimitAccount:
         if isinstance(environment, ProcessCounting):
             self._refused.watch(environment, environment.processes_refused)
         if isinstance(environment, ServicesCounting):
-            for name, found in environment.memory_beside().items():
+            several = _Services(environment)
+            self._several.append(several)
+            for name, found in several.found.items():
                 self._service_limits.setdefault(name, found.limit_bytes)
-                self._services.setdefault(name, _Tally()).watch(environment, partial(_kills, environment, name))
+                self._services.setdefault(name, _Tally()).watch(environment, partial(several.kills, name))
 
     def leave(self, environment: object) -> None:
         """It is given back: what is counted in it from now on is somebody else's."""
+        for several in self._several:
+            several.look()
         for tally in (self._killed, self._refused, *self._services.values()):
             tally.leave(environment, self.stage)
+        self._several = [one for one in self._several if one.environment is not environment]
 
     def look(self) -> dict[str, Any]:
         """`memory` and `processes`, with what was counted since the last look; nothing of what nobody shows."""
+        for several in self._several:
+            several.look()
         killed, refused = self._killed.look(self.stage), self._refused.look(self.stage)
         beside = {name: tally.look(self.stage) or {} for name, tally in self._services.items()}
         found: dict[str, Any] = {}
@@ -103,6 +111,16 @@ class _Watched:
         return self.known
 
 
-def _kills(environment: ServicesCounting, service: str) -> int | None:
-    found = environment.memory_beside().get(service)
-    return None if found is None else found.kills
+class _Services:
+    """What the services of an environment have counted, asked of all of them at once."""
+
+    def __init__(self, environment: ServicesCounting) -> None:
+        self.environment = environment
+        self.look()
+
+    def look(self) -> None:
+        self.found = self.environment.memory_beside()
+
+    def kills(self, name: str) -> int | None:
+        """As of the last look."""
+        return None if (one := self.found.get(name)) is None else one.kills

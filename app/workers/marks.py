@@ -17,6 +17,7 @@ LASTS_S = 10.0
 DISPATCHES = "dispatcher-leads"
 """The dispatcher that decides is here: instances are started from here."""
 _HOSTS = "hosts-here"
+_OLD_S = 86_400.0
 
 
 def make(settings: Settings, name: str) -> None:
@@ -43,12 +44,16 @@ def hosts_here(settings: Settings) -> frozenset[str]:
         found = list(_file(settings, _HOSTS).iterdir())
     except OSError:
         return frozenset()
+    for mark in found:  # every container had a name of its own
+        if not _is_fresh(mark, _OLD_S):
+            mark.unlink(missing_ok=True)
     return frozenset(unquote(mark.name) for mark in found if _is_fresh(mark, LASTS_S))
 
 
 def _is_fresh(mark: Path, within_s: float) -> bool:
+    """One from the future is none: a clock was set back."""
     try:
-        return time.time() - mark.stat().st_mtime < within_s
+        return -within_s < time.time() - mark.stat().st_mtime < within_s
     except OSError:
         return False
 

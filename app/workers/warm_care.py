@@ -22,8 +22,8 @@ from app.ledger import host_images
 from app.ledger.database import Database, Listener
 from app.ledger.events import WORK
 from app.ledger.serving import Serving, serving
-from app.ledger.upcoming import MOST, NextOne, Upcoming
-from app.models.spec import Bundle, EnvironmentKind
+from app.ledger.upcoming import NextOne, Upcoming
+from app.models.spec import Bundle, EnvironmentKind, Reuse
 from app.scheduling.division import Needed, divide
 from app.settings import Settings
 from app.workers import marks
@@ -34,6 +34,8 @@ _HORIZON = 256
 """Environments at the head of the queue that are looked at: what none of these needs is cold."""
 _EACH = 64
 """So many for each of the hosts that share them, when they are many."""
+_LOOKED_AT = 512
+"""And never more: each host looks whenever something has changed."""
 _LISTEN_S = 1.0
 
 
@@ -59,9 +61,10 @@ class Forecast:
         if not lines:
             return []
         others = set[str]().union(*lines.values()) - ours
-        needs = self._upcoming.one_by_one(min(MOST, max(_HORIZON, _EACH * (1 + len(others)))), of=lines)
+        needs = self._upcoming.one_by_one(min(_LOOKED_AT, max(_HORIZON, _EACH * (1 + len(others)))), of=lines)
         makers = self._makers(needs, lines) if others else [one.host or self._host for one in needs]
-        return [Wish(one.environment, one.timeout_s) for one, maker in zip(needs, makers, strict=True) if maker in ours]
+        ours_of = zip(needs, makers, strict=True)
+        return [Wish(one.environment, one.timeout_s) for one, maker in ours_of if maker in ours or _lent(one)]
 
     def _makers(self, needs: Sequence[NextOne], lines: Serving) -> list[str | None]:
         """The host that is to make each of these."""
@@ -71,6 +74,11 @@ class Forecast:
         with self._database.begin() as connection:
             where = host_images.where(connection, {need.image for need in asked})
         return divide(asked, lines, where)
+
+
+def _lent(one: NextOne) -> bool:
+    """Whether the tasks of a run share it, each host's one of its own: it counts once, wherever they will run."""
+    return one.host is None and one.environment.reuse is Reuse.SHARED_READONLY
 
 
 class Ahead:

@@ -134,6 +134,20 @@ def test_an_attempt_without_a_recorded_teardown_counts_with_what_it_has(database
     assert (create.kind, create.phase, create.count, ready.phase) == ("oci", "create", 1, "ready")
 
 
+def test_one_whose_kind_was_lost_spoils_neither_the_table_nor_the_metrics(
+    settings: Settings, database: Database
+) -> None:
+    """Its attempt was taken away while it was made: what it was is not on record, what it cost is."""
+    torn = {"agent": {"path": "cold", "phases": {"create": 0.5}, "ready_s": 0.6}}
+    task_id = a_task(database, a_run(database), state="failed", finished_at=ago(60))
+    ended = {"claimed_at": ago(90), "finished_at": ago(60), "end_reason": "lost"}
+    an_attempt(database, task_id, state="lost", environment={"teardown": torn}, **ended)
+    used(database, a_run(database), {"create": 0.2})
+    found = {(one.kind, one.phase): one.p50_s for one in environment_times.table(database)}
+    assert (found["unknown", "create"], found["docker", "create"]) == (0.5, 0.2)
+    assert 'kind="unknown"' in exposition(settings, database)
+
+
 def test_a_run_and_a_window_choose(database: Database) -> None:
     mine, others = a_run(database), a_run(database)
     used(database, mine, {"create": 0.1}, ago_s=3600)

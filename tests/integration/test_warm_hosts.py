@@ -17,7 +17,7 @@ from app.ledger.accept import Accepted, NewRun
 from app.ledger.database import Database
 from app.ledger.host_images import GONE_S
 from app.ledger.measures import now
-from app.models.spec import EnvironmentSpec, Mode, TaskSpec, TestsGoal
+from app.models.spec import EnvironmentSpec, Mode, Reuse, TaskSpec, TestsGoal
 from app.scheduling.dispatcher import Dispatcher
 from app.settings import Settings
 from app.workers import marks, warm_care
@@ -153,6 +153,34 @@ def test_a_dispatcher_that_leads_elsewhere_now_leaves_nothing_to_this_host(
     assert ahead("control") == []
 
 
+def test_a_mark_from_the_future_is_none(ahead: Ahead, database: Database, home: Callable[[str], Settings]) -> None:
+    submit(database, "e", mode=Mode.EPHEMERAL)
+    marks.make(home("control"), marks.DISPATCHES)
+    later = time.time() + 3600
+    os.utime(home("control").home / "run" / marks.DISPATCHES, (later, later))
+    assert ahead("control") == []
+
+
+def test_marks_of_hosts_that_are_long_gone_go(settings: Settings) -> None:
+    for host in ("old", "new", "away"):
+        marks.host_is_here(settings, host)
+    folder = settings.home / "run" / "hosts-here"
+    for name, age_s in (("old", 2 * 86_400), ("away", 60)):
+        os.utime(folder / name, (time.time() - age_s,) * 2)
+    assert marks.hosts_here(settings) == {"new"}
+    assert {mark.name for mark in folder.iterdir()} == {"new", "away"}
+
+
+def test_each_host_makes_its_own_of_what_the_tasks_of_a_run_share(database: Database, ahead: Ahead) -> None:
+    for host in ("alpha", "beta"):
+        standing(database, host)
+    environment = EnvironmentSpec(image="lent", reuse=Reuse.SHARED_READONLY)
+    goal = TestsGoal(base_commit="c", test_patch="", test_command="true", fail_to_pass=(), pass_to_pass=())
+    task = a_task().model_copy(update={"environment": environment, "goal": goal})
+    accept.accept(database, NewRun([TaskSpec(task=task, agent="nop", mode=Mode.PERSISTENT)], replicas=6))
+    assert (ahead("alpha"), ahead("beta")) == (["lent"], ["lent"])
+
+
 def test_one_that_is_graded_apart_finds_its_second_environment_where_it_is(database: Database, ahead: Ahead) -> None:
     for host in ("alpha", "beta"):
         standing(database, host)
@@ -243,6 +271,24 @@ def test_a_host_says_whether_instances_start_there_and_how_many_environments_it_
             text("UPDATE hosts SET seen_at = seen_at - make_interval(secs => :gone)"), {"gone": GONE_S + 1}
         )
         assert now(connection).ready == {}
+
+
+def test_a_host_that_leaves_takes_its_word_back(settings: Settings, database: Database) -> None:
+    marks.make(settings, marks.DISPATCHES)
+    stop = threading.Event()
+    thread = threading.Thread(target=Reporter(settings, database, "alpha", lambda: 2).run, args=(stop,))
+    thread.start()
+    statement = "SELECT launches, ready FROM hosts WHERE name = 'alpha' AND launches = :launches"
+    _until(lambda: _row(database, statement, launches=True))
+    stop.set()
+    thread.join(20)
+    assert _row(database, statement, launches=False) == (False, 0)
+
+
+def _row(database: Database, statement: str, **values: object) -> tuple[object, ...] | None:
+    with database.begin() as connection:
+        row = connection.execute(text(statement), values).first()
+        return None if row is None else tuple(row)
 
 
 def _until(true: Callable[[], object]) -> None:

@@ -31,8 +31,10 @@ class Several(Counting):
     def __init__(self, kills: int, beside: int) -> None:
         super().__init__(kills)
         self.beside: int | None = beside
+        self.asked = 0
 
     def memory_beside(self) -> dict[str, ServiceMemory]:
+        self.asked += 1
         return {} if self.beside is None else {"db": ServiceMemory(500, self.beside)}
 
 
@@ -83,6 +85,9 @@ def test_what_is_killed_in_a_service_is_told_by_its_name_and_limit() -> None:
     db = {"limit_bytes": 500, "killed": {"agent": 1, "grading": 2}}
     found = {"memory": {"limit_bytes": 64 << 20, "killed": {"agent": 0, "grading": 1}, "services": {"db": db}}}
     assert account.look() == found
+    before = environment.asked
+    account.look()
+    assert environment.asked == before + 1, "all services at once"
     account.leave(environment)
     environment.kills, environment.beside = 9, 9
     assert account.look() == found, "somebody else's"
