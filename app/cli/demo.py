@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -12,7 +13,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from app.cli.demo_by_hand import ByHand, by_hand
+from app.cli.demo_by_hand import ByHand, by_hand, place
 from app.cli.demo_seen import Asked, print_seen, seen_of, unexpected_paths
 from app.cli.orderly import ending_in_order
 from app.cli.runs import follow, report
@@ -119,9 +120,17 @@ def _followed(
     """The runs' results, and what was done beside them."""
     if not by_hand_too:
         return follow(flow, runs), ByHand()
-    with ThreadPoolExecutor(1, thread_name_prefix="by-hand") as thread:
-        beside = thread.submit(by_hand, flow, _named(tasks)[_REGISTRY], held)
-        return follow(flow, runs), beside.result()
+    to, beside = place(flow.settings, held), Future[ByHand]()
+
+    def work() -> None:
+        try:
+            beside.set_result(by_hand(flow, _named(tasks)[_REGISTRY], to, held))
+        except BaseException as error:  # noqa: BLE001  a thread's edge: raised by whoever takes the result
+            beside.set_exception(error)
+
+    # A daemon: who ends the demo does not wait for what is done by hand.
+    threading.Thread(target=work, name="by-hand", daemon=True).start()
+    return follow(flow, runs), beside.result()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -23,6 +25,7 @@ from app.environments.base import Environment, Tags
 from app.environments.engine import engine_of
 from app.environments.image_store.stock import without_engine
 from app.environments.image_store.sync import Outcome, Sync, items_of
+from app.environments.image_store.watermark import disk_of
 from app.errors import EnvironmentFailed, ImageUnavailable, InstallationFailed, MegaFlowError
 from app.models.spec import AgentTask, Bundle, EnvironmentSpec
 from app.settings import Settings
@@ -30,6 +33,8 @@ from app.workers.image_care import StandingGate
 
 REGISTRY = "docker-registry"
 """The program, and Debian's package that has it."""
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+_LIBC = ctypes.CDLL(None)
 _READY_S = 15.0
 _LIFE_S = 300.0
 _COMMAND_S = 30.0
@@ -53,23 +58,42 @@ class ByHand:
     wrong: tuple[str, ...] = ()
 
 
-def by_hand(flow: MegaFlow, task: AgentTask, held: ExitStack) -> ByHand:
-    """All of it, with the task's image. held: the registry stands until this ends."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A registry that stands at HOST:PORT. at: None: there is none, which `why` says; `wrong`: there should be."""
+
+    at: str | None
+    why: str = ""
+    wrong: bool = False
+
+
+def place(settings: Settings, held: ExitStack) -> Place:
+    """held: it stands until this ends. For the main thread: it ends with the one that started it, too."""
+    try:
+        if without_engine(settings) or disk_of(engine_of(settings)) is None:
+            return Place(None, "no image went to a registry: it takes a container engine on this host")
+        if (at := held.enter_context(registry())) is None:
+            return Place(None, f"no image went to a registry: Debian's `{REGISTRY}` is not installed")
+    except MegaFlowError as error:
+        return Place(None, f"UNEXPECTED: no registry for an image: {error}", wrong=True)
+    return Place(at)
+
+
+def by_hand(flow: MegaFlow, task: AgentTask, to: Place, held: ExitStack) -> ByHand:
+    """All of it, with the task's image. held: the image has its name in the registry until this ends."""
     at, did, wrong = None, [], []
     try:
         made_again(flow.settings, task.environment, timeout_s=task.limits.environment_timeout_s)
         did.append("a snapshot of an environment was made into another")
     except MegaFlowError as error:
         wrong.append(f"UNEXPECTED: no environment was made of a snapshot: {error}")
+    if to.at is None:
+        (wrong if to.wrong else did).append(to.why)
+        return ByHand(None, tuple(did), tuple(wrong))
     try:
-        if without_engine(flow.settings):
-            did.append("no image went to a registry: it takes a container engine")
-        elif (to := held.enter_context(registry())) is None:
-            did.append(f"no image went to a registry: Debian's `{REGISTRY}` is not installed")
-        else:
-            at = sent(flow, task, to)
-            held.callback(forget, flow.settings, at.image)
-            did.append(f"the image of {task.name} went to a registry, for an attempt to pull it from there")
+        at = sent(flow, task, to.at)
+        held.callback(forget, flow.settings, at.image)
+        did.append(f"the image of {task.name} went to a registry, for an attempt to pull it from there")
     except MegaFlowError as error:
         wrong.append(f"UNEXPECTED: no image went to a registry: {error}")
     return ByHand(at, tuple(did), tuple(wrong))
@@ -97,7 +121,12 @@ def registry() -> Iterator[str | None]:
         with (folder / "log").open("wb") as log:
             command = (program, "serve", str(folder / "config.yml"))
             process = subprocess.Popen(  # noqa: S603 (found by its name alone)
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=folder
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=folder,
+                preexec_fn=lambda: _LIBC.prctl(_DIE_WITH_PARENT, signal.SIGKILL),
             )
         try:
             _await(process, address, folder / "log")

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from app.cli import demo, demo_by_hand
-from app.cli.demo_by_hand import ByHand, by_hand
+from app.cli.demo_by_hand import ByHand, by_hand, place
 from app.cli.demo_seen import Asked, seen_of, unexpected_paths
 from app.environments.engine import engine_of
 from app.models.outcome import TaskResult
@@ -29,7 +29,7 @@ def tasks(system: System) -> list[AgentTask]:
 def beside(system: System, tasks: list[AgentTask]) -> Iterator[ByHand]:
     """What the demo does by hand, while its registry stands."""
     with ExitStack() as held:
-        yield by_hand(system.flow, demo._named(tasks)[demo._REGISTRY], held)
+        yield by_hand(system.flow, demo._named(tasks)[demo._REGISTRY], place(system.settings, held), held)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_without_the_program_the_demo_goes_on_and_says_so(
 ) -> None:
     monkeypatch.setattr(demo_by_hand, "REGISTRY", "no-such-registry")
     with ExitStack() as held:
-        found = by_hand(system.flow, demo._named(tasks)["finish-merge"], held)
+        found = by_hand(system.flow, demo._named(tasks)["finish-merge"], place(system.settings, held), held)
     assert (found.sent, found.wrong) == (None, ())
     assert "`no-such-registry` is not installed" in found.did[1]
     assert "demo-registry" not in {one.name for one in demo._wanted(system.flow, tasks, found)}
@@ -94,7 +94,7 @@ def test_what_does_not_come_about_by_hand_is_an_error_of_the_demo(system: System
     broken = demo._named(tasks)["finish-merge"]
     broken = broken.model_copy(update={"environment": EnvironmentSpec(image="127.0.0.1:1/no/such:image", workdir="/")})
     with ExitStack() as held:
-        found = by_hand(system.flow, broken, held)
+        found = by_hand(system.flow, broken, place(system.settings, held), held)
     assert found.sent is None
     assert all(line.startswith("UNEXPECTED: no ") for line in found.wrong)
     assert "snapshot" in found.wrong[0]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.image_store import names
+from app.environments.image_store import logins, names
 from app.environments.image_store.book import Book
 from app.environments.image_store.logins import Login, login_for, logins_of
 from app.environments.image_store.on_engine import layers_of
@@ -113,7 +113,6 @@ def test_logins_come_from_the_settings_and_are_never_shown() -> None:
         assert "hunter2" not in str(caught.value)
 
 
-@pytest.mark.filterwarnings("ignore:docker-credential-no-such-program")
 def test_a_build_is_told_all_logins_by_the_names_that_the_engine_has_for_registries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +129,29 @@ def test_a_build_is_told_all_logins_by_the_names_that_the_engine_has_for_registr
     }
     (tmp_path / "config.json").write_text('{"credsStore": "no-such-program"}')
     assert set(logins_of(Settings(registry_auth='{"r:5000": "me:pass"}'))) == {"r:5000"}
+
+
+def test_a_build_is_told_what_helpers_keep_and_one_that_fails_costs_no_other_its_login(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts = {
+        "all": """[ $1 = get ] && echo '{"Username": "you", "Secret": "word"}' || echo '{"s:5000": "you"}'""",
+        "one": """echo '{"Username": "<token>", "Secret": "exchange me"}'""",
+        "broken": "echo locked; exit 1",
+        "waits": "sleep 30",
+    }
+    for name, script in scripts.items():
+        (tmp_path / f"docker-credential-{name}").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / f"docker-credential-{name}").chmod(0o755)
+    helpers = {"t:5000": "one", "u:5000": "broken", "v:5000": "waits"}
+    (tmp_path / "config.json").write_text(json.dumps({"credsStore": "all", "credHelpers": helpers}))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(logins, "_HELPER_S", 0.5)
+    assert logins_of(Settings()) == {
+        "s:5000": {"username": "you", "password": "word"},
+        "t:5000": {"identitytoken": "exchange me"},
+    }
 
 
 # --- Layers and marks -------------------------------------------------------------------------------------------------

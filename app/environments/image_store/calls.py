@@ -52,7 +52,9 @@ class Calls:
         url = f"{self._reference.url}/{kind}/{name}"
         with self.unbroken():
             answer = self._send(method, url, offset)
-            if answer.status_code == 401:  # also for a token that was good before: most last for minutes
+            # Also for a token that was good before: most last for minutes. Elsewhere, where we were sent on to, nobody
+            # is told who we are.
+            if answer.status_code == 401 and not answer.history:
                 answer.close()
                 self._authorisation = self._authorised(answer.headers.get("WWW-Authenticate", ""))
                 answer = self._send(method, url, offset)
@@ -73,7 +75,8 @@ class Calls:
         except requests.RequestException as error:
             broken = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError)
             of_the_moment = isinstance(error, broken) and "CERTIFICATE_VERIFY_FAILED" not in str(error)
-            said = f"no whole answer from {self._reference.host} ({type(error).__name__}: {error})"
+            reason = re.sub(r"\?\S*", "?…", str(error))  # where storage is asked, that is a key to it
+            said = f"no whole answer from {self._reference.host} ({type(error).__name__}: {reason})"
             raise Refused(self._doing, said, Refusal.BUSY if of_the_moment else Refusal.OTHER) from error
 
     def _send(self, method: str, url: str, offset: int) -> requests.Response:
@@ -126,9 +129,11 @@ class Calls:
 
     def _token_answer(self, asked: Mapping[str, str], login: Login) -> requests.Response:
         params, realm = {name: asked[name] for name in ("service", "scope") if name in asked}, asked.get("realm", "")
+        if not realm.lower().startswith("https://") and self._reference.url.startswith("https://"):
+            raise Refused(self._doing, "expected a token service that is spoken to with encryption", Refusal.OTHER)
         if login.token:
             form = {**params, "grant_type": "refresh_token", "refresh_token": login.token, "client_id": "megaflow"}
-            return self._session.post(realm, data=form, **self._way)
+            return self._session.post(realm, data=form, allow_redirects=False, **self._way)
         headers = {"Authorization": login.basic} if login.username else {}
         return self._session.get(realm, params=params, headers=headers, **self._way)
 

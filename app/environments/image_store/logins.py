@@ -13,7 +13,6 @@ from typing import Any
 
 import structlog
 from docker import auth
-from docker.credentials import StoreError
 from docker.errors import DockerException
 
 from app.environments.image_store.names import HUB
@@ -70,17 +69,7 @@ def logins_of(settings: Settings) -> dict[str, dict[str, str]]:
 
     Raises: SettingsInvalid. What was found is not shown.
     """
-    found: dict[str, dict[str, str]] = {}
-    try:
-        found |= auth.load_config().get_all_credentials()  # type: ignore[no-untyped-call]
-    except (
-        DockerException,
-        StoreError,
-        OSError,
-        ValueError,
-        LookupError,
-    ) as error:  # most builds need none; a pull would say it
-        log.warning("registry.logins_not_read", reason=str(error))
+    found = {server: login.for_engine() for server, login in _all_kept().items()}
     found |= _given(settings)
     if HUB in found:
         found[auth.INDEX_URL] = found[HUB]
@@ -118,6 +107,24 @@ def _kept(registry: str) -> Login:
         return Login(fault=f"what `docker login` keeps could not be used: {fault}")
 
 
+def _all_kept() -> dict[str, Login]:
+    """By registry. A helper that fails is asked no more: most builds need no login, and a pull would say why."""
+    try:
+        config = auth.load_config()
+        found = {server: _written(config, server) for server in config.auths}
+    except (DockerException, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        log.warning("registry.logins_not_read", reason=f"its file cannot be read ({type(error).__name__})")
+        return {}
+    asked = [(config.creds_store, None)] if config.creds_store else []
+    for helper, server in [*asked, *((helper, server) for server, helper in config.cred_helpers.items())]:
+        try:
+            servers = _listed(helper) if server is None else [server]
+            found |= {name: login for name in servers if (login := _from_helper(helper, name))}
+        except _HelperFailed as error:
+            log.warning("registry.logins_not_read", reason=str(error))
+    return {server: login for server, login in found.items() if login}
+
+
 def _written(config: auth.AuthConfig, registry: str) -> Login:
     entry: dict[str, Any] = auth.AuthConfig({"auths": config.auths}).resolve_authconfig(registry) or {}
     return Login(entry.get("username", ""), entry.get("password", ""), entry.get("IdentityToken", ""))
@@ -128,11 +135,31 @@ class _HelperFailed(OSError):
 
 
 def _from_helper(name: str, server: str) -> Login | None:
-    """None: it has none for this server."""
-    program = f"docker-credential-{name}"
+    """None: it has none for this server. Raises: _HelperFailed."""
+    answer = _answer(name, "get", server)
+    if answer is None:
+        return None
+    try:
+        user, secret = str(answer["Username"]), str(answer["Secret"])
+    except (LookupError, TypeError):
+        raise _HelperFailed(f"expected a name and a secret of {_program(name)}, found another answer") from None
+    return Login(token=secret) if user == _IS_TOKEN else Login(user, secret)
+
+
+def _listed(name: str) -> list[str]:
+    """The servers that it has a login for. Raises: _HelperFailed."""
+    answer = _answer(name, "list", "")
+    if answer is not None and not isinstance(answer, dict):
+        raise _HelperFailed(f"expected servers and their users of {_program(name)}, found another answer")
+    return [] if answer is None else list(answer)
+
+
+def _answer(name: str, verb: str, server: str) -> Any:
+    """What it says; None: it has nothing. Raises: _HelperFailed."""
+    program = _program(name)
     try:
         done = subprocess.run(  # noqa: S603 (the program that the user's own configuration names)
-            [program, "get"], input=server.encode(), capture_output=True, timeout=_HELPER_S, check=False
+            [program, verb], input=server.encode(), capture_output=True, timeout=_HELPER_S, check=False
         )
     except OSError as error:
         raise _HelperFailed(f"expected a program {program} on PATH, found none that starts") from error
@@ -144,8 +171,11 @@ def _from_helper(name: str, server: str) -> Login | None:
             return None
         raise _HelperFailed(f"{program} failed ({said[:200] or f'exit code {done.returncode}'})")
     try:
-        answer = json.loads(done.stdout)
-        user, secret = str(answer["Username"]), str(answer["Secret"])
-    except (ValueError, LookupError, TypeError):
-        raise _HelperFailed(f"expected a name and a secret of {program}, found another answer") from None
-    return Login(token=secret) if user == _IS_TOKEN else Login(user, secret)
+        return json.loads(done.stdout)
+    except ValueError:
+        what = "a name and a secret" if verb == "get" else "servers and their users"
+        raise _HelperFailed(f"expected {what} of {program}, found another answer") from None
+
+
+def _program(name: str) -> str:
+    return f"docker-credential-{name}"

@@ -64,7 +64,7 @@ def disk_of(engine: Engine) -> Disk | None:
     about = engine.about
     root = Path(about["DockerRootDir"])
     # A process in a container may talk to the engine and have a folder of that name, but never with that inside.
-    if not (root / "image" / about["Driver"]).is_dir():
+    if not os.path.isdir(root / "image" / about["Driver"]):  # False, too, where we may not look
         log.debug("images.disk_not_visible", folder=str(root))
         return None
     return disk_at(root)

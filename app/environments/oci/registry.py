@@ -51,7 +51,7 @@ class Registry:
         try:
             with self._calls:
                 return self._pulled(store)
-        except (ValueError, KeyError, zlib.error) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, zlib.error) as error:
             what = f"{type(error).__name__}: {error}"
             raise self._refused(f"its registry answered what cannot be read ({what})") from error
 
