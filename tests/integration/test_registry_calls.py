@@ -140,6 +140,40 @@ def test_a_token_that_ends_in_the_middle_of_a_pull_is_fetched_anew(stand: Stand,
     assert len(stand.seen("/token")) == 3
 
 
+def test_whom_a_registry_sends_us_on_to_is_not_told_who_we_are(stand: Stand, store: ImageStore, kept: Kept) -> None:
+    kept.config(auths={stand.host: {"auth": "bWU6b3BlbiBzZXNhbWU="}})
+    stand.wants, stand.login = "Bearer", "me:open sesame"
+    with standing() as elsewhere:
+        elsewhere.wants, elsewhere.login = "Bearer", stand.login
+        stand.faults[stand.layer_path] = [
+            Fault(307, lambda: {"Location": f"http://{elsewhere.host}{stand.layer_path}"})
+        ]
+        with pytest.raises(ImageUnavailable, match="401 for blobs/"):
+            pull(stand, store)
+        assert [one.path for one in elsewhere.asked] == [stand.layer_path]
+        assert len(stand.seen("/token")) == 1
+
+
+def test_an_identity_token_goes_no_further_than_to_the_token_service(
+    stand: Stand, store: ImageStore, kept: Kept
+) -> None:
+    stand.wants, stand.login = "Bearer", "<token>:open sesame"
+    kept.helper("mine", SAYS.replace("USER", "<token>"))
+    kept.config(credsStore="mine")
+    with standing() as elsewhere:
+        stand.faults["/token"] = [Fault(307, lambda: {"Location": f"http://{elsewhere.host}/token"})]
+        with pytest.raises(ImageUnavailable, match="expected a token from its token service"):
+            pull(stand, store)
+        assert elsewhere.asked == []
+
+
+def test_the_key_to_a_storage_is_in_no_message(stand: Stand, store: ImageStore) -> None:
+    stand.faults[stand.layer_path] = [Fault(307, lambda: {"Location": "http://127.0.0.1:1/blob?signature=hush"})] * 9
+    with pytest.raises(ImageUnavailable, match="no whole answer") as found:
+        pull(stand, store, within_s=1)
+    assert "hush" not in str(found.value)
+
+
 def test_the_engines_pulls_learn_when_to_come_back_behind_a_token(stand: Stand) -> None:
     stand.wants, stand.login = "Bearer", "me:word"
     reference, login = f"{stand.host}/x", Login("me", "word")
