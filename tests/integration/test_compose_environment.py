@@ -266,9 +266,13 @@ def test_several_containers_keep_no_snapshot_and_are_made_of_none(
         provider.create_from(single, environment._ground.spec, tags_of(settings.installation, 600), timeout_s=60)
 
 
-def test_several_containers_are_not_shared(create: Create, engine: Engine, settings: Settings) -> None:
+def test_several_containers_are_not_shared(
+    provider: ComposeProvider, base_image_tag: str, engine: Engine, settings: Settings
+) -> None:
+    text = f"services: {{main: {{image: BASE}}, db: {{image: BASE, {SLEEP}}}}}".replace("BASE", base_image_tag)
+    unchecked = spec_of(text).model_copy(update={"reuse": Reuse.SHARED_READONLY})
     with pytest.raises(SpecInvalid, match="several containers, found 'shared-readonly'"):
-        create(f"services: {{main: {{image: BASE}}, db: {{image: BASE, {SLEEP}}}}}", reuse=Reuse.SHARED_READONLY)
+        provider.create(unchecked, tags_of(settings.installation), timeout_s=60)
     assert left(engine, settings) == []
 
 

@@ -27,7 +27,7 @@ import requests
 from app.environments.engine import engine_of
 from app.environments.image_store.arrival import Arrival, noted
 from app.environments.image_store.names import Reference, built_for_all
-from app.environments.image_store.refusals import TRIES
+from app.environments.image_store.refusals import TRIES, kind_of
 from app.environments.image_store.unpacked import forget
 from app.environments.oci import OciProvider, engine_images, kernel
 from app.environments.oci.registry import Registry
@@ -375,8 +375,10 @@ def test_a_busy_registry_is_asked_again_and_a_token_is_fetched(tmp_path: Path) -
         (200, {}, b'{"token": "t0ken"}'),
         (404, {}, json.dumps(broken).encode()),
     ]
-    with answering(*answers) as (host, asked), pytest.raises(ImageMissing, match=r"404.*no such manifest here"):
+    match = r"404.*no such manifest here"
+    with answering(*answers) as (host, asked), pytest.raises(ImageUnavailable, match=match) as found:
         Registry(Reference.parse(f"{host}/x"), soon()).pull(ImageStore(tmp_path))
+    assert kind_of(found.value) is ImageMissing
     assert len(asked) == 5
     assert asked[3].startswith("/token?service=s&scope=repository")
     assert asked[4] == "/v2/x/manifests/latest Bearer t0ken"
@@ -404,7 +406,7 @@ def test_what_a_registry_has_not_is_told_from_what_it_does_not_give(
 ) -> None:
     with answering(*answers) as (host, _), pytest.raises(ImageUnavailable, match="cannot be pulled") as found:
         Registry(Reference.parse(f"{host}/x"), soon()).pull(ImageStore(tmp_path))
-    assert type(found.value) is kind
+    assert kind_of(found.value) is kind
 
 
 def test_without_an_engine_an_image_is_missing_only_where_all_who_may_have_it_said_so(
