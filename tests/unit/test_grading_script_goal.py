@@ -122,6 +122,9 @@ class Several(FolderShell):
     def service(self, name: str) -> FolderShell:
         return {"main": self, "shop": self.shop}[name]
 
+    def assure(self) -> None:
+        """Both stand."""
+
     def logs(self) -> dict[str, bytes]:
         return {"shop": b"PUT /items/apples\n"}
 
