@@ -29,6 +29,7 @@ from app.models.spec import Compose, EnvironmentSpec, Mode, TaskSpec
 from app.settings import Settings
 from tests.building import a_task
 from tests.integration import test_images
+from tests.integration.docker_ground import remove_images
 from tests.services import MakeSettings
 
 pytestmark = pytest.mark.docker
@@ -45,8 +46,7 @@ def settings(make_settings: MakeSettings, base_image_tag: str) -> Settings:
 def engine(settings: Settings) -> Iterator[Engine]:
     found = engine_of(settings)
     yield found
-    for image in found.api.images(filters={"label": f"megaflow={settings.installation}"}):
-        found.api.remove_image(image["Id"], force=True)
+    remove_images(found, settings)
 
 
 class Commands:

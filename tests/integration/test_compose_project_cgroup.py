@@ -20,6 +20,7 @@ from app.environments.engine import Engine, engine_of
 from app.environments.oci import cgroups
 from app.models.spec import Resources
 from app.settings import Settings
+from tests.integration.network_ground import eventually
 from tests.integration.test_compose_environment import STORED, services, spec_of, tags_of
 from tests.services import missing
 
@@ -104,6 +105,7 @@ def test_services_that_together_want_more_than_twice_the_memory_of_their_task_ar
     for name in ("beside", "other"):
         assert hungry.run_in(name, AWAIT, timeout_s=60).ok, "alone it has as much as the task"
     assert hungry.run(TAKE.replace("MB", "110"), timeout_s=60).ok, "the largest of the three went"
+    eventually(lambda: services(hungry)["beside"]["state"] == "exited")  # the engine hears of it a moment later
     told = services(hungry)
     assert (told["beside"]["state"], told["beside"]["exit_code"]) == ("exited", 137)
     assert told["other"]["state"] == "running"

@@ -35,6 +35,7 @@ from app.workers.stations import Stations
 from app.workers.under_way import Rollout
 from tests.building import dispatched, ready_instance
 from tests.integration import test_images
+from tests.integration.docker_ground import remove_images
 from tests.integration.test_images import FROM_BASE, Contexts
 from tests.services import MakeSettings, missing
 
@@ -144,8 +145,7 @@ def spec(registry: str, settings: Settings, ground: Ground, kind: str, tmp_path:
         of = EnvironmentKind.OCI if kind == "oci" else EnvironmentKind.DOCKER
         yield EnvironmentSpec(kind=of, image=f"{name}:v1", workdir="/")
     ground.stations.pool.close()  # what it keeps stands on the image
-    for image in engine.api.images(filters={"label": f"megaflow={settings.installation}"}):
-        engine.api.remove_image(image["Id"], force=True)
+    remove_images(engine, settings)
 
 
 def test_a_pull_is_in_the_times_of_the_attempt_that_waited_for_it_and_of_no_other(

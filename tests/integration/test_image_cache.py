@@ -28,6 +28,7 @@ from app.environments.oci import OciProvider, available
 from app.errors import DiskFull, EngineUnavailable, ImageUnavailable
 from app.models.spec import Compose, EnvironmentSpec
 from app.settings import Settings
+from tests.integration.docker_ground import remove_images
 from tests.integration.test_images import Contexts
 from tests.services import missing
 
@@ -51,8 +52,7 @@ def settings(tmp_path: Path, docker_engine: str) -> Settings:
 def engine(settings: Settings) -> Iterator[Engine]:
     found = engine_of(settings)
     yield found
-    for image in found.api.images(filters={"label": f"megaflow={settings.installation}"}):
-        found.api.remove_image(image["Id"], force=True)
+    remove_images(found, settings)
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from app.errors import ImageDenied, ImageUnavailable, ImageUnfit
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from tests.integration import test_images
+from tests.integration.docker_ground import remove_images
 from tests.integration.test_images import FROM_BASE, Contexts
 from tests.services import serving
 
@@ -54,8 +55,7 @@ def settings(tmp_path: Path, docker_engine: str) -> Settings:
 def engine(settings: Settings) -> Iterator[Engine]:
     found = engine_of(settings)
     yield found
-    for image in found.api.images(filters={"label": f"megaflow={settings.installation}"}):
-        found.api.remove_image(image["Id"], force=True)
+    remove_images(found, settings)
 
 
 def until(seconds: float) -> float:

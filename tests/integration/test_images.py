@@ -26,6 +26,7 @@ from app.environments.local import LocalProvider
 from app.errors import DiskFull, ImageBuildFailed, ImageMissing, ImageUnavailable, SpecInvalid
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
+from tests.integration.docker_ground import remove_images
 from tests.services import missing, serving
 
 pytestmark = pytest.mark.docker
@@ -77,8 +78,7 @@ def settings(tmp_path: Path, base_image_tag: str) -> Settings:
 def engine(settings: Settings) -> Iterator[Engine]:
     found = engine_of(settings)
     yield found
-    for image in found.api.images(filters={"label": f"megaflow={settings.installation}"}):
-        found.api.remove_image(image["Id"], force=True)
+    remove_images(found, settings)
 
 
 @pytest.fixture

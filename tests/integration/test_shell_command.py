@@ -32,6 +32,7 @@ from app.errors import DatasetInvalid, EngineUnavailable, MegaFlowError, SpecInv
 from app.ledger.receipts import ObjectKind
 from app.models.spec import TOOLS_INSIDE
 from app.settings import PREFIX, Settings
+from tests.integration.docker_ground import remove_images
 from tests.services import short_folder
 
 COMMAND = [sys.executable, "-c", "from app.cli import main; main()", "shell"]
@@ -61,9 +62,7 @@ def settings(home: Path) -> Iterator[Settings]:
     )
     yield made
     with suppress(EngineUnavailable):
-        engine = engine_of(made)
-        for image in engine.api.images(filters={"label": f"megaflow={made.installation}"}):
-            engine.api.remove_image(image["Id"], force=True)
+        remove_images(engine_of(made), made)
 
 
 def variables(settings: Settings) -> dict[str, str]:
