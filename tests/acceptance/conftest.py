@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -61,17 +60,6 @@ def free_port() -> int:
     with socket.socket() as trial:
         trial.bind(("127.0.0.1", 0))
         return int(trial.getsockname()[1])
-
-
-def eventually(found: Callable[[], Any], within_s: float = 30.0) -> Any:
-    """What `found` gives as soon as it is true."""
-    give_up = time.monotonic() + within_s
-    while True:
-        value = found()
-        if value:
-            return value
-        assert time.monotonic() < give_up, "it did not happen in time"
-        time.sleep(0.1)
 
 
 @pytest.fixture(scope="package")

@@ -16,7 +16,8 @@ import pytest
 import zstandard
 
 from app.stack import supervisor
-from tests.acceptance.conftest import System, eventually
+from tests.acceptance.conftest import System
+from tests.patience import eventually
 
 pytestmark = [pytest.mark.docker, pytest.mark.agents, pytest.mark.timeout(900)]
 
@@ -98,7 +99,7 @@ def test_a_killed_gateway_costs_no_task_its_score(system: System) -> None:
     )
     run_id = submitted["run_id"]
     calls = "SELECT 1 FROM model_calls WHERE run_id = :r"
-    eventually(lambda: len(system.rows(calls, r=run_id)) >= 4, 120)
+    eventually(lambda: len(system.rows(calls, r=run_id)) >= 4, within_s=120)
     os.kill(_pid(system, "gateway"), signal.SIGKILL)
     results = system.flow.run(UUID(run_id)).results(timeout=300)
     assert [(r.reward, r.end_reason) for r in results] == [(1.0, "submitted")] * 4
@@ -126,9 +127,9 @@ def test_a_run_that_has_spent_its_budget_is_paused_and_nobody_scored_for_it(syst
     )
     run_id = submitted["run_id"]
     paused = "SELECT reason FROM pauses WHERE kind = 'run' AND name = :r"
-    eventually(lambda: system.rows(paused, r=run_id), 120)
+    eventually(lambda: system.rows(paused, r=run_id), within_s=120)
     live = "SELECT 1 FROM tasks WHERE run_id = :r AND state IN ('admitted', 'running')"
-    eventually(lambda: not system.rows(live, r=run_id), 120)
+    eventually(lambda: not system.rows(live, r=run_id), within_s=120)
     for row in system.rows("SELECT state, verdict, end_reason FROM tasks WHERE run_id = :r", r=run_id):
         assert (row.state, row.end_reason) in {
             ("succeeded", "submitted"),
@@ -137,7 +138,7 @@ def test_a_run_that_has_spent_its_budget_is_paused_and_nobody_scored_for_it(syst
         }
     assert system.megaflow("budget", run_id, "none").returncode == 0
     waiting = "SELECT 1 FROM tasks WHERE run_id = :r AND state = 'pending'"
-    eventually(lambda: not system.rows(waiting, r=run_id), 180)
+    eventually(lambda: not system.rows(waiting, r=run_id), within_s=180)
 
 
 def _pid(system: System, name: str) -> int:

@@ -25,8 +25,9 @@ from app.models.overrides import EnvironmentOverrides
 from app.models.spec import AgentTask, Compose, Limits, Reuse, TaskSpec
 from app.workers import evaluations
 from app.workers.evaluations import Submission
-from tests.acceptance.conftest import System, eventually
+from tests.acceptance.conftest import System
 from tests.integration.test_oci_images import registry as registry
+from tests.patience import eventually
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
 

@@ -15,7 +15,8 @@ import pytest
 from app.datasets import DEMO
 from app.settings import Settings
 from app.stack.home import process_environment
-from tests.acceptance.conftest import System, eventually, free_port
+from tests.acceptance.conftest import System, free_port
+from tests.patience import eventually
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
 
@@ -150,7 +151,7 @@ def test_a_bad_model_endpoint_is_infrastructure_and_never_a_score(
     (row,) = system.rows("SELECT id FROM runs WHERE id = :r", r=submitted["run_id"])
     run = system.flow.run(row.id)
     first = "SELECT state, end_reason FROM attempts a WHERE task_id = :t AND number = 1 AND state = 'error'"
-    (ended,) = eventually(lambda: system.rows(first, t=run.handles[0].task_id), 120)
+    (ended,) = eventually(lambda: system.rows(first, t=run.handles[0].task_id), within_s=120)
     assert ended.end_reason == "model_error"
     run.cancel()
     assert run.handles[0].result(timeout=30).reward is None

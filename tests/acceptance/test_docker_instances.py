@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,9 +29,10 @@ from app.stack import lifecycle, ports
 from app.stack.engine import connected
 from app.workers import evaluations
 from app.workers.evaluations import Submission
+from tests.patience import eventually
 from tests.services import missing, short_folder
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow]
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(600)]  # the first builds the worker image
 
 ROOT = Path(app.__file__).parent.parent
 DEMO = Path(app.__file__).parent / "datasets" / "demo" / "tasks"
@@ -111,22 +112,15 @@ def _free_port() -> int:
         return int(trial.getsockname()[1])
 
 
-def _eventually(true: Callable[[], bool], within_s: float) -> None:
-    give_up = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < give_up, "it did not happen in time"
-        time.sleep(0.05)
-
-
 def test_each_ephemeral_task_has_a_container_of_its_own_that_is_gone_afterwards(stack: Stack) -> None:
     results = stack.submit(only=TASKS).results(timeout=120)
     assert [result.reward for result in results] == [1.0, 1.0, 1.0]
     hosts = {attempt.instance for result in results for attempt in result.attempts}
     assert len(hosts) == 3
     assert all(str(host).startswith("docker") for host in hosts)
-    _eventually(lambda: set(stack.instances(Mode.EPHEMERAL)) == {("terminated", 0)}, within_s=60)
+    eventually(lambda: set(stack.instances(Mode.EPHEMERAL)) == {("terminated", 0)}, within_s=60)
     # The standing instance is the only one left.
-    _eventually(lambda: len(stack.provider.alive()) == 1, within_s=60)
+    eventually(lambda: len(stack.provider.alive()) == 1, within_s=60)
 
 
 def test_a_standing_instance_in_a_container_takes_task_after_task(stack: Stack) -> None:
@@ -143,19 +137,19 @@ def test_the_worker_image_brings_mini_swe_agent_with_it(stack: Stack) -> None:
     assert result.end_reason is EndReason.SUBMITTED
     assert result.attempt is not None
     log = stack.settings.home / "logs" / "instances" / f"{result.attempt.instance_id}.log"
-    _eventually(lambda: "attempt.ended" in log.read_text(), within_s=60)
+    eventually(lambda: "attempt.ended" in log.read_text(), within_s=60)
     assert "agent.installing" not in log.read_text()
 
 
 def test_a_killed_instance_is_noticed_and_its_task_finishes_on_another_attempt(stack: Stack, tmp_path: Path) -> None:
     before = set(stack.provider.alive())
     (handle,) = stack.submit(dataset=str(_slow_task(tmp_path))).handles
-    _eventually(lambda: handle.status() == "running", within_s=60)
+    eventually(lambda: handle.status() == "running", within_s=60)
     ((victim, container),) = [(i, c) for i, c in stack.provider.alive().items() if i not in before]
     with connected(stack.settings) as client:
         client.api.kill(container, signal=signal.SIGKILL)
     killed_at = time.monotonic()
-    _eventually(lambda: ("failed", 137) in stack.instances(Mode.EPHEMERAL), within_s=60)
+    eventually(lambda: ("failed", 137) in stack.instances(Mode.EPHEMERAL), within_s=60)
     assert time.monotonic() - killed_at < 3
     result = handle.result(timeout=120)
     assert result.reward == 1.0
@@ -181,8 +175,8 @@ def test_an_end_that_nobody_heard_is_reported_when_watching_begins(stack: Stack)
             stop = threading.Event()
             watching = threading.Thread(target=provider.watch, args=(lambda i, code, _: heard.append((i, code)), stop))
             watching.start()
-            _eventually(lambda: heard == [(instance_id, 7)], within_s=60)
-            _eventually(lambda: client.api.containers(all=True, filters={"id": container.id}) == [], within_s=60)
+            eventually(lambda: heard == [(instance_id, 7)], within_s=60)
+            eventually(lambda: client.api.containers(all=True, filters={"id": container.id}) == [], within_s=60)
             stop.set()
             watching.join(timeout=60)
             assert not watching.is_alive()
@@ -193,9 +187,9 @@ def test_an_end_that_nobody_heard_is_reported_when_watching_begins(stack: Stack)
 
 def test_down_leaves_no_container(stack: Stack, tmp_path: Path) -> None:
     """Last of this file: with an instance at work and one standing."""
-    _eventually(lambda: len(stack.provider.alive()) == 1, within_s=60)
+    eventually(lambda: len(stack.provider.alive()) == 1, within_s=60)
     run = stack.submit(dataset=str(_slow_task(tmp_path)))
-    _eventually(lambda: run.handles[0].status() == "running", within_s=60)
+    eventually(lambda: run.handles[0].status() == "running", within_s=60)
     assert len(stack.provider.alive()) == 2
     lifecycle.down(stack.settings, _say)
     assert stack.containers() == []

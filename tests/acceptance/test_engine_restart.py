@@ -25,7 +25,8 @@ from app.stack.engine import Dockerd, connected
 from app.stack.processes import has_ended
 from app.workers import evaluations
 from app.workers.evaluations import Submission
-from tests.acceptance.conftest import System, eventually, free_port
+from tests.acceptance.conftest import System, free_port
+from tests.patience import eventually
 from tests.services import missing, short_folder
 
 pytestmark = [

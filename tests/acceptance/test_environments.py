@@ -19,7 +19,8 @@ from app.models.outcome import ArtifactKind, TaskResult
 from app.models.spec import AgentTask, Network
 from app.workers import evaluations
 from app.workers.evaluations import Submission
-from tests.acceptance.conftest import System, eventually
+from tests.acceptance.conftest import System
+from tests.patience import eventually
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
 

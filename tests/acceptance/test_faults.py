@@ -19,7 +19,8 @@ import redis
 from app.errors import DatabaseUnavailable
 from app.stack import supervisor
 from app.stack.home import process_environment
-from tests.acceptance.conftest import System, eventually
+from tests.acceptance.conftest import System
+from tests.patience import eventually
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(400)]
 
@@ -32,7 +33,7 @@ def _start_slow_task(system: System, folder: Path, mode: str, replicas: int = 1)
         " JOIN tasks t ON t.id = a.task_id"
         " WHERE t.run_id = :r AND a.state = 'running' AND a.phases ? 'agent_started'"
     )
-    found = eventually(lambda: system.rows(running, r=run_id), 60)
+    found = eventually(lambda: system.rows(running, r=run_id), within_s=60)
     return [run_id, int(found[0].handle)]
 
 
@@ -50,7 +51,7 @@ def test_a_killed_worker_costs_an_attempt_and_not_the_task(
     os.kill(pid, signal.SIGKILL)
     killed_at = time.monotonic()
     lost = "SELECT 1 FROM attempts a JOIN tasks t ON t.id = a.task_id WHERE t.run_id = :r AND a.state = 'lost'"
-    eventually(lambda: system.rows(lost, r=run_id), 10)
+    eventually(lambda: system.rows(lost, r=run_id), within_s=10)
     assert time.monotonic() - killed_at < 8, "the loss is to be noticed by event"
     (result,) = _results(system, run_id)
     assert result.reward == 1.0
@@ -102,7 +103,7 @@ def test_a_lost_nursery_takes_its_instances_along_and_the_tasks_run_again(
     folder = task_folder("nursery", solve="sleep 4; echo done > answer")
     run_id, pid = _start_slow_task(system, folder, "ephemeral")
     os.kill(_pid(system, "nursery"), signal.SIGKILL)
-    eventually(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, 30)
+    eventually(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, within_s=30)
     (result,) = _results(system, run_id, 120)
     assert result.reward == 1.0
     assert len(result.attempts) == 2
@@ -143,5 +144,5 @@ def _results_patiently(system: System, run_id: str) -> list[Any]:
         except DatabaseUnavailable:
             return False
 
-    eventually(ended, 120)
+    eventually(ended, within_s=120)
     return _results(system, run_id)

@@ -14,8 +14,9 @@ from app.client import as_completed
 from app.models.spec import Mode
 from app.workers import evaluations
 from app.workers.evaluations import Submission
-from tests.acceptance.conftest import System, eventually
+from tests.acceptance.conftest import System
 from tests.building import a_task
+from tests.patience import eventually
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(400)]
 

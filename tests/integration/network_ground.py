@@ -6,14 +6,14 @@ import os
 import socket
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from weakref import WeakSet
 
 import pytest
 
 from app.environments.forwarding import namespace
+from tests.patience import eventually
 from tests.services import missing
 
 PATIENCE_S = 30.0
@@ -98,14 +98,6 @@ def _kind(number: str) -> str:
         return os.readlink(f"/proc/self/fd/{number}")
     except FileNotFoundError:  # the one of the listing itself
         return ""
-
-
-def eventually(true: Callable[[], bool]) -> None:
-    """Wait until it is so."""
-    until = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < until, "it did not become so"
-        time.sleep(0.01)
 
 
 def everything(connection: socket.socket) -> bytes:

@@ -6,8 +6,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -91,12 +90,3 @@ def over_stdio(argv: list[str]) -> Iterator[SessionClient]:
         client.close()
         for process in processes:
             process.wait(10)
-
-
-def eventually(true: Callable[[], bool], within_s: float = 30.0) -> bool:
-    until = time.monotonic() + within_s
-    while time.monotonic() < until:
-        if true():
-            return True
-        time.sleep(0.02)
-    return true()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from tests.integration.test_compose_environment import (
     settings,
 )
 from tests.integration.test_compose_environment import create as create
+from tests.patience import eventually
 
 __all__ = ["engine", "provider", "settings"]
 pytestmark = pytest.mark.docker
@@ -69,10 +69,7 @@ def test_it_is_told_also_where_the_shell_is_bash(create: Create, base_image_tag:
     environment = create(
         "services: {main: {build: bash, command: [sh, -c, 'echo $$BASH_VERSION; sleep 60']}}", files=files
     )
-    give_up = time.monotonic() + 20
-    while not environment.logs().get("main", b"").startswith(b"5"):
-        assert time.monotonic() < give_up
-        time.sleep(0.05)
+    eventually(lambda: environment.logs().get("main", b"").startswith(b"5"))
 
 
 def test_the_entrypoint_of_mains_image_goes_before_a_command_of_the_file(
@@ -87,20 +84,14 @@ def test_the_entrypoint_of_mains_image_goes_before_a_command_of_the_file(
 @pytest.mark.parametrize("code", [0, 3, 126, 127])
 def test_what_a_command_of_main_ends_with_is_its_own_affair(create: Create, code: int) -> None:
     environment = create(f"services: {{main: {{image: BASE, command: [sh, -c, 'echo ran; exit {code}']}}}}")
-    give_up = time.monotonic() + 20
-    while environment.logs() != {"main": b"ran\n"}:
-        assert time.monotonic() < give_up
-        time.sleep(0.05)
+    eventually(lambda: environment.logs() == {"main": b"ran\n"})
 
 
 def test_nothing_of_the_start_is_left_in_the_commands_variables(create: Create) -> None:
     names = "{own: 1, now: 2, looks: 3, code: 4}"
     command = "[sh, -c, 'echo $$own $$now $$looks $$code; sleep 60']"
     environment = create(f"services: {{main: {{image: BASE, environment: {names}, command: {command}}}}}")
-    give_up = time.monotonic() + 20
-    while environment.logs() != {"main": b"1 2 3 4\n"}:
-        assert time.monotonic() < give_up
-        time.sleep(0.05)
+    eventually(lambda: environment.logs() == {"main": b"1 2 3 4\n"})
 
 
 @pytest.mark.parametrize("keys", ["image: BASE, command: [/nope]", "build: broken", "image: BASE, user: nobody-here"])
@@ -153,10 +144,7 @@ def test_a_service_that_ends_for_memory_in_mid_task_is_told_by_name(create: Crea
     account.watch(environment)
     assert short(services(environment)) == {"main": False, "db": False}
     environment.run_in("db", "touch /go", timeout_s=20)
-    give_up = time.monotonic() + 30
-    while services(environment)["db"]["state"] == "running":
-        assert time.monotonic() < give_up
-        time.sleep(0.1)
+    eventually(lambda: services(environment)["db"]["state"] != "running")
     told = services(environment)
     assert (told["db"]["exit_code"], short(told)) == (137, {"main": False, "db": True})
     found = account.look()["memory"]

@@ -20,8 +20,8 @@ from app.environments.engine import Engine, engine_of
 from app.environments.oci import cgroups
 from app.models.spec import Resources
 from app.settings import Settings
-from tests.integration.network_ground import eventually
 from tests.integration.test_compose_environment import STORED, services, spec_of, tags_of
+from tests.patience import eventually
 from tests.services import missing
 
 pytestmark = pytest.mark.docker

@@ -17,7 +17,6 @@ from app.models.shell import Interactive
 from tests.integration.network_ground import (
     PATIENCE_S,
     Place,
-    eventually,
     everything,
     forward_threads,
     nothing_left,
@@ -25,6 +24,7 @@ from tests.integration.network_ground import (
     place,
     places,
 )
+from tests.patience import eventually
 
 __all__ = ["place"]
 

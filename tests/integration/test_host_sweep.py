@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
@@ -34,6 +34,7 @@ from tests.integration.oci_ground import oci_programs as oci_programs
 from tests.integration.rows import ago, an_instance, one
 from tests.integration.test_compose_environment import PAIR, STORED, left, spec_of, tags_of
 from tests.integration.test_local_environment import CONTEXT, SPEC
+from tests.patience import eventually
 from tests.services import MakeSettings, missing
 
 SOON_S = 60.0
@@ -66,13 +67,6 @@ time.sleep(600)
 @pytest.fixture
 def settings(make_settings: MakeSettings) -> Settings:
     return make_settings(image_prefetch=0, warm_environments=0, sweep_s=0.5)
-
-
-def until(true: Callable[[], object], what: str) -> None:
-    give_up = time.monotonic() + SOON_S
-    while not true():
-        assert time.monotonic() < give_up, f"expected {what} by now"
-        time.sleep(0.05)
 
 
 def swept(database: Database, instance_id: UUID) -> bool:
@@ -109,9 +103,9 @@ def test_a_host_that_runs_only_a_pool_removes_what_a_killed_worker_left(
         time.sleep(2.0)
         assert len(left(engine_of(ground), ground)) == 4, "its instance lives, as far as anybody knows"
         assert instances.exited(database, instance, None, "no sign of life", RETRY)  # a reconciler elsewhere
-        until(lambda: left(engine_of(ground), ground) == [], "an empty engine")
-        until(lambda: left_over(ground.home) == [], "an empty home")
-        until(lambda: swept(database, instance), "the ledger to know")
+        eventually(lambda: left(engine_of(ground), ground) == [], "an empty engine")
+        eventually(lambda: left_over(ground.home) == [], "an empty home")
+        eventually(lambda: swept(database, instance), "the ledger to know")
     assert alive(ground.home) == []
     assert _groups(project) == []
 

@@ -30,6 +30,7 @@ from app.errors import AgentFailed, EnvironmentFailed
 from app.models.endings import EndReason
 from app.models.shell import CommandResult
 from app.models.spec import Limits
+from tests.patience import eventually
 
 KEY = "sk-a-secret-that-must-not-leak-0123456789"
 BUG = "def total(items):\n    return sum(items[:-1])\n"
@@ -152,7 +153,7 @@ def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     argv = [sys.executable, "-m", "app.model_service.replay", "--port", str(port), "--scripts", str(folder)]
     process = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
     try:
-        wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"))
+        eventually(lambda: answers(f"http://127.0.0.1:{port}/health"))
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         process.terminate()
@@ -164,13 +165,6 @@ def answers(url: str) -> bool:
         return httpx.get(url).is_success
     except httpx.ConnectError:
         return False
-
-
-def wait_until(condition: Callable[[], bool], patience_s: float = 30) -> None:
-    deadline = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -23,6 +23,7 @@ from app.models.instance import InstanceRequest
 from app.models.spec import Mode
 from app.settings import Settings
 from app.stack.home import process_environment
+from tests.patience import eventually
 from tests.services import MakeSettings
 
 _SERVE = """
@@ -51,7 +52,7 @@ def nursery(settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(
         [sys.executable, "-c", _SERVE], env=process_environment(settings), stdout=subprocess.DEVNULL
     ) as process:
-        _eventually(lambda: (settings.home / "run" / "nursery.sock").exists())
+        eventually(lambda: (settings.home / "run" / "nursery.sock").exists())
         yield process
         process.terminate()
 
@@ -59,14 +60,6 @@ def nursery(settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
 @pytest.fixture
 def provider(settings: Settings, nursery: subprocess.Popen[bytes]) -> ProcessProvider:
     return ProcessProvider(settings)
-
-
-def _eventually(found: Callable[[], Any], within_s: float = 60.0) -> Any:
-    give_up = time.monotonic() + within_s
-    while not (value := found()):
-        assert time.monotonic() < give_up, "it did not happen in time"
-        time.sleep(0.02)
-    return value
 
 
 def _requested(database: Database, *, slots: int = 1, lifetime_s: float | None = None) -> InstanceRequest:
@@ -98,7 +91,7 @@ def test_an_instance_is_a_process_and_its_end_is_recorded_at_once(
     assert provider.alive() == {request.instance_id: handle}
     os.kill(int(handle), signal.SIGKILL)
     killed_at = time.monotonic()
-    _eventually(lambda: _row(database, request).state == "failed")
+    eventually(lambda: _row(database, request).state == "failed")
     assert time.monotonic() - killed_at < 2
     assert provider.alive() == {}
 
@@ -106,7 +99,7 @@ def test_an_instance_is_a_process_and_its_end_is_recorded_at_once(
 def test_a_clean_exit_is_a_termination(provider: ProcessProvider, database: Database) -> None:
     request = _requested(database, slots=3)
     provider.launch([request])
-    _eventually(lambda: _row(database, request) == ("terminated", 0))
+    eventually(lambda: _row(database, request) == ("terminated", 0))
 
 
 def test_asking_twice_starts_one(provider: ProcessProvider, database: Database) -> None:
@@ -118,23 +111,23 @@ def test_asking_twice_starts_one(provider: ProcessProvider, database: Database) 
 def test_terminate_takes_the_whole_tree(provider: ProcessProvider, database: Database) -> None:
     request = _requested(database, slots=2)
     pid = int(provider.launch([request])[request.instance_id])
-    (child,) = _eventually(lambda: psutil.Process(pid).children())
+    (child,) = eventually(lambda: psutil.Process(pid).children())
     provider.terminate(request.instance_id, str(pid), grace_s=0)
-    _eventually(lambda: _is_gone(pid) and _is_gone(child.pid))
+    eventually(lambda: _is_gone(pid) and _is_gone(child.pid))
 
 
 def test_what_a_killed_worker_leaves_running_is_killed(provider: ProcessProvider, database: Database) -> None:
     request = _requested(database, slots=2)
     pid = int(provider.launch([request])[request.instance_id])
-    (child,) = _eventually(lambda: psutil.Process(pid).children())
+    (child,) = eventually(lambda: psutil.Process(pid).children())
     os.kill(pid, signal.SIGKILL)
-    _eventually(lambda: _is_gone(child.pid))
+    eventually(lambda: _is_gone(child.pid))
 
 
 def test_an_instance_is_killed_at_its_deadline(provider: ProcessProvider, database: Database) -> None:
     request = _requested(database, lifetime_s=0.5)
     pid = int(provider.launch([request])[request.instance_id])
-    _eventually(lambda: _is_gone(pid), 5)
+    eventually(lambda: _is_gone(pid), within_s=5)
 
 
 def test_instances_do_not_outlive_a_killed_nursery(
@@ -144,6 +137,6 @@ def test_instances_do_not_outlive_a_killed_nursery(
     pid = int(provider.launch([request])[request.instance_id])
     nursery.kill()
     nursery.wait()
-    _eventually(lambda: _is_gone(pid))
+    eventually(lambda: _is_gone(pid))
     with pytest.raises(InstanceFailed, match="megaflow up"):
         provider.alive()

@@ -35,6 +35,7 @@ from tests.integration.oci_ground import oci_cache as oci_cache
 from tests.integration.oci_ground import oci_programs as oci_programs
 from tests.integration.oci_ground import oci_settings as oci_settings
 from tests.integration.oci_ground import tiny as tiny
+from tests.patience import eventually
 from tests.services import missing
 
 
@@ -241,9 +242,7 @@ def test_on_a_full_disk_only_the_largest_of_all_processes_environments_ends(
 def test_when_the_first_process_dies_commands_say_so(own: OciEnvironment) -> None:
     first = own._body.pid
     os.kill(first, 9)
-    give_up = time.monotonic() + 60
-    while first in own._body.cgroup.processes() and time.monotonic() < give_up:  # it dies by and by
-        time.sleep(0.01)
+    eventually(lambda: first not in own._body.cgroup.processes())  # it dies by and by
     with pytest.raises(EnvironmentVanished, match="not running"):
         own.run("true", timeout_s=5)
 

@@ -16,8 +16,9 @@ from app.models.spec import EnvironmentSpec, Network
 from app.settings import Settings
 from tests.integration.docker_ground import Create, engine, out, provider, settings, tags_of
 from tests.integration.docker_ground import create as create
-from tests.integration.network_ground import eventually, forward_threads
+from tests.integration.network_ground import forward_threads
 from tests.integration.outlet_ground import Server, serving
+from tests.patience import eventually
 
 __all__ = ["create", "engine", "provider", "settings"]
 pytestmark = pytest.mark.docker

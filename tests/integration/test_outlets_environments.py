@@ -19,9 +19,10 @@ from app.environments.oci.cgroups import Cgroup
 from app.environments.outlets import Outlet, model_outlet, open_outlet, variables
 from app.models.spec import EnvironmentSpec, Network
 from app.settings import Settings
-from tests.integration.network_ground import eventually, forward_threads, nothing_left
+from tests.integration.network_ground import forward_threads, nothing_left
 from tests.integration.oci_ground import add_image, oci, oci_cache, oci_programs, oci_settings, tags
 from tests.integration.outlet_ground import Server, certified, serving
+from tests.patience import eventually
 from tests.services import missing, short_folder
 
 __all__ = ["oci", "oci_cache", "oci_programs", "oci_settings"]

@@ -21,16 +21,9 @@ from app.environments.forwarding import forward
 from app.environments.outlets import PROXY_PORT, Outlet, addresses, allowlist, exchange, open_outlet
 from app.models.shell import Interactive
 from app.models.spec import EnvironmentSpec, Network
-from tests.integration.network_ground import (
-    PATIENCE_S,
-    Place,
-    eventually,
-    everything,
-    forward_threads,
-    nothing_left,
-    place,
-)
+from tests.integration.network_ground import PATIENCE_S, Place, everything, forward_threads, nothing_left, place
 from tests.integration.outlet_ground import Server, certified, listening, serving
+from tests.patience import eventually
 
 __all__ = ["place"]
 

@@ -41,6 +41,7 @@ from app.workers import host_care
 from app.workers.host_care import Reporter, left_to_others
 from tests.building import a_task, ready_instance
 from tests.integration.rows import one
+from tests.patience import eventually
 from tests.services import MakeSettings, missing
 
 SOON_S = 60.0
@@ -354,12 +355,12 @@ def test_one_process_of_a_host_cares_for_it_and_the_next_takes_over(
     monkeypatch.setattr(host_care, "_AWAY_S", 0.05)
     with ExitStack() as first:
         first.enter_context(host_care.caring(settings, database))
-        until(lambda: working == ["first"], "one that cares")
+        eventually(lambda: working == ["first"], "one that cares")
         with host_care.caring(settings, database):
             time.sleep(0.2)
             assert working == ["first"]
             first.close()
-            until(lambda: working == ["second"], "the next that cares")
+            eventually(lambda: working == ["second"], "the next that cares")
     assert working == []
 
 
@@ -432,13 +433,6 @@ def start(settings: Settings, home_folder: Path) -> Iterator[Callable[[str], sub
         print(log.parent.name, log.read_text(), sep="\n")  # seen when a test fails
 
 
-def until(reached: Callable[[], bool], what: str) -> None:
-    give_up = time.monotonic() + SOON_S
-    while not reached():
-        assert time.monotonic() < give_up, f"expected {what} by now"
-        time.sleep(0.05)
-
-
 CLAIMS = (
     "SELECT count(*) FROM attempts a JOIN instances i ON i.id = a.instance_id JOIN tasks t ON t.id = a.task_id"
     " WHERE t.run_id = '{run}' AND i.host = '{host}'"
@@ -458,7 +452,7 @@ def test_workers_on_two_hosts_get_the_tasks_whose_image_they_have_and_those_of_a
 
     dispatcher = Dispatcher(database, settings, _nothing, send, key_of)
     alpha, _ = start("alpha"), start("beta")
-    until(
+    eventually(
         lambda: (
             one(database, "SELECT count(*) FROM host_images").count == 2
             and one(database, "SELECT count(*) FROM instances WHERE state = 'ready' AND host IS NOT NULL").count == 2
@@ -472,10 +466,10 @@ def test_workers_on_two_hosts_get_the_tasks_whose_image_they_have_and_those_of_a
 
     for host in ("beta", "alpha", "beta", "alpha"):
         run = submit(database, f"on-{host}")
-        until(lambda run=run, host=host: claimed(run, host), f"its task on {host}")  # type: ignore[misc]
+        eventually(lambda run=run, host=host: claimed(run, host), f"its task on {host}")  # type: ignore[misc]
     alpha.send_signal(signal.SIGKILL)
     alpha.wait(SOON_S)
     run = submit(database, "on-alpha")
     dispatcher.pass_once()
     assert sent[-1].host == "alpha", "the ledger still believes in the dead host"
-    until(lambda: claimed(run, "beta"), "the dead host's task on the other")
+    eventually(lambda: claimed(run, "beta"), "the dead host's task on the other")

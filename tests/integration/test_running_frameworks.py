@@ -30,6 +30,7 @@ from app.models.shell import Shell
 from app.models.spec import EnvironmentKind, EnvironmentSpec, Limits, Resources
 from app.settings import Settings
 from tests.contract.environment_grounds import CONTEXT, prepared_folder, tags_of
+from tests.patience import eventually
 
 TOKEN = "mf-0123456789abcdef-secret"
 LONG_S = 120.0
@@ -382,12 +383,12 @@ def test_when_all_processes_inside_are_killed_it_is_told_as_a_signal(stage: Stag
 def test_of_a_worker_that_is_killed_nothing_lives_on(bundle: Path, tmp_path: Path) -> None:
     worker = subprocess.Popen([sys.executable, "-c", WORKER, str(bundle), str(tmp_path)], cwd=Path(__file__).parents[2])
     file = tmp_path / "scratch" / "home" / "grandchild"
-    until(lambda: file.exists() and bool(file.read_text().strip()))
+    eventually(lambda: file.exists() and bool(file.read_text().strip()))
     grandchild = Path("/proc", file.read_text().strip())
     assert grandchild.exists()
     worker.kill()
     worker.wait()
-    until(lambda: not grandchild.exists())
+    eventually(lambda: not grandchild.exists())
 
 
 WORKER = """
@@ -398,13 +399,6 @@ bundle, folder = map(Path, sys.argv[1:])
 stage = Stage(None, bundle, folder / "scratch", None, EnvironmentSpec(image="none"))
 stage.run("hang")
 """
-
-
-def until(true: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < give_up
-        time.sleep(0.02)
 
 
 def test_an_environment_that_ends_underneath_is_told_as_such(stage: Stage) -> None:

@@ -18,7 +18,8 @@ from app.environments.session import SessionClient, unix_connector
 from app.environments.session.protocol import ResultFlag
 from app.errors import EnvironmentFailed
 from app.workers.command_logs import CommandLogs
-from tests.integration.session_ground import Ground, eventually, ground, helper_or_skip, may_unshare, over_stdio
+from tests.integration.session_ground import Ground, ground, helper_or_skip, may_unshare, over_stdio
+from tests.patience import eventually
 
 MEBI = 1 << 20
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

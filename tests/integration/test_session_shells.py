@@ -16,7 +16,8 @@ from app.environments.session import Interactive, SessionClient, ShellSession
 from app.environments.session.lane import Lane
 from app.errors import EnvironmentFailed
 from app.workers.command_logs import CommandLogs
-from tests.integration.session_ground import eventually, ground, helper_or_skip, may_unshare
+from tests.integration.session_ground import ground, helper_or_skip, may_unshare
+from tests.patience import eventually
 
 
 @pytest.fixture(scope="module")

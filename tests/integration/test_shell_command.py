@@ -409,11 +409,12 @@ def test_wrong_input_is_told_and_makes_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    before = signal.getsignal(signal.SIGINT)
     result = in_process(settings, monkeypatch, a_set(tmp_path / "set", task), *more, "--command", "true")
     assert isinstance(result.exception, error)
     assert re.search(said, str(result.exception))
     assert left(settings) == []
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_without_a_terminal_a_command_is_needed(

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from app.workers import simulation_report
 from app.workers.simulation_actors import Instance
 from app.workers.simulation_seats import Seats
 from tests.building import a_task, new_id
+from tests.patience import eventually
 from tests.services import MakeSettings
 
 CAPACITY = 8
@@ -53,13 +54,6 @@ QUICK: dict[str, object] = {
     "ephemeral_idle_s": 2.0,
 }
 """Everything that takes half a minute in earnest takes a few seconds here."""
-
-
-def until(true: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
-    give_up = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < give_up, f"waited {timeout_s:.0f} s in vain: {what}"
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +102,7 @@ def test_ephemeral_tasks_are_graded_each_on_an_instance_of_its_own_with_all_door
     assert len(set(used)) == len(used) == 30
     seen = set(results[0].attempts[-1].phases)
     assert set(Phase) - {Phase.TORN_DOWN} <= seen
-    until(lambda: not _ephemeral(flow), "all ephemeral instances have left")
+    eventually(lambda: not _ephemeral(flow), "all ephemeral instances have left")
     assert ask(flow, "SELECT count(*) FROM instances WHERE mode = 'ephemeral' AND coalesce(exit_code, 1) <> 0") == 0
 
 
@@ -134,7 +128,7 @@ def test_standing_instances_take_no_more_than_their_slots_and_stay(stack: Privat
 def test_a_cancelled_attempt_ends_at_once_and_its_seat_is_free_again(stack: PrivateStack, flow: MegaFlow) -> None:
     stack.provider().behave(Simulation.of(hang=1.0, run_s="constant:0.1"))
     run = submitted(flow, CAPACITY, Mode.PERSISTENT)
-    until(lambda: run.status().states.get("running", 0) == CAPACITY, "all run")
+    eventually(lambda: run.status().states.get("running", 0) == CAPACITY, "all run")
     stack.provider().behave(Simulation.of(run_s="constant:0.1"))
     asked_at = time.monotonic()
     run.cancel()
@@ -146,7 +140,7 @@ def test_a_cancelled_attempt_ends_at_once_and_its_seat_is_free_again(stack: Priv
 def test_what_hangs_keeps_its_lease_for_many_leases(stack: PrivateStack, flow: MegaFlow) -> None:
     stack.provider().behave(Simulation.of(hang=1.0, run_s="constant:0.1"))
     run = submitted(flow, 3)
-    until(lambda: run.status().states.get("running", 0) == 3, "all run")
+    eventually(lambda: run.status().states.get("running", 0) == 3, "all run")
     renewed = stack.provider().counts()["renewals"]
     time.sleep(2 * stack.settings.lease_s)
     assert stack.provider().counts()["renewals"] >= renewed + 3 * 4
@@ -181,7 +175,7 @@ def test_who_vanishes_is_missed_by_the_lease_or_the_providers_list(stack: Privat
     vanished = stack.provider().counts().get("vanished", 0)
     stack.provider().behave(Simulation.of(run_s="constant:0.2", vanish=1.0))
     run = submitted(flow, 4)
-    until(lambda: stack.provider().counts().get("vanished", 0) >= vanished + 4, "all have vanished")
+    eventually(lambda: stack.provider().counts().get("vanished", 0) >= vanished + 4, "all have vanished")
     stack.provider().behave(Simulation.of(run_s="constant:0.1"))
     assert states(run) == {"succeeded": 4}
     assert ends(run).count(EndReason.LOST) >= 4
@@ -191,18 +185,18 @@ def test_who_stood_still_past_its_lease_may_write_no_more(stack: PrivateStack, f
     before = stack.provider().counts()
     stack.provider().behave(Simulation.of(run_s="constant:0.2", freeze=1.0, freeze_s="constant:6"))
     run = submitted(flow, 3)
-    until(lambda: stack.provider().counts().get("frozen", 0) >= before.get("frozen", 0) + 3, "all stand still")
+    eventually(lambda: stack.provider().counts().get("frozen", 0) >= before.get("frozen", 0) + 3, "all stand still")
     stack.provider().behave(Simulation.of(run_s="constant:0.1"))
     assert states(run) == {"succeeded": 3}
     assert sorted(map(str, ends(run))) == ["lost"] * 3 + ["submitted"] * 3
     refused = before.get("refused", 0) + 3
-    until(lambda: stack.provider().counts().get("refused", 0) >= refused, "the late writes are refused")
+    eventually(lambda: stack.provider().counts().get("refused", 0) >= refused, "the late writes are refused")
 
 
 def test_interruptions_use_up_no_retry_and_broken_environments_do(stack: PrivateStack, flow: MegaFlow) -> None:
     stack.provider().behave(Simulation.of(run_s="constant:0.1", interrupted=1.0))
     interrupted = submitted(flow, 1)
-    until(lambda: _attempts(flow, interrupted) > 5, "more attempts than a task may fail")
+    eventually(lambda: _attempts(flow, interrupted) > 5, "more attempts than a task may fail")
     stack.provider().behave(Simulation.of(run_s="constant:0.1"))
     assert states(interrupted) == {"succeeded": 1}
     stack.provider().behave(Simulation.of(run_s="constant:0.1", infrastructure=1.0))
@@ -225,8 +219,8 @@ def test_a_faulty_provider_costs_time_and_no_task(stack: PrivateStack, flow: Meg
     assert states(run) == {"succeeded": 10}
     assert ends(run) == [EndReason.SUBMITTED] * 10
     stack.provider().behave(Simulation.of(run_s="constant:0.1"))
-    until(lambda: not _ephemeral(flow), "no instance is left in the ledger")
-    until(lambda: len(stack.provider().alive()) == 2, "nor with the provider, but for the pool")
+    eventually(lambda: not _ephemeral(flow), "no instance is left in the ledger")
+    eventually(lambda: len(stack.provider().alive()) == 2, "nor with the provider, but for the pool")
 
 
 # --- The host -------------------------------------------------------------------------------------------------------
@@ -243,24 +237,24 @@ def test_a_launch_may_be_asked_for_twice(stack: PrivateStack, flow: MegaFlow) ->
         pytest.fail("asked for twice, it was launched twice")
     provider.terminate(request.instance_id, first[request.instance_id], grace_s=0)
     provider.terminate(request.instance_id, first[request.instance_id], grace_s=0)
-    until(lambda: request.instance_id not in provider.alive(), "it is gone, and the ledger knows")
+    eventually(lambda: request.instance_id not in provider.alive(), "it is gone, and the ledger knows")
 
 
 def test_an_instance_is_ended_at_its_deadline_whatever_it_does(stack: PrivateStack, flow: MegaFlow) -> None:
     stack.provider().behave(Simulation.of(never_registers=1.0))
     request = InstanceRequest(instance_id=new_id(), mode=Mode.EPHEMERAL, lifetime_s=0.2)
     assert request.instance_id in stack.provider().launch([request])
-    until(lambda: request.instance_id not in stack.provider().alive(), "it is gone")
+    eventually(lambda: request.instance_id not in stack.provider().alive(), "it is gone")
 
 
 def test_a_host_that_is_killed_or_told_to_leave_costs_no_task(stack: PrivateStack, flow: MegaFlow) -> None:
     stack.provider().behave(Simulation.of(run_s="constant:1"))
     run = submitted(flow, 16)
-    until(lambda: run.status().states.get("running", 0) >= 4, "some run")
+    eventually(lambda: run.status().states.get("running", 0) >= 4, "some run")
     stack.kill("simulation")
     stack.restart("simulation")
-    until(lambda: stack.provider().counts().get("claimed", 0) >= 4, "work goes on")
-    until(lambda: run.status().states.get("running", 0) >= 1, "some run")
+    eventually(lambda: stack.provider().counts().get("claimed", 0) >= 4, "work goes on")
+    eventually(lambda: run.status().states.get("running", 0) >= 1, "some run")
     assert stack.stop("simulation") == 0
     with pytest.raises(InstanceFailed):
         stack.provider().alive()
@@ -295,13 +289,13 @@ def test_no_hint_is_taken_without_a_seat_for_it(make_settings: MakeSettings) -> 
         publish(celery, [Published(hint, Mode.PERSISTENT, "standard") for hint in hints])
         seats.open(instance, 3)
         with redis.Redis.from_url(settings.redis()) as client:
-            until(lambda: len(heard) == 3, "three hints are taken")
+            eventually(lambda: len(heard) == 3, "three hints are taken")
             time.sleep(1.5)
             assert client.llen("persistent.standard") == 7
             assert heard == hints[:3]
             assert [hint for _, hint in seats.seat("persistent.standard", heard)] == hints[:3]
             seats.open(instance, 2)
-            until(lambda: len(heard) == 5, "two more")
+            eventually(lambda: len(heard) == 5, "two more")
             assert client.llen("persistent.standard") == 5
     finally:
         seats.close()
@@ -401,9 +395,9 @@ def test_simulate_that_is_told_to_stop_takes_everything_down() -> None:
             below[:] = psutil.Process(planning.pid).children()
             return len(below) >= 4
 
-        until(children, "its stack is up")
+        eventually(children, "its stack is up")
         homes = {process.environ().get("MEGAFLOW_HOME") for process in below if process.name() not in ("postgres",)}
         os.kill(planning.pid, signal.SIGTERM)
         assert planning.wait(60) == 128 + signal.SIGTERM
-    until(lambda: not [process for process in below if process.is_running()], "its processes are gone")
+    eventually(lambda: not [process for process in below if process.is_running()], "its processes are gone")
     assert not [home for home in homes if home and Path(home).exists()]

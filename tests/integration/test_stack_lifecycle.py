@@ -26,6 +26,7 @@ from app.stack import doctor, engine, flower, leftovers, lifecycle, supervisor
 from app.stack.home import MARKER, exclusively
 from app.stack.processes import has_ended
 from app.stack.programs import Program, Stage, programs
+from tests.patience import eventually
 
 _WAIT = ("-c", "import signal; signal.pause()")
 
@@ -74,13 +75,6 @@ def _up(settings: Settings, table: Callable[[Settings], tuple[Program, ...]] = _
 
 _NO_DOCKERD = engine.Dockerd(url="unix:///nowhere/docker.sock")
 """These tests must not start an engine on this machine."""
-
-
-def _eventually(true: Callable[[], bool], within_s: float = 60.0) -> None:
-    give_up = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < give_up, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def _pid(settings: Settings, name: str) -> int:
@@ -163,9 +157,9 @@ def test_a_server_that_is_killed_comes_back_with_what_it_was_told(settings: Sett
         time.sleep(1.5)  # appendfsync everysec
         killed = _pid(settings, "redis")
         os.kill(killed, signal.SIGKILL)
-    _eventually(lambda: _pid(settings, "redis") not in {0, killed})
+    eventually(lambda: _pid(settings, "redis") not in {0, killed})
     with redis_client.Redis.from_url(settings.redis()) as client:
-        _eventually(lambda: _length(client) == 1)
+        eventually(lambda: _length(client) == 1)
 
 
 def _length(client: redis_client.Redis) -> int:
@@ -197,7 +191,7 @@ def test_up_after_a_killed_supervisord_starts_anew_on_the_same_data(settings: Se
 def _kill_supervisord(settings: Settings) -> None:
     process = psutil.Process(int((settings.home / "run" / "supervisord.pid").read_text()))
     process.kill()
-    _eventually(lambda: has_ended(process))
+    eventually(lambda: has_ended(process))
 
 
 def test_a_program_that_cannot_run_is_named_with_the_end_of_its_log(settings: Settings) -> None:
@@ -225,7 +219,7 @@ def test_programs_get_exactly_these_settings_whatever_signs_they_hold(home_folde
     )
     try:
         _up(settings, _servers_and(program))
-        _eventually(lambda: (home / "seen").exists() and (home / "seen").stat().st_size > 0)
+        eventually(lambda: (home / "seen").exists() and (home / "seen").stat().st_size > 0)
         assert (home / "seen").read_text() == settings.model_dump_json()
     finally:
         lifecycle.down(settings, _nothing, purge=True, table=_servers_and(program))
@@ -291,7 +285,7 @@ def test_flower_asks_for_the_password_that_only_the_owner_can_read(settings: Set
     _up(settings, _servers_and(program))
     secret = flower.password(settings)
     with httpx.Client(base_url=flower.url(settings)) as client:
-        _eventually(lambda: _status(client) != 0)
+        eventually(lambda: _status(client) != 0)
         assert _status(client) == 401
         assert _status(client, (settings.flower_user, "wrong")) == 401
         assert _status(client, (settings.flower_user, secret)) == 200

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from app.ledger import stream
 from app.ledger.database import Database
 from app.ledger.events import Fact, append, wake_dispatcher
 from app.ledger.stream import Wanted
+from tests.patience import eventually
 
 _EVENTS = "import typer; from app.cli import events; c = typer.Typer(); events.register(c); c()"
 
@@ -142,13 +142,6 @@ def following(database: Database, **how: Any) -> Iterator[list[int]]:
         assert not thread.is_alive()
 
 
-def until(true: Callable[[], object], seconds: float = 10.0) -> None:
-    patience = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < patience, "it did not happen"
-        time.sleep(0.01)
-
-
 def test_a_follower_hears_what_comes_also_without_a_notify(database: Database) -> None:
     tell(database, 0)
     with following(database, limit=3) as found:
@@ -156,7 +149,7 @@ def test_a_follower_hears_what_comes_also_without_a_notify(database: Database) -
             tell(database, number)
         with database.begin() as connection:
             append(connection, Fact("task.counted", data={"number": 20}))
-        until(lambda: len(found) == 21)
+        eventually(lambda: len(found) == 21)
     assert found == list(range(21))
 
 
@@ -166,7 +159,7 @@ def test_a_follower_outlives_the_death_of_its_sessions(database: Database) -> No
         for number in range(20):
             tell(other, number)
             if number in (7, 13):
-                until(lambda n=number: n in found)
+                eventually(lambda n=number: n in found)
                 with other.begin() as connection:
                     connection.execute(
                         text(
@@ -174,7 +167,7 @@ def test_a_follower_outlives_the_death_of_its_sessions(database: Database) -> No
                             " WHERE datname = current_database() AND pid <> pg_backend_pid()"
                         )
                     )
-        until(lambda: len(found) >= 20)
+        eventually(lambda: len(found) >= 20)
     other.close()
     assert found == list(range(20))
     assert outages

@@ -40,6 +40,7 @@ from tests.integration import rows
 from tests.integration.oci_ground import add_image, left_over
 from tests.integration.oci_ground import oci_cache as oci_cache
 from tests.integration.oci_ground import oci_programs as oci_programs
+from tests.patience import eventually
 from tests.services import MakeSettings, missing
 
 
@@ -77,13 +78,6 @@ def task_of(spec: EnvironmentSpec, graded_apart: bool = False) -> AgentTask:
     task = a_task().model_copy(update={"environment": spec, "limits": limits})
     goal = TestsGoal(base_commit="c", test_patch="", test_command="true", fail_to_pass=(), pass_to_pass=())
     return task.model_copy(update={"goal": goal}) if graded_apart else task
-
-
-def until(true: Callable[[], object]) -> None:
-    give_up = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
 
 
 @contextmanager
@@ -208,7 +202,7 @@ def test_what_the_queue_needs_is_ready_and_belongs_to_the_run_from_the_moment_it
     recording = Recording(provider, settings, database)
     pool = EnvironmentPool(max_idle=0, warm=Warm(settings.home))
     with keeping(settings, database):
-        until(lambda: len(ready(settings)) == 3)
+        eventually(lambda: len(ready(settings)) == 3)
         waiting = ready(settings)
         assert rows.one(database, "SELECT count(*) FROM engine_objects") == (0,)
         environment, origin = pool.acquire(
@@ -229,7 +223,7 @@ def test_what_the_queue_needs_is_ready_and_belongs_to_the_run_from_the_moment_it
             job.instance_id,
         )
         assert line.destroyed_at is None
-        until(lambda: len(ready(settings)) == 3)
+        eventually(lambda: len(ready(settings)) == 3)
         assert Sweeper(settings, database).sweep({job.instance_id}).removed == 0
         pool.release(environment, reuse=False)
     (line,) = of_run(database, job.run_id).objects
@@ -248,10 +242,10 @@ def test_what_was_just_accepted_is_made_ahead_before_the_next_look_is_due(
 ) -> None:
     monkeypatch.setattr(keeper, "_LOOK_S", 3600.0)
     with keeping(settings, database):
-        until(lambda: wire.address(settings.home).exists())
+        eventually(lambda: wire.address(settings.home).exists())
         time.sleep(0.5)  # it has looked, and listens
         submit(database, settings, image)
-        until(lambda: len(ready(settings)) == 1)
+        eventually(lambda: len(ready(settings)) == 1)
 
 
 def test_what_is_made_ahead_leaves_the_places_to_those_who_wait(
@@ -264,7 +258,7 @@ def test_what_is_made_ahead_leaves_the_places_to_those_who_wait(
         time.sleep(1.0)
         assert ready(settings) == []
         limits.clear_limit(database, limit)
-        until(lambda: len(ready(settings)) == 1)
+        eventually(lambda: len(ready(settings)) == 1)
 
 
 def test_a_taken_one_that_is_swept_is_on_its_takers_receipt(
@@ -314,7 +308,7 @@ def test_a_container_that_was_made_ahead_is_swept_as_its_takers(engines: Setting
         things, _ = listed(engines)
         return {thing.id: thing.attempt_id for thing in things if thing.kind is ObjectKind.CONTAINER}
 
-    until(lambda: owners() == {waiting.id: None, taken.id: job.attempt_id})  # a moment after it was taken
+    eventually(lambda: owners() == {waiting.id: None, taken.id: job.attempt_id})  # a moment after it was taken
     with database.begin() as connection:
         connection.execute(
             text("UPDATE instances SET state = 'failed', ended_at = now() WHERE id = :id"), {"id": job.instance_id}
@@ -339,7 +333,7 @@ def test_a_container_is_kept_ready_and_handed_out(engines: Settings, base_image_
     labels = {"label": [f"megaflow={engines.installation}", f"{ROLE}=environment"]}
     pool = EnvironmentPool(max_idle=0, warm=Warm(engines.home))
     with keeping(engines, database):
-        until(lambda: any("-ready-" in one["Names"][0] for one in engine.api.containers(filters=labels)))
+        eventually(lambda: any("-ready-" in one["Names"][0] for one in engine.api.containers(filters=labels)))
         image_id, tags = provider.prepare_image(spec, timeout_s=10), tags_of(job, engines)
         found: list[str] = []
 
@@ -353,7 +347,7 @@ def test_a_container_is_kept_ready_and_handed_out(engines: Settings, base_image_
             pool.release(environment, reuse=False)
             return bool(path == "warm")
 
-        until(warm)
+        eventually(warm)
     assert {line.engine_id for line in of_run(database, job.run_id).objects} == set(found)
     assert engine.api.containers(all=True, filters=labels) == []
     database.close()

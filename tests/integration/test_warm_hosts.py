@@ -26,6 +26,7 @@ from app.workers.host_care import Reporter, host_name
 from app.workers.warm_care import Forecast
 from tests.building import a_task, dispatched
 from tests.integration import rows
+from tests.patience import eventually
 from tests.services import MakeSettings
 
 Ahead = Callable[[str], list[str | None]]
@@ -223,12 +224,12 @@ def test_only_the_dispatcher_that_decides_says_that_it_is_here(settings: Setting
 
     threads = [start("first", stops[0])]
     try:
-        _until(lambda: told.count("first") > 0)
+        eventually(lambda: told.count("first") > 0)
         threads.append(start("second", stops[1]))
-        _until(lambda: told.count("first") > 2)
+        eventually(lambda: told.count("first") > 2)
         assert "second" not in told
         stops[0].set()
-        _until(lambda: "second" in told)
+        eventually(lambda: "second" in told)
     finally:
         for stop in stops:
             stop.set()
@@ -243,7 +244,7 @@ def test_a_control_worker_says_where_it_is_and_that_instances_start_there(
     control.start()
     try:
         statement = "SELECT count(*) FILTER (WHERE launches) AS launching FROM hosts WHERE name = :host"
-        _until(lambda: rows.one(database, statement, host=host_name()).launching)
+        eventually(lambda: rows.one(database, statement, host=host_name()).launching)
         assert marks.hosts_here(settings) == {host_name()}
     finally:
         control.stop()
@@ -279,7 +280,7 @@ def test_a_host_that_leaves_takes_its_word_back(settings: Settings, database: Da
     thread = threading.Thread(target=Reporter(settings, database, "alpha", lambda: 2).run, args=(stop,))
     thread.start()
     statement = "SELECT launches, ready FROM hosts WHERE name = 'alpha' AND launches = :launches"
-    _until(lambda: _row(database, statement, launches=True))
+    eventually(lambda: _row(database, statement, launches=True))
     stop.set()
     thread.join(20)
     assert _row(database, statement, launches=False) == (False, 0)
@@ -289,10 +290,3 @@ def _row(database: Database, statement: str, **values: object) -> tuple[object, 
     with database.begin() as connection:
         row = connection.execute(text(statement), values).first()
         return None if row is None else tuple(row)
-
-
-def _until(true: Callable[[], object]) -> None:
-    give_up = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < give_up
-        time.sleep(0.01)

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from tests.integration.oci_ground import oci_cache as oci_cache
 from tests.integration.oci_ground import oci_programs as oci_programs
 from tests.integration.oci_ground import oci_settings as oci_settings
 from tests.integration.oci_ground import tiny as tiny
+from tests.patience import eventually
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,13 +72,6 @@ result = taken.run("echo $GIVEN; cat /made 2>/dev/null", timeout_s=10)
 print(json.dumps([taken.id, taken.describe()["path"], result.stdout.decode()]), flush=True)
 sys.stdin.read()
 """
-
-
-def until(true: Callable[[], object], *, within_s: float = 60) -> None:
-    give_up = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
 
 
 @contextmanager
@@ -124,14 +118,14 @@ def test_another_process_takes_a_ready_one_and_another_is_made(
 ) -> None:
     instance = uuid.uuid4()
     with keeping(oci_settings, oci, tiny, most=1):
-        until(lambda: len(ready(oci_settings)) == 1)
+        eventually(lambda: len(ready(oci_settings)) == 1)
         (before,) = ready(oci_settings)
         with another_process(TAKER, oci_settings, tiny, str(instance)) as taker:
             assert taker.stdout is not None
             answer = next(line for line in taker.stdout if line.startswith(b"["))
             identity, path, said = json.loads(answer)
             assert (identity, path, said) == (before.id, "warm", "by the task\n")
-            until(lambda: [one.id for one in ready(oci_settings)] not in ([], [identity]))
+            eventually(lambda: [one.id for one in ready(oci_settings)] not in ([], [identity]))
             labels = {one.id: one.labels for one in Records(oci_settings.home.resolve()).all()}[identity]
             assert labels["megaflow.instance"] == str(instance)
             assert "megaflow.attempt" in labels
@@ -159,7 +153,7 @@ def test_set_up_commands_have_run_when_it_is_handed_out_and_it_comes_back_clean(
         return found.id, found.describe()["path"], made
 
     with keeping(oci_settings, oci, spec, spec, most=2):
-        until(lambda: len(ready(oci_settings)) == 2)
+        eventually(lambda: len(ready(oci_settings)) == 2)
         waiting = {one.id for one in ready(oci_settings)}
         first = acquire()
         assert first[0] in waiting
@@ -171,10 +165,10 @@ def test_set_up_commands_have_run_when_it_is_handed_out_and_it_comes_back_clean(
 def test_what_is_cold_goes_for_what_is_needed(oci: OciProvider, oci_settings: Settings, tiny: EnvironmentSpec) -> None:
     other = tiny.model_copy(update={"env": {**tiny.env, "OTHER": "1"}})
     with keeping(oci_settings, oci, tiny, tiny, most=2) as wishes:
-        until(lambda: len(ready(oci_settings)) == 2)
+        eventually(lambda: len(ready(oci_settings)) == 2)
         before = {one.id for one in ready(oci_settings)}
         wishes[:] = [Wish(other, 30.0), Wish(tiny, 30.0)]
-        until(lambda: len({one.id for one in ready(oci_settings)} - before) == 1)
+        eventually(lambda: len({one.id for one in ready(oci_settings)} - before) == 1)
         assert len({one.id for one in ready(oci_settings)} & before) == 1
         found = Warm(oci_settings.home).take(oci, other, key_of(oci, other), tags(oci_settings.installation))
         assert found is not None
@@ -187,18 +181,18 @@ def test_a_keeper_that_is_killed_leaves_nothing_for_longer_than_its_deadline_and
 ) -> None:
     sweeper = Sweeper(oci_settings)
     with another_process(KEEPER, oci_settings, tiny, "2", "2") as keeper:
-        until(lambda: len(ready(oci_settings)) == 2 and wire.address(oci_settings.home).exists())
+        eventually(lambda: len(ready(oci_settings)) == 2 and wire.address(oci_settings.home).exists())
         keeper.kill()
         keeper.wait()
     assert sweeper.sweep(set()).removed == 0, "somebody may take it yet"
     orphans = {one.id for one in ready(oci_settings)}
     with keeping(oci_settings, oci, tiny, most=1):
-        until(lambda: {one.id for one in ready(oci_settings)} - orphans)
+        eventually(lambda: {one.id for one in ready(oci_settings)} - orphans)
         found = Warm(oci_settings.home).take(oci, tiny, key_of(oci, tiny), tags(oci_settings.installation))
         assert found is not None
         assert found.id not in orphans
         found.destroy()
-    until(lambda: time.time() > max(one.deadline_unix_s for one in ready(oci_settings)))
+    eventually(lambda: time.time() > max(one.deadline_unix_s for one in ready(oci_settings)))
     assert sweeper.sweep(set()).removed == 2
     assert (left_over(oci_settings.home), alive(oci_settings.home)) == ([], [])
 
@@ -208,13 +202,13 @@ def test_a_keeper_killed_between_the_two_hands_costs_the_taker_nothing_and_leave
 ) -> None:
     sweeper = Sweeper(oci_settings)
     with another_process(KEEPER, oci_settings, tiny, "2", "1.5") as keeper:
-        until(lambda: wire.address(oci_settings.home).exists() and len(ready(oci_settings)) == 2)
+        eventually(lambda: wire.address(oci_settings.home).exists() and len(ready(oci_settings)) == 2)
         with asked(oci, oci_settings, tiny) as lost, asked(oci, oci_settings, tiny) as ticket:
             keeper.kill()
             keeper.wait()
             wire.close_all(lost.descriptors)
             taken = oci.take_over(tiny, ticket, owner := tags(oci_settings.installation))
-    until(lambda: lost.body["id"] not in _ids(oci_settings) or sweeper.sweep({owner.instance_id}).removed)
+    eventually(lambda: lost.body["id"] not in _ids(oci_settings) or sweeper.sweep({owner.instance_id}).removed)
     assert taken.run("true", timeout_s=10).ok
     taken.destroy()
     for one in _ids(oci_settings):  # what the keeper was making in their place: the time for it is over

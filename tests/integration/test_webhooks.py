@@ -21,6 +21,7 @@ from app.ledger.database import Database
 from app.ledger.events import Fact, append, wake_dispatcher
 from app.settings import Settings
 from app.workers.webhooks import SIGNATURE, WEBHOOKS, Webhooks, signature
+from tests.patience import eventually
 from tests.services import MakeSettings
 
 
@@ -106,13 +107,6 @@ def tell(database: Database, *numbers: int, kind: str = "task.counted", task_id:
         wake_dispatcher(connection)
 
 
-def until(true: Callable[[], object], seconds: float = 10.0) -> None:
-    patience = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < patience, "it did not happen"
-        time.sleep(0.01)
-
-
 def only(database: Database) -> webhooks.Hook:
     (hook,) = webhooks.all_of(database)
     return hook
@@ -128,10 +122,10 @@ def test_facts_arrive_in_order_in_batches_and_signed(
     tell(database, *range(250), task_id=task_id)
     tell(database, 999, kind="attempt.claimed")
     with delivering(database, settings):
-        until(lambda: len(receiver.numbers) == 250)
+        eventually(lambda: len(receiver.numbers) == 250)
         tell(database, 250)
-        until(lambda: len(receiver.numbers) == 251)
-        until(lambda: only(database).position == receiver.bodies[-1]["position"])
+        eventually(lambda: len(receiver.numbers) == 251)
+        eventually(lambda: only(database).position == receiver.bodies[-1]["position"])
     assert receiver.numbers == list(range(251))
     assert [len(body["events"]) for body in receiver.bodies] == [100, 100, 50, 1]
     first = receiver.bodies[0]["events"][0]
@@ -152,15 +146,15 @@ def test_a_receiver_that_fails_is_tried_again_from_where_it_was(
     before = only(database).position
     tell(database, 1, 2)
     with delivering(database, settings):
-        until(lambda: only(database).failures >= 2)
+        eventually(lambda: only(database).failures >= 2)
         assert only(database).position == before
         assert only(database).last_error == "expected an answer 2xx, found 500 Internal Server Error"
         tell(database, 3)
         receiver.answer = 302  # not followed, not success
-        until(lambda: "302" in str(only(database).last_error))
+        eventually(lambda: "302" in str(only(database).last_error))
         receiver.answer = 200
-        until(lambda: receiver.numbers == [1, 2, 3])
-        until(lambda: only(database).failures == 0)
+        eventually(lambda: receiver.numbers == [1, 2, 3])
+        eventually(lambda: only(database).failures == 0)
     assert only(database).last_error is None
     kinds = [found.event.kind for found in stream.read(database, before, wanted=stream.Wanted(["webhook."])).events]
     assert kinds == ["webhook.added", "webhook.failing", "webhook.recovered"], (
@@ -177,12 +171,12 @@ def test_one_that_hangs_holds_up_no_other_and_gets_everything_later(
         webhooks.add(database, receiver.url, ["task."])
     with delivering(database, settings, timeout_s=1.5):
         tell(database, 1)
-        until(lambda: hanging.requests)
+        eventually(lambda: hanging.requests)
         for number in (2, 3):
             tell(database, number)
-            until(lambda n=number: n in well.numbers, seconds=1.4)
+            eventually(lambda n=number: n in well.numbers, within_s=1.4)
         hanging.answer = 200
-        until(lambda: hanging.numbers == [1, 2, 3])
+        eventually(lambda: hanging.numbers == [1, 2, 3])
     assert well.numbers == [1, 2, 3]
 
 
@@ -193,12 +187,12 @@ def test_one_that_is_away_for_a_while_misses_nothing(
     webhooks.add(database, first.url, ["task."])
     with delivering(database, settings):
         tell(database, 1)
-        until(lambda: first.numbers == [1])
+        eventually(lambda: first.numbers == [1])
         first.close()
         tell(database, 2, 3)
-        until(lambda: only(database).failures >= 2)
+        eventually(lambda: only(database).failures >= 2)
         back = receivers(first.port)
-        until(lambda: back.numbers == [2, 3])
+        eventually(lambda: back.numbers == [2, 3])
 
 
 def test_two_control_workers_deliver_once_and_the_second_takes_over(
@@ -210,9 +204,9 @@ def test_two_control_workers_deliver_once_and_the_second_takes_over(
         with delivering(database, settings):
             for number in range(20):
                 tell(database, number)
-            until(lambda: len(receiver.numbers) >= 20)
+            eventually(lambda: len(receiver.numbers) >= 20)
         tell(database, 20)
-        until(lambda: 20 in receiver.numbers)
+        eventually(lambda: 20 in receiver.numbers)
     assert receiver.numbers == list(range(21))
 
 
@@ -227,7 +221,7 @@ def test_killed_sessions_lose_nothing_and_keep_the_order(
             if number % 13 == 5:
                 _kill_sessions(others, leader_only=number < 20)
             time.sleep(0.02)
-        until(lambda: set(receiver.numbers) == set(range(40)), seconds=20)
+        eventually(lambda: set(receiver.numbers) == set(range(40)), within_s=20)
     others.close()
     first_seen = list(dict.fromkeys(receiver.numbers))
     assert first_seen == list(range(40)), "what comes twice is what had come before"
@@ -263,7 +257,7 @@ def test_nothing_is_sent_unsigned_when_the_secret_is_missing(
     webhooks.add(database, receiver.url, secret_env="HOOK_SECRET_THAT_IS_NOT_SET")
     tell(database, 1)
     with delivering(database, settings):
-        until(lambda: only(database).failures >= 1)
+        eventually(lambda: only(database).failures >= 1)
         assert "HOOK_SECRET_THAT_IS_NOT_SET" in str(only(database).last_error)
     assert not receiver.requests
 
@@ -276,11 +270,11 @@ def test_a_removed_webhook_hears_no_more(
     webhooks.add(database, kept.url, ["task."])
     with delivering(database, settings):
         tell(database, 1)
-        until(lambda: receiver.numbers == [1] and kept.numbers == [1])
+        eventually(lambda: receiver.numbers == [1] and kept.numbers == [1])
         webhooks.remove(database, str(hook.id)[-12:])
         time.sleep(1.2)
         tell(database, 2)
-        until(lambda: kept.numbers == [1, 2])
+        eventually(lambda: kept.numbers == [1, 2])
     assert receiver.numbers == [1]
     with pytest.raises(UnknownName, match="unknown webhook"):
         webhooks.remove(database, str(hook.id))

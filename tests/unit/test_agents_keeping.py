@@ -7,8 +7,7 @@ import os
 import resource
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,16 +23,10 @@ from app.agents.running.outside import run_outside
 from app.agents.trial import NeverCancelled
 from app.errors import AgentUnavailable
 from app.workers.command_logs import CommandLogs
+from tests.patience import eventually
 
 ROOT = Path(__file__).parents[2]
 HIGH = 1500  # above what `select` knows
-
-
-def until(true: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < give_up
-        time.sleep(0.02)
 
 
 def lives(pid: str) -> bool:
@@ -164,7 +157,7 @@ Shelf(Path(sys.argv[1])).ensure("toy", "1", make)
 def test_whoever_installs_after_a_killed_one_finds_nobody_writing(tmp_path: Path) -> None:
     shelf, file = tmp_path / "shelf", tmp_path / "pid"
     first = subprocess.Popen([sys.executable, "-c", INSTALLER, str(shelf), str(file)], cwd=ROOT)
-    until(lambda: file.exists() and bool(file.read_text().strip()))
+    eventually(lambda: file.exists() and bool(file.read_text().strip()))
     first.kill()
     first.wait()
     found: list[bool] = []

@@ -17,6 +17,7 @@ from app.environments.host_slots import HostGate
 from app.environments.warm import AheadGate, Keeper, Key, Warm, Wish, ahead, keeper, wire
 from app.errors import AgentUnavailable, DatabaseUnavailable, EnvironmentFailed
 from app.models.spec import Bundle, Compose, EnvironmentKind, EnvironmentSpec, Network, Resources, Reuse
+from tests.patience import eventually
 from tests.services import short_folder
 from tests.unit.warm_fake import FakeEnvironment, FakeProvider, World, an_attempts
 
@@ -77,13 +78,6 @@ def keeping(
         assert not thread.is_alive()
 
 
-def until(true: Callable[[], object]) -> None:
-    give_up = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < give_up
-        time.sleep(0.005)
-
-
 def images(world: World, provider: FakeProvider) -> list[str]:
     return sorted(provider.made[identity].spec.label for identity in list(world.alive))
 
@@ -97,6 +91,13 @@ def take(
     return found
 
 
+def soon_taken(home: Path, provider: FakeProvider, image: str, tags: Tags | None = None) -> FakeEnvironment:
+    """From a keeper that has one, or puts it onto its shelf in a moment: what has been made is not yet ready."""
+    found = eventually(lambda: take(home, provider, image, tags))
+    assert isinstance(found, FakeEnvironment)
+    return found
+
+
 # --- What is made, and what goes ------------------------------------------------------------------------------------
 
 
@@ -104,7 +105,7 @@ def test_the_next_tasks_find_theirs_ready_and_never_more_than_there_may_be(
     home: Path, world: World, provider: FakeProvider
 ) -> None:
     with keeping(home, provider, Queue(*"aabcdefg"), most=4):
-        until(lambda: images(world, provider) == ["a", "a", "b", "c"])
+        eventually(lambda: images(world, provider) == ["a", "a", "b", "c"])
         time.sleep(0.1)
         assert world.most_alive == 4
     assert world.alive == {}, "what was ready is given back when the keeper leaves"
@@ -116,14 +117,13 @@ def test_what_has_gone_to_a_task_is_replaced_by_what_the_next_one_needs(
 ) -> None:
     queue = Queue(*"abc")
     with keeping(home, provider, queue, most=2):
-        until(lambda: images(world, provider) == ["a", "b"])
+        eventually(lambda: images(world, provider) == ["a", "b"])
         tags = an_attempts()
-        taken = take(home, provider, "a", tags)
-        assert taken is not None
+        taken = soon_taken(home, provider, "a", tags)
         assert world.alive[taken.id] is tags, "it is the attempt's from now on"
         assert taken.describe()["path"] == "warm"
         queue.set(*"bc")
-        until(lambda: images(world, provider) == ["a", "b", "c"])
+        eventually(lambda: images(world, provider) == ["a", "b", "c"])
     assert list(world.alive) == [taken.id], "what was handed out is no longer the keeper's to end"
 
 
@@ -132,8 +132,8 @@ def test_what_was_taken_is_not_made_again_for_a_queue_that_was_read_before(
 ) -> None:
     monkeypatch.setattr(keeper, "_LOOK_S", 60.0)
     with keeping(home, provider, Queue(*"ab"), most=4):
-        until(lambda: images(world, provider) == ["a", "b"])
-        assert take(home, provider, "a") is not None
+        eventually(lambda: images(world, provider) == ["a", "b"])
+        soon_taken(home, provider, "a")
         time.sleep(0.1)
         assert [spec.image for spec in provider.created].count("a") == 1
 
@@ -143,26 +143,26 @@ def test_what_no_task_needs_goes_when_it_has_been_cold_for_a_while(
 ) -> None:
     queue = Queue("a", "b")
     with keeping(home, provider, queue, grace_s=0.3):
-        until(lambda: images(world, provider) == ["a", "b"])
+        eventually(lambda: images(world, provider) == ["a", "b"])
         queue.set("b")
         time.sleep(0.15)
         assert images(world, provider) == ["a", "b"], "the next run may be on its way"
-        until(lambda: images(world, provider) == ["b"])
+        eventually(lambda: images(world, provider) == ["b"])
 
 
 def test_what_is_cold_makes_room_at_once_for_what_is_needed(home: Path, world: World, provider: FakeProvider) -> None:
     queue = Queue("a", "a", "b")
     with keeping(home, provider, queue, most=3):
-        until(lambda: images(world, provider) == ["a", "a", "b"])
+        eventually(lambda: images(world, provider) == ["a", "a", "b"])
         queue.set("c", "b", "d")
-        until(lambda: images(world, provider) == ["b", "c", "d"])
+        eventually(lambda: images(world, provider) == ["b", "c", "d"])
         assert world.most_alive == 3
 
 
 def test_a_ledger_that_is_away_changes_nothing(home: Path, world: World, provider: FakeProvider) -> None:
     queue = Queue("a")
     with keeping(home, provider, queue, grace_s=0.05):
-        until(lambda: images(world, provider) == ["a"])
+        eventually(lambda: images(world, provider) == ["a"])
         queue.away = True
         time.sleep(0.2)
         assert images(world, provider) == ["a"]
@@ -173,9 +173,9 @@ def test_an_image_that_is_not_here_is_waited_for_and_keeps_nobody_from_the_other
 ) -> None:
     provider.absent = {"a"}
     with keeping(home, provider, Queue("a", "b")):
-        until(lambda: images(world, provider) == ["b"])
+        eventually(lambda: images(world, provider) == ["b"])
         provider.absent = set()
-        until(lambda: images(world, provider) == ["a", "b"])
+        eventually(lambda: images(world, provider) == ["a", "b"])
 
 
 def test_who_is_fetching_an_image_is_not_waited_for_and_less_and_less_often_asked(
@@ -183,7 +183,7 @@ def test_who_is_fetching_an_image_is_not_waited_for_and_less_and_less_often_aske
 ) -> None:
     provider.absent = {"a", "b"}
     with keeping(home, provider, Queue("a", "b", "c")):
-        until(lambda: images(world, provider) == ["c"])
+        eventually(lambda: images(world, provider) == ["c"])
         time.sleep(0.4)
         assert provider.prepared == ["c"], "nobody waits where an image is fetched"
         assert provider.looked.count("a") <= 6, "20 ms, 40 ms, 80 ms…"
@@ -195,7 +195,7 @@ def test_images_that_are_needed_much_later_are_not_asked_for_yet(
     far = [f"i{number}" for number in range(50)]
     provider.absent = set(far)
     with keeping(home, provider, Queue(*far), most=2):
-        until(lambda: len(set(provider.looked)) == 8)
+        eventually(lambda: len(set(provider.looked)) == 8)
         time.sleep(0.1)
         assert set(provider.looked) == set(far[:8])
 
@@ -205,10 +205,10 @@ def test_one_of_another_image_than_was_found_is_handed_to_nobody(
 ) -> None:
     provider.moved["a"] = "another"
     with keeping(home, provider, Queue("a"), most=1):
-        until(lambda: len(provider.created) > 1)
+        eventually(lambda: len(provider.created) > 1)
         assert take(home, provider, "a") is None
         provider.moved.clear()
-        until(lambda: world.deadlines.keys() & world.alive.keys() and take(home, provider, "a"))
+        eventually(lambda: world.deadlines.keys() & world.alive.keys() and take(home, provider, "a"))
 
 
 def test_an_engine_that_does_not_end_one_keeps_nobody_from_having_another_made(
@@ -216,17 +216,17 @@ def test_an_engine_that_does_not_end_one_keeps_nobody_from_having_another_made(
 ) -> None:
     queue, ended = Queue("a", "b"), threading.Event()
     with keeping(home, provider, queue, most=3, grace_s=0.05):
-        until(lambda: images(world, provider) == ["a", "b"])
+        eventually(lambda: images(world, provider) == ["a", "b"])
         (cold,) = (one for one in provider.made.values() if one.spec.image == "a")
         cold.end_blocked = ended
         queue.set("b", "c")
-        until(lambda: images(world, provider) == ["a", "b", "c"])
+        eventually(lambda: images(world, provider) == ["a", "b", "c"])
         queue.set("b", "c", "d")
         time.sleep(0.15)
         assert world.most_alive == 3, "what is being ended takes a place"
-        assert take(home, provider, "b") is not None
+        soon_taken(home, provider, "b")
         ended.set()
-        until(lambda: cold.id not in world.alive)
+        eventually(lambda: cold.id not in world.alive)
 
 
 def test_what_cannot_be_made_is_left_to_its_task(home: Path, world: World, provider: FakeProvider) -> None:
@@ -234,7 +234,7 @@ def test_what_cannot_be_made_is_left_to_its_task(home: Path, world: World, provi
     tried: list[str] = []
     provider.broken = Tried(provider.broken, tried)
     with keeping(home, provider, Queue("a", "b")):
-        until(lambda: images(world, provider) == ["b"])
+        eventually(lambda: images(world, provider) == ["b"])
         time.sleep(0.15)
         assert tried.count("a") == 1
 
@@ -256,7 +256,7 @@ def test_one_that_found_no_place_is_tried_again_soon(home: Path, world: World, p
     with keeping(home, provider, Queue("a")):
         time.sleep(0.1)
         del provider.broken["a"]
-        until(lambda: images(world, provider) == ["a"])
+        eventually(lambda: images(world, provider) == ["a"])
 
 
 def test_one_whose_tool_is_not_installed_yet_is_tried_again_when_it_may_be(
@@ -264,9 +264,9 @@ def test_one_whose_tool_is_not_installed_yet_is_tried_again_when_it_may_be(
 ) -> None:
     provider.broken["a"] = AgentUnavailable("not installed yet")
     with keeping(home, provider, Queue("a", "b")):
-        until(lambda: images(world, provider) == ["b"])
+        eventually(lambda: images(world, provider) == ["b"])
         del provider.broken["a"]
-        until(lambda: sorted(images(world, provider)) == ["a", "b"])
+        eventually(lambda: sorted(images(world, provider)) == ["a", "b"])
 
 
 def test_when_no_place_is_free_nothing_else_asks_for_one_either(
@@ -277,7 +277,7 @@ def test_when_no_place_is_free_nothing_else_asks_for_one_either(
     busy.__cause__ = TimeoutError()
     provider.broken = Tried(dict.fromkeys("abcdefgh", busy), tried)
     with keeping(home, provider, Queue(*"abcdefgh"), most=8):
-        until(lambda: tried)
+        eventually(lambda: tried)
         time.sleep(0.2)
         assert len(tried) <= keeper._MAKERS
 
@@ -287,13 +287,13 @@ def test_what_lives_is_renewed_and_what_has_died_is_replaced(
 ) -> None:
     monkeypatch.setattr(keeper, "_RENEW_S", 0.05)
     with keeping(home, provider, Queue("a"), most=1):
-        until(lambda: len(world.deadlines) == 1)
+        eventually(lambda: len(world.deadlines) == 1)
         (first,) = world.alive
-        until(lambda: world.deadlines[first] > time.time() + ahead.LIFE_S - 0.5)
+        eventually(lambda: world.deadlines[first] > time.time() + ahead.LIFE_S - 0.5)
         before = world.deadlines[first]
-        until(lambda: world.deadlines[first] > before)
+        eventually(lambda: world.deadlines[first] > before)
         del world.alive[first]
-        until(lambda: world.alive)
+        eventually(lambda: world.alive)
         assert first not in world.alive
 
 
@@ -308,14 +308,14 @@ def test_one_process_of_a_host_does_the_work_and_another_one_after_it(
     home: Path, world: World, provider: FakeProvider
 ) -> None:
     with keeping(home, provider, Queue("a"), most=1) as first:
-        until(lambda: len(world.alive) == 1)
+        eventually(lambda: len(world.alive) == 1)
         with keeping(home, provider, Queue("a"), most=1):
             time.sleep(0.1)
             assert world.most_alive == 1
             (before,) = world.alive
             first.set()
-            until(lambda: world.alive and before not in world.alive)
-            assert take(home, provider, "a") is not None
+            eventually(lambda: world.alive and before not in world.alive)
+            soon_taken(home, provider, "a")
 
 
 # --- Changing hands -------------------------------------------------------------------------------------------------
@@ -330,25 +330,30 @@ def test_without_a_keeper_there_is_none_also_behind_the_file_of_one_that_was_kil
         stale.bind(str(wire.address(home)))
     assert take(home, provider, "a") is None
     with keeping(home, provider, Queue("a"), most=1):
-        until(lambda: world.deadlines)
+        eventually(lambda: world.deadlines)
         assert wire.address(home).stat().st_mode & 0o777 == 0o600
-        assert take(home, provider, "a") is not None
+        soon_taken(home, provider, "a")
 
 
 def test_the_folder_may_have_a_longer_name_than_a_socket(world: World, provider: FakeProvider, tmp_path: Path) -> None:
     home = tmp_path / ("long" * 40)
     with keeping(home, provider, Queue("a"), most=1):
-        until(lambda: world.deadlines)
-        assert take(home, provider, "a") is not None
+        eventually(lambda: world.deadlines)
+        soon_taken(home, provider, "a")
 
 
 def test_each_is_handed_out_once_however_many_ask(home: Path, world: World, provider: FakeProvider) -> None:
     queue = Queue(*"aaaa")
     with keeping(home, provider, queue):
-        until(lambda: len(world.deadlines) == 4)
+        eventually(lambda: len(world.deadlines) == 4)
         queue.set()
         found: list[FakeEnvironment | None] = []
-        askers = [threading.Thread(target=lambda: found.append(take(home, provider, "a"))) for _ in range(8)]
+
+        def ask() -> bool:
+            found.append(take(home, provider, "a"))
+            return sum(one is not None for one in found) >= 4
+
+        askers = [threading.Thread(target=eventually, args=(ask,)) for _ in range(8)]
         for asker in askers:
             asker.start()
         for asker in askers:
@@ -359,11 +364,10 @@ def test_each_is_handed_out_once_however_many_ask(home: Path, world: World, prov
 
 def test_one_that_has_died_is_passed_over(home: Path, world: World, provider: FakeProvider) -> None:
     with keeping(home, provider, Queue("a", "a"), most=2):
-        until(lambda: len(world.deadlines) == 2)
+        eventually(lambda: len(world.deadlines) == 2)
         dead = next(iter(world.deadlines))
         del world.alive[dead]
-        taken = take(home, provider, "a")
-        assert taken is not None
+        taken = soon_taken(home, provider, "a")
         assert taken.id != dead
 
 
@@ -371,7 +375,7 @@ def test_what_lives_and_cannot_be_given_away_is_not_made_again_and_again(
     home: Path, world: World, provider: FakeProvider
 ) -> None:
     with keeping(home, provider, Queue("a", "a"), most=1):
-        until(lambda: world.deadlines)
+        eventually(lambda: world.deadlines)
         for one in provider.made.values():
             one.stays = True
         assert take(home, provider, "a") is None
@@ -393,11 +397,11 @@ def test_a_queue_that_has_changed_is_looked_at_soon(
     kept.wake()
     thread = threading.Thread(target=kept.run, args=(stop,))
     thread.start()
-    until(lambda: images(world, provider) == ["a"])
+    eventually(lambda: images(world, provider) == ["a"])
     queue.set("a", "b")
     for _ in range(50):
         kept.wake()
-    until(lambda: images(world, provider) == ["a", "b"])
+    eventually(lambda: images(world, provider) == ["a", "b"])
     assert len(looks) == 2
     assert looks[1] - looks[0] >= keeper._REST_S
     stop.set()
@@ -408,7 +412,7 @@ def test_a_queue_that_has_changed_is_looked_at_soon(
 def test_a_taker_that_dies_on_the_way_leaves_nothing(home: Path, world: World, provider: FakeProvider) -> None:
     spec = EnvironmentSpec(image="a")
     with keeping(home, provider, Queue("a"), most=1):
-        until(lambda: world.deadlines)
+        eventually(lambda: world.deadlines)
         (first,) = world.alive
         with wire.new_socket() as connection:
             connection.connect(str(wire.address(home)))
@@ -416,7 +420,7 @@ def test_a_taker_that_dies_on_the_way_leaves_nothing(home: Path, world: World, p
             ticket = wire.receive_ticket(connection)
             assert ticket is not None
             wire.close_all(ticket.descriptors)
-        until(lambda: first not in world.alive)
+        eventually(lambda: first not in world.alive)
 
 
 def test_one_that_the_taker_cannot_use_is_ended_and_the_taker_makes_its_own(
@@ -424,21 +428,21 @@ def test_one_that_the_taker_cannot_use_is_ended_and_the_taker_makes_its_own(
 ) -> None:
     queue = Queue("a")
     with keeping(home, provider, queue, most=1):
-        until(lambda: world.deadlines)
+        eventually(lambda: world.deadlines)
         (first,) = world.alive
         taker = FakeProvider(world)
         taker.refuses_to_take = True
         assert take(home, taker, "a") is None
-        until(lambda: first not in world.alive)
+        eventually(lambda: first not in world.alive)
 
 
 def test_no_open_file_is_left_by_the_change_of_hands(home: Path, world: World, provider: FakeProvider) -> None:
     with keeping(home, provider, Queue("a"), most=1):
-        until(lambda: world.deadlines)
+        eventually(lambda: world.deadlines)
         before = _files()
         for _ in range(5):
-            until(lambda: take(home, provider, "a") is not None)
-        until(lambda: _files() <= before + 1)  # an answer may be on its way
+            soon_taken(home, provider, "a")
+        eventually(lambda: _files() <= before + 1)  # an answer may be on its way
 
 
 def _files() -> int:
@@ -462,20 +466,20 @@ def test_a_keeper_that_says_nothing_is_not_waited_for(
 
 def test_nobody_at_the_door_can_stop_it(home: Path, world: World, provider: FakeProvider) -> None:
     with keeping(home, provider, Queue("a"), most=1):
-        until(lambda: world.deadlines)
+        eventually(lambda: world.deadlines)
         for noise in (b"\xff\xfe", b"x" * 5000, b""):
             with wire.new_socket() as connection:
                 connection.connect(str(wire.address(home)))
                 if noise:
                     connection.sendall(noise)
-        assert take(home, provider, "a") is not None
+        soon_taken(home, provider, "a")
 
 
 def test_what_changed_while_it_was_made_does_not_outlive_its_keeper(home: Path, world: World) -> None:
     slow = FakeProvider(world, takes_s=0.3)
     with keeping(home, slow, Queue("a"), most=1):
-        until(lambda: world.alive)
-    until(lambda: not world.alive)
+        eventually(lambda: world.alive)
+    eventually(lambda: not world.alive)
 
 
 # --- What is the same, and who goes first ---------------------------------------------------------------------------

@@ -1,0 +1,20 @@
+"""Waiting for what another thread, process or machine does in its own time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+PATIENCE_S = 60.0
+"""Enough on a slow machine that does other things besides; who waits in vain waits this long."""
+_LOOK_S = 0.02
+
+
+def eventually(found: Callable[[], Any], what: str = "what was waited for", *, within_s: float = PATIENCE_S) -> Any:
+    """What `found` gives as soon as that is true; it is called many times a second. Fails when it stays untrue."""
+    give_up = time.monotonic() + within_s
+    while not (value := found()):
+        assert time.monotonic() < give_up, f"expected {what} within {within_s:.0f} s; it did not happen"
+        time.sleep(_LOOK_S)
+    return value
