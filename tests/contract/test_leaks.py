@@ -209,7 +209,7 @@ def test_twenty_that_were_used_leave_nothing(
 ) -> None:
     def use(number: int) -> None:
         environment = make()
-        environment.run(f"setsid sleep {mark} > /dev/null 2>&1 & echo x > /tmp/x-{number}", timeout_s=20)
+        environment.run(f"setsid sleep {mark} > /dev/null 2>&1 & echo x > ${{TMPDIR:-/tmp}}/x-{number}", timeout_s=20)
         shell, stream = environment.shell(), environment.stream(["/bin/sh", "-c", f"sleep {mark}"])
         shell.run("cd /; export A=b", timeout_s=20)
         environment.put("/testbed/x", b"x" * 100_000)
@@ -261,7 +261,7 @@ def test_an_image_that_is_nowhere_leaves_nothing(
 @pytest.mark.parametrize(
     ("setup", "timeout_s"),
     [
-        ("sleep {mark} > /dev/null 2>&1 & echo x > /tmp/x; exit 3", CREATE_S),
+        ("sleep {mark} > /dev/null 2>&1 & echo x > ${{TMPDIR:-/tmp}}/x; exit 3", CREATE_S),
         ("setsid sleep {mark} > /dev/null 2>&1 & sleep {mark}", 2.0),
         ("trap '' TERM INT HUP; while :; do sleep {mark}; done", 2.0),
     ],
