@@ -12,7 +12,10 @@ _LOOK_S = 0.02
 
 
 def eventually(found: Callable[[], Any], what: str = "what was waited for", *, within_s: float = PATIENCE_S) -> Any:
-    """What `found` gives as soon as that is true; it is called many times a second. Fails when it stays untrue."""
+    """What `found` gives as soon as that is true; it is called many times a second. Fails when it stays untrue.
+
+    within_s: less than after what time something else (a sweeper, a lease, a default) would make it true as well.
+    """
     give_up = time.monotonic() + within_s
     while not (value := found()):
         assert time.monotonic() < give_up, f"expected {what} within {within_s:.0f} s; it did not happen"

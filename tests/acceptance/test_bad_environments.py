@@ -42,7 +42,7 @@ def _task(system: System, folder: Path) -> AgentTask:
 def _ended(system: System, run_id: UUID) -> TaskResult:
     """The one task's end, and nothing of it left."""
     (result,) = system.flow.run(run_id).results(timeout=150)
-    eventually(lambda: _left(system, run_id) == [])
+    eventually(lambda: _left(system, run_id) == [], within_s=30)
     return result
 
 

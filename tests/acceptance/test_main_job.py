@@ -121,7 +121,7 @@ def test_cancel_ends_a_running_task_and_its_container(system: System, task_folde
     (handle,) = system.flow.run(*system.rows("SELECT id FROM runs WHERE id = :r", r=run_id)[0]).handles
     result = handle.result(timeout=10)
     assert (result.state, result.end_reason, result.reward) == ("cancelled", "cancelled", None)
-    eventually(lambda: not system.rows(running))
+    eventually(lambda: not system.rows(running), within_s=30)
 
 
 def test_a_waiting_task_is_cancelled_before_it_starts(system: System) -> None:

@@ -29,6 +29,7 @@ from app.errors import EngineUnavailable, EnvironmentFailed, EnvironmentVanished
 from app.models.spec import EnvironmentSpec, Network, Resources, Reuse
 from app.settings import Settings
 from tests.integration import docker_ground
+from tests.patience import eventually
 
 pytestmark = pytest.mark.docker
 
@@ -403,10 +404,8 @@ def test_an_environment_whose_worker_was_killed_ends_itself(
             assert engine.api.inspect_container(container_id)["State"]["Running"]
         finally:
             worker.kill()
-    until = time.monotonic() + 10
-    while engine.api.inspect_container(container_id)["State"]["Running"]:
-        assert time.monotonic() < until, "it lives on without an owner"
-        time.sleep(0.1)
+    state = lambda: engine.api.inspect_container(container_id)["State"]  # noqa: E731
+    eventually(lambda: not state()["Running"], "its end, without an owner", within_s=10)  # by default after a minute
     engine.remove(container_id)
 
 

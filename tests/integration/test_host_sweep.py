@@ -37,7 +37,6 @@ from tests.integration.test_local_environment import CONTEXT, SPEC
 from tests.patience import eventually
 from tests.services import MakeSettings, missing
 
-SOON_S = 60.0
 HERE = "here"
 
 WORKER = """

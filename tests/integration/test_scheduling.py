@@ -28,6 +28,7 @@ from app.scheduling.reconciler import Hands, Reconciler
 from app.settings import Settings
 from app.workers.evaluations import Calendar
 from tests.building import RETRY, accepted, claimed
+from tests.patience import eventually
 from tests.services import MakeSettings
 
 
@@ -218,10 +219,7 @@ def test_one_leads_at_a_time_and_another_takes_over(database: Database) -> None:
     assert first.held()
     assert not second.held()
     first.release()
-    until = time.monotonic() + 10  # the server notices that a connection has gone in its own time
-    while not second.held() and time.monotonic() < until:
-        time.sleep(0.02)
-    assert second.held()
+    eventually(second.held, within_s=10)  # the server notices that a connection has gone in its own time
     second.release()
 
 

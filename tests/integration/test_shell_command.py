@@ -33,6 +33,7 @@ from app.ledger.receipts import ObjectKind
 from app.models.spec import TOOLS_INSIDE
 from app.settings import PREFIX, Settings
 from tests.integration.docker_ground import remove_images
+from tests.patience import eventually
 from tests.services import short_folder
 
 COMMAND = [sys.executable, "-c", "from app.cli import main; main()", "shell"]
@@ -219,10 +220,7 @@ def test_whoever_ends_it_leaves_nothing(
 
 
 def await_command(wanted: bytes) -> None:
-    until = time.monotonic() + 60
-    while wanted not in commands_of_this_host():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    eventually(lambda: wanted in commands_of_this_host(), repr(wanted))
 
 
 def commands_of_this_host() -> bytes:
