@@ -281,6 +281,17 @@ def test_ids_that_agree() -> None:
     assert (found.with_ids, found.strung, found.findings) == (2, 1, ())
 
 
+def test_the_result_of_the_last_turn_is_in_the_call_that_was_refused_for_it() -> None:
+    calls = a_conversation("one", "two")
+    last = said("two", "run two")
+    calls[-1] = replace(calls[-1], reply=last)
+    more = [*calls[-1].messages, last, *results(last, "output of two")]
+    refused = a_call(more, None, end=CallEnd.STEP_LIMIT, status=400, cost_usd=None)
+    steps = checked([*calls, refused])["steps"]
+    assert steps[-1]["observation"]["results"][0]["content"] == "output of two"
+    assert checked([*calls, refused, replace(refused, id=UUID(int=next(_count)))])["steps"] == steps
+
+
 @pytest.mark.parametrize(
     ("second", "kind", "detail"),
     [

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from app.ledger.model_calls import StoredCall
@@ -84,6 +84,9 @@ class _Written:
         self.id = about.session_id if branch.number == 0 else f"{about.session_id}/{branch.number}"
         for node in branch.nodes:
             self._node(node)
+        last = branch.nodes[-1]
+        if unanswered := forest.last_prompts.get(last):
+            self._prompt(unanswered, last.call.started_at + timedelta(seconds=last.call.duration_s))
 
     def trajectory(self) -> dict[str, Any]:
         found = _head(self._about, self.id, self._steps)
@@ -119,8 +122,12 @@ class _Written:
     # --- Steps ------------------------------------------------------------------------------------------------------
 
     def _node(self, node: Node) -> None:
-        started = node.call.started_at
-        for message in node.call.messages[self._start(node) :]:
+        self._prompt(node.call.messages[self._start(node) :], node.call.started_at)
+        self._step_of[node] = self._answer(node)
+
+    def _prompt(self, messages: Iterable[Message], at: datetime) -> None:
+        """New messages of a call: results go to the steps that asked for them, the rest are steps."""
+        for message in messages:
             match message["role"]:
                 case "assistant":
                     self._from_prompt(message)
@@ -128,8 +135,7 @@ class _Written:
                     self._observe(message)
                 case role:
                     step = {"source": "system" if role == "system" else "user", **_message(message)}
-                    self._add({"timestamp": started.isoformat(), **step})
-        self._step_of[node] = self._answer(node)
+                    self._add({"timestamp": at.isoformat(), **step})
 
     def _start(self, node: Node) -> int:
         """Where its own messages begin: at a fork, those that the other ways share are told there."""

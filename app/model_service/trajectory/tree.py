@@ -49,6 +49,8 @@ class Forest:
     roots: list[Node] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)  # in the order in which they began
     strays: list[StoredCall] = field(default_factory=list)  # not answered and never asked again, or nothing is known
+    last_prompts: dict[Node, list[Message]] = field(default_factory=dict)
+    """What was said after a conversation's last answer, in a call that got none: refused at a limit, for example."""
     identities: Identities = field(default_factory=lambda: Identities())
 
     def replies(self) -> set[str]:
@@ -89,6 +91,9 @@ def join(calls: Iterable[StoredCall]) -> Forest:
         found = index.by_prompt.get(prompt)
         if found is None:
             forest.strays.append(call)
+            start, parent = index.parent_of(call)
+            if parent is not None and not parent.children:
+                forest.last_prompts[parent] = list(call.messages[start:])
         else:
             found.repeats.append(call)
     return forest
@@ -129,13 +134,21 @@ class _Index:
     def placed(self, call: StoredCall) -> Node:
         """A node for `call`, with its parent; found by later ones from now on."""
         chain = self._chain(call.messages)
-        found = [self._exactly(chain), self._by_lineage(call.messages), self._but_for_the_answer(chain, call.messages)]
-        start, parent, way = max(found, key=lambda one: one[0])  # the first of the largest
+        start, parent, way = self._goes_on_from(call, chain)
         node = Node(call, way if parent else Join.NONE, start, parent)
         if parent is not None:
             parent.children.append(node)
         self._add(node, chain)
         return node
+
+    def parent_of(self, call: StoredCall) -> tuple[int, Node | None]:
+        """Where the new messages of `call` begin, and the answered call that comes before them."""
+        start, parent, _ = self._goes_on_from(call, self._chain(call.messages))
+        return start, parent
+
+    def _goes_on_from(self, call: StoredCall, chain: list[bytes]) -> tuple[int, Node | None, Join]:
+        found = [self._exactly(chain), self._by_lineage(call.messages), self._but_for_the_answer(chain, call.messages)]
+        return max(found, key=lambda one: one[0])  # the first of the largest
 
     def _add(self, node: Node, chain: list[bytes]) -> None:
         reply = node.call.reply
