@@ -50,7 +50,7 @@ SCENES: Mapping[str, str] = {
     "silent": f"[{{delay_s: {_NEVER_S}, thought: never said}}]",
     "too-long": f"[{_BEGIN}, {{context_exceeded: true}}]",
     "breaks-later": f"[{_BEGIN}, {{status: 500}}]",
-    "works": f'[{_BEGIN}, {{thought: This takes long, command: "tail -f /dev/null"}}, {{submit: true}}]',
+    "works": f'[{_BEGIN}, {{thought: This takes long, command: "tail -n 0 -f /dev/null"}}, {{submit: true}}]',
 }
 """Turns of the scripted model by the scene's name; the model of that name is `scenario-trial-NAME`."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from app.agents.framework import Bundle
-from app.agents.installation import Installer, Needs, require
+from app.agents.installation import Installer, Needs, checkouts, require
 from app.environments import provider_for
 from app.environments.base import Environment
 from app.environments.tools import tool_inside
@@ -263,6 +264,25 @@ def test_a_checkout_is_taken_as_it_is_and_a_change_is_another_bundle(source: Pat
     (source / "toyagent" / "__init__.py").write_text("VERSION = 22\n")
     second = installer.checkout("toyagent", str(source), lock, python=OURS)
     assert (version_of(second), version_of(first)) == ("22", "1")
+
+
+def test_an_export_of_the_same_content_is_the_same_bundle(source: Path, lock: Path, tmp_path: Path) -> None:
+    installer = Installer(tmp_path / "tools")
+    first = installer.checkout("toyagent", str(source), lock, python=OURS)
+    export = tmp_path / "export"
+    shutil.copytree(source, export, ignore=shutil.ignore_patterns(".git"), copy_function=shutil.copy)  # other times
+    assert installer.checkout("toyagent", str(export), lock, python=OURS) == first
+    (export / "toyagent" / "__init__.py").chmod(0o755)
+    assert installer.checkout("toyagent", str(export), lock, python=OURS) != first
+
+
+def test_the_version_of_a_checkout_is_its_commit(source: Path) -> None:
+    done = subprocess.run(["git", "-C", str(source), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    assert checkouts.version_of(str(source)) == done.stdout.strip()
+    (source / "toyagent" / "__init__.py").write_text("VERSION = 3\n")
+    assert checkouts.version_of(str(source)) == f"{done.stdout.strip()}-dirty"
+    shutil.rmtree(source / ".git")
+    assert re.fullmatch(r"content-[0-9a-f]{12}", checkouts.version_of(str(source)))
 
 
 def test_a_checkout_comes_from_git_at_what_was_asked_for(source: Path, lock: Path, tmp_path: Path) -> None:

@@ -64,9 +64,9 @@ def job(tmp_path: Path) -> AgentJob:
     )  # fmt: skip
 
 
-def ended(home: Path, returncode: int = 0, said: str = "") -> Ended:
+def ended(home: Path, returncode: int = 0, said: str = "", printed: str = "") -> Ended:
     (home / "err").write_text(said)
-    (home / "out").write_text("")
+    (home / "out").write_text(printed)
     return Ended(Stop.ITSELF, returncode, home / "out", home / "err", home)
 
 
@@ -119,7 +119,8 @@ def test_the_key_is_in_its_environment_alone_and_its_shell_forgets_it(
     assert KEY not in " ".join(command.argv)
     assert not [name for name, content in command.files.items() if KEY.encode() in content]
     forgotten = command.files[".bashrc"].decode().splitlines()[0].split()
-    assert set(forgotten) == {"unset", *command.env} - {"HOME"}
+    by_libraries = {"CONTEXT_GITHUB", "CONTEXT_NEEDS", "GITHUB_REPOSITORY"}
+    assert set(forgotten) == {"unset", *command.env, *by_libraries} - {"HOME"}
 
 
 @pytest.mark.parametrize(
@@ -172,6 +173,12 @@ def test_without_a_trajectory_its_output_says_what_there_is_to_say(agent: SweAge
     ending = agent.ending(ended(tmp_path, 1, "Extra inputs are not permitted"))
     assert ending.reason is EndReason.AGENT_ERROR
     assert "exit code 1: Extra inputs are not permitted" in ending.detail
+
+
+def test_a_refused_setting_is_told_with_the_reason_that_it_prints(agent: SweAgent, tmp_path: Path) -> None:
+    said = "RuntimeError: Invalid configuration. Please check the above output."
+    ending = agent.ending(ended(tmp_path, 1, said, "╭──────╮\n│ agent.x: Extra inputs are not permitted │\n╰──────╯"))
+    assert f"exit code 1: {said}; agent.x: Extra inputs are not permitted" in ending.detail
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"info": 3}', '{"info": {}, "trajectory": 3}'])

@@ -6,6 +6,10 @@ import hashlib
 import os
 import re
 import shutil
+import stat
+import subprocess
+from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 from app.agents.framework import Bundle
@@ -24,7 +28,7 @@ def bundle(shelf: Shelf, name: str, source: str, wanted: Wanted) -> Bundle:
     """See `Installer.checkout`."""
     folder = Path(source).expanduser()
     if folder.is_dir():
-        state = _state_of(folder)
+        state = _content_of(folder)
     elif _AUTHORITY.match(source):
         if not split_ref(source)[1]:
             raise AgentNotSetUp(
@@ -53,15 +57,35 @@ def bundle(shelf: Shelf, name: str, source: str, wanted: Wanted) -> Bundle:
     return Bundle(name, place)
 
 
-def _state_of(folder: Path) -> str:
-    """Changes when any of its files does."""
-    found = hashlib.sha256(str(folder.resolve()).encode())
+def _content_of(folder: Path) -> str:
+    """A digest of the files that a bundle takes: the same for another export of the same content."""
+    seen = hashlib.sha256()
+    for path, about in _files(folder):
+        seen.update(
+            f"{path}\0{about.st_mode}\0{about.st_size}\0{about.st_mtime_ns}\0".encode("utf-8", "surrogateescape")
+        )
+    return _read_all(folder, seen.hexdigest())
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     for place, folders, names in os.walk(folder):
         skipped = _NOT_TAKEN(place, [*folders, *names])
         folders[:] = sorted(set(folders) - skipped)
-        for name in sorted(set(names) - skipped):
-            about = os.lstat(Path(place, name))
-            found.update(f"{place}/{name}\0{about.st_size}\0{about.st_mtime_ns}\0".encode("utf-8", "surrogateescape"))
+        for name in sorted({*names, *(one for one in folders if Path(place, one).is_symlink())} - skipped):
+            yield Path(place, name), os.lstat(Path(place, name))
+
+
+@lru_cache(maxsize=4)
+def _read_all(folder: Path, _seen: str) -> str:
+    """Digest of paths, executable bits and contents. _seen: sizes and times; files are read again when they change."""
+    found = hashlib.sha256()
+    for path, about in _files(folder):
+        head = f"{path.relative_to(folder)}\0{about.st_mode & stat.S_IXUSR}\0"
+        if stat.S_ISLNK(about.st_mode):
+            content = os.fsencode(path.readlink())
+        else:
+            content = path.read_bytes() if stat.S_ISREG(about.st_mode) else b""
+        found.update(head.encode("utf-8", "surrogateescape") + hashlib.sha256(content).digest())
     return found.hexdigest()
 
 
@@ -90,9 +114,24 @@ def split_ref(source: str) -> tuple[str, str]:
 
 
 def version_of(source: str) -> str:
-    """What evidence calls it: the tag or commit of a URL; a folder is what it is at the time."""
-    ref = split_ref(source)[1] if _AUTHORITY.match(source) and not Path(source).expanduser().is_dir() else ""
-    return ref or "checkout"
+    """What evidence calls it: the tag or commit of a URL; the commit of a folder (`-dirty` when files of it were
+    changed), and a digest of its content where git knows none."""
+    folder = Path(source).expanduser()
+    if source and folder.is_dir():
+        return _commit_of(folder) or f"content-{_content_of(folder)[:12]}"
+    return (split_ref(source)[1] if _AUTHORITY.match(source) else "") or "checkout"
+
+
+def _commit_of(folder: Path) -> str:
+    """Empty for an export, and where git is missing or refuses the folder."""
+    if not (folder / ".git").exists():
+        return ""
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, env={**os.environ, **_QUIET})  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def _shown(source: str) -> str:

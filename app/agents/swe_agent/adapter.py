@@ -66,6 +66,9 @@ ENDINGS: Mapping[str, EndReason] = {
     **{f"submitted ({word})": reason for word, reason in _STATUSES.items() if word != "submitted"},
     "no trajectory": EndReason.AGENT_ERROR,  # it did not get as far as its first step
 }
+# Variables that its library for GitHub (ghapi) sets in its own process: no part of the task.
+_SET_BY_LIBRARIES = frozenset({"CONTEXT_GITHUB", "CONTEXT_NEEDS", "GITHUB_REPOSITORY"})
+_BOXES = re.compile(r"[\u2500-\u257f]+")
 _MODEL_CLIENT = re.compile(r"\blitellm\.\w*(Error|Exception|Timeout)\b")
 
 
@@ -152,7 +155,7 @@ class SweAgent:
                     self.install().folder / "source", checkout, place.workdir, job.limits, self._call
                 ),
                 "task.md": job.description.encode(),
-                task_shell.NAME: task_shell.bashrc(env.keys() - {"HOME"}, last=_PROMPT),
+                task_shell.NAME: task_shell.bashrc(env.keys() - {"HOME"} | _SET_BY_LIBRARIES, last=_PROMPT),
             },
             results=(_TRAJECTORY,),
         )
@@ -164,7 +167,9 @@ class SweAgent:
         assert isinstance(info, dict)
         status = info.get("exit_status")
         if not isinstance(status, str):
-            said = tail(ended.stderr) or tail(ended.stdout)
+            # It prints what is wrong with its settings on standard output, and on standard error that it did.
+            printed = short(_BOXES.sub(" ", tail(ended.stdout)))
+            said = "; ".join(filter(None, (tail(ended.stderr)[-200:], printed)))
             found = f"expected a trajectory with an exit status; found exit code {ended.returncode}: {said}"
             return Ending(ENDINGS["no trajectory"], found, _steps(info), _usage(info))
         message = _last_words(told)

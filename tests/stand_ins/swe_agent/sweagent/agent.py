@@ -15,6 +15,12 @@ class FormatError(Exception):
     pass
 
 
+def blocked(call):
+    """Commands that the real one refuses to run, because they wait for input or for ever."""
+    command = json.loads(call["function"]["arguments"] or "{}").get("command", "").strip()
+    return command.startswith(("vim", "vi", "emacs", "nano", "nohup", "gdb", "less", "tail -f"))
+
+
 class Agent:
     def __init__(self, told, environment, trajectory):
         self._told = told
@@ -86,7 +92,7 @@ class Agent:
         for _ in range(3):
             answer = self._model.ask(asked)
             calls = answer.get("tool_calls") or []
-            if len(calls) == 1:
+            if len(calls) == 1 and not blocked(calls[0]):
                 return {"role": "assistant", "content": answer.get("content") or "", "tool_calls": calls}, calls[0]
             self._note("", "", {"content": answer.get("content") or ""})
             asked += [

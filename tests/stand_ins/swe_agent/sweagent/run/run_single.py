@@ -1,7 +1,6 @@
 """One problem: settings from files and options, an environment, an agent, and what they leave."""
 
 import json
-import sys
 from pathlib import Path
 
 import yaml
@@ -33,12 +32,17 @@ def run_from_cli(args):
         else:
             told[name] = yaml.safe_load(value)
     if unknown := sorted(told.keys() - KNOWN):
-        print(f"Extra inputs are not permitted: {', '.join(unknown)}", file=sys.stderr)
-        return 1
+        refuse(f"Extra inputs are not permitted: {', '.join(unknown)}")
     if told.get("env.deployment.type") != "local":
-        print("this stand-in knows the local deployment alone", file=sys.stderr)
-        return 1
+        refuse("this stand-in knows the local deployment alone")
     return _run(told)
+
+
+def refuse(reason):
+    """The reason in a box on standard output, as the real one; on standard error only that there is one."""
+    line = "─" * (len(reason) + 2)
+    print(f"╭{line}╮\n│ {reason} │\n╰{line}╯")
+    raise RuntimeError("Invalid configuration. Please check the above output.")
 
 
 def _flatten(tree, above, into):
