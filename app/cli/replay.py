@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from app.artifacts import open_store
-from app.cli.runs import follow
+from app.cli.progress import follow
 from app.cli.show import as_json, console, reward, say
 from app.client import MegaFlow, Run
 from app.errors import SpecInvalid, WaitTimeout

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Annotated
 from uuid import UUID
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from app.artifacts import open_store
 from app.cli import submission_options as options
-from app.cli.show import as_json, clock, console, errors, limit_lines, results_table, runs_table, say, states, summary
-from app.client import MegaFlow, Run, as_completed
+from app.cli.progress import follow
+from app.cli.show import as_json, clock, console, limit_lines, results_table, runs_table, say, states, summary
+from app.client import MegaFlow, Run
 from app.errors import AmbiguousName, UnknownName
 from app.ledger import events, results
-from app.models.outcome import Artifact, ArtifactKind, Phase, TaskResult
+from app.models.outcome import Artifact, ArtifactKind, TaskResult
 from app.models.spec import EnvironmentKind, Mode
 from app.models.states import TaskState
 
@@ -112,31 +111,6 @@ def _submitted(run: Run, *, json: bool) -> None:
         as_json({"run_id": run.id, "tasks": [{"task_id": h.task_id, "name": h.name} for h in run.handles]})
     else:
         console.print(f"run {run.id}: {len(run.handles)} tasks accepted; `megaflow status {str(run.id)[-12:]}`")
-
-
-def follow(flow: MegaFlow, watched: list[Run], *, timeout: float | None = None) -> list[TaskResult]:
-    """Show progress until all tasks have ended; their results in the order of submission."""
-    handles = [handle for run in watched for handle in run.handles]
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=False) as progress:
-        line = progress.add_task("tasks ended", total=len(handles))
-        for handle in as_completed(handles, timeout):
-            progress.advance(line)
-            now = [flow.status(run.id) for run in watched] if len(handles) <= 200 else []
-            running = sum(status.states.get("running", 0) for status in now)
-            progress.update(line, description=f"{running} running, last: {handle.name}"[:60])
-    return _torn_down(flow, [handle.task_id for handle in handles])
-
-
-def _torn_down(flow: MegaFlow, task_ids: list[UUID]) -> list[TaskResult]:
-    """The results, with the last teardown's time when it follows within moments: an outcome is on record before it."""
-    for _ in range(20):
-        found = results.results(flow.database, task_ids)
-        late = [r for r in found if r.attempt and r.attempt.verdict and Phase.TORN_DOWN not in r.attempt.phases]
-        if not late:
-            break
-        time.sleep(0.1)
-    return found
 
 
 def report(flow: MegaFlow, watched: list[Run], found: list[TaskResult], *, json: bool) -> None:

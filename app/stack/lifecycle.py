@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,13 +18,14 @@ from app.ledger.database import Database, dispatcher_leads
 from app.settings import Settings
 from app.stack import base_image, engine, flower, leftovers, ports, postgres, redis, supervisor, tools
 from app.stack.engine import DOCKERD, Dockerd, EngineReport
-from app.stack.home import exclusively, logs_folder, prepare, run_folder
+from app.stack.home import exclusively, logs_folder, prepare, run_folder, tail
 from app.stack.leftovers import Removed
 from app.stack.programs import Program, Stage, programs
 
 log = structlog.get_logger(__name__)
 
-_DISPATCHER_S = 60.0
+_DISPATCHER_MOST_S = 900.0
+_REPORT_EVERY_S = 10.0
 _OTHERS_STOP_S = 30
 
 Report = Callable[[str], None]
@@ -83,10 +85,11 @@ def up(
     prepare(settings)
     with exclusively(settings):
         container_engine = _ensure_engine(settings, report, may_install=may_install, base=base, dockerd=dockerd)
-        if not supervisor.is_running(settings):
-            _start_supervisor(settings, report, table)
         wanted = table(settings)
-        started = _start_missing(settings, wanted, report)
+        with _stopped_on_failure(settings, report, table, container_engine):
+            if not supervisor.is_running(settings):
+                _start_supervisor(settings, report, table)
+            started = _start_missing(settings, wanted, report)
         if not started:
             report(f"the stack in {settings.home} is running already")
         return StackReport(
@@ -127,6 +130,23 @@ def down(settings: Settings, report: Report, *, purge: bool = False, table: Tabl
 
 
 # --- Up ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _stopped_on_failure(
+    settings: Settings, report: Report, table: Table, container_engine: EngineReport
+) -> Iterator[None]:
+    """For the block, which starts programs: when it fails, stop what this `up` started."""
+    was_running = supervisor.is_running(settings)
+    try:
+        yield
+    except BaseException:
+        if not was_running and supervisor.is_running(settings):
+            report("the stack did not come up; stopping what was started")
+            _stop_supervised(settings, report, table)
+        if not was_running and container_engine.started:
+            engine.stop_engine(settings)
+        raise
 
 
 def _ensure_engine(
@@ -174,18 +194,29 @@ def _start_missing(settings: Settings, wanted: tuple[Program, ...], report: Repo
         started += names
     supervisor.wait_until_running(settings, started)
     if "control" in started:
-        _wait_for_dispatcher(settings)
+        _wait_for_dispatcher(settings, report)
     return started
 
 
-def _wait_for_dispatcher(settings: Settings) -> None:
-    """Until somebody decides who runs next: a control worker takes seconds to import what it needs."""
-    give_up = time.monotonic() + _DISPATCHER_S
+def _wait_for_dispatcher(settings: Settings, report: Report) -> None:
+    """Wait until a control worker dispatches, while its process lives: a busy machine may take minutes.
+
+    Raises: InstallationFailed: the process ended, with the end of its log; or it does nothing for a quarter of an hour.
+    """
+    begun = told = time.monotonic()
     database = Database(settings.database(), pooled=False)
     while not dispatcher_leads(database):
-        if time.monotonic() > give_up:
+        (state,) = (state for state in supervisor.states(settings) if state.name == "control")
+        waited_s = time.monotonic() - begun
+        if state.has_ended or waited_s > _DISPATCHER_MOST_S:
             log_file = logs_folder(settings) / "control.log"
-            raise InstallationFailed(f"no dispatcher after {_DISPATCHER_S:.0f} s; look into {log_file}")
+            raise InstallationFailed(
+                f"the control worker does not dispatch after {waited_s:.0f} s; it is {state.state}"
+                f" ({state.description}). The end of {log_file}:\n{tail(log_file)}"
+            )
+        if time.monotonic() - told > _REPORT_EVERY_S:
+            told = time.monotonic()
+            report(f"waiting for the control worker to dispatch: {waited_s:.0f} s, it is {state.state}")
         time.sleep(0.1)
 
 

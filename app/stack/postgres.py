@@ -78,7 +78,7 @@ def command(settings: Settings) -> tuple[str, ...]:
     return (str(_binaries(data.parent) / "postgres"), "-D", str(data), *flags)
 
 
-def wait_until_ready(settings: Settings, *, timeout_s: float = 30.0) -> None:
+def wait_until_ready(settings: Settings, *, timeout_s: float = 120.0) -> None:
     """Return when the server takes connections and has the database `megaflow`.
 
     Raises: DatabaseUnavailable: it did not within `timeout_s`.

@@ -34,7 +34,7 @@ def command(settings: Settings) -> tuple[str, ...]:
     return (str(_program()), str(_configuration_file(settings)))
 
 
-def wait_until_ready(settings: Settings, *, timeout_s: float = 30.0) -> None:
+def wait_until_ready(settings: Settings, *, timeout_s: float = 120.0) -> None:
     """Return when the server answers and has read its data.
 
     Raises: BrokerUnavailable: it did not within `timeout_s`.

@@ -27,7 +27,7 @@ from app.stack.programs import Program
 
 _LOG_BYTES = 10 << 20
 _LOG_BACKUPS = 3
-_START_S = 10.0
+_START_S = 60.0
 _POLL_S = 0.05
 _SETTLED_S = 1  # a program that lives this long counts as started
 _RETRIES = 10
@@ -115,7 +115,7 @@ def start_programs(settings: Settings, names: Iterable[str]) -> None:
             _tolerating(_ALREADY_STARTED, partial(rpc.startProcess, name, False))
 
 
-def wait_until_running(settings: Settings, names: Iterable[str], *, timeout_s: float = 10.0) -> None:
+def wait_until_running(settings: Settings, names: Iterable[str], *, timeout_s: float = 120.0) -> None:
     """Return when all run and have lived for a second.
 
     Raises: InstallationFailed: one did not; the message holds the end of its log.

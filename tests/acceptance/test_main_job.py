@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +19,7 @@ import pytest
 
 from app.client import as_completed
 from app.models.spec import Mode
+from app.stack.home import process_environment
 from app.workers import evaluations
 from app.workers.evaluations import Submission
 from tests.acceptance.conftest import System
@@ -133,7 +141,8 @@ def test_a_waiting_task_is_cancelled_before_it_starts(system: System) -> None:
 def test_flower_shows_the_workers_and_asks_for_a_password(system: System) -> None:
     url = f"http://127.0.0.1:{system.settings.flower_port}"
     password = (system.settings.home / "run" / "flower_password").read_text().strip()
-    assert httpx.get(f"{url}/api/workers").status_code == 401
+    for page in ("/", "/api/workers", "/metrics", "/broker", "/tasks"):
+        assert httpx.get(f"{url}{page}").status_code == 401, page
     auth = (system.settings.flower_user, password)
     workers = httpx.get(f"{url}/workers?json=1", auth=auth, timeout=20).json()["data"]
     names = [worker["hostname"] for worker in workers]
@@ -155,6 +164,48 @@ def test_flower_shows_the_workers_and_asks_for_a_password(system: System) -> Non
         return {worker.partition("-")[0] for worker in workers if worker}
 
     eventually(lambda: done_by() == {"ephemeral", "persistent"})
+    assert "flower_events" in httpx.get(f"{url}/metrics", auth=auth, timeout=20).text
+
+
+def test_flower_shows_what_ran_and_counts_what_failed(system: System) -> None:
+    auth = (system.settings.flower_user, (system.settings.home / "run" / "flower_password").read_text().strip())
+    broken = a_task("has-no-image", max_attempts=1)
+    handle = system.flow.enqueue(broken, agent="nop", mode="persistent")
+    failed = handle.result(timeout=120)
+    assert failed.attempt is not None
+
+    def tasks() -> dict[str, Any]:
+        url = f"http://127.0.0.1:{system.settings.flower_port}/api/tasks?limit=5000"
+        return dict(httpx.get(url, auth=auth, timeout=20).json())
+
+    eventually(lambda: tasks().get(str(failed.attempt.id), {}).get("state") == "FAILURE")
+    found = tasks()
+    assert "task=has-no-image agent=nop mode=persistent" in found[str(failed.attempt.id)]["kwargs"]
+    assert {one["name"] for one in found.values()} == {"attempt.run"}, "beat's ticks are no tasks of anybody"
+
+
+@pytest.mark.parametrize("terminal", [False, True], ids=["piped", "terminal"])
+def test_ctrl_c_leaves_the_run_and_says_how_to_go_on(system: System, terminal: bool) -> None:
+    command = [sys.executable, "-c", "from app.cli import main; main()"]
+    submit = ["submit", "demo", "--agent", "nop", "--task", ROW, "--delay", "3600", "--wait"]
+    ours, theirs = pty.openpty() if terminal else os.pipe()
+    with subprocess.Popen(
+        [*command, *submit], env=process_environment(system.settings), stdout=subprocess.DEVNULL, stderr=theirs
+    ) as watching:
+        os.close(theirs)
+        said = b""
+        while b"waiting 1" not in said:
+            said += os.read(ours, 4096)
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(30) == 130
+        with suppress(OSError):  # a terminal whose other side is closed
+            while more := os.read(ours, 4096):
+                said += more
+        os.close(ours)
+    assert b"the run goes on" in said
+    run = re.search(rb"megaflow cancel ([0-9a-f]{12})", said)
+    assert run is not None
+    assert system.megaflow("cancel", run[1].decode()).returncode == 0
 
 
 def test_show_logs_and_artifacts_lead_to_the_evidence(system: System, tmp_path: Path) -> None:

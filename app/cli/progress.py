@@ -1,0 +1,119 @@
+"""Live progress of runs: two lines that are redrawn on a terminal, a line each 10 seconds where output is piped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from uuid import UUID
+
+import typer
+from rich.live import Live
+from rich.text import Text
+
+from app.cli.show import errors, say
+from app.client import MegaFlow, Run
+from app.errors import WaitTimeout
+from app.ledger import results
+from app.ledger.progress import Progress, progress_of
+from app.models.outcome import Phase, TaskResult
+
+_LOOK_S = 1.0
+_PIPED_EVERY_S = 10.0
+_BAR = 20
+_INTERRUPTED = 130
+_TEARDOWN_LOOKS = 20
+
+
+def follow(flow: MegaFlow, watched: list[Run], *, timeout: float | None = None) -> list[TaskResult]:
+    """Show progress until all tasks have ended; their results in the order of submission.
+
+    timeout: seconds. Ctrl-C leaves the runs as they are and says how to go on.
+
+    Raises: WaitTimeout; typer.Exit with 130 after Ctrl-C.
+    """
+    try:
+        with _display() as show:
+            _wait(flow, [run.id for run in watched], show, timeout)
+    except KeyboardInterrupt:
+        _say_how_to_go_on(watched)
+        raise typer.Exit(_INTERRUPTED) from None
+    return _with_teardown(flow, [handle.task_id for run in watched for handle in run.handles])
+
+
+def _wait(flow: MegaFlow, run_ids: list[UUID], show: Callable[[list[str]], None], timeout: float | None) -> None:
+    begun = time.monotonic()
+    first = progress_of(flow.database, run_ids)
+    now = first
+    while True:
+        elapsed_s = time.monotonic() - begun
+        show(lines(now, elapsed_s, ended_before=first.ended))
+        if now.done:
+            return
+        if timeout is not None and elapsed_s >= timeout:
+            raise WaitTimeout(f"{now.total - now.ended} tasks had not ended after {timeout:g} s; they go on")
+        time.sleep(_LOOK_S if timeout is None else min(_LOOK_S, max(0.01, timeout - elapsed_s)))
+        now = progress_of(flow.database, run_ids)
+
+
+def lines(now: Progress, elapsed_s: float, *, ended_before: int = 0) -> list[str]:
+    """What is shown of a moment; ended_before: tasks that had ended when the watching began."""
+    filled = _BAR * now.ended // max(1, now.total)
+    parts = [f"{now.ended}/{now.total} done"]
+    if now.scored:
+        parts.append(f"score {now.score or 0.0:.2f} of {now.scored}")
+    parts += [f"{count} {word}" for word, count in (("failed", now.failed), ("cancelled", now.cancelled)) if count]
+    ended, left = now.ended - ended_before, now.total - now.ended
+    estimate = f", about {duration(elapsed_s / ended * left)} left" if ended and left else ""
+    first = f"[{'#' * filled}{'.' * (_BAR - filled)}] {', '.join(parts)}, {duration(elapsed_s)}{estimate}"
+    if now.done:
+        return [first]
+    running = ", ".join(f"{phase} {count}" for phase, count in now.running.items())
+    states = [f"waiting {now.waiting}", f"starting {now.starting}", f"running {sum(now.running.values())}"]
+    return [first, ", ".join(states) + (f": {running}" if running else "")]
+
+
+def duration(seconds: float) -> str:
+    """`48s`, `3m12s`, `2h05m`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes}m{rest:02}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02}m"
+
+
+@contextmanager
+def _display() -> Iterator[Callable[[list[str]], None]]:
+    """Shows lines: in place on a terminal, else the newest at most each 10 seconds, and the last."""
+    if errors.is_terminal:
+        with Live(console=errors, auto_refresh=False) as live:
+            yield lambda now: live.update(Text("\n".join(now), no_wrap=True, overflow="ellipsis"), refresh=True)
+        return
+    told = -_PIPED_EVERY_S
+
+    def show(now: list[str]) -> None:
+        nonlocal told
+        if len(now) == 1 or time.monotonic() - told >= _PIPED_EVERY_S:
+            told = time.monotonic()
+            errors.print("; ".join(now), highlight=False, markup=False, soft_wrap=True)
+
+    yield show
+
+
+def _say_how_to_go_on(watched: list[Run]) -> None:
+    if len(watched) == 1:
+        run = str(watched[0].id)[-12:]
+        say(f"interrupted: the run goes on. Watch it: megaflow status {run} --watch. End it: megaflow cancel {run}")
+    else:
+        say(f"interrupted: {len(watched)} runs go on. List them: megaflow runs. End one: megaflow cancel RUN")
+
+
+def _with_teardown(flow: MegaFlow, task_ids: list[UUID]) -> list[TaskResult]:
+    """The results, with the last teardown's time when it follows within moments: an outcome is on record before it."""
+    for _ in range(_TEARDOWN_LOOKS):
+        found = results.results(flow.database, task_ids)
+        late = [r for r in found if r.attempt and r.attempt.verdict and Phase.TORN_DOWN not in r.attempt.phases]
+        if not late:
+            break
+        time.sleep(0.1)
+    return found
