@@ -9,12 +9,17 @@ from __future__ import annotations
 from typing import Any
 
 from celery import Celery
-from kombu import Queue  # type: ignore[attr-defined]
+from celery.signals import beat_init
+from kombu import Exchange, Queue  # type: ignore[attr-defined]
 
+from app.models.instance import queue_of
+from app.models.spec import Mode
 from app.settings import Settings, load
 
 CONTROL = "control"
 """Queue of the control worker: beat's ticks and other commands to the control plane."""
+MODE_QUEUES = tuple(queue_of(mode, "standard") for mode in (Mode.EPHEMERAL, Mode.PERSISTENT))
+"""Of the resource class that always exists; workers name the queues that they take from, these are for Flower."""
 
 
 def options(settings: Settings) -> dict[str, Any]:
@@ -32,7 +37,7 @@ def options(settings: Settings) -> dict[str, Any]:
         "task_ignore_result": True,  # the ledger has the outcome
         "task_acks_late": False,  # a late ack makes Redis deliver a long task twice
         "task_default_queue": CONTROL,
-        "task_queues": [Queue(CONTROL)],
+        "task_queues": [Queue(CONTROL), *(Queue(name, Exchange(name), routing_key=name) for name in MODE_QUEUES)],
         "task_create_missing_queues": True,  # one per mode and resource class, and one of each host's own
         "task_serializer": "json",
         "accept_content": ["json"],
@@ -64,6 +69,12 @@ def build(settings: Settings) -> Celery:
     celery = Celery("megaflow")
     celery.conf.update(options(settings))
     return celery
+
+
+@beat_init.connect
+def _send_ticks_quietly(sender: Any, **_: Any) -> None:
+    """Beat sends nothing but ticks: no event of them reaches Flower."""
+    sender.app.conf.task_send_sent_event = False
 
 
 app = build(load())

@@ -19,12 +19,16 @@ from app.models.tables import PAUSED
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A hint together with the queue that it goes to; `host`: that host's own part of it."""
+    """A hint together with the queue that it goes to; `host`: that host's own part of it.
+
+    `about` is for people who look at the messages, in Flower for example: run, task, agent and mode.
+    """
 
     hint: Hint
     mode: Mode
     resource_class: str
     host: str | None = None
+    about: str = ""
 
 
 # What is being cancelled at this moment is locked, and skipped.
@@ -39,7 +43,7 @@ WITH chosen AS (
     UPDATE tasks t SET state = 'admitted', attempts = t.attempts + 1, mode = c.mode, group_started = true
     FROM chosen c JOIN free ON free.id = c.task_id WHERE t.id = c.task_id
     RETURNING t.id AS task_id, t.run_id, t.group_id, t.attempts AS number, t.resource_class, t.user_name,
-        t.accepted_at, c.attempt_id, c.mode, c.host, free.group_started AS had_started
+        t.accepted_at, t.name, t.agent, c.attempt_id, c.mode, c.host, free.group_started AS had_started
 ), dispatched AS (
     INSERT INTO attempts (id, task_id, number, user_name, mode, resource_class, hint_host, phases)
     SELECT attempt_id, task_id, number, user_name, mode, resource_class, host,
@@ -50,7 +54,9 @@ WITH chosen AS (
     SELECT 'attempt.admitted', run_id, task_id, attempt_id, jsonb_build_object('number', number, 'mode', mode)
     FROM moved
 )
-SELECT attempt_id, number, mode, resource_class, host, run_id, group_id, had_started FROM moved
+SELECT moved.attempt_id, moved.number, moved.mode, moved.resource_class, moved.host, moved.run_id, moved.group_id,
+    moved.had_started, moved.name, moved.agent, r.name AS run_name
+FROM moved LEFT JOIN runs r ON r.id = moved.run_id
 """)
 
 _MOST_SIBLINGS = 1000
@@ -126,10 +132,11 @@ def unpublished(
     whose hint is in a host's own queue, than `at_host_s`. All are for the common queue now."""
     rows = connection.execute(
         text(
-            "SELECT id AS attempt_id, number, mode, resource_class, NULL AS host FROM attempts"
-            " WHERE state = 'dispatched' AND (published_at IS NULL OR published_at < clock_timestamp()"
-            " - make_interval(secs => CASE WHEN hint_host IS NULL THEN :age ELSE :at_host END))"
-            " ORDER BY dispatched_at LIMIT :limit"
+            "SELECT a.id AS attempt_id, a.number, a.mode, a.resource_class, NULL AS host, t.name, t.agent,"
+            " r.name AS run_name FROM attempts a JOIN tasks t ON t.id = a.task_id LEFT JOIN runs r ON r.id = t.run_id"
+            " WHERE a.state = 'dispatched' AND (a.published_at IS NULL OR a.published_at < clock_timestamp()"
+            " - make_interval(secs => CASE WHEN a.hint_host IS NULL THEN :age ELSE :at_host END))"
+            " ORDER BY a.dispatched_at LIMIT :limit"
         ),
         {"age": older_than_s, "at_host": min(older_than_s, at_host_s or older_than_s), "limit": limit},
     )
@@ -195,4 +202,5 @@ def unseat(connection: Connection, classes: Sequence[str], *, older_than_s: floa
 
 def _published(row: Row[Any]) -> Published:
     hint = Hint(attempt_id=row.attempt_id, number=row.number)
-    return Published(hint, Mode(row.mode), row.resource_class, row.host)
+    about = f"run={row.run_name or '-'} task={row.name} agent={row.agent} mode={row.mode}"
+    return Published(hint, Mode(row.mode), row.resource_class, row.host, about)

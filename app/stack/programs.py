@@ -62,13 +62,17 @@ def programs(settings: Settings) -> tuple[Program, ...]:
         Program("nursery", Stage.HOSTS, (sys.executable, "-m", "app.workers.nursery"), stop_wait_s=30),
         Program("control", Stage.WORK, (sys.executable, "-m", "app.workers.control"), stop_wait_s=15),
         Program("beat", Stage.WORK, (*_celery("beat"), *_beat_options(settings))),
-        Program("flower", Stage.WORK, (*_celery("flower"), f"--conf={flower.configuration_file(settings)}")),
+        Program("flower", Stage.WORK, (sys.executable, "-m", "app.stack.flower_server", _flower_option(settings))),
     ]
     return tuple(table)
 
 
 def _celery(command: str) -> tuple[str, ...]:
     return (sys.executable, "-m", "celery", "-A", "app.celery_app", command)
+
+
+def _flower_option(settings: Settings) -> str:
+    return f"--conf={flower.configuration_file(settings)}"
 
 
 def _beat_options(settings: Settings) -> tuple[str, ...]:

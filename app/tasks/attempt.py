@@ -9,20 +9,33 @@ from celery import Celery, shared_task
 from kombu.pools import producers
 
 from app.ledger.admission import Published
+from app.models.endings import BLAME, Blame
 from app.models.instance import queue_of
 from app.models.outcome import Hint
 from app.scheduling.placement import queue_at
 from app.workers import seat
 
+_NOT_SCORED = {reason.value for reason, blame in BLAME.items() if blame is Blame.INFRASTRUCTURE}
+_ABOUT_CHARS = 300
 _PATIENCE = {"socket_timeout": 5, "socket_connect_timeout": 5}
 """Seconds for a connection of publishing's own, other than for a worker's that waits for messages: while a broker is
 silent the dispatcher has better to do, and sends again later."""
 
 
-@shared_task(name="attempt.run")
+class AttemptNotScored(Exception):
+    """An attempt ended for a reason of the infrastructure. Celery and Flower count it as a failure."""
+
+
+@shared_task(name="attempt.run", throws=(AttemptNotScored,))
 def run(**hint: Any) -> str:
-    """Carry out the attempt that the hint names, if it is still to be done; a line for Flower."""
-    return seat.current().take(Hint.model_validate(hint))
+    """Carry out the attempt that the hint names, if it is still to be done; a line for Flower.
+
+    Raises: AttemptNotScored: with the end reason.
+    """
+    ended = seat.current().take(Hint.model_validate(hint))
+    if ended in _NOT_SCORED:
+        raise AttemptNotScored(ended)
+    return ended
 
 
 def publish(celery: Celery, items: Sequence[Published]) -> None:
@@ -40,6 +53,8 @@ def publish(celery: Celery, items: Sequence[Published]) -> None:
         for item in items:
             run.apply_async(
                 kwargs=item.hint.model_dump(mode="json"),
+                argsrepr="",
+                kwargsrepr=item.about[:_ABOUT_CHARS],
                 queue=_queue(item),
                 task_id=f"{item.hint.attempt_id}",
                 producer=producer,

@@ -7,7 +7,7 @@ from celery import shared_task
 from app.workers import seat
 
 
-@shared_task(name="schedule.tick")
+@shared_task(name="schedule.tick", send_events=False)  # one each few seconds would fill Flower's memory
 def tick() -> int:
     """How many due times were fired."""
     return seat.tick()
