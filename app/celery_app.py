@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import structlog
 from celery import Celery
 from celery.signals import beat_init
 from kombu import Exchange, Queue  # type: ignore[attr-defined]
+from kombu.transport import redis as redis_transport
+from kombu.transport.virtual import Empty
 
 from app.models.instance import queue_of
 from app.models.spec import Mode
 from app.settings import Settings, load
+
+log = structlog.get_logger(__name__)
 
 CONTROL = "control"
 """Queue of the control worker: beat's ticks and other commands to the control plane."""
@@ -69,6 +74,20 @@ def build(settings: Settings) -> Celery:
     celery = Celery("megaflow")
     celery.conf.update(options(settings))
     return celery
+
+
+class _Channel(redis_transport.Channel):
+    """Drops what stands in a queue and is no message: it would end the worker that takes it."""
+
+    def _brpop_read(self, **options: Any) -> Any:
+        try:
+            return super()._brpop_read(**options)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            log.warning("broker.message_dropped", error=f"{type(error).__name__}: {error}"[:300])
+            raise Empty from error
+
+
+redis_transport.Transport.Channel = _Channel
 
 
 @beat_init.connect

@@ -33,6 +33,10 @@ class SpecInvalid(MegaFlowError):
     exit_code = 65
 
 
+class RowBroken(SpecInvalid):
+    """A dataset's row contradicts its image: nothing that an agent does could be scored."""
+
+
 class DatasetInvalid(SpecInvalid):
     """A dataset cannot be read: no such file or folder, an unknown format, a bad row."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from app.agents.base import AgentJob, AgentReport
-from app.errors import AgentFailed
+from app.errors import AgentFailed, RowBroken
 from app.models.endings import EndReason
 from app.models.shell import CancelToken, CommandResult, Shell
 from app.models.spec import PatchSolution, ScriptSolution, Solution
@@ -71,5 +71,10 @@ def _report(job: AgentJob, result: CommandResult, cancel: CancelToken, done: Age
     if result.timed_out:
         detail = f"the solution did not end within {job.limits.agent_timeout_s:g} s: {words}"
         return AgentReport(EndReason.AGENT_TIMEOUT, detail=detail, log=done.log, steps=done.steps)
+    if isinstance(job.solution, PatchSolution):
+        raise RowBroken(
+            f"{job.task_name}: expected its gold patch to apply to the image's repository; it does not: {words};"
+            " the row or its image is broken, leave it out"
+        )
     detail = f"the solution failed with exit code {result.exit_code}: {words}"
     return AgentReport(EndReason.AGENT_ERROR, detail=detail, log=done.log, steps=done.steps)

@@ -89,11 +89,16 @@ def _archive(folder: Path) -> bytes:
             if buffer.tell() + member.size > MAX_BYTES:
                 raise SpecInvalid(f"{folder}: expected at most {MAX_BYTES >> 20} MiB in all; found more, at {path}")
             if member.isreg():
-                with path.open("rb") as content:
+                with open(path, "rb", opener=_without_links) as content:
                     tar.addfile(member, content)
             else:
                 tar.addfile(member)
     return buffer.getvalue()
+
+
+def _without_links(path: str, flags: int) -> int:
+    """Opens what was looked at a moment ago, and no link that was put there since."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _walk(folder: Path) -> Iterator[Path]:

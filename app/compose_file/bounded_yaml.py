@@ -7,20 +7,28 @@ from typing import Any
 
 import yaml
 
+from app.task_files import read_inside
+
 MAX_BYTES = 1 << 20
 MAX_ENTRIES = 20_000
 """Of all maps of a document together, once what they merge is written out."""
 _MERGE = "tag:yaml.org,2002:merge"
 
 
-def read(file: Path) -> Any:
-    """What the file holds, of plain types. Raises: OSError; ValueError: no YAML, or more of it than anybody needs."""
-    if file.stat().st_size > MAX_BYTES:
-        raise ValueError(f"{file.stat().st_size} bytes, which is more than {MAX_BYTES}")
+def read(root: Path, file: Path) -> Any:
+    """What a file in the folder `root` holds, of plain types.
+
+    Raises: OSError; ValueError: no YAML, or too large; SpecInvalid: it is not in the folder.
+    """
+    return parse(read_inside(root, file, most=MAX_BYTES))
+
+
+def parse(content: bytes) -> Any:
+    """The same of bytes. Raises: ValueError: also for dates and numbers that Python cannot hold."""
     try:
-        return yaml.load(file.read_text(encoding="utf-8"), Loader=_Bounded)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(str(error)) from error
+        return yaml.load(content.decode("utf-8"), Loader=_Bounded)
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError, KeyError, AttributeError, TypeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}"[:500]) from error
 
 
 class _Bounded(yaml.SafeLoader):

@@ -27,12 +27,12 @@ _VOLUME_KEYS = {"labels", "name", "driver"}
 _NETWORK_KEYS = {"labels", "name", "driver", "internal", "attachable", "enable_ipv4", "enable_ipv6"}
 
 
-def document(file: Path) -> dict[str, Any]:
-    """The YAML as it stands. Raises: SpecInvalid."""
+def document(root: Path, file: Path) -> dict[str, Any]:
+    """The YAML as it stands, of a file in the folder `root`. Raises: SpecInvalid."""
     from app.compose_file import bounded_yaml  # a producer without tasks of this kind needs no YAML
 
     try:
-        found = bounded_yaml.read(file)
+        found = bounded_yaml.read(root, file)
     except (OSError, ValueError) as error:
         raise SpecInvalid(f"{file.name}: expected YAML; found {error}") from error
     if not isinstance(found, dict) or not isinstance(found.get("services"), dict) or not found["services"]:
@@ -50,7 +50,7 @@ def read_project(folder: Path, file: str = "docker-compose.yaml", main: str = "m
         found = ", ".join(sorted(one.name for one in folder.iterdir())[:20]) or "nothing"
         raise SpecInvalid(f"expected the compose file {file} in the context; found {found}")
     findings = Findings()
-    tree = Substitution(findings).everywhere(document(where)) or {}
+    tree = Substitution(findings).everywhere(document(folder, where)) or {}
     project = _Reader(findings, folder, main).read(tree)
     findings.settle(file)
     return project

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from app.compose_file.model import Recipe
 from app.errors import SpecInvalid
+from app.task_files import read_text_inside
 
 _ARG = re.compile(r"^(\s*ARG\s+)([A-Za-z_][A-Za-z0-9_]*)(\s*=.*)?$", re.IGNORECASE)
 _FROM = re.compile(r"^\s*FROM\s+(?:--\S+\s+)*\S+(?:\s+AS\s+(\S+))?\s*$", re.IGNORECASE)
@@ -52,7 +53,7 @@ def context_of(folder: Path, recipe: Recipe) -> bytes:
     """
     root = folder / recipe.context
     dockerfile = (root / recipe.dockerfile).resolve()
-    changed = adapted(dockerfile.read_text(encoding="utf-8", errors="replace"), recipe).encode()
+    changed = adapted(read_text_inside(folder, dockerfile, errors="replace"), recipe).encode()
     return packed(root, {dockerfile: changed} if recipe.args or recipe.target else {})
 
 

@@ -21,6 +21,7 @@ from app.compose_file.refusals import (
 )
 from app.compose_file.values import Values, plain
 from app.errors import SpecInvalid
+from app.task_files import read_text_inside
 
 _READ = {
     *("image", "build", "command", "entrypoint", "environment", "env_file", "working_dir", "user", "depends_on"),
@@ -124,7 +125,7 @@ class ServiceReader:
     def _refuse_unknown_stage(self, dockerfile: Path, recipe: Recipe, where: str) -> None:
         try:
             if recipe.target is not None and dockerfile.is_file():
-                adapted(dockerfile.read_text(encoding="utf-8", errors="replace"), recipe)
+                adapted(read_text_inside(self._folder, dockerfile, errors="replace"), recipe)
         except SpecInvalid as error:
             self._findings.refuse(f"{where}.target", "a stage of the Dockerfile", f"{recipe.target}: {error}")
 
@@ -152,7 +153,7 @@ class ServiceReader:
             if about.get("required", True) or not file.is_relative_to(self._folder):
                 self._findings.refuse(where, "a file of the context", name)
             return {}
-        lines = (line.strip() for line in file.read_text(encoding="utf-8", errors="replace").splitlines())
+        lines = (line.strip() for line in read_text_inside(self._folder, file, errors="replace").splitlines())
         pairs: dict[str, str | None] = {}
         for line in lines:
             if line and not line.startswith("#"):

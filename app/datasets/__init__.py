@@ -8,7 +8,7 @@ from app.datasets.base import DatasetFormat, Reading
 from app.datasets.harbor import HarborFormat
 from app.datasets.swebench import SweBenchFormat
 from app.datasets.terminal_bench import TerminalBenchFormat
-from app.errors import DatasetInvalid
+from app.errors import DatasetInvalid, SpecInvalid
 from app.models.spec import IMAGELESS, AgentTask
 
 __all__ = ["DEMO", "FORMATS", "Reading", "load"]
@@ -37,6 +37,10 @@ def load(argument: str, reading: Reading) -> list[AgentTask]:
         tasks = _read(path, reading, without=_SEVERAL if path == DEMO and reading.kind in IMAGELESS else None)
     except OSError as error:
         raise DatasetInvalid(f"dataset {argument!r}: expected to be able to read it; found {error}") from error
+    except SpecInvalid as error:
+        if isinstance(error, DatasetInvalid):
+            raise
+        raise DatasetInvalid(f"dataset {argument!r}: {error}") from error
     _refuse_doubles(tasks, argument)
     return tasks
 

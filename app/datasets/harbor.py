@@ -34,6 +34,7 @@ from app.models.spec import (
     ScriptSolution,
     ServiceScript,
 )
+from app.task_files import inside, read_text_inside
 
 _START_S = 300.0  # to start the container, on top of the image's own time
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
@@ -41,7 +42,7 @@ _MAIN = "main"
 """The service in which the agent acts."""
 _SAID_BY_HARBOR = ("allowed_hosts", "storage_mb")
 """Of our own keys, those that [environment] has a word for."""
-_SIZE = r"(?i)^\d+(\.\d+)?[KMG]$"
+_SIZE = r"(?i)^\d{1,12}(\.\d{1,6})?[KMG]$"
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -84,11 +85,26 @@ class _TaskToml(_Section):
     megaflow: Policies = Policies()
 
 
+# Keys that change nothing of what a task means here.
+_HARMLESS: dict[str, tuple[str, ...]] = {
+    "environment": ("cpu_mode", "memory_mode", "storage_mode"),  # how strictly a cluster reserves what is asked for
+    "agent": (),
+    "verifier": (),
+    "solution": (),
+}
 # What would change the task's meaning if it were passed over.
 _NOT_YET: dict[str, tuple[str, ...]] = {
-    "environment": ("mcp_servers", "healthcheck", "gpu_types"),
+    "environment": ("mcp_servers", "healthcheck", "gpu_types", "skills_dir"),
     "agent": ("user", "network_mode", "allowed_hosts"),
     "verifier": ("user", "network_mode", "allowed_hosts", "environment"),
+}
+
+
+_SECTIONS: dict[str, type[BaseModel]] = {
+    "environment": _Environment,
+    "agent": _Timed,
+    "verifier": _Verifier,
+    "solution": _Timed,
 }
 
 
@@ -132,8 +148,8 @@ def _read(folder: Path, dataset: Path, reading: Reading) -> AgentTask:
 
 def _config(folder: Path, place: Place) -> _TaskToml:
     try:
-        raw = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raw = tomllib.loads(read_text_inside(folder, folder / "task.toml"))
+    except (OSError, ValueError, RecursionError) as error:
         raise DatasetInvalid(f"{place.where}: expected TOML; found {error}") from error
     _refuse_what_we_cannot(raw, place)
     ours = policies_of(raw.pop(KEY, None), place, without=_SAID_BY_HARBOR)
@@ -149,13 +165,25 @@ def _refuse_what_we_cannot(raw: dict[str, Any], place: Place) -> None:
         for key in keys:
             if asked.get(key):
                 raise place.fault(f"{section}.{key}", "nothing here, as we cannot honour it yet", asked[key])
+    if isinstance(found := raw.get("verifier"), dict) and found.get("environment_mode", "shared") != "shared":
+        asked_for = found["environment_mode"]
+        expected = "'shared': the tests run where the agent worked; a separate environment is not supported yet"
+        raise place.fault("verifier.environment_mode", expected, asked_for)
+    for section, model in _SECTIONS.items():
+        found = raw.get(section)
+        known = {*model.model_fields, *_NOT_YET.get(section, ()), *_HARMLESS[section]}
+        known |= {"environment_mode"} if section == "verifier" else set()
+        for key in found if isinstance(found, dict) else ():
+            if key not in known:
+                expected = f"one of {', '.join(sorted(known))}"
+                raise place.fault(f"{section}.{key}", expected, raw[section][key], "remove it")
 
 
 def _instruction(folder: Path) -> str:
     file = folder / "instruction.md"
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text_inside(folder, file)
+    except OSError as error:
         raise DatasetInvalid(f"{file}: expected the task's instruction; found {error}") from error
     if not text.strip():
         raise DatasetInvalid(f"{file}: expected the task's instruction; found an empty file")
@@ -163,12 +191,12 @@ def _instruction(folder: Path) -> str:
 
 
 def _environment(folder: Path, config: _TaskToml, reading: Reading, place: Place) -> EnvironmentSpec:
-    asked, ours, context = config.environment, config.megaflow, folder / "environment"
+    asked, ours, context = config.environment, config.megaflow, inside(folder, folder / "environment")
     dockerfile, build = context / "Dockerfile", None
     compose = None
     if (file := compose_file(context)) is not None:
-        compose, dockerfile, inside = _several(context, file, asked, reading)
-        asked = asked.model_copy(update={"workdir": asked.workdir or inside})
+        compose, dockerfile, workdir = _several(context, file, asked, reading)
+        asked = asked.model_copy(update={"workdir": asked.workdir or workdir})
     elif asked.docker_image is None:
         if not dockerfile.is_file():
             raise place.fault("environment.docker_image", "an image, or environment/Dockerfile", None)
@@ -178,7 +206,7 @@ def _environment(folder: Path, config: _TaskToml, reading: Reading, place: Place
         image=asked.docker_image if compose is None else None,
         build=build,
         compose=compose,
-        workdir=asked.workdir or image_workdir(dockerfile, place),
+        workdir=asked.workdir or image_workdir(folder, dockerfile, place),
         resources=Resources(cpus=asked.cpus, memory_bytes=_memory_bytes(asked), disk_bytes=_disk_bytes(asked)),
         network=_network(asked, ours, place),
         allowed_hosts=asked.allowed_hosts,
@@ -200,7 +228,7 @@ def _several(context: Path, file: str, asked: _Environment, reading: Reading) ->
 
     Raises: SpecInvalid: names all that the file may not ask for.
     """
-    tree = document(context / file)
+    tree = document(context, context / file)
     services = tree["services"]
     main = services.get(_MAIN) or {}
     if isinstance(main, dict) and (asked.docker_image or not main.keys() & {"image", "build"}):
@@ -227,10 +255,10 @@ def _written(tree: dict[str, Any]) -> str:
     return str(yaml.safe_dump(tree, sort_keys=False))
 
 
-def image_workdir(dockerfile: Path, place: Place) -> str:
-    """Where the image's last WORKDIR leads; /app when it names none."""
+def image_workdir(folder: Path, dockerfile: Path, place: Place) -> str:
+    """Where the image's last WORKDIR leads; /app when it names none. folder: of the task."""
     workdir = PurePosixPath("/")
-    text = dockerfile.read_text(encoding="utf-8") if dockerfile.is_file() else ""
+    text = read_text_inside(folder, dockerfile) if dockerfile.is_file() else ""
     named = re.findall(r"^\s*(FROM|WORKDIR)\s+(.+?)\s*$", text, flags=re.MULTILINE | re.IGNORECASE)
     for word, argument in named:
         # A new stage starts at the root, or where its own base image stands, which we cannot see.
@@ -292,7 +320,7 @@ def _goal(folder: Path, config: _TaskToml, reading: Reading, place: Place) -> Sc
     ]
     (service, command), *others = judges
     return ScriptGoal(
-        tests=reading.pack(folder / "tests"),
+        tests=reading.pack(inside(folder, folder / "tests")),
         command=command,
         tests_path="/tests",
         logs_path="/logs",
@@ -325,7 +353,7 @@ def _script(tests: Path, *choices: str) -> str:
 def _known(context: Path, service: str, place: Place) -> str:
     """The name of a service that the compose file has. Raises: DatasetInvalid."""
     file = compose_file(context)
-    known = sorted({_MAIN, *document(context / file)["services"]}) if file is not None else []
+    known = sorted({_MAIN, *document(context, context / file)["services"]}) if file is not None else []
     if service not in known:
         mend = f"known: {', '.join(known) or 'none, without a compose file'}"
         raise place.fault("verifier.service", "a service of the compose file", service, mend)
@@ -337,7 +365,7 @@ def _solution(folder: Path, config: _TaskToml, reading: Reading, place: Place) -
         return None  # then only `oracle` cannot run
     env = _literal(config.solution.env, "solution.env", place)
     return ScriptSolution(
-        files=reading.pack(folder / "solution"),
+        files=reading.pack(inside(folder, folder / "solution")),
         command=f'{_exports(env)}bash "${{SOLUTION_DIR:-/solution}}/solve.sh"',
         path="/solution",
     )

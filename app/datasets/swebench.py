@@ -29,6 +29,7 @@ from app.models.spec import (
     Resources,
     TestsGoal,
 )
+from app.task_files import inside
 
 Row = dict[str, Any]
 
@@ -87,6 +88,8 @@ class SweBenchFormat:
     def read(self, path: Path, reading: Reading) -> list[AgentTask]:
         file = path / "rows.jsonl" if path.is_dir() else path
         dataset = path.name if path.is_dir() else path.stem
+        if path.is_dir():
+            inside(path, file)
         rows = _Rows(file, dataset, reading)
         tasks = [rows.task(row, place) for row, place in _rows(file)]
         if not tasks:
@@ -188,7 +191,7 @@ def _names(row: Row, column: str, place: Place) -> tuple[str, ...]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             value = row[column]
     if not isinstance(value, list) or not all(isinstance(name, str) and name for name in value):
         raise place.fault(column, "a list of test names, or one as a JSON string", row.get(column))

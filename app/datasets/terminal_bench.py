@@ -34,6 +34,7 @@ from app.models.spec import (
     ScriptGoal,
     ScriptSolution,
 )
+from app.task_files import inside
 
 # Runs the tests, shows their output, and gives 1 when pytest's summary names passed tests and no others.
 _JUDGE = """#!/bin/bash
@@ -54,7 +55,7 @@ sed 's/\\x1b\\[[0-9;]*m//g' "$verifier/run-tests.txt" | awk '
 class _TaskYaml(BaseModel):
     """task.yaml; the defaults are Terminal-Bench's own."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow")  # `_refuse_unknown` has looked at the others
     instruction: str = Field(min_length=1)
     parser_name: Literal["pytest"] = "pytest"
     max_agent_timeout_sec: float = Field(default=360.0, gt=0)
@@ -83,6 +84,7 @@ def _read(folder: Path, dataset: Path, reading: Reading) -> AgentTask:
     place = Place(str(folder / "task.yaml"))
     with place.named():
         found = _yaml(folder / "task.yaml")
+        _refuse_unknown(found, place)
         config = _TaskYaml.model_validate(found)
         if not (folder / "run-tests.sh").is_file():
             raise DatasetInvalid(f"{folder / 'run-tests.sh'}: expected a file of that name; found none")
@@ -102,11 +104,32 @@ def _read(folder: Path, dataset: Path, reading: Reading) -> AgentTask:
         )
 
 
+# Keys that change nothing of what a task means here.
+_HARMLESS = frozenset(
+    {
+        "author_email", "author_name", "category", "difficulty", "disable_asciinema", "estimated_duration_sec",
+        "expert_time_estimate_min", "junior_time_estimate_min", "name", "tags", "version",
+    }
+)  # fmt: skip
+
+
+def _refuse_unknown(found: Any, place: Place) -> None:
+    """Raises: DatasetInvalid: a key whose meaning is not known, or that asks for what is not done here."""
+    if not isinstance(found, dict):
+        raise DatasetInvalid(f"{place.where}: expected a map; found a {type(found).__name__}")
+    if found.get("run_tests_in_same_shell"):
+        raise place.fault("run_tests_in_same_shell", "false: tests run in a shell of their own", True)
+    known = {*_TaskYaml.model_fields, *_HARMLESS, KEY, "run_tests_in_same_shell"}
+    for key in found:
+        if key not in known:
+            raise place.fault(str(key), f"one of {', '.join(sorted(known))}", found[key], "remove it")
+
+
 def _yaml(file: Path) -> Any:
     from app.compose_file import bounded_yaml  # only this format needs YAML
 
     try:
-        return bounded_yaml.read(file)
+        return bounded_yaml.read(file.parent, file)
     except (OSError, ValueError) as error:
         raise DatasetInvalid(f"{file}: expected YAML; found {error}") from error
 
@@ -139,12 +162,12 @@ def _workdir(folder: Path, project: Project | None, place: Place) -> str:
     dockerfile = folder / "Dockerfile" if project is None else recipe_of(folder, _client(project))
     if project is None and not dockerfile.is_file():
         raise DatasetInvalid(f"{dockerfile}: expected a file of that name; found none")
-    return (project and _client(project).working_dir) or image_workdir(dockerfile, place)
+    return (project and _client(project).working_dir) or image_workdir(folder, dockerfile, place)
 
 
 def _main(file: Path) -> str:
     """The format's own name for it; a single service may have another."""
-    services = list(document(file)["services"])
+    services = list(document(file.parent, file)["services"])
     return str(services[0]) if len(services) == 1 else _CLIENT
 
 
@@ -182,7 +205,7 @@ _HIDDEN = ("tests", "run-tests.sh", "solution.sh", "solution.yaml", "task.yaml")
 
 
 def _tests(folder: Path, reading: Reading) -> Bundle:
-    tests = folder / "tests"
+    tests = inside(folder, folder / "tests")
     files = {child.name: child for child in tests.iterdir()} if tests.is_dir() else {}
     return _gathered(reading, {**files, "run-tests.sh": folder / "run-tests.sh"}, {"megaflow-judge.sh": _JUDGE})
 

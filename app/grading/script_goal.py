@@ -18,7 +18,7 @@ import structlog
 
 from app.errors import GradingFailed
 from app.grading.base import Grade, Submission, out_of_memory, whole_of
-from app.models.outcome import Verdict
+from app.models.outcome import MOST_REWARD, Verdict
 from app.models.shell import Services, Shell
 from app.models.spec import ScriptGoal
 
@@ -206,6 +206,8 @@ def _finite(value: object) -> float:
         number = math.inf
     if not math.isfinite(number):
         raise ValueError(f"{str(value)[:40]}, which is not finite")
+    if abs(number) > MOST_REWARD:
+        raise ValueError(f"{number:g}, which is not between -{MOST_REWARD:g} and {MOST_REWARD:g}")
     return number
 
 

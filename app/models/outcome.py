@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 from pydantic import Field
@@ -39,14 +39,19 @@ class TestStatus(StrEnum):
     MISSING = "missing"  # the report does not name it
 
 
+MOST_REWARD = 1e6
+"""Of a reward's absolute value; more is no score but a fault of the grading."""
+Reward = Annotated[float, Field(ge=-MOST_REWARD, le=MOST_REWARD, allow_inf_nan=False)]
+
+
 class Verdict(Wire):
     """The outcome of grading. `counts` is False when nothing was measured: then `reward` is None, never 0."""
 
-    reward: float | None
+    reward: Reward | None
     counts: bool
     detail: str = ""
     tests: dict[str, TestStatus] = {}
-    metrics: dict[str, float] = {}
+    metrics: dict[str, Reward] = {}
 
     @property
     def resolved(self) -> bool:

@@ -8,15 +8,52 @@ does with a command. Source: MegaFlow, appendix A.2.
 from __future__ import annotations
 
 import hashlib
+import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from app.errors import SpecInvalid
 from app.models.hosts import AllowedHosts
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._/+-]{0,199}$"
+
+
+_MOST_S = 30 * 86_400.0
+_MOST_BYTES = 1 << 50
+_MOST_COUNT = 2**31 - 1
+_IMAGE = re.compile(
+    r"(?:sha256:)?[0-9a-f]{64}"  # an image's id
+    r"|(?:(?:\[[0-9a-fA-F:]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)(?::[0-9]{1,5})?/)?"  # registry
+    r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*"  # path
+    r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"  # tag, digest
+)
+
+
+def _plain(value: str) -> str:
+    if "\0" in value or (not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value)):
+        raise ValueError("expected text without NUL and halves of surrogate pairs, found one")
+    return value
+
+
+def _image_name(value: str) -> str:
+    if len(value) > 512 or not _IMAGE.fullmatch(value):
+        raise ValueError(f"expected an image reference such as registry.example.org/name:tag, found {value[:200]!r}")
+    return value
+
+
+PlainText = Annotated[str, AfterValidator(_plain)]
+"""Text that a command line, a variable and PostgreSQL can hold."""
+ImageName = Annotated[str, AfterValidator(_image_name)]
 
 
 class Wire(BaseModel):
@@ -73,24 +110,26 @@ class Bundle(Wire):
     """A folder in the artifact store, addressed by content. `sha256` is of the uncompressed, normalised tar."""
 
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    size_bytes: int = Field(ge=0)
+    size_bytes: int = Field(ge=0, le=_MOST_BYTES)
 
 
 class Build(Wire):
     """An image made from a build context."""
 
     context: Bundle
-    dockerfile: str = "Dockerfile"
-    timeout_s: float = Field(default=900.0, gt=0)
+    dockerfile: PlainText = "Dockerfile"
+    timeout_s: float = Field(default=900.0, gt=0, le=_MOST_S)
 
 
 class Resources(Wire):
     """Upper bounds of one task container."""
 
     cpus: float = Field(default=2.0, gt=0, le=256)
-    memory_bytes: int = Field(default=2 << 30, ge=16 << 20)  # swap is not added
-    pids: int = Field(default=512, ge=16)
-    disk_bytes: int | None = Field(default=None, ge=64 << 20)  # what it may write; None: 16 GiB, where it is watched
+    memory_bytes: int = Field(default=2 << 30, ge=16 << 20, le=_MOST_BYTES)  # swap is not added
+    pids: int = Field(default=512, ge=16, le=1 << 22)
+    disk_bytes: int | None = Field(
+        default=None, ge=64 << 20, le=_MOST_BYTES
+    )  # written; None: 16 GiB, where it is watched
 
 
 class Compose(Wire):
@@ -109,15 +148,15 @@ class EnvironmentSpec(Wire):
     """
 
     kind: EnvironmentKind = EnvironmentKind.DOCKER
-    image: str | None = None
+    image: ImageName | None = None
     build: Build | None = None
     compose: Compose | None = None
-    workdir: str = "/testbed"
+    workdir: PlainText = "/testbed"
     resources: Resources = Resources()
     network: Network = Network.NONE
     allowed_hosts: tuple[str, ...] = ()  # names, or `*.name`, each with an optional `:port`; for `allowlist`
-    env: dict[str, str] = {}  # no secrets: this is stored and shown
-    setup: tuple[str, ...] = ()
+    env: dict[PlainText, PlainText] = {}  # no secrets: this is stored and shown
+    setup: tuple[PlainText, ...] = ()
     tools: tuple[str, ...] = ()  # agent frameworks that act inside: mounted read-only; set by who submits, per agent
     reuse: Reuse = Reuse.RECYCLED
 
@@ -177,19 +216,19 @@ class TestsGoal(Wire):
 
     __test__ = False  # not a test class, whatever pytest thinks of the name
     kind: Literal["tests"] = "tests"
-    base_commit: str
+    base_commit: PlainText
     test_patch: str
-    test_command: str
+    test_command: PlainText
     log_parser: str = "pytest"
-    fail_to_pass: tuple[str, ...]
-    pass_to_pass: tuple[str, ...]
+    fail_to_pass: tuple[PlainText, ...]
+    pass_to_pass: tuple[PlainText, ...]
 
 
 class ServiceScript(Wire):
     """One more script that judges, and the service in which it runs."""
 
-    service: str
-    command: str
+    service: PlainText
+    command: PlainText
 
 
 class ScriptGoal(Wire):
@@ -201,9 +240,9 @@ class ScriptGoal(Wire):
 
     kind: Literal["script"] = "script"
     tests: Bundle
-    command: str = "bash /tests/test.sh"
-    tests_path: str = "/tests"
-    logs_path: str = "/logs"
+    command: PlainText = "bash /tests/test.sh"
+    tests_path: PlainText = "/tests"
+    logs_path: PlainText = "/logs"
     service: str | None = None  # in which the tests run, of several; None: where the agent acted
     also: tuple[ServiceScript, ...] = ()  # judge, too, each in its service, after `command`
 
@@ -236,8 +275,8 @@ class ScriptSolution(Wire):
 
     kind: Literal["script"] = "script"
     files: Bundle
-    command: str = "bash /solution/solve.sh"
-    path: str = "/solution"
+    command: PlainText = "bash /solution/solve.sh"
+    path: PlainText = "/solution"
 
 
 Solution = Annotated[PatchSolution | ScriptSolution, Field(discriminator="kind")]
@@ -246,13 +285,13 @@ Solution = Annotated[PatchSolution | ScriptSolution, Field(discriminator="kind")
 class Limits(Wire):
     """How much of everything one attempt may use."""
 
-    environment_timeout_s: float = Field(default=900.0, gt=0)  # image, build, start, set-up
-    agent_timeout_s: float = Field(default=1800.0, gt=0)
-    grading_timeout_s: float = Field(default=900.0, gt=0)
-    command_timeout_s: float = Field(default=120.0, gt=0)  # one command of the agent
-    max_steps: int = Field(default=100, ge=1)  # the paper's interaction rounds
-    max_turn_tokens: int | None = Field(default=None, ge=1)  # of one answer of the model
-    context_tokens: int | None = Field(default=None, ge=1)  # prompt and answer; None: what the model takes
+    environment_timeout_s: float = Field(default=900.0, gt=0, le=_MOST_S)  # image, build, start, set-up
+    agent_timeout_s: float = Field(default=1800.0, gt=0, le=_MOST_S)
+    grading_timeout_s: float = Field(default=900.0, gt=0, le=_MOST_S)
+    command_timeout_s: float = Field(default=120.0, gt=0, le=_MOST_S)  # one command of the agent
+    max_steps: int = Field(default=100, ge=1, le=_MOST_COUNT)  # the paper's interaction rounds
+    max_turn_tokens: int | None = Field(default=None, ge=1, le=_MOST_COUNT)  # of one answer of the model
+    context_tokens: int | None = Field(default=None, ge=1, le=_MOST_COUNT)  # both ways; None: what the model takes
     budget_usd: float | None = Field(default=None, gt=0)  # of model calls
     max_attempts: int = Field(default=3, ge=1, le=20)  # infrastructure faults before "not measured"
 
@@ -269,8 +308,8 @@ class AgentTask(Wire):
     """One agent task as a dataset or a producer describes it: what to do, where, and how it is judged."""
 
     name: str = Field(pattern=NAME)  # the dataset's id of it, e.g. django__django-13251
-    dataset: str = "adhoc"
-    description: str = Field(min_length=1)  # D: what the agent is told, verbatim
+    dataset: PlainText = "adhoc"
+    description: PlainText = Field(min_length=1)  # D: what the agent is told, verbatim
     environment: EnvironmentSpec
     goal: Goal
     solution: Solution | None = None

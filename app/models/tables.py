@@ -12,6 +12,7 @@ from uuid import UUID
 
 from sqlalchemy import (
     BigInteger,
+    CheckConstraint,
     ForeignKey,
     Identity,
     Index,
@@ -27,6 +28,9 @@ from sqlalchemy.dialects.postgresql import TIMESTAMP as PG_TIMESTAMP
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 NOW = func.clock_timestamp()
+
+
+_BOUNDED_REWARD = "verdict->>'reward' IS NULL OR abs((verdict->>'reward')::numeric) <= 1e6"
 
 
 class Base(DeclarativeBase):
@@ -113,6 +117,7 @@ class Task(Base):
     failure: Mapped[dict[str, Any] | None]
 
     __table_args__ = (
+        CheckConstraint(_BOUNDED_REWARD, name="tasks_reward_check"),
         Index("tasks_run_id_group_id_idx", "run_id", "group_id"),
         # One ordered line per user, mode and class: the dispatcher reads the head of each and nothing else.
         Index(
@@ -163,6 +168,7 @@ class Attempt(Base):
     failure: Mapped[dict[str, Any] | None]
 
     __table_args__ = (
+        CheckConstraint(_BOUNDED_REWARD, name="attempts_reward_check"),
         UniqueConstraint("task_id", "number"),
         Index(
             "attempts_one_live_idx",

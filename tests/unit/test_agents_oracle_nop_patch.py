@@ -13,8 +13,8 @@ from app.agents import Agent, Workshop, agent_names, patch
 from app.agents import agent_named as named
 from app.agents.base import AgentJob
 from app.agents.patch import head_commit, take_patch
-from app.errors import AgentFailed, UnknownName
-from app.models.endings import EndReason
+from app.errors import AgentFailed, RowBroken, UnknownName
+from app.models.endings import PERMANENT, EndReason, reason_of
 from app.models.spec import Bundle, Limits, PatchSolution, ScriptSolution
 from tests.unit.folder_shell import FolderShell, committed, git
 
@@ -89,13 +89,12 @@ def test_the_oracle_applies_a_gold_patch_in_a_folder_without_a_repository_of_its
     assert shell.get("/testbed/value.py") == b"value = 2\n"
 
 
-def test_a_gold_patch_that_does_not_apply_is_the_agents_error_with_gits_words(
-    shell: FolderShell, tmp_path: Path
-) -> None:
+def test_a_gold_patch_that_does_not_apply_is_a_broken_row_with_gits_words(shell: FolderShell, tmp_path: Path) -> None:
     shell.put("/testbed/value.py", b"something else\n")
-    report = agent_named("oracle").run(job(tmp_path, solution=PatchSolution(patch=ANSWER)), shell, Never())
-    assert report.end_reason is EndReason.AGENT_ERROR
-    assert "patch does not apply" in report.detail
+    with pytest.raises(RowBroken, match="patch does not apply"):
+        agent_named("oracle").run(job(tmp_path, solution=PatchSolution(patch=ANSWER)), shell, Never())
+    assert reason_of(RowBroken()) is EndReason.INVALID_SPEC, "not scored"
+    assert issubclass(RowBroken, PERMANENT), "nor tried again"
 
 
 def test_the_oracle_runs_a_gold_script_in_the_working_folder(shell: FolderShell, tmp_path: Path) -> None:

@@ -272,9 +272,9 @@ def test_without_our_words_a_task_is_as_every_task(tmp_path: Path) -> None:
 
 
 def test_a_compose_file_that_is_a_link_is_not_written_through(tmp_path: Path) -> None:
-    elsewhere = tmp_path / "mine.yaml"
-    elsewhere.write_text("services: {main: {build: .}, other: {image: x}}  # mine\n")
     folder = harbor(tmp_path / "a")
+    elsewhere = folder / "environment" / "mine.yaml"
+    elsewhere.write_text("services: {main: {build: .}, other: {image: x}}  # mine\n")
     (folder / "environment" / "docker-compose.yaml").symlink_to(elsewhere)
     (task,) = load(str(folder), reading())
     assert task.environment.compose is not None

@@ -65,6 +65,8 @@ def test_a_single_number_of_another_name_is_the_reward(shell: FolderShell) -> No
         ("json", '{"a": 1, "b": 2}', "named `reward`, or just one; found a, b"),
         ("json", '{"reward": NaN}', "not finite"),
         ("json", '{"reward": 1e999}', "not finite"),
+        ("json", '{"reward": 1e300}', "not between -1e+06 and 1e+06"),
+        ("txt", "-1e7", "not between"),
         ("json", '{"reward": "1"}', "no number"),
         ("json", '{"reward": true}', "no number"),
         ("json", '{"reward": {"value": 1}}', "no number"),
