@@ -17,11 +17,12 @@ import pytest
 
 from app.environments.docker import DockerProvider
 from app.environments.engine import Engine, engine_of
-from app.environments.outlets import firewall
+from app.environments.outlets import firewall, model_outlet
 from app.errors import EnvironmentFailed
 from app.models.spec import EnvironmentSpec, Network
 from app.settings import Settings
 from tests.integration.docker_ground import out, provider_of, tags_of
+from tests.integration.outlet_ground import serving
 from tests.services import missing
 
 PREFIX = firewall.prefix_of("ns")
@@ -245,6 +246,21 @@ def test_an_open_task_reaches_no_listener_of_the_host(
                 done = environment.run(f"python3 -c '{CONNECT}' {address} {port}", timeout_s=20)
                 assert not done.ok, address
         assert METADATA not in out(environment, "ip route 2>/dev/null; cat /etc/resolv.conf")
+    finally:
+        environment.destroy()
+
+
+@pytest.mark.docker
+def test_an_open_task_reaches_its_model_all_the_same(
+    provider: DockerProvider, settings: Settings, base_image_tag: str
+) -> None:
+    spec = EnvironmentSpec(image=base_image_tag, network=Network.OPEN)
+    environment = provider.create(spec, tags_of(settings.installation), timeout_s=60)
+    try:
+        with serving() as server:
+            url, _ = model_outlet(environment.forward, f"http://127.0.0.1:{server.port}/v1")
+            fetch = f'import urllib.request as u; print(u.urlopen("{url}/models", timeout=5).read().decode())'
+            assert '"path": "/v1/models"' in out(environment, f"python3 -c '{fetch}'")
     finally:
         environment.destroy()
 
