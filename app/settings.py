@@ -7,6 +7,7 @@ that a typo cannot pass silently. Where no URL is given, the embedded service in
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import os
 from collections.abc import Mapping
 from functools import lru_cache
@@ -53,6 +54,11 @@ class Settings(BaseSettings):
     """Registry (host[:port]/prefix) tried first for every image reference."""
     registry_auth: SecretStr | None = None
     """Logins beside those of `docker login`, as JSON: `{"registry.example:5000": "USER:PASSWORD", …}`."""
+    open_network_filter: bool = True
+    """Tasks with the network `open` start only when packet rules keep them from the engine's host, link-local and
+    private addresses. False: no such rules are asked for."""
+    open_network_allow: Annotated[tuple[str, ...], NoDecode] = ()
+    """Private addresses that these tasks may reach all the same: ADDRESS[/BITS][:PORT] (IPv4), separated by commas."""
     base_image: str = "megaflow/base:bookworm"
     """What task recipes build FROM when they take the argument BASE_IMAGE."""
 
@@ -187,7 +193,17 @@ class Settings(BaseSettings):
     def _split(cls, value: object) -> object:
         return tuple(Path(part) for part in value.split(":") if part) if isinstance(value, str) else value
 
-    @field_validator("model_key_envs", "gateway_url", mode="before")
+    @field_validator("open_network_allow")
+    @classmethod
+    def _destinations(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for one in value:
+            network, colon, port = one.partition(":")
+            ipaddress.IPv4Network(network)
+            if colon and not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+                raise ValueError(f"expected ADDRESS[/BITS][:PORT], found {one!r}")
+        return value
+
+    @field_validator("model_key_envs", "gateway_url", "open_network_allow", mode="before")
     @classmethod
     def _names(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value

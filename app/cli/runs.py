@@ -99,31 +99,48 @@ def submit(
         )
         run = flow.run(accepted.run_id, accepted.task_ids, accepted.names)
         if not wait:
-            _submitted(run, json=json)
+            _submitted(flow, run, json=json)
             return
         say(f"run {run.id}: {len(run.handles)} tasks accepted")
         found = follow(flow, [run], timeout=timeout)
         report(flow, [run], found, json=json)
 
 
-def _submitted(run: Run, *, json: bool) -> None:
+def _submitted(flow: MegaFlow, run: Run, *, json: bool) -> None:
     if json:
-        as_json({"run_id": run.id, "tasks": [{"task_id": h.task_id, "name": h.name} for h in run.handles]})
+        tasks = [{"task_id": h.task_id, "name": h.name} for h in run.handles]
+        as_json({"run_id": run.id, "tasks": tasks, "open_networks": results.open_networks(flow.database, run.id)})
     else:
         console.print(f"run {run.id}: {len(run.handles)} tasks accepted; `megaflow status {str(run.id)[-12:]}`")
+        _tell_open_networks(flow, run)
+
+
+def _tell_open_networks(flow: MegaFlow, run: Run) -> None:
+    if found := results.open_networks(flow.database, run.id):
+        console.print(
+            f"{found} of {len(run.handles)} tasks have an open network, as their dataset or the submission says:"
+            " they reach every public address (--network changes it)",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def report(flow: MegaFlow, watched: list[Run], found: list[TaskResult], *, json: bool) -> None:
     """The result table, then the score of every run with its denominator."""
     if json:
-        as_json({"runs": [vars_of(flow.status(run.id)) for run in watched], "results": found})
+        as_json({"runs": [_described(flow, run) for run in watched], "results": found})
         return
     console.print(results_table(found))
     for run in watched:
         console.print(summary(flow.status(run.id)), highlight=False)
+        _tell_open_networks(flow, run)
     console.print(
         f"evidence: {flow.settings.artifacts()}/runs/RUN/TASK/ATTEMPT, or `megaflow show TASK`", soft_wrap=True
     )
+
+
+def _described(flow: MegaFlow, run: Run) -> dict[str, object]:
+    return {**vars_of(flow.status(run.id)), "open_networks": results.open_networks(flow.database, run.id)}
 
 
 def vars_of(status: results.RunStatus) -> dict[str, object]:

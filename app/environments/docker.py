@@ -19,10 +19,11 @@ from app.environments.container import DockerEnvironment
 from app.environments.disk import disk_named
 from app.environments.disk_watch import DiskWatch
 from app.environments.engine import ROLE, Engine, engine_of
-from app.environments.host_slots import Gate, HostGate, turn
+from app.environments.host_slots import Gate, HostGate
 from app.environments.images import Images, host_of
 from app.environments.layer import Layer
 from app.environments.outlets import variables
+from app.environments.outlets.bridge import open_network
 from app.environments.privileges import CAP_DROP, CPU_SHARES
 from app.environments.setups import Order, Setups
 from app.environments.taking import take_over
@@ -279,26 +280,8 @@ class DockerProvider:
         Only an open one is connected to anything: what a policy lets through is forwarded.
         """
         if spec.network is Network.OPEN:
-            return self._bridge(tags.installation)
+            return open_network(self._engine, self._settings, tags.installation)
         return "none" if spec.reuse is Reuse.SHARED_READONLY else None  # whose files only the engine can write
-
-    def _bridge(self, installation: str) -> str:
-        """Our own bridge, on which containers do not see each other; made once per installation."""
-        name = f"megaflow-{installation}"
-        engine = self._engine
-        with (
-            turn(self._settings.home / "run" / "slots" / "network", timeout_s=60.0),
-            engine.named(f"create network {name}", EnvironmentFailed),
-        ):
-            if not any(found["Name"] == name for found in engine.api.networks(names=[name])):
-                engine.api.create_network(
-                    name,
-                    driver="bridge",
-                    options={"com.docker.network.bridge.enable_icc": "false"},
-                    labels={"megaflow": installation, ROLE: "environment"},
-                    check_duplicate=True,
-                )
-        return name
 
     def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
         """Also removes our network when nothing uses it. Only objects with the role label: instances are not ours."""

@@ -74,6 +74,17 @@ def runs(database: Database, limit: int = 50) -> list[RunStatus]:
         return [_status(row) for row in connection.execute(statement, {"limit": limit})]
 
 
+def open_networks(database: Database, run_id: UUID) -> int:
+    """How many tasks of a run have the network `open`."""
+    statement = text("""
+        SELECT coalesce(sum(t.n), 0) FROM
+            (SELECT spec_digest, count(*) AS n FROM tasks WHERE run_id = :id GROUP BY spec_digest) t
+            JOIN specs s ON s.digest = t.spec_digest
+        WHERE s.body::json #>> '{task,environment,network}' = 'open'""")
+    with database.begin() as connection:
+        return int(connection.execute(statement, {"id": run_id}).scalar_one())
+
+
 def _status(row: Row[Any]) -> RunStatus:
     values = row._asdict()
     return RunStatus(**{**values, "states": values["states"] or {}})

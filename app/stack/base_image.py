@@ -54,29 +54,37 @@ def ensure_base_image(settings: Settings, *, report: Callable[[str], None] = lam
             "carry it. Run from a source checkout, or set MEGAFLOW_BASE_IMAGE to an image that exists."
         )
     prepare(settings)
-    if _registry_answers(settings):
-        report(f"building the base image {settings.base_image} on {PUBLIC_BASE}")
-        if _build_on_public_base(settings):
+    if (public := _public_base(settings)) is not None:
+        report(f"building the base image {settings.base_image} on {public}")
+        if _build_on(public, settings):
             return True
     report(f"building the base image {settings.base_image} from Debian's packages (no image registry answers)")
     _build_from_packages(settings)
     return True
 
 
-def _registry_answers(settings: Settings) -> bool:
+def _public_base(settings: Settings) -> str | None:
+    """Debian's image by the digest that its tag has now: what is built on is known. None: no registry answers."""
     try:
         with connected(settings, timeout_s=_REGISTRY_S) as client:
-            client.images.get_registry_data(PUBLIC_BASE)
+            return f"{PUBLIC_BASE.partition(':')[0]}@{client.images.get_registry_data(PUBLIC_BASE).id}"
     except (DockerException, requests.RequestException) as error:
         log.info("base_image.no_registry", error=str(error))
-        return False
-    return True
+        return None
 
 
-def _build_on_public_base(settings: Settings) -> bool:
+def _build_on(public: str, settings: Settings) -> bool:
+    """The digest is in the image's label `megaflow.base.from`."""
     try:
         with connected(settings, timeout_s=_BUILD_S) as client:
-            client.images.build(path=str(RECIPE), tag=settings.base_image, rm=True, forcerm=True)
+            client.images.build(
+                path=str(RECIPE),
+                tag=settings.base_image,
+                buildargs={"DEBIAN_IMAGE": public},
+                labels={"megaflow.base.from": public},
+                rm=True,
+                forcerm=True,
+            )
     except (BuildError, docker.errors.APIError, requests.RequestException) as error:
         # The registry's answer may be for the name alone. Debian's packages are the other way to the same image.
         log.warning("base_image.recipe_failed", error=str(error))

@@ -128,8 +128,8 @@ def _postgres(settings: Settings) -> tuple[Level, str, str]:
 
 def _redis(settings: Settings) -> tuple[Level, str, str]:
     with redis.Redis.from_url(settings.redis(), socket_connect_timeout=_ANSWER_S, socket_timeout=_ANSWER_S) as client:
-        about = client.info("server")
-        policy = client.config_get("maxmemory-policy").get("maxmemory-policy")
+        about = client.info()
+    policy = about.get("maxmemory_policy")  # INFO, not CONFIG: a broker's user need not have that
     number = str(about["redis_version"])
     found = f"{number}, {'embedded' if settings.embeds_redis else 'yours'}, maxmemory-policy {policy}"
     if tuple(int(part) for part in number.split(".")[:2]) < _REDIS:

@@ -15,6 +15,7 @@ import structlog
 from docker.errors import APIError, NotFound
 
 from app.environments.oci import Records, end
+from app.environments.outlets import firewall
 from app.errors import EngineUnavailable, EnvironmentFailed
 from app.settings import PREFIX, Settings
 from app.stack import postgres, redis
@@ -65,7 +66,10 @@ def processes(settings: Settings) -> list[psutil.Process]:
 
 
 def remove_from_engine(settings: Settings) -> Removed:
-    """Remove all containers, networks and volumes with this installation's label; nothing when no engine answers."""
+    """Remove all containers, networks and volumes with this installation's label, and the packet rules of its networks.
+
+    Does nothing when no engine answers.
+    """
     chosen = {"label": f"{LABEL}={settings.installation}"}
     try:
         with connected(settings) as client, ThreadPoolExecutor(_AT_ONCE) as threads:
@@ -74,7 +78,7 @@ def remove_from_engine(settings: Settings) -> Removed:
             def remove_all(ids: Iterable[str], remove: Callable[[str], object]) -> int:
                 return sum(threads.map(lambda one: _remove(remove, one), list(ids)))
 
-            return Removed(
+            removed = Removed(
                 containers=remove_all(
                     (one["Id"] for one in api.containers(all=True, filters=chosen)),
                     lambda one: api.remove_container(one, v=True, force=True),
@@ -85,6 +89,8 @@ def remove_from_engine(settings: Settings) -> Removed:
                     lambda one: api.remove_volume(one, force=True),
                 ),
             )
+            firewall.remove(settings.installation)
+            return removed
     except (EngineUnavailable, requests.ConnectionError):
         return Removed()
 

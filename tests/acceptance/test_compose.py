@@ -23,6 +23,7 @@ from app.artifacts.bundles import fetch_bundle, store_bundle
 from app.datasets import load
 from app.datasets.base import Reading
 from app.environments import provider_for
+from app.environments.outlets import firewall
 from app.models.spec import EnvironmentKind
 from app.settings import PREFIX, Settings
 from app.stack.engine import connected
@@ -88,6 +89,9 @@ def deployment(images: None) -> Iterator[Deployment]:
     wanted = {
         "INSTALLATION": installation,
         "POSTGRES_PASSWORD": uuid.uuid4().hex,
+        "REDIS_PASSWORD": uuid.uuid4().hex,
+        "AWS_ACCESS_KEY_ID": uuid.uuid4().hex,
+        "AWS_SECRET_ACCESS_KEY": uuid.uuid4().hex,
         "FLOWER_PASSWORD": PASSWORD,
         "FLOWER_PORT": str(_free_port()),
         "EPHEMERAL_CAPACITY": "4",
@@ -100,11 +104,21 @@ def deployment(images: None) -> Iterator[Deployment]:
     finally:
         logs = made.run("logs", "--tail=40").stdout
         down = made.run("down", "-v", "-t", "20")
+        _remove_open_network(installation)
         for one in made.left():
             print("left:", one)
         print(logs[-8000:])
     assert down.returncode == 0, down.stderr
     assert made.left() == []
+
+
+def _remove_open_network(installation: str) -> None:
+    """As docs/cluster.md says: it is no part of the compose file."""
+    with connected(Settings()) as client:
+        ours = {"label": [f"megaflow={installation}", "megaflow.role=environment"]}
+        for network in client.api.networks(filters=ours):
+            client.api.remove_network(network["Id"])
+    firewall.remove(installation)
 
 
 def _compose_tool() -> tuple[str, ...]:
@@ -164,8 +178,89 @@ def test_flower_is_on_loopback_and_asks_for_the_password(deployment: Deployment)
     assert published.startswith("127.0.0.1:")
 
 
-def test_without_a_password_nothing_starts_and_its_name_is_said(deployment: Deployment) -> None:
-    bare = {name: value for name, value in deployment.environment.items() if name != "FLOWER_PASSWORD"}
+PORTS = (80, 5432, 5555, 6379, 8765, 8766, 9000, 2375)
+PROBE = """import concurrent.futures, json, socket, sys
+def answers(place):
+    try:
+        socket.create_connection(place, 2).close()
+    except OSError:
+        return False
+    return True
+places = json.loads(sys.argv[1])
+with concurrent.futures.ThreadPoolExecutor(64) as threads:
+    print(json.dumps([one for one, said in zip(places, threads.map(answers, map(tuple, places))) if said]))
+"""
+
+
+def _places(deployment: Deployment) -> list[tuple[str, int]]:
+    """Every name and address of the control plane, and the host's on its network, with all ports that are in use."""
+    with connected(Settings()) as client:
+        chosen = {"label": [f"megaflow={deployment.installation}", "megaflow.role=service"]}
+        networks = [one["NetworkSettings"]["Networks"] for one in client.api.containers(filters=chosen)]
+        joined = [about for one in networks for about in one.values()]
+    addresses = {about["IPAddress"] for about in joined} | {about["Gateway"] for about in joined}
+    names = ("postgres", "redis", "s3", "gateway", "model", "flower", "control")
+    return [(host, port) for host in (*names, *sorted(addresses)) for port in PORTS]
+
+
+def test_no_service_of_the_control_plane_answers_an_open_task(deployment: Deployment, tmp_path: Path) -> None:
+    places = json.dumps(_places(deployment))
+    seen = deployment.run("exec", "-T", "control", "python", "-c", PROBE, places)
+    reached = {tuple(one) for one in json.loads(seen.stdout)}
+    services = {("postgres", 5432), ("redis", 6379), ("s3", 9000), ("gateway", 8766), ("model", 8765), ("flower", 5555)}
+    assert reached >= services, "else the test below proves nothing"
+
+    task = tmp_path / "look-around"
+    shutil.copytree(ROOT / "app" / "datasets" / "demo" / "tasks" / "lost-settings", task)
+    settings = task / "task.toml"
+    settings.write_text(settings.read_text().replace("allow_internet = false", "allow_internet = true"))
+    (task / "tests" / "probe.py").write_text(PROBE)
+    test = f"""#!/bin/sh
+mkdir -p "${{LOGS_DIR:-/logs}}/verifier"
+found=$(python3 "${{TESTS_DIR:-/tests}}/probe.py" '{places}')
+echo "reached: $found"
+[ "$found" = "[]" ] && reward=1 || reward=0
+echo $reward >"${{LOGS_DIR:-/logs}}/verifier/reward.txt"
+"""
+    (task / "tests" / "test.sh").write_text(test)
+    control = deployment.run("ps", "-q", "control").stdout.strip()
+    subprocess.run(["docker", "cp", str(task), f"{control}:/tmp/look-around"], check=True, capture_output=True)
+    found = deployment.megaflow("submit", "/tmp/look-around", "--agent", "oracle", "--wait", "--timeout", "200")
+    (result,) = found["results"]
+    assert found["runs"][0]["open_networks"] == 1
+    assert result["attempts"][-1]["environment"]["network"] == "open"
+    assert (result["verdict"] or {}).get("reward") == 1.0, result
+
+
+def test_services_have_no_more_rights_than_they_need(deployment: Deployment) -> None:
+    for service in ("gateway", "beat", "flower", "redis", "s3"):
+        done = deployment.run("exec", "-T", service, "sh", "-c", "grep -h -E '^(Uid|CapEff):' /proc/1/status; id -un")
+        user, rights, name = done.stdout.splitlines()
+        assert user.split()[1] != "0"
+        assert int(rights.split()[1], 16) == 0
+        assert name == ("redis" if service == "redis" else "megaflow")
+    logs = deployment.run("logs").stdout
+    assert "NOPERM" not in logs
+    assert "Permission denied" not in logs
+    bare = deployment.run("exec", "-T", "control", "python", "-c", BARE)
+    assert bare.stdout.split() == ["NoPermissionError", "403"], bare.stderr
+
+
+BARE = """import redis, urllib.error, urllib.request
+try:
+    redis.Redis("redis").get("x")
+except redis.RedisError as error:
+    print(type(error).__name__)
+try:
+    urllib.request.urlopen("http://s3:9000/megaflow")
+except urllib.error.HTTPError as error:
+    print(error.code)
+"""
+
+
+@pytest.mark.parametrize("name", ["FLOWER_PASSWORD", "REDIS_PASSWORD", "AWS_SECRET_ACCESS_KEY"])
+def test_without_a_password_nothing_starts_and_its_name_is_said(deployment: Deployment, name: str) -> None:
+    bare = {key: value for key, value in deployment.environment.items() if key != name}
     done = Deployment(deployment.command, deployment.installation, bare).run("config", "-q")
     assert done.returncode != 0
     assert "docs/cluster.md" in done.stderr

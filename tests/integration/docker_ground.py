@@ -13,6 +13,7 @@ from app.environments.base import Tags
 from app.environments.docker import DockerEnvironment, DockerProvider
 from app.environments.engine import Engine, engine_of
 from app.environments.engine_snapshots import BASE
+from app.environments.outlets import firewall
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 
@@ -46,6 +47,7 @@ def provider(settings: Settings, engine: Engine) -> Iterator[DockerProvider]:
     made = provider_of(settings)
     yield made
     made.sweep(installation=settings.installation)
+    firewall.remove(settings.installation)
     remove_images(engine, settings)
 
 

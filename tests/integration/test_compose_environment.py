@@ -34,6 +34,7 @@ from app.environments.image_store.book import Book
 from app.environments.image_store.names import key_of
 from app.environments.image_store.presence import Presence
 from app.environments.oci import available
+from app.environments.outlets import firewall
 from app.environments.outlets.addresses import admissible
 from app.errors import (
     EngineUnavailable,
@@ -108,6 +109,7 @@ def provider(settings: Settings, docker_engine: str) -> Iterator[ComposeProvider
     made = ComposeProvider(settings, fetch_bundle=lambda bundle: STORED[bundle.sha256])
     yield made
     made.sweep(installation=settings.installation)
+    firewall.remove(settings.installation)
 
 
 @pytest.fixture
@@ -483,8 +485,8 @@ def hosts_own_addresses() -> set[str]:
     return {one for one in found | {"172.17.0.1"} if not one.startswith("127.")}
 
 
-def test_an_open_network_leads_outside_and_an_internal_one_of_the_file_never_does(
-    create: Create, engine: Engine
+def test_an_open_network_leads_outside_but_to_nothing_private_and_an_internal_one_of_the_file_never_does(
+    create: Create, engine: Engine, settings: Settings
 ) -> None:
     text = PAIR.replace("{image: BASE}", "{image: BASE, networks: [default, inner]}", 1)
     text += "\nnetworks: {inner: {internal: true}}"
@@ -497,6 +499,10 @@ def test_an_open_network_leads_outside_and_an_internal_one_of_the_file_never_doe
     assert environment.run(ASK.replace("//db", "//base"), timeout_s=20).text() == "x\n"
     with socket.create_server(("0.0.0.0", 0)) as server:
         gateway = next(one["IPAM"]["Config"][0]["Gateway"] for one in networks if not one["Internal"])
+        assert not reaches(environment, gateway, server.getsockname()[1])
+        allowing = settings.model_copy(update={"open_network_allow": (str(network.RANGE),)})
+        bridge = next(one["Options"]["com.docker.network.bridge.name"] for one in networks if not one["Internal"])
+        firewall.ensure(engine, allowing, settings.installation, bridge)
         assert reaches(environment, gateway, server.getsockname()[1])
 
 
@@ -506,7 +512,7 @@ def test_forty_projects_have_their_networks_at_once(engine: Engine, settings: Se
     nets = []
     try:
         for number in range(40):  # as many as projects
-            net = make_network(engine, f"{settings.installation}-{number}", ["a", "b"], labels, internal=True)
+            net = make_network(engine, f"{settings.installation}-{number}", ["a", "b"], labels, bridge=None)
             nets.append(net)
         found = {one["Id"]: one for one in engine.api.networks(filters={"label": f"megaflow={settings.installation}"})}
         subnets = {found[net.id]["IPAM"]["Config"][0]["Subnet"] for net in nets}
@@ -563,7 +569,7 @@ def test_a_network_that_somebody_has_is_passed_by(
     made = []
     try:
         for number in range(2):
-            made.append(make_network(engine, f"{settings.installation}-{number}", ["a"], labels, internal=True))
+            made.append(make_network(engine, f"{settings.installation}-{number}", ["a"], labels, bridge=None))
         assert [IPv4Address(net.addresses["a"]) in wanted for net in made] == [True, False]
         assert next(chosen, None) is None
     finally:

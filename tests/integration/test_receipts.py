@@ -24,6 +24,7 @@ from app.environments.base import Environment, Tags
 from app.environments.docker import DockerProvider
 from app.environments.engine import Engine, engine_of
 from app.environments.local import LocalProvider
+from app.environments.outlets import firewall
 from app.environments.pool import EnvironmentPool
 from app.environments.recorded import Recording
 from app.environments.sweeper import Sweeper
@@ -647,6 +648,7 @@ def test_volumes_of_an_image_and_the_first_network_have_lines(
         assert compare(of_run(database, job.run_id), World(tuple(things), _alive())) == []
     finally:
         engine.api.remove_image(image)
+        firewall.remove(settings.installation)
 
 
 # --- The command ----------------------------------------------------------------------------------------------------

@@ -82,6 +82,16 @@ def test_a_firing_submits_with_what_was_asked(command: CommandLine, database: Da
         assert accept.spec_of(connection, task.spec_digest).task.environment.network is Network.OPEN
 
 
+def test_a_submission_and_its_status_say_how_many_tasks_have_an_open_network(command: CommandLine) -> None:
+    asked = ("demo", "--agent", "nop", "--limit", 2)
+    said = " ".join(command("submit", *asked, "--network", "open", "--name", "opened").split())
+    assert "2 of 2 tasks have an open network" in said
+    assert "2 of 2 tasks have an open network" in " ".join(command("status", "opened").split())
+    assert command.json("status", "opened")["runs"][0]["open_networks"] == 2
+    assert "open network" not in command("submit", *asked, "--name", "closed")
+    assert command.json("status", "closed")["runs"][0]["open_networks"] == 0
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -20,8 +20,10 @@ from app.environments.compose.network import Net, make_network
 from app.environments.compose.plan import Plan
 from app.environments.compose.several import Things
 from app.environments.engine import ROLE, Engine
+from app.environments.outlets import firewall
 from app.errors import EnvironmentFailed
 from app.models.spec import EnvironmentSpec, Network
+from app.settings import Settings
 
 PROJECT = "megaflow.project"
 """Label that tells what belongs together."""
@@ -53,18 +55,21 @@ class Ground:
 
     # --- Making -----------------------------------------------------------------------------------------------------
 
-    def lay(self) -> None:
-        """Make the group, the networks and the volumes. Raises: EnvironmentFailed, EngineUnavailable."""
-        project = self.plan.project
+    def lay(self, settings: Settings) -> None:
+        """Make the group, the networks with their packet rules, and the volumes.
+
+        Raises: EnvironmentFailed, EngineUnavailable.
+        """
+        project, installation = self.plan.project, self.tags.installation
         self.bound()
         for name, internal in project.networks.items():
+            leads_out = self.spec.network is Network.OPEN and not internal
+            bridge = firewall.project_bridge(installation) if leads_out else None
             self.nets[name] = make_network(
-                self.engine,
-                f"megaflow-{self.id}-{name}",
-                project.together(name),
-                self.labels(),
-                internal=internal or self.spec.network is not Network.OPEN,
+                self.engine, f"megaflow-{self.id}-{name}", project.together(name), self.labels(), bridge=bridge
             )
+            if bridge is not None:
+                firewall.ensure(self.engine, settings, installation, bridge)
         self.make_volumes()
 
     def bound(self) -> None:

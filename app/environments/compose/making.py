@@ -74,7 +74,7 @@ class Making:
 
     def _made(self, deadline: float, start_s: float) -> ComposeEnvironment:
         with self._times.measure("network"):
-            self._ground.lay()
+            self._ground.lay(self._settings)
         with self._times.measure("services"):
             order = Order(self._project, self._peers, lambda: self._place(deadline), lambda: self._start_main(deadline))
             order.carry_out(deadline)

@@ -34,14 +34,16 @@ class Net:
     addresses: dict[str, str]  # by service
 
 
-def make_network(engine: Engine, name: str, services: list[str], labels: Mapping[str, str], *, internal: bool) -> Net:
-    """A bridge for these services alone. `internal`: it leads to no other network, and this host has no address on it.
-
-    An engine's `internal` alone leaves the host's own addresses in reach, and with them all that listens there.
+def make_network(
+    engine: Engine, name: str, services: list[str], labels: Mapping[str, str], *, bridge: str | None
+) -> Net:
+    """A bridge for these services alone. bridge: its interface on the host, which the packet rules of an open network
+    go by. None: it leads to no other network, and the host has no address on it: an engine's `internal` alone leaves
+    the host's own addresses in reach, and with them all that listens there.
 
     Raises: EnvironmentFailed, EngineUnavailable.
     """
-    closed = {"com.docker.network.bridge.inhibit_ipv4": "true"} if internal else {}
+    inhibited = {"com.docker.network.bridge.inhibit_ipv4": "true"}
     with engine.named(f"create network {name}", EnvironmentFailed):
         for _ in range(_TRIES):
             subnet = _free_subnet(len(services))
@@ -51,9 +53,9 @@ def make_network(engine: Engine, name: str, services: list[str], labels: Mapping
                 made = engine.api.create_network(
                     name,
                     driver="bridge",
-                    options=closed,
+                    options=inhibited if bridge is None else {"com.docker.network.bridge.name": bridge},
                     ipam=IPAMConfig(pool_configs=[pool]),
-                    internal=internal,
+                    internal=bridge is None,
                     labels=dict(labels),
                 )
             except APIError as error:

@@ -1,7 +1,7 @@
 """Networks by policy: the ways out of environments that have no network. See docs/networks.md.
 
 `none` has no outlet. `allowlist` has one while the environment lives (`open_outlet`), `model-only` one for the agent's
-time (`model_outlet`). `open` is a network of the engine's and none of this.
+time (`model_outlet`). `open` is a network of the engine's (`bridge`) with packet rules (`firewall`), and none of this.
 """
 
 from __future__ import annotations
