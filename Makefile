@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap demo test test-agents check format lock worker-image services-image bench-main bench-control bench-env bench-gateway chaos down clean
+.PHONY: help bootstrap demo test test-extra check format lock worker-image services-image bench-main bench-control bench-env bench-gateway chaos down clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -17,11 +17,11 @@ bootstrap: ## make .venv; nothing to do when it matches the lock
 demo: bootstrap ## set everything up and run the main job on the demo dataset
 	@$(BIN)/megaflow demo
 
-test: bootstrap ## all tests; PYTEST="tests/unit -k state" chooses
+test: bootstrap ## all tests but those marked `extra`; PYTEST="tests/unit -k state" chooses
 	@sh scripts/test $(PYTEST)
 
-test-agents: bootstrap ## the agents' contract on every framework, whole: half an hour
-	@AGENTS_IN_FULL=1 sh scripts/test tests/contract/agents
+test-extra: bootstrap ## tests marked `extra`: fuzzing, and the rest of the agents' contract; an hour
+	@sh scripts/test -m extra $(PYTEST)
 
 check: bootstrap ## format, lint, types, import rules
 	$(BIN)/ruff format --check .

@@ -17,10 +17,11 @@ from requests import RequestException
 
 from app.environments import engine_snapshots
 from app.environments.base import UNSEEN, Forward, Origin, ResetProof, Route, Serve, Snapshot, Tags, Ticket, Times
-from app.environments.control_groups import folders_of, is_of
+from app.environments.control_groups import folders_of, is_of, processes_of
+from app.environments.disk_usage import Usage
 from app.environments.engine import Engine
 from app.environments.forwarding import forward
-from app.environments.layer import Layer, outside_of, places_of, written_bytes
+from app.environments.layer import Layer, outside_of, places_of, usage_of
 from app.environments.living import Living, WatchedShell
 from app.environments.memory_watch import MemoryWatch, file_of
 from app.environments.outlets import Outlet, open_outlet
@@ -166,16 +167,17 @@ class DockerEnvironment(Living):
         """Whether its own file layer is on a disk of this host's."""
         return self._layer is not None
 
-    def written_bytes(self) -> int | None:
+    def written(self) -> Usage | None:
         """What its files and volumes take on disk beyond the image; None where that cannot be seen.
 
         Raises: EnvironmentFailed, EngineUnavailable.
         """
         if self._layer is not None:
-            return self._layer.written_bytes()
+            places = (self._layer.upper, self._engine.folder_of(self.id))
+            return Usage.added([Usage.of(*places), Usage.held(processes_of(self.id, self._pid), *places)])
         with self._engine.named(f"look where environment {self.id[:12]} writes", EnvironmentFailed):
-            places = places_of(self._engine.api.inspect_container(self.id))
-        return sum(map(written_bytes, places)) if places else None
+            about = self._engine.api.inspect_container(self.id)
+        return usage_of(self._engine, [about]) if places_of(self._engine, about) else None
 
     def forward(self, port: int, serve: Serve) -> Forward:
         with self._living(f"open port {port}"):

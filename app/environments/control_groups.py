@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
@@ -21,6 +22,18 @@ def folders_of(container_id: str, init: int, controller: str) -> Iterator[Path]:
             yield _ROOT / controller / path.lstrip("/")
         elif not controllers:
             yield _ROOT / path.lstrip("/")
+
+
+def processes_of(container_id: str, init: int) -> list[int]:
+    """The processes of a container with that first process, by this host's numbers.
+
+    None when the engine is elsewhere.
+    """
+    found: set[int] = set()
+    for folder in folders_of(container_id, init, "pids"):
+        with suppress(OSError):
+            found |= {int(line) for line in (folder / "cgroup.procs").read_text().split()}
+    return sorted(found)
 
 
 def is_of(container_id: str, init: int) -> bool:

@@ -16,9 +16,10 @@ from docker.types import Ulimit
 
 from app.environments.compose.ground import BESIDE, PROJECT
 from app.environments.container import DockerEnvironment
+from app.environments.disk_usage import Usage
 from app.environments.disk_watch import DiskWatch, limit_of
 from app.environments.engine import ROLE, Engine
-from app.environments.layer import places_of, written_bytes
+from app.environments.layer import usage_of
 from app.errors import EnvironmentFailed, StationError
 from app.models.spec import EnvironmentSpec, Reuse
 from app.settings import Settings
@@ -113,16 +114,14 @@ def in_sight(engine: Engine) -> bool:
 def watched(watch: DiskWatch, environment: DockerEnvironment, spec: EnvironmentSpec) -> DockerEnvironment:
     """Watch it where what it writes can be seen."""
     try:
-        if (
-            environment.layer_in_sight or environment.written_bytes() is not None
-        ):  # to measure takes longer than to look
+        if environment.layer_in_sight or environment.written() is not None:  # to measure takes longer than to look
             watch.watch(environment, limit_of(spec))
     except StationError as error:  # its first command will tell whether it is well
         log.warning("environment.not_watched", environment=environment.id, reason=str(error))
     return environment
 
 
-def _sizes(engine: Engine) -> dict[str, int]:
+def _sizes(engine: Engine) -> dict[str, Usage]:
     """What every environment of the engine has written, by id; a project's is its main container's, once it has one."""
     about = []
     with engine.named("measure environments", EnvironmentFailed):
@@ -131,9 +130,9 @@ def _sizes(engine: Engine) -> dict[str, int]:
                 about.append(engine.api.inspect_container(found["Id"]))
     labels = {one["Id"]: one["Config"]["Labels"] for one in about}
     mains = {told[PROJECT]: one for one, told in labels.items() if PROJECT in told and BESIDE not in told}
-    places: dict[str, set[Path]] = {}
+    parts: dict[str, list[dict[str, Any]]] = {}
     for one in about:
         project = labels[one["Id"]].get(PROJECT)
         owner = one["Id"] if project is None else mains.get(project, project)
-        places.setdefault(owner, set()).update(places_of(one))
-    return {owner: sum(map(written_bytes, found)) for owner, found in places.items()}
+        parts.setdefault(owner, []).append(one)
+    return {owner: usage_of(engine, found) for owner, found in parts.items()}

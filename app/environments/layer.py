@@ -20,9 +20,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from app.environments.control_groups import processes_of
+from app.environments.disk_usage import Usage
+from app.environments.engine import Engine
+
 _OVERLAY = "trusted.overlay."
 _GET_FLAGS = 0x80086601  # FS_IOC_GETFLAGS
 _PATIENCE_S = 120.0
+_OUTSIDE_BYTES = 1 << 20
+"""Of a file of the engine's, so much is compared: a task may have made it as large as its disk limit allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +112,6 @@ class Layer:
 
     # --- Looking and mending --------------------------------------------------------------------------------------
 
-    def written_bytes(self) -> int:
-        """What its files take on disk; those that go meanwhile do not count."""
-        return written_bytes(self.upper)
-
     def has_volumes(self, container: dict[str, Any]) -> bool:
         """Whether a task could leave something in a mount."""
         return any(mount["Destination"] not in self.ours for mount in container["Mounts"])
@@ -151,20 +153,23 @@ def upper_of(container: dict[str, Any]) -> Path:
     return Path(data.get("UpperDir") or "/nonexistent")
 
 
-def places_of(container: dict[str, Any]) -> list[Path]:
-    """Where what a container writes comes to lie: its own files, its volumes; nothing that is not seen from here."""
-    volumes = [Path(mount["Source"]) for mount in container["Mounts"] if mount["Type"] == "volume"]
-    return [place for place in (upper_of(container), *volumes) if os.access(place, os.R_OK | os.X_OK)]
+def places_of(engine: Engine, container: dict[str, Any]) -> list[Path]:
+    """Where what a container writes comes to lie, by its description; nothing that is not seen from here.
 
-
-def written_bytes(upper: Path) -> int:
-    """What is below takes on disk; what goes meanwhile does not count.
-
-    By a program, since a task can make folders deeper than a path may be long.
+    Its own files, its volumes, and the engine's folder of it: /etc/hosts, /etc/hostname and /etc/resolv.conf, which are
+    mounted from there and can be written to, and its log.
     """
-    command = ["du", "--summarize", "--one-file-system", "--block-size=1", "--", str(upper)]
-    told = subprocess.run(command, capture_output=True, timeout=_PATIENCE_S, check=False).stdout  # noqa: S603 (ours)
-    return int(told.split()[0]) if told else 0
+    volumes = [Path(mount["Source"]) for mount in container["Mounts"] if mount["Type"] == "volume"]
+    places = (upper_of(container), engine.folder_of(str(container["Id"])), *volumes)
+    return [place for place in places if os.access(place, os.R_OK | os.X_OK)]
+
+
+def usage_of(engine: Engine, containers: Iterable[dict[str, Any]]) -> Usage:
+    """What containers have written together, by their descriptions now. Raises: OSError."""
+    found = list(containers)
+    places = {place for one in found for place in places_of(engine, one)}
+    processes = [pid for one in found for pid in processes_of(str(one["Id"]), int(one["State"]["Pid"]))]
+    return Usage.added([Usage.of(*places), Usage.held(processes, *places)])
 
 
 def _emptied(folder: Path) -> int:
@@ -199,8 +204,10 @@ def _texts(attributes: dict[str, bytes]) -> dict[str, str]:
 def _content(path: Path) -> tuple[bytes, int, int, int]:
     """Its attributes and flags with its bytes: the engine writes anew what is in it, and leaves the rest."""
     found = path.stat()
-    beside = sorted((name, os.getxattr(path, name)) for name in os.listxattr(path)), _flags(path)
-    return path.read_bytes() + repr(beside).encode(), found.st_mode, found.st_uid, found.st_gid
+    beside = sorted((name, os.getxattr(path, name)) for name in os.listxattr(path)), _flags(path), found.st_size
+    with path.open("rb") as file:
+        content = file.read(_OUTSIDE_BYTES)
+    return content + repr(beside).encode(), found.st_mode, found.st_uid, found.st_gid
 
 
 def _flags(path: Path) -> int:

@@ -437,14 +437,14 @@ def test_what_all_services_wrote_counts_together_and_under_the_environments_id(c
     small = "dd if=/dev/zero of={}/part bs=1M count=3"
     for service, place in (("main", "/own"), ("main", "/srv"), ("db", "/data"), ("db", "/srv")):
         assert environment.run_in(service, small.format(place), timeout_s=30).ok
-    written = environment._footprint.written_bytes()
-    assert 12 * MIB <= written < 13 * MIB
+    written = environment._footprint.written()
+    assert 12 * MIB <= written.size_bytes < 13 * MIB
     sizes = engine_disk._sizes(engine)
     assert sizes[environment.id] == written
     assert not {one["id"] for one in services(environment).values()} - {environment.id} & sizes.keys()
-    own = environment._main.written_bytes()  # as a single container's, with its volumes
+    own = environment._main.written()  # as a single container's, with its volumes
     assert own is not None
-    assert 9 * MIB <= own < 10 * MIB
+    assert 9 * MIB <= own.size_bytes < 10 * MIB
 
 
 def test_a_service_that_fills_the_disk_while_it_starts_is_ended_too(

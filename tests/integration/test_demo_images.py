@@ -160,6 +160,16 @@ def test_an_image_holds_the_planted_commit_and_no_way_to_the_answer(name: str, i
         assert container.run("grep -rlF bug.patch /testbed --include='*' || true") == ""
 
 
+@pytest.mark.docker
+@pytest.mark.parametrize("name", ROWS)
+def test_an_image_has_no_other_copy_of_the_library(name: str, images: dict[str, str]) -> None:
+    (file,) = re.findall(r"^diff --git a/(\S+)", ROWS[name]["patch"], re.M)
+    package = file.removeprefix("src/").partition("/")[0]
+    names = f"-iname '{package}*' -o -iname '{package.replace('_', '-')}*' -o -name '*.whl'"
+    with box(images[name]) as container:
+        assert container.run(f"find / -xdev -path /testbed -prune -o \\( {names} \\) -print") == ""
+
+
 # --- Folders: terminal tasks ----------------------------------------------------------------------------------------
 
 

@@ -49,8 +49,9 @@ def test_who_was_taken_over_is_watched_on(create: Create, provider: DockerProvid
 def test_all_that_an_engine_has_is_measured_by_id(create: Create, engine: Engine) -> None:
     environment = create()
     environment.run("dd if=/dev/zero of=/some bs=1M count=3", timeout_s=30)
-    assert 3 * MIB <= engine_disk._sizes(engine)[environment.id] < 4 * MIB
-    assert environment.written_bytes() == engine_disk._sizes(engine)[environment.id]
+    found = engine_disk._sizes(engine)[environment.id]
+    assert 3 * MIB <= found.size_bytes < 4 * MIB
+    assert environment.written() == found
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,8 @@ def test_a_dockerfile_needs_no_buildkit(file: Path) -> None:
         assert "ARG BASE_IMAGE=megaflow/base:bookworm" in text
         # The last stage gets the finished folder only, never the context with the answer in it.
         last = text[text.rindex("\nFROM ") :]
-        assert re.findall(r"^(?:COPY|ADD|RUN) .*", last, re.MULTILINE) in (
+        done = re.findall(r"^(?:COPY|ADD|RUN) .*", last, re.MULTILINE)
+        assert [one for one in done if not one.startswith("RUN rm -rf /usr/lib/python3/dist-packages/")] in (
             ["COPY --from=planted /testbed /testbed"],
             ["COPY --from=prepared /app /app"],
         )

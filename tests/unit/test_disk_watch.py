@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
-from subprocess import TimeoutExpired
 
 import pytest
 
-from app.environments.disk_watch import DiskWatch
+from app.environments.disk_usage import Usage
+from app.environments.disk_watch import DiskWatch, files_within
 from app.errors import EngineUnavailable, EnvironmentFailed, EnvironmentOverLimit, HostDiskFull
 
 
 class Writer:
-    def __init__(self, name: str, size: Callable[[], int | None]) -> None:
+    def __init__(self, name: str, written: Callable[[], Usage | None]) -> None:
         self.id = name
-        self.written_bytes = size
+        self.written = written
         self.ended: type[EnvironmentFailed] | None = None
 
     @property
@@ -32,14 +33,14 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiskWatch:
     return DiskWatch(tmp_path, tmp_path / "turn", dict)
 
 
-@pytest.mark.parametrize("error", [EngineUnavailable("away"), OSError("gone"), TimeoutExpired("du", 1.0)])
+@pytest.mark.parametrize("error", [EngineUnavailable("away"), OSError("gone")])
 def test_one_that_cannot_be_measured_keeps_nobody_from_looking_at_the_others(
     watch: DiskWatch, error: Exception
 ) -> None:
-    def fails() -> int:
+    def fails() -> Usage:
         raise error
 
-    broken, greedy = Writer("broken", fails), Writer("greedy", lambda: 101)
+    broken, greedy = Writer("broken", fails), Writer("greedy", lambda: Usage(101))
     watch.watch(broken, 100)
     watch.watch(greedy, 100)
     watch.look()
@@ -47,7 +48,7 @@ def test_one_that_cannot_be_measured_keeps_nobody_from_looking_at_the_others(
 
 
 def test_what_was_forgotten_is_not_ended(watch: DiskWatch) -> None:
-    whole, part = Writer("whole", lambda: 10), Writer("part", lambda: 101)
+    whole, part = Writer("whole", lambda: Usage(10)), Writer("part", lambda: Usage(101))
     watch.watch(whole, 100)
     watch.watch(part, 100)
     watch.forget(part)
@@ -61,9 +62,39 @@ def test_the_largest_on_a_full_disk_is_not_ended_as_one_that_took_more_than_it_m
 ) -> None:
     monkeypatch.setattr("app.environments.disk_watch._LOOK_S", 60.0)
     monkeypatch.setattr("app.environments.disk_watch._RESERVE", 2.0)  # every disk is nearly full
-    small, large = Writer("small", lambda: 10), Writer("large", lambda: 20)
-    watch = DiskWatch(tmp_path, tmp_path / "turn", lambda: {"small": 50 << 20, "large": 60 << 20})
+    small, large = Writer("small", lambda: Usage(10)), Writer("large", lambda: Usage(20))
+    watch = DiskWatch(tmp_path, tmp_path / "turn", lambda: {"small": Usage(50 << 20), "large": Usage(60 << 20)})
     watch.watch(small, 100)
     watch.watch(large, 100)
     watch.look()
     assert (small.ended, large.ended) == (None, HostDiskFull)
+
+
+def test_who_makes_more_files_than_it_may_is_ended(watch: DiskWatch) -> None:
+    most = files_within(100)
+    within, over = Writer("within", lambda: Usage(0, most)), Writer("over", lambda: Usage(0, most + 1))
+    watch.watch(within, 100)
+    watch.watch(over, 100)
+    watch.look()
+    assert (within.ended, over.ended) == (None, EnvironmentOverLimit)
+
+
+def test_a_larger_disk_limit_allows_more_files() -> None:
+    assert files_within(1 << 20) == 250_000
+    assert files_within(16 << 30) == 1 << 20
+    assert files_within(1 << 50) == 1 << 22, "what is counted at all"
+
+
+def test_where_inodes_run_out_the_one_with_most_files_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.environments.disk_watch._LOOK_S", 60.0)
+    disk = os.statvfs(tmp_path)
+    fields = list(disk)
+    fields[4], fields[5], fields[7] = disk.f_blocks, disk.f_files or 1, 0  # bytes are free, inodes are not
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(fields))
+    large, many = Writer("large", lambda: Usage(90, 1)), Writer("many", lambda: Usage(1, 90))
+    sizes = {"large": Usage(60 << 20, 1), "many": Usage(1, 60_000)}
+    watch = DiskWatch(tmp_path, tmp_path / "turn", lambda: sizes)
+    watch.watch(large, 100)
+    watch.watch(many, 100)
+    watch.look()
+    assert (large.ended, many.ended) == (None, HostDiskFull)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from pathlib import Path
 
 from app.environments.compose.ground import Ground
 from app.environments.compose.peer import Peer
 from app.environments.container import DockerEnvironment
-from app.environments.layer import places_of, written_bytes
+from app.environments.disk_usage import Usage
+from app.environments.layer import usage_of
 from app.errors import EnvironmentFailed
 
 
@@ -22,7 +22,6 @@ class Footprint:
     def __init__(self, ground: Ground, peers: Iterable[Peer]) -> None:
         self._ground = ground
         self._peers = tuple(peers)
-        self._places: dict[str, list[Path]] = {}  # by container: they do not move
         self._ended = threading.Event()
         self.main: DockerEnvironment | None = None
 
@@ -39,17 +38,12 @@ class Footprint:
         """Nobody need look any more."""
         self._ended.set()
 
-    def written_bytes(self) -> int:
+    def written(self) -> Usage:
         """Raises: EnvironmentFailed, EngineUnavailable."""
-        containers = self._ground.things().containers
-        return sum(written_bytes(place) for place in {place for one in containers for place in self._of(one)})
-
-    def _of(self, container_id: str) -> list[Path]:
-        if container_id not in self._places:
-            engine = self._ground.engine
-            with engine.named("look where a service writes", EnvironmentFailed):
-                self._places[container_id] = places_of(engine.api.inspect_container(container_id))
-        return self._places[container_id]
+        engine, containers = self._ground.engine, self._ground.things().containers
+        with engine.named("look where services write", EnvironmentFailed):
+            found = [engine.api.inspect_container(one) for one in containers]
+        return usage_of(engine, found)
 
     def fail(self, why: str, *, kind: type[EnvironmentFailed] = EnvironmentFailed) -> None:
         """End all that runs, and say why to all who use any of it from now on; its owner still destroys it."""

@@ -15,15 +15,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import SubprocessError
 from typing import Any
 
 import structlog
 
-from app.environments.disk_watch import LIMIT_BYTES
+from app.environments.disk_usage import Usage
+from app.environments.disk_watch import LIMIT_BYTES, files_within
 from app.environments.engine import Engine
 from app.environments.image_store.watermark import Disk, disk_of
-from app.environments.layer import places_of, written_bytes
+from app.environments.layer import places_of
 from app.errors import DiskFull, EnvironmentFailed, ImageBuildFailed, StationError
 from app.models.spec import Resources
 
@@ -91,7 +91,7 @@ class BuildWatch:
         self._ended = threading.Event()
         self._step_begins = False
         self._step: tuple[str, list[Path]] = "", []  # its container, and where that writes
-        self._written: dict[str, int] = {}  # by container
+        self._written: dict[str, Usage] = {}  # by container
         self._thread = threading.Thread(target=self._go_on, name="build-watch", daemon=True)
 
     def __enter__(self) -> BuildWatch:
@@ -129,7 +129,7 @@ class BuildWatch:
         except StationError as error:  # most likely it is gone already
             log.debug("build.step_not_seen", build=self._doing, reason=str(error))
             return
-        self._step = str(about["Id"]), places_of(about)
+        self._step = str(about["Id"]), places_of(self._engine, about)
 
     def _told_as(self) -> tuple[int, int]:
         """A step's limits as its container has them: an engine that cannot hold one of them has 0 there."""
@@ -162,31 +162,42 @@ class BuildWatch:
                     return
                 if disk.used_bytes > used_bytes + _GROWTH_BYTES or time.monotonic() - looked > _CLOSER_LOOK_S:
                     used_bytes, looked = disk.used_bytes, time.monotonic()
-                    if (written := self._measured()) > self._limits.disk_bytes:
-                        self._end(self._too_much(written))
+                    if (much := self._too_much(self._measured())) is not None:
+                        self._end(much)
                         return
                 used_bytes = min(used_bytes, disk.used_bytes)
-            except (OSError, SubprocessError, StationError) as error:
+            except (OSError, StationError) as error:
                 log.warning("build.not_watched", build=self._doing, reason=str(error))
 
-    def _measured(self) -> int:
+    def _measured(self) -> Usage:
         """What the steps have written, as far as it was seen."""
         container, places = self._step
         if container:
-            self._written[container] = max(self._written.get(container, 0), sum(map(written_bytes, places)))
-        return sum(self._written.values())
+            found, known = Usage.of(*places), self._written.get(container, Usage())
+            self._written[container] = Usage(max(found.size_bytes, known.size_bytes), max(found.files, known.files))
+        return self._all()
+
+    def _all(self) -> Usage:
+        return Usage.added(self._written.values())
 
     def _full(self, disk: Disk, mark: float) -> DiskFull:
         return DiskFull(
             f"{self._doing}: stopped, because the engine's disk is {disk.share:.1%} full, and builds go on up to "
-            f"{mark:.1%}; its steps had written {sum(self._written.values())} bytes as last seen. Free some "
+            f"{mark:.1%}; its steps had written {self._all().size_bytes} bytes as last seen. Free some "
             "with `megaflow images evict`, or look at what the recipe writes."
         )
 
-    def _too_much(self, written: int) -> ImageBuildFailed:
+    def _too_much(self, written: Usage) -> ImageBuildFailed | None:
+        most, most_files = self._limits.disk_bytes, files_within(self._limits.disk_bytes)
+        if written.size_bytes > most:
+            said = f"wrote {written.size_bytes} bytes, and {most} are"
+        elif written.files > most_files:
+            said = f"made {written.files} files, and {most_files} are"
+        else:
+            return None
         return ImageBuildFailed(
-            f"{self._doing}: stopped, because its steps wrote {written} bytes, and {self._limits.disk_bytes} are "
-            "allowed; write less, or give the task a larger disk limit."
+            f"{self._doing}: stopped, because its steps {said} allowed; write less, or give the task a larger disk"
+            " limit."
         )
 
     def _end(self, failure: StationError) -> None:

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from app.environments.disk import disk_named
+from app.environments.disk_usage import Usage
 from app.environments.oci import namespace, trees
 from app.environments.oci.birth import Birth, Lacking, Place, Wish
 from app.environments.oci.by_runtime import ByRuntime
@@ -208,6 +209,11 @@ class Body:
         except OSError as error:
             if self.place.folder.exists():
                 raise EnvironmentFailed(f"the files of environment {self.id[:12]} would not go: {error}") from error
+
+
+def usage_of(identity: str, folder: Path) -> Usage:
+    """What an environment takes on disk beyond its image, the few files that it was given included. Raises: OSError."""
+    return Usage.added([Usage.of(folder), Usage.held(Cgroup(identity).processes(), folder)])
 
 
 def end(home: Path, identity: str) -> None:

@@ -17,15 +17,15 @@ import structlog
 from app.environments import forwarding
 from app.environments.base import Forward, Origin, ResetProof, Route, Serve, Snapshot, Tags, Ticket, Times
 from app.environments.disk import disk_named
+from app.environments.disk_usage import Usage
 from app.environments.living import Living
 from app.environments.memory_watch import MemoryWatch
 from app.environments.oci import copying, handing, kernel
 from app.environments.oci.birth import Wish
-from app.environments.oci.body import Body, Site
+from app.environments.oci.body import Body, Site, usage_of
 from app.environments.oci.records import Records
 from app.environments.oci.store import StoredImage
 from app.environments.oci.system_layer import HELPER
-from app.environments.oci.trees import written_bytes
 from app.environments.outlets import Outlet, open_outlet, variables
 from app.environments.pids_watch import PidsWatch
 from app.environments.session import SessionClient, unix_connector
@@ -171,9 +171,9 @@ class OciEnvironment(Living):
             forward.close()
         self._forwards.clear()
 
-    def written_bytes(self) -> int:
+    def written(self) -> Usage:
         """What its files take on disk beyond the image, the few that we gave it included."""
-        return written_bytes(self._body.place.folder)
+        return usage_of(self.id, self._body.place.folder)
 
     # --- Life -----------------------------------------------------------------------------------------------------
 
@@ -273,7 +273,8 @@ class OciEnvironment(Living):
         with store.scratch() as folder:
             copying.copy(upper, folder / "files", but=(HELPER,), go_on=self._raise_if_gone)
             self._raise_if_gone()  # what was copied last may have been going
-            store.add_snapshot(key, self._image, folder / "files", written_bytes(folder / "files"), tags.labels())
+            size_bytes = Usage.of(folder / "files").size_bytes
+            store.add_snapshot(key, self._image, folder / "files", size_bytes, tags.labels())
 
     def keep(self, key: str) -> str | None:
         """Make what was written since the start a layer under `key`, and go on from it; None, or why it cannot be.
@@ -284,7 +285,7 @@ class OciEnvironment(Living):
             self._raise_if_gone()
             if (reason := self._outside_of_files()) is not None:
                 return reason
-            size_bytes = written_bytes(self._body.place.upper)
+            size_bytes = Usage.of(self._body.place.upper).size_bytes
             self._body.stop()
             image = self._site.store.add_snapshot(key, self._image, self._body.place.upper, size_bytes)
             self._body.wipe()

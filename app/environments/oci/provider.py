@@ -15,16 +15,16 @@ from pathlib import Path
 import structlog
 
 from app.environments.base import Route, Snapshot, Tags, Ticket, Times
+from app.environments.disk_usage import Usage
 from app.environments.disk_watch import DiskWatch, limit_of
 from app.environments.host_slots import Gate, HostGate, turn
 from app.environments.living import give_up
-from app.environments.oci.body import Body, Site
+from app.environments.oci.body import Body, Site, usage_of
 from app.environments.oci.environment import OciEnvironment
 from app.environments.oci.images import OciImages
 from app.environments.oci.records import Record, Records
 from app.environments.oci.runtime import runtime_of
 from app.environments.oci.store import ImageStore, StoredImage
-from app.environments.oci.trees import written_bytes
 from app.environments.oci.trial import found
 from app.environments.session import binary
 from app.environments.setting_up import carry_out
@@ -268,9 +268,9 @@ def _refuse_open(spec: EnvironmentSpec) -> None:
 def watch_of(home: Path) -> DiskWatch:
     """Over what this process's environments write, and all processes' where the disk is nearly full."""
 
-    def sizes() -> dict[str, int]:
+    def sizes() -> dict[str, Usage]:
         records = Records(home)
-        return {record.id: written_bytes(records.place(record.id)) for record in records.all()}
+        return {one.id: usage_of(one.id, records.place(one.id)) for one in records.all()}
 
     return DiskWatch(home, home / "run" / "slots" / "oci-disk-watch", sizes)
 

@@ -1,4 +1,4 @@
-"""Files that an environment wrote, added up and removed, however deep: deeper than a path may be long, or calls may go.
+"""Files that an environment wrote, removed however deep: deeper than a path may be long, or calls may go.
 
 Nothing is reached by a path, and no link is followed: what runs inside may change everything meanwhile.
 """
@@ -13,9 +13,6 @@ from pathlib import Path
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DEPTH = 64
 """Folders further down are moved up before they are removed, so that neither calls nor open files add up."""
-
-
-# --- Removal ----------------------------------------------------------------------------------------------------------
 
 
 def remove(folder: Path) -> int:
@@ -77,90 +74,3 @@ def opened(name: str, folder: int | None = None) -> Iterator[int]:
         yield handle
     finally:
         os.close(handle)
-
-
-# --- Size -------------------------------------------------------------------------------------------------------------
-
-
-def written_bytes(folder: Path) -> int:
-    """What the files below take on disk. What comes, goes or moves meanwhile may or may not be in it."""
-    walk = _Walk(folder)
-    try:
-        while walk.on():
-            pass
-    except FileNotFoundError:  # the folder itself is gone
-        pass
-    finally:
-        walk.close()
-    return walk.total_bytes
-
-
-class _Walk:
-    """Goes through all folders with one of them open at a time."""
-
-    def __init__(self, folder: Path) -> None:
-        self._top = folder
-        self._here = -1
-        self._trail: list[tuple[str, tuple[int, int], list[str]]] = []  # name, identity, what is still to be seen there
-        self.total_bytes = 0
-
-    def on(self) -> bool:
-        """One step; False when all was seen."""
-        if self._here < 0:
-            self._enter(os.open(self._top, _FOLDER), "")
-        elif self._trail[-1][2]:
-            name = self._trail[-1][2].pop()
-            with suppress(OSError):  # gone, or a file by now
-                self._enter(os.open(name, _FOLDER, dir_fd=self._here), name)
-        elif len(self._trail) == 1:
-            return False
-        else:
-            self._leave()
-        return True
-
-    def _enter(self, handle: int, name: str) -> None:
-        self._change_to(handle)
-        below = []
-        with suppress(OSError), os.scandir(handle) as entries:
-            for entry in entries:
-                with suppress(OSError):
-                    self.total_bytes += entry.stat(follow_symlinks=False).st_blocks * 512
-                    if entry.is_dir(follow_symlinks=False):
-                        below.append(entry.name)
-        self._trail.append((name, _identity(handle), below))
-
-    def _leave(self) -> None:
-        self._trail.pop()
-        self._change_to(os.open("..", _FOLDER, dir_fd=self._here))
-        if _identity(self._here) != self._trail[-1][1]:  # somebody moved it while we were inside
-            self._find_back()
-
-    def _find_back(self) -> None:
-        """To the deepest folder of the trail that is still where it was."""
-        self._change_to(os.open(self._top, _FOLDER))
-        for depth in range(1, len(self._trail)):
-            name, identity, _ = self._trail[depth]
-            try:
-                below = os.open(name, _FOLDER, dir_fd=self._here)
-            except OSError:
-                below = -1
-            if below < 0 or _identity(below) != identity:
-                if below >= 0:
-                    os.close(below)
-                del self._trail[depth:]
-                return
-            self._change_to(below)
-
-    def _change_to(self, handle: int) -> None:
-        self.close()
-        self._here = handle
-
-    def close(self) -> None:
-        if self._here >= 0:
-            os.close(self._here)
-            self._here = -1
-
-
-def _identity(handle: int) -> tuple[int, int]:
-    about = os.fstat(handle)
-    return about.st_dev, about.st_ino

@@ -1,7 +1,7 @@
 """The agents' contract suite (`app.agents.contract`) on ours: every test runs on each of `SUBJECTS`.
 
 Qwen Code's own retries cannot be set and take minutes for each broken engine, OpenHands takes ten seconds to start and
-mini-swe-agent five: of these only the tests of `ALWAYS` run, unless AGENTS_IN_FULL is set, as `make test-agents` does.
+mini-swe-agent five: of these only the tests of `ALWAYS` run, the others are `extra` (`make test-extra`).
 """
 
 from __future__ import annotations
@@ -34,19 +34,12 @@ LONG = ("qwen-code", "openhands", "mini-swe-agent")
 ALWAYS = ("solves_the_task", "turns_are_bounded", "context_that_is_too_long", "framework_that_dies", "ending_that_it")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if os.environ.get("AGENTS_IN_FULL"):
-        return
-    left_out = [
-        item
-        for item in items
-        if "contract/agents" in item.nodeid
-        and any(name in item.name for name in LONG)
-        and not any(part in item.name for part in ALWAYS)
-    ]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        ours = "contract/agents" in item.nodeid and any(name in item.name for name in LONG)
+        if ours and not any(part in item.name for part in ALWAYS):
+            item.add_marker(pytest.mark.extra)
 
 
 @pytest.fixture(scope="module", params=[subject.param() for subject in SUBJECTS])

@@ -46,7 +46,7 @@ int write_all(int fd, const unsigned char *bytes, size_t size) {
 
 /* The folders above `path`; those that exist may be anything that leads on. */
 int make_parents(char *path) {
-    for (char *at = strchr(path + 1, '/'); at; at = strchr(at + 1, '/')) {
+    for (char *at = *path ? strchr(path + 1, '/') : NULL; at; at = strchr(at + 1, '/')) {
         *at = 0;
         int failed = mkdir(path, 0755) && errno != EEXIST ? errno : 0;
         *at = '/';

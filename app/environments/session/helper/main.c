@@ -314,8 +314,10 @@ int main(int argc, char **argv) {
     double orphan_exit_s = 0;
     bool stdio = argc == 2 && !strcmp(argv[1], "--stdio");
     signal(SIGPIPE, SIG_IGN);
-    if (argc == 3 && !strcmp(argv[1], "--bridge")) bridge(argv[2]);
     if (argc == 2 && !strcmp(argv[1], "--apart")) apart();
+    /* Not traced and not read by root inside. Lanes inherit it, a command's own exec ends it. */
+    prctl(PR_SET_DUMPABLE, 0);
+    if (argc == 3 && !strcmp(argv[1], "--bridge")) bridge(argv[2]);
     for (int i = 1; !stdio && i + 1 < argc; i += 2) {
         if (!strcmp(argv[i], "--listen")) path = argv[i + 1];
         else if (!strcmp(argv[i], "--listen-fd")) fd = atoi(argv[i + 1]);

@@ -94,8 +94,9 @@ static bool take_pax(char *at, size_t size, struct member *m, bool *has_size) {
         char *after;
         unsigned long length = strtoul(at, &after, 10);
         if (*after != ' ' || length < 5 || length > (size_t)(end - at)) return refuse(0, "a broken header in the tar.");
-        char *key = after + 1, *stop = at + length - 1, *equals = memchr(key, '=', (size_t)(stop - key));
-        if (!equals || stop <= key) return refuse(0, "a broken header in the tar archive.");
+        char *key = after + 1, *stop = at + length - 1;
+        char *equals = key < stop ? memchr(key, '=', (size_t)(stop - key)) : NULL;
+        if (!equals) return refuse(0, "a broken header in the tar archive.");
         *equals = *stop = 0;
         char *value = equals + 1;
         if (!strcmp(key, "path") && !copy_field(m->name, value, (size_t)(stop - value) + 1)) return false;
