@@ -23,7 +23,7 @@ from app.client import MegaFlow, Run
 from app.errors import InstallationFailed
 from app.ledger import classes
 from app.models.outcome import TaskResult
-from app.models.spec import AgentTask, EnvironmentKind, Mode, ModelChoice, Network, Reuse, ScriptSolution
+from app.models.spec import REPLAY_MODEL, AgentTask, EnvironmentKind, Mode, Network, Reuse, ScriptSolution
 from app.settings import Settings, load
 
 EXPECTED = {"oracle": 1.0, "nop": 0.0, "mini-swe-agent": 1.0}
@@ -99,15 +99,13 @@ def _main_job(flow: MegaFlow, agent: str, tasks: list[AgentTask], *, contained: 
 
     contained: in containers; then some that ask a model have a network that leads to the model alone.
     """
-    from app.workers.evaluations import REPLAY_MODEL
-
     if not tasks:
         raise InstallationFailed("expected the demo dataset inside the package, found none; reinstall")
     if agent == "mini-swe-agent":
         tasks = tasks[::2]
     if agent == "mini-swe-agent" and contained:
         tasks = [_with(task, network=Network.MODEL_ONLY) if task.environment.build else task for task in tasks]
-    model = ModelChoice(name=REPLAY_MODEL) if flow.settings.model_base_url is None else None
+    model = None if agent in ("oracle", "nop") else REPLAY_MODEL
     return [
         flow.enqueue_many(chosen, agent=agent, mode=mode, model=model, name=f"demo-{agent}-{mode}")
         for mode, chosen in ((Mode.EPHEMERAL, tasks[0::2]), (Mode.PERSISTENT, tasks[1::2]))
