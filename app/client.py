@@ -26,7 +26,7 @@ from app.models.spec import AgentTask, Bundle, Mode, ModelChoice
 from app.models.states import TaskState
 from app.settings import Settings, load
 from app.stopping import nudge
-from app.submission import refuse_wrong_projects, specs_for
+from app.submission import refuse_unanswered, refuse_wrong_projects, specs_for
 
 
 class MegaFlow:
@@ -66,7 +66,8 @@ class MegaFlow:
         """Accept one task. When this returns, the task survives the loss of Redis, of every worker and the scheduler.
 
         mode: `ephemeral`, `persistent` or `auto`. agent: a name that `megaflow agents` lists. model: its name at the
-        settings' endpoint, or a `ModelChoice`. A key that was used before returns the earlier task's handle.
+        settings' endpoint or in `megaflow models`, `replay` or `replay:NAME` for scripted answers, or a `ModelChoice`
+        with an endpoint or sampling options of its own. A key that was used before returns the earlier task's handle.
         resource_class: what `megaflow classes` lists. available_at: not before. deadline_at: what has not ended by
         then ends as `expired`; both with a time zone. overrides: go before what the task says of its environment;
         limits: of its limits.
@@ -128,6 +129,7 @@ class MegaFlow:
             overrides=overrides,
             limits=limits,
         )
+        refuse_unanswered(specs, self.settings, self.database)
         refuse_wrong_projects([spec.task for spec in specs], self._stored)
         if not specs:
             raise SpecInvalid("expected at least one task, found none; nothing was submitted")

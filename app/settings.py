@@ -133,13 +133,15 @@ class Settings(BaseSettings):
 
     # --- Model endpoint -------------------------------------------------------------------------------------------
     model_base_url: str | None = None
-    """OpenAI-compatible base URL; None: the built-in replay engine."""
+    """OpenAI-compatible base URL of the engine for models that have no route of their own; None: there is none."""
     model_api_key_env: str = "OPENAI_API_KEY"
     """Name of the variable that holds the key; only the gateway's process needs to have it."""
     model_key_envs: Annotated[tuple[str, ...], NoDecode] = ("*_API_KEY", "*_MODEL_KEY")
     """Variables, by name or pattern, that a task may name as the key of its own endpoint; separated by commas."""
     replay_port: int = Field(default=8765, ge=1, le=65535)
-    """Where the replay engine listens, at `bind`."""
+    """Where this host's replay engine listens, at `bind`."""
+    replay_url: str | None = None
+    """Base URL (with /v1) of a replay engine elsewhere; None: this host's own."""
     replay_scripts: Annotated[tuple[Path, ...], NoDecode] = ()
     """More folders of replay scripts beside the demo's; separated by `:` in the environment."""
     model_timeout_s: float = Field(default=120.0, gt=0)
@@ -282,9 +284,9 @@ class Settings(BaseSettings):
     def artifacts(self) -> str:
         return self.artifacts_url or f"file://{self.home / 'artifacts'}"
 
-    def model_endpoint(self) -> str:
-        """OpenAI-compatible base URL of the engine that answers for models without a replica of their own."""
-        return self.model_base_url or f"http://127.0.0.1:{self.replay_port}/v1"
+    def replay_endpoint(self) -> str:
+        """Base URL of the replay engine, which answers for the models `replay` and `replay:NAME`."""
+        return self.replay_url or f"http://127.0.0.1:{self.replay_port}/v1"
 
     def gateway_ports(self) -> tuple[int, ...]:
         """Ports of this host's own gateways."""

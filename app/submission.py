@@ -11,10 +11,13 @@ from app.agents.recorded import recorded_run
 from app.compose_file.file import read_project
 from app.environments import archives
 from app.errors import ArtifactMissing, LimitInvalid, SpecInvalid
-from app.ledger.model_replicas import check_variable, plain_url
+from app.ledger import model_replicas
+from app.ledger.database import Database
+from app.ledger.model_replicas import ANY, check_variable, plain_url
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import (
     IMAGELESS,
+    REPLAY_MODEL,
     AgentTask,
     Bundle,
     Compose,
@@ -26,6 +29,7 @@ from app.models.spec import (
     ScriptGoal,
     TaskSpec,
 )
+from app.settings import Settings
 
 
 def specs_for(
@@ -52,7 +56,10 @@ def specs_for(
     if traits.needs_recording:
         recorded_run(chosen.name if chosen else "")
     if traits.needs_model and chosen is None:
-        raise SpecInvalid(f"agent {agent!r} needs a model; expected its name, or 'replay' for the replay engine")
+        raise SpecInvalid(
+            f"agent {agent!r} needs a model, found none; expected its name, or {REPLAY_MODEL!r} for scripted answers,"
+            " which are free and never scored as a model's; nothing was submitted"
+        )
     try:
         wanted = Mode(mode)
     except ValueError:
@@ -68,6 +75,36 @@ def specs_for(
         _spec(bounds.applied_to(asked.applied_to(task)), agent, wanted, chosen, traits, resource_class)
         for task in tasks
     ]
+
+
+def refuse_unanswered(specs: Iterable[TaskSpec], settings: Settings, database: Database) -> None:
+    """Refuse specs whose model no engine would answer for.
+
+    An engine is named by the model's own `base_url`, by the setting MEGAFLOW_MODEL_BASE_URL, by a route
+    (`megaflow models add`), or by a name of the replay engine.
+
+    Raises: SpecInvalid: names the model and what to try; DatabaseUnavailable.
+    """
+    asked = {
+        spec.model.name
+        for spec in specs
+        if spec.model is not None
+        and spec.agent != "replay"  # its model names a recording, which it reads by itself
+        and spec.model.base_url is None
+        and not spec.model.replay
+    }
+    if not asked or settings.model_base_url is not None:
+        return
+    with database.begin() as connection:
+        routes = {row.model for row in model_replicas.listed(connection)}
+    if ANY in routes or not (unknown := sorted(asked - routes)):
+        return
+    raise SpecInvalid(
+        f"model {unknown[0]!r}: expected an endpoint (--base-url, or the setting MEGAFLOW_MODEL_BASE_URL) or a route,"
+        f" found none; routes: {', '.join(sorted(routes)) or 'none'}; try --base-url URL or `megaflow models add"
+        f" {unknown[0]} URL`, or --model {REPLAY_MODEL} for scripted answers, which are never scored as a model's;"
+        " nothing was submitted"
+    )
 
 
 def _check_model(model: ModelChoice) -> None:

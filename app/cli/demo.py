@@ -18,7 +18,7 @@ from app.cli.stack import where_flower_is
 from app.client import MegaFlow, Run
 from app.errors import InstallationFailed
 from app.models.outcome import TaskResult
-from app.models.spec import AgentTask, EnvironmentKind, Mode, ModelChoice, Network
+from app.models.spec import REPLAY_MODEL, AgentTask, EnvironmentKind, Mode, Network
 
 EXPECTED = {"oracle": 1.0, "nop": 0.0, "mini-swe-agent": 1.0}
 """Agents of the demo, with the reward of each on every task. mini-swe-agent gets every other task: its start alone
@@ -74,15 +74,13 @@ def _main_job(flow: MegaFlow, agent: str, tasks: list[AgentTask], *, contained: 
 
     contained: in containers; then some that ask a model have a network that leads to the model alone.
     """
-    from app.workers.evaluations import REPLAY_MODEL
-
     if not tasks:
         raise InstallationFailed("expected the demo dataset inside the package, found none; reinstall")
     if agent == "mini-swe-agent":
         tasks = tasks[::2]
     if agent == "mini-swe-agent" and contained:
         tasks = [_to_model_only(task) if task.environment.build else task for task in tasks]
-    model = ModelChoice(name=REPLAY_MODEL) if flow.settings.model_base_url is None else None
+    model = None if agent in ("oracle", "nop") else REPLAY_MODEL
     return [
         flow.enqueue_many(chosen, agent=agent, mode=mode, model=model, name=f"demo-{agent}-{mode}")
         for mode, chosen in ((Mode.EPHEMERAL, tasks[0::2]), (Mode.PERSISTENT, tasks[1::2]))

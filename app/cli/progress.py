@@ -60,8 +60,9 @@ def lines(now: Progress, elapsed_s: float, *, ended_before: int = 0) -> list[str
     """What is shown of a moment; ended_before: tasks that had ended when the watching began."""
     filled = _BAR * now.ended // max(1, now.total)
     parts = [f"{now.ended}/{now.total} done"]
-    if now.scored:
-        parts.append(f"score {now.score or 0.0:.2f} of {now.scored}")
+    for word, score, count in (("score", now.score, now.scored), ("scripted", now.scripted_score, now.scripted)):
+        if count:
+            parts.append(f"{word} {score or 0.0:.2f} of {count}")
     parts += [f"{count} {word}" for word, count in (("failed", now.failed), ("cancelled", now.cancelled)) if count]
     ended, left = now.ended - ended_before, now.total - now.ended
     estimate = f", about {duration(elapsed_s / ended * left)} left" if ended and left else ""

@@ -20,7 +20,6 @@ from app.ledger import accept, results
 from app.models.outcome import Artifact, ArtifactKind, TaskResult
 from app.models.spec import ModelChoice, TaskSpec
 from app.models.states import ENDED_TASK
-from app.settings import Settings
 
 Named = Annotated[str, typer.Argument(help="A run's id, its end, or its name.")]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
@@ -123,7 +122,7 @@ def submit_again(flow: MegaFlow, run_id: UUID, found: Sequence[TaskResult]) -> R
     firsts = [result for result in found if result.replica == 0]
     if len(firsts) * replicas != len(found):
         raise SpecInvalid(f"expected {replicas} replicas of each of {len(firsts)} tasks, found {len(found)} tasks")
-    specs = [_played(results.task_spec(flow.database, result.task_id), run_id, flow.settings) for result in firsts]
+    specs = [_played(results.task_spec(flow.database, result.task_id), run_id) for result in firsts]
     status = flow.status(run_id)
     new = accept.NewRun(
         specs=specs, replicas=replicas, name=f"{status.name}-replay", user_name=status.user_name, purpose=status.purpose
@@ -132,12 +131,10 @@ def submit_again(flow: MegaFlow, run_id: UUID, found: Sequence[TaskResult]) -> R
     return flow.run(accepted.run_id, accepted.task_ids, accepted.names)
 
 
-def _played(spec: TaskSpec, run_id: UUID, settings: Settings) -> TaskSpec:
+def _played(spec: TaskSpec, run_id: UUID) -> TaskSpec:
     if spec.model is None:
         return spec
-    # Another endpoint in the settings is not the one that plays recordings.
-    own = f"http://127.0.0.1:{settings.replay_port}/v1" if settings.model_base_url else None
-    return spec.model_copy(update={"model": ModelChoice(name=f"replay:{run_id}", base_url=own)})
+    return spec.model_copy(update={"model": ModelChoice(name=f"replay:{run_id}", sampling=spec.model.sampling)})
 
 
 # --- Comparing -------------------------------------------------------------------------------------------------------

@@ -12,7 +12,18 @@ from rich.table import Table
 from app.artifacts import open_store
 from app.cli import submission_options as options
 from app.cli.progress import follow
-from app.cli.show import as_json, clock, console, limit_lines, results_table, runs_table, say, states, summary
+from app.cli.show import (
+    as_json,
+    clock,
+    console,
+    limit_lines,
+    results_table,
+    reward,
+    runs_table,
+    say,
+    states,
+    summary,
+)
 from app.client import MegaFlow, Run
 from app.errors import AmbiguousName, UnknownName
 from app.ledger import events, results
@@ -37,6 +48,10 @@ def submit(
     model: options.ModelOption = None,
     base_url: options.BaseUrlOption = None,
     api_key_env: options.ApiKeyEnvOption = None,
+    temperature: options.TemperatureOption = None,
+    top_p: options.TopPOption = None,
+    max_tokens: options.MaxTokensOption = None,
+    seed: options.SeedOption = None,
     replicas: options.ReplicasOption = 1,
     limit: options.LimitOption = None,
     task: options.TaskOption = None,
@@ -69,7 +84,8 @@ def submit(
     from app.workers import evaluations
     from app.workers.evaluations import Submission
 
-    chosen = options.model_of(model, base_url, api_key_env)
+    sampling = options.sampling_of(temperature, top_p, max_tokens, seed)
+    chosen = options.model_of(model, base_url, api_key_env, sampling)
     with MegaFlow() as flow:
         accepted = evaluations.submit(
             Submission(
@@ -192,20 +208,22 @@ def _print_result(flow: MegaFlow, result: TaskResult) -> None:
     spec = results.task_spec(flow.database, result.task_id)
     console.print(f"[bold]{result.name}[/] {result.task_id} of run {result.run_id}", highlight=False)
     console.print(
-        f"{result.state} · {result.agent} · {result.mode} · image {spec.task.environment.label}", highlight=False
+        f"{result.state} · {result.agent} · model {result.model or '-'} · {result.mode} · image"
+        f" {spec.task.environment.label}",
+        highlight=False,
     )
     if result.verdict is not None:
         failed = [name for name, how in result.verdict.tests.items() if how not in ("passed", "skipped")]
-        console.print(
-            f"verdict: reward {result.verdict.reward}, {len(result.verdict.tests)} tests, {len(failed)} not passed"
-        )
+        console.print(f"verdict: reward {reward(result)}, {len(result.verdict.tests)} tests, {len(failed)} not passed")
         console.print(f"  {result.verdict.detail}", highlight=False)
         for name in failed[:20]:
             console.print(f"  {result.verdict.tests[name]} {name}", highlight=False, markup=False)
     for attempt in result.attempts:
         end = attempt.end_reason or attempt.state
         console.print(
-            f"\n[bold]attempt {attempt.number}[/] {end} on {attempt.instance or 'no instance'}", highlight=False
+            f"\n[bold]attempt {attempt.number}[/] {end} on {attempt.instance or 'no instance'}"
+            f"{', scripted' if attempt.scripted else ''}",
+            highlight=False,
         )
         if attempt.failure is not None:
             console.print(f"  {attempt.failure.error}: {attempt.failure.message}", highlight=False, markup=False)

@@ -33,6 +33,10 @@ def add(
     model: options.ModelOption = None,
     base_url: options.BaseUrlOption = None,
     api_key_env: options.ApiKeyEnvOption = None,
+    temperature: options.TemperatureOption = None,
+    top_p: options.TopPOption = None,
+    max_tokens: options.MaxTokensOption = None,
+    seed: options.SeedOption = None,
     replicas: options.ReplicasOption = 1,
     limit: options.LimitOption = None,
     task: options.TaskOption = None,
@@ -63,7 +67,8 @@ def add(
     from app.workers.evaluations import Submission
 
     due_at = check_cron(cron, datetime.now(UTC))
-    chosen = options.model_of(model, base_url, api_key_env)
+    sampling = options.sampling_of(temperature, top_p, max_tokens, seed)
+    chosen = options.model_of(model, base_url, api_key_env, sampling)
     submission = Submission(
         dataset=dataset,
         agent=agent,

@@ -26,11 +26,11 @@ from app.environments.compose.plan import planned
 from app.environments.compose.several import Several
 from app.errors import SpecInvalid, UnknownName
 from app.models.shell import CommandResult, Shell
-from app.models.spec import IMAGELESS, AgentTask, Bundle, EnvironmentKind, ModelChoice, Network
+from app.models.spec import IMAGELESS, REPLAY_MODEL, AgentTask, Bundle, EnvironmentKind, ModelChoice, Network
 from app.settings import Settings, load
 from app.stack.home import prepare
 from app.workers import evaluations
-from app.workers.evaluations import REPLAY_MODEL, Submission
+from app.workers.evaluations import Submission
 from app.workers.stations import workshop_of
 
 _SHELL = ["/bin/sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash; exec sh"]

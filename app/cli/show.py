@@ -81,14 +81,16 @@ def _by_stage(counts: dict[str, int]) -> tuple[int, str] | None:
 
 
 def reward(result: TaskResult) -> str:
-    """A number, or `-` when nothing was measured."""
-    return "-" if result.reward is None else f"{result.reward:g}"
+    """A number, or `-` when nothing was measured; with the word `scripted` when a replay engine answered."""
+    if result.reward is None:
+        return "-"
+    return f"{result.reward:g} scripted" if result.scripted else f"{result.reward:g}"
 
 
 def results_table(results: Iterable[TaskResult]) -> Table:
     """One row per task: who did it where, how it ended, how long each station took."""
     table = Table(header_style="bold", pad_edge=False)
-    for column in ("task", "agent", "mode", "instance", "env", "end reason"):
+    for column in ("task", "agent", "model", "mode", "instance", "env", "end reason"):
         table.add_column(column, overflow="fold")
     for column in ("reward", "tries", *(f"{name} s" for name, _, _ in _SPANS)):
         table.add_column(column, justify="right", no_wrap=True)
@@ -104,6 +106,7 @@ def _row(result: TaskResult) -> list[str]:
     return [
         result.name,
         result.agent,
+        result.model or "-",
         result.mode.value,
         (last.instance or "-") if last else "-",
         str(last.environment.get("origin", "-")) if last else "-",
@@ -117,7 +120,17 @@ def _row(result: TaskResult) -> list[str]:
 def runs_table(statuses: Sequence[RunStatus]) -> Table:
     """One row per run, scores with their valid denominator."""
     table = Table(header_style="bold", pad_edge=False)
-    for column in ("run", "name", "user", "submitted", "tasks", "states", "resolved / measured", "mean reward"):
+    for column in (
+        "run",
+        "name",
+        "user",
+        "submitted",
+        "tasks",
+        "states",
+        "resolved / measured",
+        "scripted",
+        "mean reward",
+    ):
         table.add_column(column)
     for status in statuses:
         table.add_row(
@@ -128,6 +141,7 @@ def runs_table(statuses: Sequence[RunStatus]) -> Table:
             str(status.total),
             states(status),
             f"{status.resolved} / {status.measured}",
+            f"{status.scripted_resolved} / {status.scripted}" if status.scripted else "-",
             "-" if status.mean_reward is None else f"{status.mean_reward:.3f}",
         )
     return table
@@ -140,10 +154,14 @@ def states(status: RunStatus) -> str:
 
 def summary(status: RunStatus) -> str:
     """The score with its denominator, and what the infrastructure lost."""
-    lost = status.ended - status.measured
+    lost = status.ended - status.measured - status.scripted
     mean = "-" if status.mean_reward is None else f"{status.mean_reward:.3f}"
     loss = f"; {lost} of {status.total} not measured" if lost else ""
-    return f"{status.name}: {status.resolved} of {status.measured} measured resolved, mean reward {mean}{loss}"
+    scripted = f"solved {status.scripted_resolved}/{status.scripted} scripted" if status.scripted else ""
+    if scripted and not status.measured:
+        return f"{status.name}: {scripted}{loss}"
+    measured = f"{status.resolved} of {status.measured} measured resolved, mean reward {mean}"
+    return f"{status.name}: {measured}{f'; {scripted}' if scripted else ''}{loss}"
 
 
 def clock(at: datetime | None) -> str:

@@ -6,18 +6,26 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 
 from app.errors import SpecInvalid
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
-from app.models.spec import EnvironmentKind, Mode, ModelChoice, Network, Reuse
+from app.models.spec import EnvironmentKind, Mode, ModelChoice, Network, Reuse, Sampling
 
 AgentOption = Annotated[
     str, typer.Option(help="A name of `megaflow agents list`, several with commas between, or `all` frameworks.")
 ]
 ModeOption = Annotated[Mode, typer.Option(help="Where to run.")]
-ModelOption = Annotated[str | None, typer.Option(help="Model name at the endpoint; default: the replay engine.")]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(help="Model name at the endpoint or of a route; `replay` or `replay:RUN`: scripted answers."),
+]
 BaseUrlOption = Annotated[str | None, typer.Option(help="OpenAI-compatible base URL; default: the settings'.")]
 ApiKeyEnvOption = Annotated[str | None, typer.Option(help="Name of the variable that holds the key.")]
+TemperatureOption = Annotated[float | None, typer.Option(min=0, max=2, help="Of the model, whatever the agent asks.")]
+TopPOption = Annotated[float | None, typer.Option(help="Of the model, above 0 and up to 1, whatever the agent asks.")]
+MaxTokensOption = Annotated[int | None, typer.Option(min=1, help="Tokens of one answer, whatever the agent asks.")]
+SeedOption = Annotated[int | None, typer.Option(min=0, help="Of the model's sampling, where its API has one.")]
 ReplicasOption = Annotated[int, typer.Option(min=1, help="Tasks per dataset entry.")]
 LimitOption = Annotated[int | None, typer.Option(min=1, help="Only the first N entries.")]
 TaskOption = Annotated[list[str] | None, typer.Option(help="Only this entry; may be repeated.")]
@@ -52,17 +60,37 @@ BudgetOption = Annotated[
 ]
 
 
-def model_of(model: str | None, base_url: str | None, api_key_env: str | None) -> ModelChoice | None:
-    """The model that the options name; none: the settings'. Raises: SpecInvalid: an endpoint without a model."""
+def model_of(
+    model: str | None, base_url: str | None, api_key_env: str | None, sampling: Sampling | None = None
+) -> ModelChoice | None:
+    """The model that the options name, if they name one.
+
+    Raises: SpecInvalid: an endpoint or sampling options without a model.
+    """
     if model:
-        return ModelChoice(name=model, base_url=base_url, api_key_env=api_key_env)
+        return ModelChoice(name=model, base_url=base_url, api_key_env=api_key_env, sampling=sampling)
     given = [option for option, value in (("--base-url", base_url), ("--api-key-env", api_key_env)) if value]
+    given += [f"--{name.replace('_', '-')}" for name in (sampling.model_fields_set if sampling else ())]
     if given:
         raise SpecInvalid(
             f"expected --model beside {' and '.join(given)}, found none;"
             " try --model with its name at that endpoint; nothing was submitted"
         )
     return None
+
+
+def sampling_of(
+    temperature: float | None, top_p: float | None, max_tokens: int | None, seed: int | None
+) -> Sampling | None:
+    """The sampling options that were given; None: none was. Raises: SpecInvalid: a value is out of its range."""
+    values = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
+    given = {name: value for name, value in values.items() if value is not None}
+    try:
+        return Sampling.model_validate(given) if given else None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        option = f"--{str(first['loc'][0]).replace('_', '-')}"
+        raise SpecInvalid(f"{option}: {first['msg']}, found {first['input']!r}; nothing was submitted") from error
 
 
 def limits_of(

@@ -55,19 +55,20 @@ WITH ending AS (
     UPDATE attempts a SET state = 'finished', finished_at = clock_timestamp(), end_reason = e.reason,
         verdict = e.verdict
     FROM ending e JOIN mine ON mine.id = e.id WHERE a.id = e.id
-    RETURNING a.id, a.task_id, a.instance_id, e.reason, e.verdict
+    RETURNING a.id, a.task_id, a.instance_id, e.reason, e.verdict, a.scripted
 ), freed AS (
     DELETE FROM leases WHERE attempt_id = ANY(CAST(:ids AS uuid[])) AND attempt_id IN (SELECT id FROM done)
 ), left_line AS (
     DELETE FROM holds WHERE attempt_id = ANY(CAST(:ids AS uuid[])) AND attempt_id IN (SELECT id FROM done)
 ), ended AS (
     UPDATE tasks t SET state = 'succeeded', finished_at = clock_timestamp(), end_reason = done.reason,
-        verdict = done.verdict, failure = NULL
+        verdict = done.verdict, scripted = done.scripted, failure = NULL
     FROM done WHERE t.id = done.task_id RETURNING t.id, t.run_id
 ), facts AS (
     INSERT INTO events (kind, run_id, task_id, attempt_id, instance_id, data)
     SELECT 'attempt.finished', ended.run_id, ended.id, done.id, done.instance_id,
         jsonb_build_object('end_reason', done.reason, 'reward', done.verdict->'reward')
+            || CASE WHEN done.scripted THEN jsonb_build_object('scripted', true) ELSE '{}' END
     FROM done JOIN ended ON ended.id = done.task_id
 )
 SELECT done.id, pg_notify(:channel, ended.id::text) FROM done JOIN ended ON ended.id = done.task_id

@@ -58,6 +58,8 @@ class StoredCall:
     finish_reason: str = ""
     use: TokenUse = field(default_factory=TokenUse)
     cost_usd: float | None = None
+    scripted: bool = False  # answered by a replay engine
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # `applied`, `dropped`: as `Sampled` describes itself
     messages: tuple[dict[str, Any], ...] = ()
     tools: tuple[dict[str, Any], ...] = ()
     reply: dict[str, Any] | None = None
@@ -114,6 +116,7 @@ _TYPES = {
     "cached_tokens": "int",
     "reasoning_tokens": "int",
     "cost_usd": "float8",
+    "scripted": "bool",
     "messages": "text",  # an array's literal: arrays of arrays have to be of one length
     "reply": "text",
     "body": "bytea",
@@ -137,6 +140,24 @@ WHERE c.attempt_id = ANY(CAST(:attempts AS uuid[])) AND c.is_turn AND NOT c.offe
 """)
 
 
+# In the order of locks: attempts, then tasks. A task takes the mark of the attempt that was graded, at its end or, when
+# a call is written late, here.
+_MARK_ATTEMPTS = text("""
+WITH unmarked AS (
+    SELECT id FROM attempts WHERE id = ANY(CAST(:attempts AS uuid[])) AND NOT scripted ORDER BY id FOR NO KEY UPDATE
+)
+UPDATE attempts a SET scripted = true FROM unmarked u WHERE a.id = u.id
+""")
+_MARK_TASKS = text("""
+WITH unmarked AS (
+    SELECT t.id FROM tasks t JOIN attempts a ON a.task_id = t.id AND a.number = t.attempts
+    WHERE a.id = ANY(CAST(:attempts AS uuid[])) AND a.verdict IS NOT NULL AND NOT t.scripted
+    ORDER BY t.id FOR NO KEY UPDATE OF t
+)
+UPDATE tasks t SET scripted = true FROM unmarked u WHERE t.id = u.id
+""")
+
+
 def store(connection: Connection, calls: Sequence[NewCall]) -> None:
     """Write calls, one statement for all; those that are there already stay as they are."""
     said = {(call.facts["attempt_id"], digest): body for call in calls for digest, body in call.messages.items()}
@@ -151,6 +172,9 @@ def store(connection: Connection, calls: Sequence[NewCall]) -> None:
     if calls:
         columns = {name: [_plain(name, call.facts.get(name)) for call in calls] for name in _TYPES}
         connection.execute(_STORE_CALLS, columns)
+    if scripted := sorted({call.facts["attempt_id"] for call in calls if call.facts.get("scripted")}):
+        connection.execute(_MARK_ATTEMPTS, {"attempts": scripted})
+        connection.execute(_MARK_TASKS, {"attempts": scripted})
     if settled := sorted({call.facts["attempt_id"] for call in calls if call.settles_turns}):
         connection.execute(_SETTLE_TURNS, {"attempts": settled})
 
@@ -158,7 +182,7 @@ def store(connection: Connection, calls: Sequence[NewCall]) -> None:
 def _plain(name: str, value: Any) -> Any:
     if name == "waited":
         return orjson.dumps(value or {}).decode()
-    if name == "offers_tools":
+    if name in ("offers_tools", "scripted"):
         return bool(value)
     if _TYPES[name] == "int" and value is not None:
         return max(-_INT_MOST, min(value, _INT_MOST))  # an engine may say anything
@@ -223,6 +247,7 @@ def _call(row: Any, said: Mapping[str, Any]) -> StoredCall:
         finish_reason=row.finish_reason,
         use=TokenUse(row.prompt_tokens, row.completion_tokens, row.cached_tokens, row.reasoning_tokens),
         cost_usd=row.cost_usd,
+        scripted=row.scripted,
         messages=() if missing else tuple(said[digest] for digest in row.messages),
         reply=said.get(row.reply) if row.reply else None,
         **said_in(body, said),
@@ -232,7 +257,7 @@ def _call(row: Any, said: Mapping[str, Any]) -> StoredCall:
 def said_in(body: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
     """What a call's packed body tells, as fields of `StoredCall`."""
     found: dict[str, Any] = {"tools": tuple(said.get(body.get("tools") or "") or ())}
-    for name in ("complete", "max_tokens", "parameters", "raw", "lost"):
+    for name in ("complete", "max_tokens", "parameters", "sampling", "raw", "lost"):
         if name in body:
             found[name] = body[name]
     for name in ("prompt_token_ids", "token_ids", "logprobs"):
@@ -246,7 +271,8 @@ def said_in(body: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
 SUMS = """count(*) AS calls, count(*) FILTER (WHERE c.is_turn) AS turns,
     coalesce(sum(c.prompt_tokens), 0) AS prompt_tokens, coalesce(sum(c.completion_tokens), 0) AS completion_tokens,
     coalesce(sum(c.cached_tokens), 0) AS cached_tokens, coalesce(sum(c.cost_usd), 0) AS cost_usd,
-    count(*) FILTER (WHERE c.cost_usd IS NULL) AS unpriced_calls, coalesce(sum(w.waited), 0) AS waited_s,
+    count(*) FILTER (WHERE c.cost_usd IS NULL) AS unpriced_calls, count(*) FILTER (WHERE c.scripted) AS scripted_calls,
+    coalesce(sum(w.waited), 0) AS waited_s,
     coalesce(sum(greatest(c.duration_s - coalesce(w.waited, 0), 0)), 0) AS model_s"""
 WAITED = "LEFT JOIN LATERAL (SELECT sum(value::float8) AS waited FROM jsonb_each_text(c.waited)) w ON c.waited <> '{}'"
 _ACCOUNT = text(f"SELECT {SUMS} FROM model_calls c {WAITED} WHERE c.attempt_id = :attempt")  # noqa: S608

@@ -49,6 +49,7 @@ class UsageRow:
     cached_tokens: int = 0
     cost_usd: float | None = None
     unpriced_calls: int = 0
+    scripted_calls: int = 0  # answered by a replay engine
     model_s: float = 0.0
     waited_s: float = 0.0
     environment_s: float | None = None

@@ -23,6 +23,8 @@ class Progress:
     cancelled: int
     scored: int
     score: float | None
+    scripted: int = 0  # of these the replay engine answered calls: `scored` and `score` are without them
+    scripted_score: float | None = None
     running: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -38,9 +40,12 @@ SELECT count(*) AS total,
     count(*) FILTER (WHERE state IN ('succeeded', 'failed', 'cancelled')) AS ended,
     count(*) FILTER (WHERE state = 'failed') AS failed,
     count(*) FILTER (WHERE state = 'cancelled') AS cancelled,
-    count(*) FILTER (WHERE (verdict->>'counts')::bool) AS scored,
-    avg((verdict->>'reward')::float8) FILTER (WHERE (verdict->>'counts')::bool) AS score
-FROM tasks WHERE run_id = ANY(:runs)
+    count(*) FILTER (WHERE counts AND NOT scripted) AS scored,
+    avg(reward) FILTER (WHERE counts AND NOT scripted) AS score,
+    count(*) FILTER (WHERE counts AND scripted) AS scripted,
+    avg(reward) FILTER (WHERE counts AND scripted) AS scripted_score
+FROM (SELECT state, scripted, (verdict->>'counts')::bool AS counts, (verdict->>'reward')::float8 AS reward
+    FROM tasks WHERE run_id = ANY(:runs)) of_runs
 """
 )
 _RUNNING = text(

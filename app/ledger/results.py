@@ -21,7 +21,10 @@ from app.models.states import ENDED_TASK, TaskState
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """Where a run stands. `mean_reward` is over the `measured` tasks only; `lost` were not measured."""
+    """Where a run stands. `resolved` and `mean_reward` are of the `measured` tasks alone.
+
+    Tasks with scripted answers are none of these: `scripted` were graded so, and of them `scripted_resolved` solved.
+    """
 
     id: UUID
     name: str
@@ -33,6 +36,8 @@ class RunStatus:
     measured: int
     resolved: int
     mean_reward: float | None
+    scripted: int
+    scripted_resolved: int
     finished_at: datetime | None
 
     @property
@@ -48,13 +53,16 @@ _STATUS = """
 SELECT r.id, r.name, r.user_name, r.purpose, r.created_at, r.total,
     (SELECT jsonb_object_agg(state, n) FROM
         (SELECT state, count(*) AS n FROM tasks WHERE run_id = r.id GROUP BY state) s) AS states,
-    t.measured, t.resolved, t.mean_reward, t.finished_at
+    t.measured, t.resolved, t.mean_reward, t.scripted, t.scripted_resolved, t.finished_at
 FROM runs r CROSS JOIN LATERAL (
-    SELECT count(*) FILTER (WHERE (verdict->>'counts')::bool) AS measured,
-        count(*) FILTER (WHERE (verdict->>'counts')::bool AND (verdict->>'reward')::float8 >= 1) AS resolved,
-        avg((verdict->>'reward')::float8) FILTER (WHERE (verdict->>'counts')::bool) AS mean_reward,
+    SELECT count(*) FILTER (WHERE counts AND NOT scripted) AS measured,
+        count(*) FILTER (WHERE counts AND NOT scripted AND reward >= 1) AS resolved,
+        avg(reward) FILTER (WHERE counts AND NOT scripted) AS mean_reward,
+        count(*) FILTER (WHERE counts AND scripted) AS scripted,
+        count(*) FILTER (WHERE counts AND scripted AND reward >= 1) AS scripted_resolved,
         max(finished_at) AS finished_at
-    FROM tasks WHERE run_id = r.id) t
+    FROM (SELECT scripted, finished_at, (verdict->>'counts')::bool AS counts,
+        (verdict->>'reward')::float8 AS reward FROM tasks WHERE run_id = r.id) of_run) t
 """
 
 
@@ -162,8 +170,8 @@ def results(database: Database, ids: Sequence[UUID]) -> list[TaskResult]:
 
 
 _TASKS = text(
-    "SELECT id, run_id, name, replica, agent, mode, requested_mode, state, end_reason, verdict, failure"
-    " FROM tasks WHERE id = ANY(:ids)"
+    "SELECT id, run_id, name, replica, agent, model, mode, requested_mode, state, end_reason, verdict, scripted,"
+    " failure FROM tasks WHERE id = ANY(:ids)"
 )
 
 
@@ -182,7 +190,7 @@ def _attempts(connection: Connection, wanted: dict[str, Any]) -> dict[UUID, list
     for row in connection.execute(
         text(
             "SELECT a.id, a.task_id, a.number, a.state, a.mode, a.instance_id, a.environment, a.end_reason, a.failure,"
-            " a.verdict, a.phases, i.provider || ' ' || coalesce(i.handle, '?') AS instance FROM attempts a"
+            " a.verdict, a.scripted, a.phases, i.provider || ' ' || coalesce(i.handle, '?') AS instance FROM attempts a"
             " LEFT JOIN instances i ON i.id = a.instance_id WHERE a.task_id = ANY(:ids) ORDER BY a.number"
         ),
         wanted,
@@ -193,7 +201,7 @@ def _attempts(connection: Connection, wanted: dict[str, Any]) -> dict[UUID, list
 
 def _attempt(row: Row[Any], artifacts: list[Artifact]) -> AttemptRecord:
     names = ("id", "number", "state", "mode", "instance_id", "instance", "environment", "end_reason", "failure")
-    values = {name: getattr(row, name) for name in (*names, "verdict", "phases")}
+    values = {name: getattr(row, name) for name in (*names, "verdict", "scripted", "phases")}
     values["phases"] = {k: v for k, v in sorted(values["phases"].items(), key=lambda item: str(item[1])) if v}
     return AttemptRecord.model_validate({**values, "artifacts": artifacts})
 
@@ -206,10 +214,12 @@ def _result(row: Row[Any], tries: list[AttemptRecord]) -> TaskResult:
             "name": row.name,
             "replica": row.replica,
             "agent": row.agent,
+            "model": row.model,
             "mode": row.mode or row.requested_mode,
             "state": row.state,
             "end_reason": row.end_reason,
             "verdict": row.verdict,
+            "scripted": row.scripted,
             "failure": row.failure,
             "attempts": tries,
         }

@@ -5,6 +5,7 @@ The gateway makes these facts, the ledger keeps them, the spine and the command 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -12,6 +13,10 @@ from typing import Any
 from uuid import UUID
 
 from app.models.spec import ModelChoice
+
+REPLAY_HEADER = "x-megaflow-replay"
+"""In every answer of a replay engine, by which gateways know one at whatever address. Its value says where the answer
+is from: a `script`, or a recording (`exact`, `position`: how it was found)."""
 
 
 class Dialect(StrEnum):
@@ -98,6 +103,20 @@ class ModelSession:
 
 
 @dataclass(frozen=True, slots=True)
+class Sampled:
+    """What became of the sampling options of an attempt in one call."""
+
+    applied: Mapping[str, Any] = field(default_factory=dict)  # option: value, as the engine was asked
+    dropped: tuple[str, ...] = ()  # the dialect or the model has no such field
+
+    def __bool__(self) -> bool:
+        return bool(self.applied or self.dropped)
+
+    def describe(self) -> dict[str, Any]:
+        return {"applied": dict(self.applied), "dropped": list(self.dropped)} if self else {}
+
+
+@dataclass(frozen=True, slots=True)
 class Exchange:
     """One call from beginning to end, as bytes: what the gateway hands to whoever records.
 
@@ -124,6 +143,8 @@ class Exchange:
     retries: int = 0  # of ours, unseen by the agent
     asked_model: str = ""  # by the agent's own word; "": the request could not be read
     built_in: bool = False  # the engine was the one that belongs to MegaFlow
+    scripted: bool = False  # the answer came from a replay engine, whoever runs it
+    sampled: Sampled = field(default_factory=Sampled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +166,7 @@ class Account:
     """STEP_LIMIT, BUDGET_EXHAUSTED, RUN_BUDGET or CONTEXT_EXHAUSTED, once a call was refused for it."""
     offered_tools: bool = False  # an answered call offered tools: those without are not turns
     last_cost_usd: float = 0.0  # of the newest call that cost something
+    scripted_calls: int = 0  # answered by a replay engine
     gateway: str = ""  # which process of it says so, where one does: another name means that it has died in between
 
     def describe(self) -> dict[str, Any]:
@@ -158,6 +180,8 @@ class Account:
             "model_s": round(self.model_s, 3),
             "waited_s": round(self.waited_s, 3),
         }
+        if self.scripted_calls:
+            known["scripted_calls"] = self.scripted_calls
         if self.cost_usd or not self.unpriced_calls:  # calls that cost nothing, e.g. refused ones, say no price
             known["cost_usd"] = round(self.cost_usd, 6)
         return known

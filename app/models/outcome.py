@@ -102,6 +102,7 @@ class AttemptRecord(Wire):
     end_reason: EndReason | None = None
     failure: Failure | None = None
     verdict: Verdict | None = None
+    scripted: bool = False  # a replay engine answered at least one of its model calls
     phases: dict[Phase, datetime] = {}
     artifacts: tuple[Artifact, ...] = ()
 
@@ -114,10 +115,12 @@ class TaskResult(Wire):
     name: str
     replica: int = 0
     agent: str
+    model: str | None = None  # as submitted; None: the agent has none
     mode: Mode
     state: TaskState
     end_reason: EndReason | None = None
     verdict: Verdict | None = None
+    scripted: bool = False  # the graded attempt was: its reward says nothing about the model
     failure: Failure | None = None
     attempts: tuple[AttemptRecord, ...] = Field(default=())
 

@@ -325,12 +325,37 @@ class AgentTask(Wire):
         return self
 
 
+class Sampling(Wire):
+    """How the model draws its answers. The gateway puts a given value in place of the agent's own, in every call."""
+
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    max_tokens: int | None = Field(default=None, ge=1)  # of one answer
+    seed: int | None = Field(default=None, ge=0, lt=2**63)
+
+
+REPLAY_MODEL = "replay"
+"""The model that is the replay engine: it picks a script by the task."""
+
+
 class ModelChoice(Wire):
     """Which model an agent talks to. Keys are not part of it: `api_key_env` is the *name* of a variable."""
 
     name: str
     base_url: str | None = None  # None: the endpoint of the settings
     api_key_env: str | None = None
+    sampling: Sampling | None = None
+
+    @property
+    def replay(self) -> bool:
+        """Whether the name means the replay engine: `replay`, `replay:RUN`, `replay:SCRIPT`, `scenario-SCRIPT`."""
+        return self.name == REPLAY_MODEL or self.name.startswith((f"{REPLAY_MODEL}:", "scenario-"))
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without `sampling` where there is none, so that a submission keeps the digest that it had before."""
+        fields: dict[str, Any] = handler(self)
+        return {name: value for name, value in fields.items() if name != "sampling" or value}
 
 
 class TaskSpec(Wire):

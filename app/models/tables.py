@@ -94,6 +94,7 @@ class Task(Base):
     spec_digest: Mapped[str]
     name: Mapped[str]
     agent: Mapped[str]
+    model: Mapped[str | None]  # as submitted; None: the agent has none
     user_name: Mapped[str]
     requested_mode: Mapped[str]
     mode: Mapped[str | None]  # what the scheduler made of it
@@ -114,6 +115,7 @@ class Task(Base):
     finished_at: Mapped[datetime | None]
     end_reason: Mapped[str | None]
     verdict: Mapped[dict[str, Any] | None]
+    scripted: Mapped[bool] = mapped_column(server_default=text("false"))  # its graded attempt was
     failure: Mapped[dict[str, Any] | None]
 
     __table_args__ = (
@@ -163,6 +165,7 @@ class Attempt(Base):
     environment: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     waits: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))  # limit: seconds waited for it
     cost_usd: Mapped[float | None]  # of its model calls; None: unknown
+    scripted: Mapped[bool] = mapped_column(server_default=text("false"))  # a replay engine answered one of its calls
     end_reason: Mapped[str | None]
     verdict: Mapped[dict[str, Any] | None]
     failure: Mapped[dict[str, Any] | None]
@@ -476,6 +479,7 @@ class ModelCallRow(Base):
     cached_tokens: Mapped[int | None]
     reasoning_tokens: Mapped[int | None]
     cost_usd: Mapped[float | None]  # None: the price is unknown
+    scripted: Mapped[bool] = mapped_column(server_default=text("false"))  # a replay engine answered
     messages: Mapped[list[str]]  # digests: the conversation that was sent
     reply: Mapped[str | None]  # digest of the answer; None: there was none
     body: Mapped[bytes]  # zstd of JSON: parameters, digest of the tools, token ids, log-probabilities

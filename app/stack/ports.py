@@ -16,7 +16,7 @@ def taken(settings: Settings) -> dict[str, str]:
     """
     wanted = [(f"{PREFIX}FLOWER_PORT", "Flower", settings.flower_port)]
     wanted += [(f"{PREFIX}GATEWAY_PORT", "the model gateway", port) for port in settings.gateway_ports()]
-    if settings.model_base_url is None:
+    if settings.replay_url is None:
         wanted.append((f"{PREFIX}REPLAY_PORT", "the replay engine", settings.replay_port))
     if settings.metrics_port:
         wanted.append((f"{PREFIX}METRICS_PORT", "metrics", settings.metrics_port))

@@ -53,7 +53,7 @@ def programs(settings: Settings) -> tuple[Program, ...]:
         )
     if settings.embeds_redis:
         table.append(Program("redis", Stage.SERVERS, redis.command(settings), stop_wait_s=30))
-    if settings.model_base_url is None:
+    if settings.replay_url is None:
         table.append(Program("model", Stage.MODELS, _replay(settings)))
     for number, port in enumerate(settings.gateway_ports(), 1):
         name = "gateway" if number == 1 else f"gateway-{number}"

@@ -24,11 +24,10 @@ from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import AgentTask, Bundle, EnvironmentKind, Mode, ModelChoice, TaskSpec, Wire
 from app.scheduling.calendar import Misfire, due_times, to_fire
 from app.settings import Settings
-from app.submission import specs_for
+from app.submission import refuse_unanswered, specs_for
 
 log = structlog.get_logger()
 
-REPLAY_MODEL = "replay"
 ALL = "all"
 """Every agent with a model, external ones too: SWE-agent only where its checkout is named, because no index has it."""
 
@@ -56,13 +55,11 @@ class Submission(Wire):
 
 
 def specs_of(submission: Submission, settings: Settings) -> list[TaskSpec]:
-    """Read the dataset and make a spec of every task; without a model of their own, agents talk to the replay engine.
+    """Read the dataset and make a spec of every task.
 
     Raises: DatasetInvalid, UnknownName, SpecInvalid, SettingsInvalid: then nothing was submitted;
         ArtifactStoreUnavailable.
     """
-    replay = ModelChoice(name=REPLAY_MODEL) if settings.model_base_url is None else None
-    model = submission.model or replay
     known = known_agents(settings)
     names = _agents(submission.agent, known, settings)
     tasks = _tasks(submission, settings)
@@ -73,7 +70,7 @@ def specs_of(submission: Submission, settings: Settings) -> list[TaskSpec]:
             tasks,
             agent=name,
             mode=submission.mode,
-            model=model,
+            model=submission.model,
             known=known,
             resource_class=submission.resource_class,
             overrides=submission.overrides,
@@ -125,6 +122,7 @@ def submit(
 ) -> Accepted:
     """Read a dataset and accept its tasks as one run; all of them or none."""
     specs = specs_of(submission, settings)
+    refuse_unanswered(specs, settings, database)
     new = NewRun(
         specs=specs,
         replicas=submission.replicas,
@@ -145,6 +143,7 @@ def trial(submission: Submission, settings: Settings, database: Database) -> lis
     Raises: as `submit`.
     """
     specs = specs_of(submission, settings)
+    refuse_unanswered(specs, settings, database)
     with database.begin() as connection:
         classes.check(connection, settings, {(spec.mode, spec.resource_class) for spec in specs})
     return specs

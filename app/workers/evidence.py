@@ -40,7 +40,7 @@ _NAMES = {
     ArtifactKind.COMMAND_LOGS: "command_logs.tar.zst",
 }
 _REDACTED = b"[redacted]"
-_ALSO_SAID = ("model", "upstream_model", "detail", "finish_reason", "parameters", "raw", "lost")
+_ALSO_SAID = ("model", "upstream_model", "detail", "finish_reason", "parameters", "sampling", "raw", "lost")
 """Fields of a call that hold words, beside its messages, reply and tools."""
 _MOST_FILES_BYTES = 64 << 20
 """Of an agent's own files."""
@@ -51,6 +51,7 @@ class Evidence:
     """Bytes by kind; a kind without bytes has a reason why."""
 
     _files: Path | None = None
+    _scripted: bool = False
     _logs: CommandLogs | None = None
     _found: dict[ArtifactKind, bytes] = field(default_factory=dict)
     _missing: dict[ArtifactKind, str] = field(
@@ -88,6 +89,7 @@ class Evidence:
             calls = without_secrets(read(), redact)
         if not calls:
             return
+        self._scripted = any(call.scripted for call in calls)
         with self._told(ArtifactKind.MODEL_CALLS):
             self._found[ArtifactKind.MODEL_CALLS] = trajectory.export(calls)
         with self._told(ArtifactKind.TRAJECTORY):
@@ -136,7 +138,8 @@ class Evidence:
 
     def grade(self, grade: Grade) -> None:
         self._found[ArtifactKind.TEST_REPORT] = grade.report
-        self._found[ArtifactKind.VERDICT] = grade.verdict.model_dump_json(indent=2).encode()
+        kept = grade.verdict.model_dump(mode="json") | {"scripted": self._scripted}
+        self._found[ArtifactKind.VERDICT] = json.dumps(kept, indent=2).encode()
 
     def store(self, store: ArtifactStore, prefix: str, *, redact: Sequence[str]) -> list[Artifact]:
         """Store everything below `prefix`, with the secrets in `redact` blotted out; one record per kind.

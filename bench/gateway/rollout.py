@@ -214,7 +214,7 @@ def _variables(running: System, mini: Path, home: Path) -> dict[str, str]:
         "MSWEA_GLOBAL_CONFIG_DIR": str(home / "mswea"),
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "LITELLM_MODE": "PRODUCTION",
-        "OPENAI_API_BASE": running.settings.model_endpoint(),
+        "OPENAI_API_BASE": running.settings.replay_endpoint(),
         "OPENAI_API_KEY": "none",
     }
 

@@ -3,7 +3,7 @@
 from alembic import op
 
 revision = "0009"
-down_revision = "0006"
+down_revision = "0008"
 
 _REPAIR = """
 UPDATE {table} SET verdict = verdict || jsonb_build_object('reward', NULL, 'counts', false, 'metrics', '{{}}'::jsonb,

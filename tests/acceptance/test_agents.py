@@ -27,9 +27,8 @@ TASKS = ("pallets__itsdangerous-1", "csv-to-jsonl")  # a repository to mend, a t
 
 def _submit(system: System, agent: str, mode: str, *more: str, timeout_s: float = 600) -> dict[str, Any]:
     only = [part for name in TASKS for part in ("--task", name)] if "--task" not in more else []
-    return dict(
-        system.json("submit", "demo", "--agent", agent, "--mode", mode, "--wait", *only, *more, timeout_s=timeout_s)
-    )
+    asked = ("submit", "demo", "--agent", agent, "--model", "replay", "--mode", mode, "--wait", *only, *more)
+    return dict(system.json(*asked, timeout_s=timeout_s))
 
 
 def _artifact(result: dict[str, Any], kind: str) -> bytes:
@@ -57,11 +56,14 @@ def test_every_framework_solves_tasks_through_the_gateway_and_leaves_its_evidenc
         assert _artifact(result, "agent_log")
         if result["name"] == TASKS[0]:
             assert b"diff --git" in _artifact(result, "patch")
+        assert (result["scripted"], result["model"], told["extra"]["scripted"]) == (True, "replay", True)
         usage = result["attempts"][-1]["environment"]["usage"]
         assert usage["model_calls"] >= usage["turns"] >= 1
         assert usage["prompt_tokens"] > 0
         assert usage["completion_tokens"] > 0
         assert usage["cost_usd"] == 0.0  # the replay engine is free, and known to be
+    (status,) = found["runs"]
+    assert (status["measured"], status["scripted_resolved"], status["mean_reward"]) == (0, len(results), None)
     rows = system.json("usage", found["runs"][0]["id"], "--by", "agent")
     assert {row["key"] for row in rows} == FRAMEWORKS
 
@@ -109,6 +111,7 @@ def test_a_killed_gateway_costs_no_task_its_score(system: System) -> None:
 
 
 def test_a_run_that_has_spent_its_budget_is_paused_and_nobody_scored_for_it(system: System) -> None:
+    system.megaflow("models", "add", "priced", system.settings.replay_endpoint())
     submitted = system.json(
         "submit",
         "demo",

@@ -194,7 +194,7 @@ def test_the_options_of_submit_go_before_what_the_tasks_say(system: System, task
     ("options", "words"),
     [
         (("--agent", "oracle", "--reuse", "shared-readonly"), ("'refused'", "shared-readonly")),
-        (("--agent", "claude-code", "--network", "none"), ("claude-code", "found 'none'")),
+        (("--agent", "claude-code", "--model", "replay", "--network", "none"), ("claude-code", "found 'none'")),
         (("--agent", "nop", "--network", "allowlist"), ("'refused'", "allowed_hosts")),
         (("--agent", "nop", "--network", "open", "--allow-host", "a.example"), ("'refused'", "found 'open'")),
         (("--agent", "nop", "--network", "open", "--environment", "oci"), ("'refused'", "the kind 'docker'")),

@@ -74,6 +74,11 @@ def test_a_batch_with_one_bad_row_names_the_row_and_submits_nothing(system: Syst
         (("submit", "demo", "--agent", "nop", "--mode", "eternal"), ("eternal", "ephemeral", "persistent")),
         (("submit", "demo", "--agent", "nop", "--task", "nobody"), ("no task 'nobody'",)),
         (("submit", "demo", "--agent", "nop", "--environment", "vm"), ("vm", "docker", "local")),
+        (("submit", "demo", "--agent", "mini-swe-agent"), ("needs a model", "'replay'")),
+        (
+            ("submit", "demo", "--agent", "mini-swe-agent", "--model", "gpt-5"),
+            ("gpt-5", "--base-url", "megaflow models add", "--model replay"),
+        ),
         (("status", "nothing"), ("unknown run 'nothing'", "megaflow runs")),
         (("show", "nothing"), ("unknown task 'nothing'",)),
         (("schedule", "add", "x", "61 * * * *", "demo", "--agent", "nop"), ("bad cron", "expected five fields")),

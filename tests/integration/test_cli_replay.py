@@ -27,7 +27,6 @@ from app.models.outcome import Artifact, ArtifactKind, TestStatus, Verdict
 from app.models.spec import Mode, ModelChoice, TaskSpec
 from app.settings import Settings
 from tests.building import a_spec, a_task, dispatched, ready_instance
-from tests.services import MakeSettings
 
 PATCH = b"--- a/x\n+++ b/x\n"
 
@@ -173,13 +172,3 @@ def test_runs_of_different_tasks_are_not_compared(database: Database, settings: 
         finish(database, settings, run_id)
     with pytest.raises(SpecInvalid, match="same tasks"):
         run("compare", one, two)
-
-
-def test_another_endpoint_in_the_settings_is_not_asked_for_recordings(
-    database: Database, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = make_settings(model_base_url="http://engine.test/v1")
-    _, again = replayed(database, settings, Commands(settings, monkeypatch))
-    spec = results.task_spec(database, results.task_ids(database, again)[0])
-    assert spec.model is not None
-    assert spec.model.base_url == f"http://127.0.0.1:{settings.replay_port}/v1"

@@ -192,9 +192,10 @@ def test_our_own_engine_is_told_of_task_and_attempt(make_settings: MakeSettings)
         async with ground(make_settings(), replica=False) as g:
             g.app._settings = make_settings(replay_port=g.engine.port)
             g.app.routes._settings = g.app._settings
-            assert (await g.ask(Dialect.MESSAGES))[0] == 200
+            await asyncio.to_thread(an_attempt, g.database, "t2", model=ModelChoice(name="replay"))
+            assert (await g.ask(Dialect.MESSAGES, token="t2"))[0] == 200
             headers = g.engine.seen[-1][1]
-            assert headers["x-megaflow-task"] == "task-t1"
+            assert headers["x-megaflow-task"] == "task-t2"
             assert headers["x-megaflow-replica"] == "0"
             assert headers["x-megaflow-attempt"]
 

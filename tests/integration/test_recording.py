@@ -24,7 +24,7 @@ from app.ledger.model_calls import StoredCall
 from app.model_service.dialects import codec_for
 from app.model_service.dialects.base import Reply, Request
 from app.model_service.recording import LedgerRecorder
-from app.models.model_calls import CallEnd, Dialect, Exchange, ModelLimits, ModelSession, TokenUse
+from app.models.model_calls import CallEnd, Dialect, Exchange, ModelLimits, ModelSession, Sampled, TokenUse
 from app.models.spec import ModelChoice
 from app.settings import Settings
 from tests.building import new_id
@@ -139,7 +139,8 @@ class Dawdling(Database):
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_call_comes_back_as_it_was(database: Database, dialect: Dialect, streamed: bool) -> None:
     session = a_session()
-    exchange = an_exchange(session, said="I looked.", dialect=dialect, streamed=streamed)
+    marks: dict[str, Any] = {"scripted": True, "sampled": Sampled({"temperature": 0.2}, ("seed",))}
+    exchange = an_exchange(session, said="I looked.", dialect=dialect, streamed=streamed, **marks)
 
     async def work(recorder: LedgerRecorder) -> None:
         assert recorder.record(exchange) == TokenUse(100, 10, 40, *_further(dialect))
@@ -148,6 +149,7 @@ def test_a_call_comes_back_as_it_was(database: Database, dialect: Dialect, strea
     recording(database, work)
     [found] = calls_of(database, session)
     assert found.messages == ({"role": "user", "content": "hello"},)
+    assert (found.scripted, found.sampling) == (True, {"applied": {"temperature": 0.2}, "dropped": ["seed"]})
     assert found.reply == {"role": "assistant", "content": "I looked."}
     assert found.tools == TOOLS
     assert (found.dialect, found.streamed, found.max_tokens, found.lost) == (dialect, streamed, 100, "")

@@ -11,7 +11,7 @@ from app.errors import SpecInvalid
 from app.ledger import accept, results, schedules
 from app.ledger.database import Database
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
-from app.models.spec import ModelChoice, Network, Reuse
+from app.models.spec import ModelChoice, Network, Reuse, Sampling
 from app.settings import Settings
 from app.workers.evaluations import Calendar, Submission
 from tests.integration.command import CommandLine
@@ -32,6 +32,7 @@ def test_every_option_is_kept_as_a_submission_would_have_it(command: CommandLine
     command(
         *("schedule", "add", "nightly", "0 3 * * *", "demo", "--agent", "nop,oracle", "--replicas", 2, "--limit", 3),
         *("--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--api-key-env", "KEY", "--task", "csv-to-jsonl"),
+        *("--temperature", 0.2, "--top-p", 0.9, "--max-tokens", 512, "--seed", 7),
         *("--network", "allowlist", "--allow-host", "a.example.org", "--reuse", "fresh", "--setup", "true"),
         *("--disk", 512, "--user", "alice", "--priority", 7, "--deadline", 3600, "--budget", 2.5),
         *("--max-steps", 9, "--agent-timeout", 60, "--command-timeout", 5, "--turn-tokens", 1000),
@@ -42,7 +43,12 @@ def test_every_option_is_kept_as_a_submission_would_have_it(command: CommandLine
         agent="nop,oracle",
         replicas=2,
         limit=3,
-        model=ModelChoice(name="m", base_url="http://127.0.0.1:9/v1", api_key_env="KEY"),
+        model=ModelChoice(
+            name="m",
+            base_url="http://127.0.0.1:9/v1",
+            api_key_env="KEY",
+            sampling=Sampling(temperature=0.2, top_p=0.9, max_tokens=512, seed=7),
+        ),
         only=("csv-to-jsonl",),
         name="nightly",
         user_name="alice",
@@ -97,6 +103,8 @@ def test_a_submission_and_its_status_say_how_many_tasks_have_an_open_network(com
     [
         (("--class", "huge"), ("resource class", "'huge'", "megaflow classes set huge")),
         (("--task", "nobody"), ("no task 'nobody'",)),
+        (("--seed", 7), ("--model beside --seed", "found none")),
+        (("--model", "replay", "--top-p", 0), ("--top-p", "greater than 0", "found 0.0")),
         (("--base-url", "http://127.0.0.1:9/v1"), ("--model beside --base-url", "found none")),
         (("--network", "none", "--allow-host", "a.example.org"), ("allowed_hosts",)),
     ],

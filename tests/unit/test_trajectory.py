@@ -234,12 +234,34 @@ def test_arguments_that_are_no_object_do_no_harm() -> None:
 def test_the_artifact_has_everything_and_each_message_once() -> None:
     calls = a_conversation("a", "b", "c")
     calls[0] = replace(calls[0], prompt_token_ids=(1, 2), token_ids=(3,), logprobs=(-0.5,), parameters={"top_p": 1})
+    calls[1] = replace(calls[1], scripted=True, sampling={"applied": {"seed": 7}, "dropped": []})
     calls.append(a_call((), None, end=CallEnd.REFUSED, raw={"request": "{"}, lost="x", waited_s={"model": 1.0}))
     content = export(calls)
     assert read(content) == calls
     lines = zstandard.ZstdDecompressor().decompressobj().decompress(content).splitlines()
     assert orjson.loads(lines[0]) == {"format": FORMAT, "version": 1}
     assert sum(b'"digest"' in line for line in lines) == 2 + 3 + 2 + 1
+
+
+def test_a_file_of_an_earlier_release_has_no_marks() -> None:
+    lines = zstandard.ZstdDecompressor().decompressobj().decompress(export([a_call([TASK], None)])).splitlines()
+    told = [orjson.loads(line) for line in lines]
+    for line in told:
+        for later in ("scripted", "sampling"):
+            line.get("call", {}).pop(later, None)
+    (found,) = read(zstandard.compress(b"\n".join(orjson.dumps(line) for line in told) + b"\n"))
+    assert (found.scripted, found.sampling) == (False, {})
+
+
+def test_a_trajectory_says_what_was_scripted_and_sampled() -> None:
+    calls = a_conversation("a", "b")
+    assert checked(calls)["extra"]["scripted"] is False
+    sampling = {"applied": {"seed": 7}, "dropped": []}
+    calls[1] = replace(calls[1], scripted=True, sampling=sampling)
+    found = checked(calls)
+    assert found["extra"]["scripted"] is True
+    extras = [step["extra"] for step in found["steps"] if step["source"] == "agent"]
+    assert [(one.get("scripted"), one.get("sampling")) for one in extras] == [(None, None), (True, sampling)]
 
 
 @pytest.mark.parametrize(

@@ -28,14 +28,17 @@ _UNROUTED_S = 60.0
 class Engine:
     """What is shared by all calls to one base URL. For one event loop."""
 
-    def __init__(self, url: str, http: aiohttp.ClientSession) -> None:
+    def __init__(self, url: str, http: aiohttp.ClientSession, *, replay: bool = False) -> None:
+        """replay: it is the replay engine of this installation."""
         self.url = url
+        self.replay = replay
         self.reason = f"engine:{url}"
         self.window = Window()
         self.up = asyncio.Event()
         self.up.set()
         self.deaf: set[Dialect] = set()
         self.no_usage_option = False
+        self.unsampled: dict[str, set[str]] = {}  # by its name for a model: sampling options that it refused
         self.last_fault = ""
         self.routed = False  # some row of the table names it
         self.wanted_at = time.monotonic()  # last chosen for a call
@@ -87,6 +90,7 @@ class Engine:
         self._errors = 0
         self.deaf.clear()  # it may be another server by now
         self.no_usage_option = False
+        self.unsampled.clear()
         self.window.anew()
         self.up.set()
         log.info("gateway.engine_back", engine=self.url, away_s=round(time.monotonic() - since, 1))
@@ -137,8 +141,12 @@ class Target:
     api_key_env: str | None = None
     context_tokens: int | None = None
     draining: bool = False
-    ours: bool = False  # the built-in engine, which is told of task and attempt
     others: bool = field(default=False, compare=False)  # that could answer in its place
+
+    @property
+    def ours(self) -> bool:
+        """The replay engine, which is told of task and attempt."""
+        return self.engine.replay
 
     def speaks(self, dialect: Dialect) -> bool:
         return dialect in self.dialects if self.dialects else dialect not in self.engine.deaf

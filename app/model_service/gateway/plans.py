@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 import orjson
 
+from app.model_service.dialects.sampling import sampled
 from app.model_service.gateway.engines import Target
 from app.model_service.gateway.keys import Keys
 from app.model_service.gateway.state import CallState
 from app.model_service.gateway.translation import Translation, translation_for
-from app.models.model_calls import Dialect
+from app.models.model_calls import Dialect, Sampled
 
 _PASSED = (b"anthropic-version", b"anthropic-beta", b"openai-beta")
 _USAGE = {"include_usage": True}
@@ -27,6 +28,7 @@ class Plan:
     dialect: Dialect  # spoken there
     content: bytes
     translation: Translation | None = None
+    sampled: Sampled = field(default_factory=Sampled)
     hides_usage: bool = False  # the usage of the stream was our wish, not the caller's
 
 
@@ -56,10 +58,19 @@ class Planner:
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
 
-    async def plan(self, call: CallState, target: Target, *, deaf: bool = False, usage: bool = True) -> Plan:
+    async def plan(
+        self,
+        call: CallState,
+        target: Target,
+        *,
+        deaf: bool = False,
+        usage: bool = True,
+        unsampled: Collection[str] = (),
+    ) -> Plan:
         """The request as this engine wants it: the caller's own bytes, if nothing has to be changed.
 
-        `deaf`: it has just refused the dialect; not `usage`: it has just refused the wish for the usage.
+        `deaf`: it has just refused the dialect; not `usage`: it has just refused the wish for the usage; `unsampled`:
+        sampling options that it has just refused.
         """
         body = call.body
         limits = call.session.limits
@@ -74,14 +85,18 @@ class Planner:
             dialect = spoken
         if target.upstream_model is not None and target.upstream_model != call.model:
             body = {**body, "model": target.upstream_model}
+        options = Sampled()
+        if (wanted := call.session.model.sampling) is not None:
+            refused = {*unsampled, *target.engine.unsampled.get(str(body.get("model")), ())}
+            body, options = sampled(body, dialect, wanted, most=limits.max_turn_tokens, refused=refused)
         hides = False
         if call.stream and dialect is Dialect.CHAT and usage and not target.engine.no_usage_option:
-            options = body.get("stream_options")
-            if not (isinstance(options, dict) and options.get("include_usage")):
-                body = {**body, "stream_options": {**(options if isinstance(options, dict) else {}), **_USAGE}}
+            asked = body.get("stream_options")
+            if not (isinstance(asked, dict) and asked.get("include_usage")):
+                body = {**body, "stream_options": {**(asked if isinstance(asked, dict) else {}), **_USAGE}}
                 hides = True
         unchanged = body is call.body or body == call.body
-        return Plan(target, dialect, call.raw if unchanged else orjson.dumps(body), translation, hides)
+        return Plan(target, dialect, call.raw if unchanged else orjson.dumps(body), translation, options, hides)
 
     def headers(self, call_headers: list[tuple[bytes, bytes]], target: Target, dialect: Dialect) -> dict[str, str]:
         """What an engine is told beside the body: nothing that the caller proved itself with."""

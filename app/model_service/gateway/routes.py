@@ -1,5 +1,7 @@
 """Which engine a call goes to: by the table of replicas, else the spec's own endpoint, else that of the settings.
 
+Models named `replay` and `replay:NAME` go to the replay engine, unless a row has exactly that name.
+
 Routes follow the table within a second (NOTIFY, and a look each second as the net under it). While the ledger is away
 the last known ones hold.
 """
@@ -13,6 +15,7 @@ import time
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import aiohttp
@@ -116,7 +119,8 @@ class Routes:
         if url not in self._engines:
             if len(self._engines) >= _UNROUTED_MOST:
                 self._forget()
-            self._engines[url] = Engine(url, self._http)
+            replay = _address(url) == _address(self._settings.replay_endpoint())
+            self._engines[url] = Engine(url, self._http, replay=replay)
         return self._engines[url]
 
     def _forget(self) -> None:
@@ -160,7 +164,7 @@ class Routes:
         """
         name = model if model in self._table else ANY
         targets = self._table.get(name)
-        if not targets:
+        if not targets or (name == ANY and session.model.replay and session.model.base_url is None):
             return self._without_row(session)
         held = stuck.get(name)
         if held is not None:
@@ -178,20 +182,33 @@ class Routes:
 
     def _without_row(self, session: ModelSession) -> Target:
         own = session.model
-        url = own.base_url or self._settings.model_endpoint()
+        if own.base_url is None and own.replay:
+            return self._direct_target(self._settings.replay_endpoint(), None, "MEGAFLOW_REPLAY_URL")
+        url = own.base_url or self._settings.model_base_url
+        if url is None:
+            raise Refusal(
+                404,
+                "model_not_found",
+                f"model {own.name!r}: no engine answers for it; expected an endpoint (--base-url, or the setting"
+                f" MEGAFLOW_MODEL_BASE_URL) or a route; try `megaflow models add {own.name} URL`",
+                CallEnd.UNAUTHORISED,
+            )
         key: str | None
         if own.api_key_env is not None:
             key = self._allowed(own.api_key_env)
         else:  # the settings' key goes nowhere but to the settings' engine
             key = self._settings.model_api_key_env if own.base_url is None else None
+        return self._direct_target(url, key, "MEGAFLOW_MODEL_BASE_URL" if own.base_url is None else "model.base_url")
+
+    def _direct_target(self, url: str, key: str | None, named_by: str) -> Target:
+        """named_by: the setting or field that holds the URL. Raises: Refusal: it is none."""
         found = self._direct.get((url, key))
         if found is None:
-            ours = own.base_url is None and self._settings.model_base_url is None
+            engine = self._engine_of(url, named_by)
             found = Target(
-                engine=self._engine_of(url, "MEGAFLOW_MODEL_BASE_URL" if own.base_url is None else "model.base_url"),
-                dialects=tuple(Dialect) if ours else (),
-                api_key_env=None if ours else key,
-                ours=ours,
+                engine=engine,
+                dialects=tuple(Dialect) if engine.replay else (),
+                api_key_env=None if engine.replay else key,
             )
             self._direct[url, key] = found
         found.engine.wanted_at = time.monotonic()
@@ -235,6 +252,14 @@ class Routes:
             await engine.close()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, _LOOK_S * 5)
+
+
+def _address(url: str) -> tuple[str, int | None]:
+    """Host and port, with one name for this host's loopback. Raises: ValueError."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    loopback = host in {"localhost", "::1", "0.0.0.0"} or host.startswith("127.")
+    return "127.0.0.1" if loopback else host, parts.port or (443 if parts.scheme == "https" else 80)
 
 
 def _weight(attempt_id: UUID, url: str) -> bytes:

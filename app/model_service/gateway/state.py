@@ -14,7 +14,7 @@ from uuid import UUID
 from app.model_service.dialects.base import DialectCodec
 from app.model_service.gateway.attempts import AttemptCalls
 from app.model_service.gateway.engines import Target
-from app.models.model_calls import CallEnd, Dialect, Exchange, ModelSession
+from app.models.model_calls import CallEnd, Dialect, Exchange, ModelSession, Sampled
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -43,6 +43,8 @@ class CallState:
     waited_s: dict[str, float] = field(default_factory=dict)
     retries: int = 0
     first_byte_s: float | None = None
+    scripted: bool = False  # the last answer came from a replay engine
+    sampled: Sampled = field(default_factory=Sampled)
     status: int | None = None
     end: CallEnd = CallEnd.UPSTREAM_ERROR
     detail: str = ""
@@ -109,4 +111,6 @@ class CallState:
             retries=self.retries,
             asked_model=self.model,
             built_in=target.ours if target else False,
+            scripted=self.scripted,
+            sampled=self.sampled,
         )

@@ -13,6 +13,7 @@ import time
 
 import aiohttp
 
+from app.model_service.dialects.sampling import not_taken
 from app.model_service.gateway import faults, reading, troubles
 from app.model_service.gateway.enforcement import fits
 from app.model_service.gateway.engines import Engine, Target
@@ -23,7 +24,7 @@ from app.model_service.gateway.relay import begins_with_error
 from app.model_service.gateway.routes import Routes
 from app.model_service.gateway.state import CallState
 from app.model_service.gateway.troubles import Kind, Trouble
-from app.models.model_calls import CallEnd, Dialect
+from app.models.model_calls import REPLAY_HEADER, CallEnd, Dialect
 
 _BROKEN_MOST = 3
 _RESETS_MOST = 5
@@ -52,6 +53,7 @@ class Upstream:
         avoid: set[str] = set()
         deaf: set[str] = set()  # engines that have just refused the dialect, and those that refused our option
         mute: set[str] = set()
+        unsampled: dict[str, set[str]] = {}  # the same for sampling options, by engine
         broken = resets = 0
         give_up = time.monotonic() + max(0.0, call.left_s())
         while True:
@@ -59,7 +61,10 @@ class Upstream:
             engine = target.engine
             if target.context_tokens is not None:
                 fits(call, target.context_tokens)
-            plan = await self.planner.plan(call, target, deaf=engine.url in deaf, usage=engine.url not in mute)
+            refused = unsampled.get(engine.url, set())
+            plan = await self.planner.plan(
+                call, target, deaf=engine.url in deaf, usage=engine.url not in mute, unsampled=refused
+            )
             if not await self._enter(call, target):
                 continue
             entered = time.monotonic()
@@ -69,6 +74,8 @@ class Upstream:
                 engine.answered()
                 if engine.url in deaf and plan.dialect is not call.dialect:
                     engine.deaf.add(call.dialect)
+                if refused:
+                    engine.unsampled.setdefault(target.upstream_model or call.model, set()).update(refused)
                 if engine.url in mute and plan.dialect is Dialect.CHAT:
                     engine.no_usage_option = True
                 return answer
@@ -84,6 +91,9 @@ class Upstream:
                     call.retries -= 1
                 case Kind.NO_USAGE:
                     mute.add(engine.url)
+                    call.retries -= 1
+                case Kind.NO_OPTION:
+                    unsampled[engine.url] = refused | not_taken(found.content, plan.sampled.applied)
                     call.retries -= 1
                 case Kind.BUSY:
                     engine.window.busy(entered, found.retry_after_s)
@@ -167,6 +177,7 @@ class Upstream:
         data: bytes | io.BytesIO = content if len(content) < _DIRECT_BYTES else io.BytesIO(content)
         response: aiohttp.ClientResponse | None = None
         answer: Answer | None = None
+        call.sampled, call.scripted = plan.sampled, False
         try:
             response = await self._http.post(
                 plan.target.engine.path(plan.dialect),
@@ -174,6 +185,8 @@ class Upstream:
                 headers=self.planner.told(call, plan),
                 allow_redirects=False,
             )
+            # Either sign is enough: the address that we know, or what the engine says of itself.
+            call.scripted = plan.target.engine.replay or REPLAY_HEADER in response.headers
             answer = await self._read(call, plan, response)
             return answer
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -210,6 +223,8 @@ class Upstream:
             return Trouble(Kind.BROKEN, why, status=status if status >= 500 else 502, content=content)
         if plan.hides_usage and status in {400, 422} and b"stream_options" in content:
             return Trouble(Kind.NO_USAGE, why)
+        if status in {400, 422} and not_taken(content, plan.sampled.applied):
+            return Trouble(Kind.NO_OPTION, why, status=status, content=content)
         unknown = not plan.target.dialects and plan.dialect is not Dialect.CHAT
         if unknown and faults.no_such_path(status, content, plan.target.upstream_model or call.model):
             return Trouble(Kind.DEAF, why)

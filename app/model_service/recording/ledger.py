@@ -248,6 +248,7 @@ def _with(account: Account, exchange: Exchange, use: TokenUse, cost: float | Non
         cached_tokens=account.cached_tokens + (use.cached or 0),
         cost_usd=account.cost_usd + (cost or 0.0),
         unpriced_calls=account.unpriced_calls + (cost is None),
+        scripted_calls=account.scripted_calls + exchange.scripted,
         model_s=account.model_s + max(exchange.duration_s - waited, 0.0),
         waited_s=account.waited_s + waited,
         last_end=exchange.end,

@@ -79,6 +79,8 @@ def row_of(counted: Counted, known: set[str]) -> NewCall:
         return digest
 
     said: dict[str, Any] = {}
+    if exchange.sampled:
+        said["sampling"] = exchange.sampled.describe()
     facts = _facts(counted)
     if counted.given_up:
         said["lost"] = counted.given_up
@@ -129,6 +131,7 @@ def _facts(counted: Counted) -> dict[str, Any]:
         "cached_tokens": use.cached,
         "reasoning_tokens": use.reasoning,
         "cost_usd": counted.cost_usd,
+        "scripted": exchange.scripted,
         "messages": [],
         "reply": None,
     }

@@ -13,13 +13,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.model_service.dialects.base import DialectCodec, Reply, Request
-from app.models.model_calls import Dialect
+from app.models.model_calls import REPLAY_HEADER, Dialect
 
 _GARBAGE = b"<html><body>This is not the answer you are looking for.</body></html>"
 _JSON = (b"content-type", b"application/json")
 _EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
-_MATCHED = b"x-megaflow-replay"
-"""The header that tells how a recorded answer was found: `exact` or `position`."""
 _IDS = {Dialect.CHAT: "chatcmpl-", Dialect.RESPONSES: "resp_", Dialect.MESSAGES: "msg_"}
 
 
@@ -42,15 +40,15 @@ class Answer:
     delay_s: float = 0.0
     token_delay_s: float = 0.0
     cut: bool = False
-    matched: str = ""  # how a recorded answer was found; told in a header
+    matched: str = "script"  # where it is from; told in a header
 
 
-def refused(codec: DialectCodec, refusal: Refusal, matched: str = "") -> Response:
+def refused(codec: DialectCodec, refusal: Refusal, matched: str = "script") -> Response:
     """The refusal as a response."""
     body = orjson.dumps(codec.error(refusal.status, refusal.code, refusal.message))
-    headers = {} if refusal.retry_after_s is None else {"retry-after": f"{refusal.retry_after_s:g}"}
-    if matched:
-        headers[_MATCHED.decode()] = matched
+    headers = {REPLAY_HEADER: matched}
+    if refusal.retry_after_s is not None:
+        headers["retry-after"] = f"{refusal.retry_after_s:g}"
     return Response(body, refusal.status, headers, "application/json")
 
 
@@ -63,7 +61,7 @@ class Delivery(Response):
         self._codec = codec
         self._request = request
         self._id = f"{_IDS[codec.dialect]}{answer.id}"
-        self._found = [(_MATCHED, answer.matched.encode())] if answer.matched else []
+        self._found = [(REPLAY_HEADER.encode(), answer.matched.encode())]
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,7 +69,7 @@ class Delivery(Response):
             return
         content = self._answer.content
         if content is None:
-            await _send_whole(send, _GARBAGE)
+            await _send_whole(send, _GARBAGE, *self._found)
         elif isinstance(content, Refusal):
             await refused(self._codec, content, self._answer.matched)(scope, receive, send)
         elif self._request.stream:

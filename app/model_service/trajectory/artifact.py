@@ -26,8 +26,11 @@ _MOST_BYTES = 4 << 30
 _PLAIN = (
     *("model", "is_turn", "upstream_model", "replica", "policy_version", "first_byte_s", "duration_s", "retries"),
     *("streamed", "status", "detail", "finish_reason", "cost_usd", "complete", "max_tokens", "lost"),
+    "scripted",
 )
-_MAPPINGS = ("waited_s", "parameters", "raw")
+_MAPPINGS = ("waited_s", "parameters", "raw", "sampling")
+_LATER = {"scripted": False, "sampling": {}}
+"""Fields that files of earlier releases do not have."""
 _NUMBERS = ("prompt_token_ids", "token_ids", "logprobs")
 
 
@@ -120,6 +123,7 @@ def _unpacked(content: bytes) -> Iterator[dict[str, Any]]:
 
 
 def _call(line: Mapping[str, Any], said: Mapping[str, Any]) -> StoredCall:
+    line = {**_LATER, **line}
     told: dict[str, Any] = {name: line[name] for name in (*_PLAIN, *_MAPPINGS)}
     told |= {name: None if line[name] is None else tuple(line[name]) for name in _NUMBERS}
     return StoredCall(

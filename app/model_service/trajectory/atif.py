@@ -52,6 +52,7 @@ def atif(calls: Sequence[StoredCall], about: About) -> dict[str, Any]:
         **trajectory.get("extra", {}),
         **about.extra,
         **({"task": about.task} if about.task else {}),
+        "scripted": any(call.scripted for call in calls),
         **({"faults": _faults(forest.strays)} if forest.strays else {}),
     }
     return trajectory
@@ -159,6 +160,10 @@ class _Written:
             extra["joined"] = node.join.value  # the harness changed what had been said before
         if not call.complete:
             extra["cut"] = True
+        if call.scripted:
+            extra["scripted"] = True
+        if call.sampling:
+            extra["sampling"] = dict(call.sampling)
         if call.policy_version:
             extra["policy_version"] = call.policy_version
         if node.repeats:
