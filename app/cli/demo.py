@@ -8,23 +8,36 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
 
-from app.cli.demo_by_hand import ByHand, by_hand, place
-from app.cli.demo_seen import Asked, print_seen, seen_of, unexpected_paths
+from app.cli.later import later
 from app.cli.orderly import ending_in_order
 from app.cli.runs import follow, report
 from app.cli.show import say
 from app.cli.stack import where_flower_is
-from app.client import MegaFlow, Run
 from app.errors import InstallationFailed
-from app.ledger import classes
 from app.models.outcome import TaskResult
 from app.models.spec import AgentTask, EnvironmentKind, Mode, ModelChoice, Network, Reuse, ScriptSolution
 from app.settings import Settings, load
+
+if TYPE_CHECKING:
+    from app.cli.demo_by_hand import ByHand, by_hand, place
+    from app.cli.demo_seen import Asked, print_seen, seen_of, unexpected_paths
+    from app.client import MegaFlow, Run
+    from app.ledger import classes
+else:
+    ByHand = later("app.cli.demo_by_hand", "ByHand")
+    by_hand = later("app.cli.demo_by_hand", "by_hand")
+    place = later("app.cli.demo_by_hand", "place")
+    Asked = later("app.cli.demo_seen", "Asked")
+    print_seen = later("app.cli.demo_seen", "print_seen")
+    seen_of = later("app.cli.demo_seen", "seen_of")
+    unexpected_paths = later("app.cli.demo_seen", "unexpected_paths")
+    MegaFlow = later("app.client", "MegaFlow")
+    classes = later("app.ledger.classes")
 
 EXPECTED = {"oracle": 1.0, "nop": 0.0, "mini-swe-agent": 1.0}
 """Agents of the demo, with the reward of each on every task. mini-swe-agent gets every other task: its start alone

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
 import typer
@@ -13,13 +13,21 @@ from rich.table import Table
 
 from app.artifacts import open_store
 from app.cli import submission_options as options
+from app.cli.later import later
 from app.cli.show import as_json, clock, console, errors, limit_lines, results_table, runs_table, say, states, summary
-from app.client import MegaFlow, Run, as_completed
 from app.errors import AmbiguousName, UnknownName
-from app.ledger import events, results
 from app.models.outcome import Artifact, ArtifactKind, Phase, TaskResult
 from app.models.spec import EnvironmentKind, Mode
 from app.models.states import TaskState
+
+if TYPE_CHECKING:
+    from app.client import MegaFlow, Run, as_completed
+    from app.ledger import events, results
+else:
+    MegaFlow = later("app.client", "MegaFlow")
+    as_completed = later("app.client", "as_completed")
+    events = later("app.ledger.events")
+    results = later("app.ledger.results")
 
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
