@@ -24,7 +24,7 @@ class Entry(NamedTuple):
 
 COMMANDS: dict[str, Entry] = {
     "demo": Entry("demo", RUN, "Set everything up, run the demo dataset with three agents"),
-    "submit": Entry("runs", RUN, "Submit a dataset as one run"),
+    "submit": Entry("submit", RUN, "Submit a dataset as one run"),
     "cancel": Entry("runs", RUN, "End a run or a task; containers go with it"),
     "retry": Entry("runs", RUN, "Run again what was not measured; earlier attempts stay"),
     "schedule": Entry("schedules", RUN, "Recurring evaluations, kept in PostgreSQL and started by beat"),

@@ -1,4 +1,4 @@
-"""Commands about runs and tasks: submit, runs, status, show, logs, cancel, retry, artifacts."""
+"""Commands about runs and tasks: runs, status, show, logs, cancel, retry, artifacts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from app.artifacts import open_store
-from app.cli import submission_options as options
 from app.cli.later import later
 from app.cli.show import as_json, clock, console, errors, limit_lines, results_table, runs_table, say, states, summary
 from app.errors import AmbiguousName, UnknownName
 from app.models.outcome import Artifact, ArtifactKind, Phase, TaskResult
-from app.models.spec import EnvironmentKind, Mode
 from app.models.states import TaskState
 
 if TYPE_CHECKING:
@@ -33,93 +31,8 @@ Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
 
 def register(cli: typer.Typer) -> None:
-    for command in (submit, runs, status, show, logs, cancel, retry, artifacts):
+    for command in (runs, status, show, logs, cancel, retry, artifacts):
         cli.command()(command)
-
-
-def submit(
-    dataset: Annotated[
-        str, typer.Argument(help="A JSONL file of SWE-bench rows, a task folder or a folder of them, or `demo`.")
-    ],
-    agent: options.AgentOption,
-    mode: options.ModeOption = Mode.AUTO,
-    model: options.ModelOption = None,
-    base_url: options.BaseUrlOption = None,
-    api_key_env: options.ApiKeyEnvOption = None,
-    replicas: options.ReplicasOption = 1,
-    limit: options.LimitOption = None,
-    task: options.TaskOption = None,
-    environment: options.EnvironmentOption = EnvironmentKind.DOCKER,
-    network: options.NetworkOption = None,
-    allow_host: options.AllowHostOption = None,
-    reuse: options.ReuseOption = None,
-    setup: options.SetupOption = None,
-    disk: options.DiskOption = None,
-    max_steps: options.MaxStepsOption = None,
-    agent_timeout: options.AgentTimeoutOption = None,
-    command_timeout: options.CommandTimeoutOption = None,
-    turn_tokens: options.TurnTokensOption = None,
-    context_tokens: options.ContextTokensOption = None,
-    task_budget: options.TaskBudgetOption = None,
-    max_attempts: options.MaxAttemptsOption = None,
-    name: Annotated[str, typer.Option(help="A name for the run.")] = "",
-    user: options.UserOption = "default",
-    priority: options.PriorityOption = 0,
-    idempotency_key: Annotated[str | None, typer.Option(help="The same key submits once.")] = None,
-    resource_class: options.ClassOption = "standard",
-    deadline: options.DeadlineOption = None,
-    delay: Annotated[float, typer.Option(min=0, help="Seconds from now before which nothing runs.")] = 0.0,
-    budget: options.BudgetOption = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Show progress until all have ended.")] = False,
-    timeout: Annotated[float | None, typer.Option(help="Seconds to wait at most.")] = None,
-    json: Json = False,
-) -> None:
-    """Submit a dataset as one run: all of its tasks, or none when one is malformed."""
-    from app.workers import evaluations
-    from app.workers.evaluations import Submission
-
-    chosen = options.model_of(model, base_url, api_key_env)
-    with MegaFlow() as flow:
-        accepted = evaluations.submit(
-            Submission(
-                dataset=dataset,
-                agent=agent,
-                mode=mode,
-                model=chosen,
-                replicas=replicas,
-                limit=limit,
-                only=tuple(task or ()),
-                environment=environment,
-                user_name=user,
-                priority=priority,
-                name=name,
-                resource_class=resource_class,
-                deadline_s=deadline,
-                delay_s=delay,
-                budget_usd=budget,
-                overrides=options.overrides_of(network, allow_host, reuse, setup, disk),
-                limits=options.limits_of(
-                    max_steps, agent_timeout, command_timeout, turn_tokens, context_tokens, task_budget, max_attempts
-                ),
-            ),
-            flow.settings,
-            flow.database,
-            idempotency_key=idempotency_key,
-        )
-        run = flow.run(accepted.run_id, accepted.task_ids, accepted.names)
-        if not wait:
-            _submitted(run, json=json)
-            return
-        say(f"run {run.id}: {len(run.handles)} tasks accepted")
-        found = follow(flow, [run], timeout=timeout)
-        report(flow, [run], found, json=json)
-
-
-def _submitted(run: Run, *, json: bool) -> None:
-    if json:
-        as_json({"run_id": run.id, "tasks": [{"task_id": h.task_id, "name": h.name} for h in run.handles]})
-    else:
-        console.print(f"run {run.id}: {len(run.handles)} tasks accepted; `megaflow status {str(run.id)[-12:]}`")
 
 
 def follow(flow: MegaFlow, watched: list[Run], *, timeout: float | None = None) -> list[TaskResult]:

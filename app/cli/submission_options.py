@@ -12,15 +12,25 @@ from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import EnvironmentKind, Mode, ModelChoice, Network, Reuse
 
 AgentOption = Annotated[
-    str, typer.Option(help="A name of `megaflow agents list`, several with commas between, or `all` frameworks.")
+    str,
+    typer.Option(
+        "--agent", "-a", help="A name of `megaflow agents list`, several with commas between, or `all` frameworks."
+    ),
 ]
 ModeOption = Annotated[Mode, typer.Option(help="Where to run.")]
-ModelOption = Annotated[str | None, typer.Option(help="Model name at the endpoint; default: the replay engine.")]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", "-m", help="Model name at the endpoint; default: the replay engine.")
+]
 BaseUrlOption = Annotated[str | None, typer.Option(help="OpenAI-compatible base URL; default: the settings'.")]
 ApiKeyEnvOption = Annotated[str | None, typer.Option(help="Name of the variable that holds the key.")]
-ReplicasOption = Annotated[int, typer.Option(min=1, help="Tasks per dataset entry.")]
+ReplicasOption = Annotated[int, typer.Option("--replicas", "-k", min=1, help="Tasks per dataset entry.")]
 LimitOption = Annotated[int | None, typer.Option(min=1, help="Only the first N entries.")]
-TaskOption = Annotated[list[str] | None, typer.Option(help="Only this entry; may be repeated.")]
+TaskOption = Annotated[
+    list[str] | None, typer.Option(metavar="GLOB", help="Only entries with such a name; may be repeated.")
+]
+ExcludeOption = Annotated[
+    list[str] | None, typer.Option(metavar="GLOB", help="Not the entries with such a name; may be repeated.")
+]
 EnvironmentOption = Annotated[EnvironmentKind, typer.Option(help="`local` has no isolation.")]
 NetworkOption = Annotated[Network | None, typer.Option(help="What tasks may reach, whatever they say.")]
 AllowHostOption = Annotated[list[str] | None, typer.Option(help="A host of the network `allowlist`; may be repeated.")]
