@@ -65,6 +65,10 @@ def main() -> None:
         code = USAGE if error.exit_code == 2 else error.exit_code
     except typer.Abort:
         code = _fail("aborted", 1)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        code = _fail(f"could not use {error.filename}: {error.strerror}; see that this user may write there", 74)
     except Exception as error:
         from pydantic import ValidationError
 

