@@ -23,7 +23,7 @@ else:
 _EXAMPLES = """\b
 Examples:
   megaflow submit demo -a oracle --wait
-  megaflow submit tasks/ -a mini-swe-agent -m NAME -k 4 -n 8
+  megaflow submit tasks/ -a mini-swe-agent -m NAME -k 4
   megaflow submit rows.jsonl -a nop --task 'django__*' --exclude '*-1234'
   megaflow submit -c run.yaml --model OTHER
 """
