@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
 
 class _Later:
-    """Stands for a module, or a function or class of it, until an attribute of it is read or it is called."""
+    """Stands for a module, or a function or class of it, until it is read, called or iterated over."""
 
     def __init__(self, module: str, name: str) -> None:
         self._place = (module, name)
@@ -23,11 +24,14 @@ class _Later:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         return self._found()(*arguments, **named)
 
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._found())
+
 
 def later(module: str, name: str = "") -> Any:
     """The module, or `name` in it, imported at its first use.
 
-    Use it in the `else` of `if TYPE_CHECKING`. It stands for modules, functions and classes that are called; not for
+    Use it in the `else` of `if TYPE_CHECKING`. It stands for modules, functions, classes that are called and enumerations; not for
     `isinstance`, `except` and patterns, nor for an option's type.
     """
     return _Later(module, name)
