@@ -31,7 +31,7 @@ class _Later:
 def later(module: str, name: str = "") -> Any:
     """The module, or `name` in it, imported at its first use.
 
-    Use it in the `else` of `if TYPE_CHECKING`. It stands for modules, functions, classes that are called and enumerations; not for
-    `isinstance`, `except` and patterns, nor for an option's type.
+    Use it in the `else` of `if TYPE_CHECKING`. It stands for modules, functions, classes that are called and
+    enumerations; not for `isinstance`, `except` and patterns, nor for an option's type.
     """
     return _Later(module, name)
