@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap demo test test-extra check format lock worker-image services-image bench-main bench-control bench-env bench-gateway chaos down clean
+.PHONY: help bootstrap demo test test-extra check format lock worker-image services-image bench-main bench-control bench-env bench-gateway bench-cli chaos down clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -60,6 +60,9 @@ bench-env: bootstrap ## environments beside mini-swe-agent, SWE-ReX, Harbor, Ins
 
 bench-gateway: bootstrap ## the model gateway beside LiteLLM's proxy: overhead, saturation, streams, memory, a rollout
 	@$(BIN)/python -m bench.gateway && $(BIN)/python -m bench.standing
+
+bench-cli: bootstrap ## how long the command takes to start; beside python -c "import typer"
+	@$(BIN)/python -m bench.cli
 
 chaos: bootstrap ## break everything, one case after the other, and count what was lost, doubled or unexpected
 	@$(BIN)/python -m tests.chaos --long

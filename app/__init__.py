@@ -6,7 +6,8 @@ The way of one task:
                                                                                              |
                                               waiting client <- outcome <- artifacts <- grading
 
-A producer needs three names: `MegaFlow` accepts tasks, `AgentTask` describes one, `as_completed` waits for many.
+The documented import is the package `megaflow`. A producer needs three names: `MegaFlow` accepts tasks, `AgentTask`
+describes one, `as_completed` waits for many.
 """
 
 from __future__ import annotations

@@ -8,25 +8,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 from uuid import UUID
 
-from app.agents.external import known_agents
-from app.artifacts import open_store
-from app.artifacts.bundles import fetch_bundle
 from app.errors import DatabaseUnavailable, SpecInvalid, WaitTimeout
-from app.ledger import accept, results, stream, tasks
-from app.ledger.accept import NewRun
+from app.ledger import results
 from app.ledger.database import Database, Listener
-from app.ledger.events import OUTCOME
 from app.ledger.results import RunStatus
 from app.models.outcome import TaskResult
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import AgentTask, Bundle, Mode, ModelChoice
 from app.models.states import TaskState
 from app.settings import Settings, load
-from app.stopping import nudge
-from app.submission import refuse_unanswered, refuse_wrong_projects, specs_for
+
+if TYPE_CHECKING:
+    from app.ledger import stream
+
+# What accepts, cancels and follows is imported where it is used: listing runs needs a third of the modules.
 
 
 class MegaFlow:
@@ -119,6 +117,10 @@ class MegaFlow:
 
         Raises: as `enqueue`.
         """
+        from app.agents.external import known_agents
+        from app.ledger import accept
+        from app.submission import refuse_unanswered, refuse_wrong_projects, specs_for
+
         specs = specs_for(
             tasks,
             agent=agent,
@@ -137,7 +139,7 @@ class MegaFlow:
             raise SpecInvalid(f"expected replicas >= 1, found {replicas}; nothing was submitted")
         accepted = accept.accept(
             self.database,
-            NewRun(
+            accept.NewRun(
                 specs=specs,
                 replicas=replicas,
                 name=name,
@@ -155,6 +157,9 @@ class MegaFlow:
 
     def _stored(self, bundle: Bundle) -> bytes:
         """The tar of a folder in the artifact store. Raises: ArtifactMissing, ArtifactStoreUnavailable."""
+        from app.artifacts import open_store
+        from app.artifacts.bundles import fetch_bundle
+
         store = open_store(self.settings.artifacts(), endpoint_url=self.settings.s3_endpoint_url)
         return fetch_bundle(store, bundle)
 
@@ -173,12 +178,17 @@ class MegaFlow:
 
     def cancel(self, task_ids: Sequence[UUID]) -> None:
         """Ask tasks to end. What runs is told at once; what waits ends now; what has ended stays as it is."""
+        from app.ledger import tasks
+        from app.stopping import nudge
+
         running = tasks.cancel(self.database, task_ids)
         if running:
             nudge(self.settings, running)
 
     def retry(self, task_ids: Sequence[UUID]) -> list[UUID]:
         """Put tasks that could not be measured, or were cancelled, back in line; returns those moved."""
+        from app.ledger import tasks
+
         return tasks.retry(self.database, task_ids)
 
     def events(
@@ -197,6 +207,8 @@ class MegaFlow:
 
         Raises: SpecInvalid: no such position; DatabaseUnavailable.
         """
+        from app.ledger import stream
+
         wanted, at = stream.Wanted(tuple(kinds), run_id, task_id), stream.place(self.database, position)
         if follow:
             yield from stream.follow(self.database, at, stop or threading.Event(), wanted)
@@ -340,6 +352,8 @@ class _Outcomes:
                     self._ended.discard(task_id)
 
     def _hear(self) -> None:
+        from app.ledger.events import OUTCOME
+
         listener = Listener(self._database, OUTCOME)
         looked_at = 0.0
         while not self._closing:

@@ -41,6 +41,12 @@ class DatasetInvalid(SpecInvalid):
     """A dataset cannot be read: no such file or folder, an unknown format, a bad row."""
 
 
+class DependencyMissing(MegaFlowError):
+    """The command needs packages of an extra that is not installed."""
+
+    exit_code = 69
+
+
 class UnknownName(MegaFlowError):
     """A name that no agent, dataset, mode, run, task or schedule has."""
 

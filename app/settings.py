@@ -10,6 +10,7 @@ import hashlib
 import ipaddress
 import os
 from collections.abc import Mapping
+from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
@@ -22,6 +23,11 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from app.errors import SettingsInvalid
 
 PREFIX = "MEGAFLOW_"
+
+_SCHEMES = {
+    "database_url": ("postgresql", "postgres"),
+    "broker_url": ("redis", "rediss", "redis+socket", "unix"),
+}
 
 ProviderName = Literal["process", "docker", "simulated"]
 
@@ -217,6 +223,14 @@ class Settings(BaseSettings):
             raise ValueError("expected http://HOST:PORT, or several of these with commas between them")
         return tuple(dict.fromkeys(base.rstrip("/") for base in value))
 
+    @field_validator("database_url", "broker_url")
+    @classmethod
+    def _servers(cls, value: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
+        known = _SCHEMES[str(info.field_name)]
+        if value is not None and value.get_secret_value().partition("://")[0] not in known:
+            raise ValueError(f"expected a URL that begins with {' or '.join(f'{one}://' for one in known)}")
+        return value
+
     @field_validator("gateways")
     @classmethod
     def _own(cls, value: int, info: ValidationInfo) -> int:
@@ -348,7 +362,10 @@ def _refuse_unknown(environ: Mapping[str, str]) -> None:
     known = {PREFIX + name.upper() for name in Settings.model_fields}
     unknown = sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
     if unknown:
-        raise SettingsInvalid(f"unknown settings {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+        near = {name: get_close_matches(name, known, n=1) for name in unknown}
+        meant = [f"did you mean {found[0]}?" for found in near.values() if found]
+        hint = " ".join(meant) if len(meant) == len(unknown) else f"known: {', '.join(sorted(known))}"
+        raise SettingsInvalid(f"unknown settings {', '.join(unknown)}; {hint}")
 
 
 @lru_cache(maxsize=1)

@@ -1,84 +1,84 @@
-"""The `megaflow` command. One file per group of commands; this one joins them and turns errors into exit codes."""
+"""The `megaflow` command: its options, and errors as one message and an exit code.
+
+One file per group of commands, listed in `catalogue.py`; `group.py` loads the one that is asked for.
+"""
 
 from __future__ import annotations
 
-import logging
 import sys
+from typing import Annotated
 
-import structlog
 import typer
-from pydantic import ValidationError
 
-from app.cli import (
-    agents,
-    audit,
-    budget,
-    control,
-    demo,
-    environments,
-    events,
-    explain,
-    images,
-    limits,
-    models,
-    offers,
-    replay,
-    runs,
-    schedules,
-    shell,
-    simulate,
-    stack,
-    usage,
-    worker,
-)
+from app.cli.group import Commands
 from app.errors import MegaFlowError
+
+USAGE = 64
+"""Exit code of a command line that is not understood, as in sysexits."""
+
+_EXAMPLES = """\b
+Examples:
+  megaflow up                                        start everything on this machine
+  megaflow submit demo -a oracle --wait              run the demo dataset, show the scores
+  megaflow submit tasks/ -a mini-swe-agent -m NAME   run your tasks with your model
+  megaflow status RUN                                how a run stands
+  megaflow submit --help                             all options of a command
+"""
 
 cli = typer.Typer(
     name="megaflow",
-    help="Runs containerised agent tasks on Celery, and grades them.",
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # Rich takes longer to import than all the rest of the help
     context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=_EXAMPLES,
 )
-stack.register(cli)
-demo.register(cli)
-runs.register(cli)
-schedules.register(cli)
-control.register(cli)
-offers.register(cli)
-limits.register(cli)
-budget.register(cli)
-usage.register(cli)
-agents.register(cli)
-models.register(cli)
-replay.register(cli)
-images.register(cli)
-environments.register(cli)
-agents.register(cli)
-shell.register(cli)
-explain.register(cli)
-events.register(cli)
-audit.register(cli)
-simulate.register(cli)
-worker.register(cli)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            typer.echo(f"megaflow {version('megaflow')}")
+        except PackageNotFoundError:  # run from its folder, not installed
+            typer.echo("megaflow, not installed as a package")
+        raise typer.Exit
+
+
+@cli.callback()
+def _megaflow(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """Runs containerised agent tasks on Celery, and grades them."""
 
 
 def main() -> None:
-    """Run a command; a failure that has a name becomes one message and an exit code, never a traceback."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),  # standard output is for results
-    )
+    """Run a command. A failure that has a name becomes one message and an exit code, never a traceback."""
     try:
-        cli()
+        code = cli(standalone_mode=False)
     except MegaFlowError as error:
-        sys.stderr.write(f"megaflow: {error}\n")
-        sys.exit(error.exit_code)
-    except ValidationError as error:
+        code = _fail(str(error), error.exit_code)
+    except typer.TyperException as error:
+        error.show()  # type: ignore[attr-defined]  # click's own; Typer's public base class lacks it
+        code = USAGE if error.exit_code == 2 else error.exit_code
+    except typer.Abort:
+        code = _fail("aborted", 1)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        code = _fail(f"could not use {error.filename}: {error.strerror}; see that this user may write there", 74)
+    except Exception as error:
+        from pydantic import ValidationError
+
+        if not isinstance(error, ValidationError):
+            raise
         faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}, found {e['input']!r}" for e in error.errors())
-        sys.stderr.write(f"megaflow: {faults}\n")
-        sys.exit(64)
-    except KeyboardInterrupt:
-        sys.stderr.write("megaflow: interrupted; accepted tasks go on\n")
-        sys.exit(130)
+        code = _fail(faults, USAGE)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int) -> int:
+    sys.stderr.write(f"megaflow: {message}\n")
+    return code

@@ -5,22 +5,32 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, replace
 from datetime import datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import typer
 from rich.table import Table
 
+from app.cli.later import later
 from app.cli.show import as_json, clock, console
-from app.client import MegaFlow
 from app.errors import InstanceFailed
-from app.ledger import audit as audit_
-from app.ledger import receipts, results
-from app.ledger.audit import Finding, Look
-from app.ledger.receipt_check import Difference, World, compare
-from app.ledger.receipts import InstanceLine, ObjectLine, Receipt
 from app.models.endings import RetryPolicy
 from app.settings import Settings
+
+if TYPE_CHECKING:
+    from app.client import MegaFlow
+    from app.ledger import audit as audit_
+    from app.ledger import receipts, results
+    from app.ledger.audit import Finding, Look
+    from app.ledger.receipt_check import Difference, World, compare
+    from app.ledger.receipts import InstanceLine, ObjectLine, Receipt
+else:
+    MegaFlow = later("app.client", "MegaFlow")
+    audit_ = later("app.ledger.audit")
+    receipts = later("app.ledger.receipts")
+    results = later("app.ledger.results")
+    World = later("app.ledger.receipt_check", "World")
+    compare = later("app.ledger.receipt_check", "compare")
 
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
@@ -99,8 +109,15 @@ def world(settings: Settings) -> World:
     return World(tuple(things), alive, tuple(silent))
 
 
+def _identity(line: ObjectLine | InstanceLine, length: int = 64) -> str:
+    """The head of an engine's id, or the tail of an instance's."""
+    from app.ledger import receipts
+
+    return line.engine_id[:length] if isinstance(line, receipts.ObjectLine) else str(line.id)[-length:]
+
+
 def _plain(line: ObjectLine | InstanceLine) -> dict[str, Any]:
-    identity = line.engine_id if isinstance(line, ObjectLine) else str(line.id)
+    identity = _identity(line)
     return {"id": identity, "why": line.why, "accounted": line.accounted}
 
 
@@ -114,7 +131,7 @@ def _print(said: Receipt, differences: list[Difference], found: World, *, agrees
     if said.objects:
         console.print(_objects(said))
     for line in said.standing[:_SHOWN]:
-        identity = line.engine_id[:12] if isinstance(line, ObjectLine) else str(line.id)[-12:]
+        identity = _identity(line, 12)
         _say(f"stands: {identity}: {line.why}")
     for difference in differences:
         how = "LEFT BEHIND" if difference.left_behind else "differs"

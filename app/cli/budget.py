@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from app.cli.later import later
 from app.cli.show import as_json, console
-from app.client import MegaFlow
 from app.errors import LimitInvalid
-from app.ledger import budgets
+
+if TYPE_CHECKING:
+    from app.client import MegaFlow
+    from app.ledger import budgets
+else:
+    MegaFlow = later("app.client", "MegaFlow")
+    budgets = later("app.ledger.budgets")
 
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 

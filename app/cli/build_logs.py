@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
+from app.cli.later import later
 from app.cli.show import as_json, console
-from app.client import MegaFlow
 from app.environments.image_store.build_logs import BuildLogs, Kept
+
+if TYPE_CHECKING:
+    from app.client import MegaFlow
+else:
+    MegaFlow = later("app.client", "MegaFlow")
 
 _UNFINISHED = "under way, or cut short"
 _HARMLESS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"} | {ord("\r"): "\n"}

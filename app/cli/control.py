@@ -7,23 +7,35 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from app.cli.later import later
 from app.cli.show import as_json, console, errors
-from app.client import MegaFlow
 from app.errors import SpecInvalid, UnknownName, WaitTimeout
-from app.ledger import classes as classes_
-from app.ledger import deadlines, fleet, pauses
-from app.ledger import instances as instances_
-from app.ledger.database import Database
-from app.ledger.fleet import Seen
-from app.ledger.pauses import Change, PauseKind
-from app.stopping import nudge
+from app.models.kinds import PauseKind
+
+if TYPE_CHECKING:
+    from app.client import MegaFlow
+    from app.ledger import classes as classes_
+    from app.ledger import deadlines, fleet, pauses
+    from app.ledger import instances as instances_
+    from app.ledger.database import Database
+    from app.ledger.fleet import Seen
+    from app.ledger.pauses import Change
+    from app.stopping import nudge
+else:
+    MegaFlow = later("app.client", "MegaFlow")
+    classes_ = later("app.ledger.classes")
+    deadlines = later("app.ledger.deadlines")
+    fleet = later("app.ledger.fleet")
+    pauses = later("app.ledger.pauses")
+    instances_ = later("app.ledger.instances")
+    nudge = later("app.stopping", "nudge")
 
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 Name = Annotated[str, typer.Argument(help="A run's id, its end or its name; a user's or a class's name.")]

@@ -6,19 +6,24 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
+from app.cli.later import later
 from app.cli.orderly import ending_in_order
 from app.cli.progress import duration, follow
 from app.cli.show import as_json, console, reward, say
 from app.cli.stack import where_flower_is
-from app.client import MegaFlow, Run
 from app.errors import InstallationFailed
 from app.models.outcome import TaskResult
 from app.models.spec import REPLAY_MODEL, AgentTask, EnvironmentKind, Mode, Network
+
+if TYPE_CHECKING:
+    from app.client import MegaFlow, Run
+else:
+    MegaFlow = later("app.client", "MegaFlow")
 
 EXPECTED = {"oracle": 1.0, "nop": 0.0, "mini-swe-agent": 1.0}
 """Agents of the demo, with the reward of each on every task. mini-swe-agent gets every other task: its start alone

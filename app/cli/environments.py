@@ -7,16 +7,23 @@ import sys
 from collections import defaultdict
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
+from app.cli.later import later
 from app.cli.show import as_json, console
-from app.client import MegaFlow
 from app.errors import UnknownName
-from app.ledger import environment_times, results
-from app.ledger.environment_times import PHASES, PhaseTimes
+
+if TYPE_CHECKING:
+    from app.client import MegaFlow
+    from app.ledger import environment_times, results
+    from app.ledger.environment_times import PhaseTimes
+else:
+    MegaFlow = later("app.client", "MegaFlow")
+    environment_times = later("app.ledger.environment_times")
+    results = later("app.ledger.results")
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -57,7 +64,7 @@ def _table(found: list[PhaseTimes]) -> Table:
     rows: dict[tuple[str, str], dict[str, PhaseTimes]] = defaultdict(dict)
     for one in found:
         rows[one.kind, one.path][one.phase] = one
-    shown = [phase for phase in PHASES if any(phase in phases for phases in rows.values())]
+    shown = [phase for phase in environment_times.PHASES if any(phase in phases for phases in rows.values())]
     table = Table("kind", "path", "count", *shown, header_style="bold", pad_edge=False)
     for (kind, path), phases in rows.items():
         count = max(one.count for one in phases.values())

@@ -11,18 +11,27 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
 import typer
 from rich.table import Table
 
+from app.cli.later import later
 from app.cli.show import as_json, clock, console, say
-from app.client import MegaFlow
-from app.ledger import results, stream
-from app.ledger import webhooks as kept
-from app.ledger.database import Database
-from app.ledger.stream import Streamed, Wanted
+
+if TYPE_CHECKING:
+    from app.client import MegaFlow
+    from app.ledger import results, stream
+    from app.ledger import webhooks as kept
+    from app.ledger.database import Database
+    from app.ledger.stream import Streamed, Wanted
+else:
+    MegaFlow = later("app.client", "MegaFlow")
+    results = later("app.ledger.results")
+    stream = later("app.ledger.stream")
+    kept = later("app.ledger.webhooks")
+    Wanted = later("app.ledger.stream", "Wanted")
 
 webhooks = typer.Typer(help="URLs that are told of events as they happen.", no_args_is_help=True)
 

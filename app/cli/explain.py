@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import typer
@@ -14,13 +14,21 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from app.cli.later import later
 from app.cli.show import as_json, clock, console
-from app.client import MegaFlow
 from app.errors import AmbiguousName, UnknownName
-from app.ledger import explain as ledger
-from app.ledger import explain_run, results
-from app.ledger.binding import Bound, Line
-from app.ledger.stories import Now, Place, RunStory, Share, TaskStory, Try
+
+if TYPE_CHECKING:
+    from app.client import MegaFlow
+    from app.ledger import explain as ledger
+    from app.ledger import explain_run, results
+    from app.ledger.binding import Bound
+    from app.ledger.stories import Now, Place, RunStory, Share, TaskStory, Try
+else:
+    MegaFlow = later("app.client", "MegaFlow")
+    ledger = later("app.ledger.explain")
+    explain_run = later("app.ledger.explain_run")
+    results = later("app.ledger.results")
 
 _BAR = 30
 """Columns of the longest bar."""
@@ -39,15 +47,18 @@ def explain(
     """Which limit binds, since when, and what would help; for what is over: where the time went."""
     with MegaFlow() as flow:
         kind, found = _find(flow, target)
+        page: RenderableType
         story: TaskStory | RunStory
         if kind == "run":
-            story = explain_run.run(flow.database, flow.settings, found)
+            story = run = explain_run.run(flow.database, flow.settings, found)
+            page = run_page(run)
         else:
-            story = ledger.task(flow.database, flow.settings, found)
+            story = task = ledger.task(flow.database, flow.settings, found)
+            page = task_page(task)
     if json:
         as_json(_plain(asdict(story)))
     else:
-        console.print(task_page(story) if isinstance(story, TaskStory) else run_page(story))
+        console.print(page)
 
 
 def _find(flow: MegaFlow, target: str) -> tuple[str, UUID]:
@@ -61,6 +72,8 @@ def _find(flow: MegaFlow, target: str) -> tuple[str, UUID]:
 
 def _plain(value: Any) -> Any:
     """Times as ISO 8601, whatever holds them."""
+    from app.ledger.binding import Line
+
     match value:
         case datetime():
             return value.isoformat()

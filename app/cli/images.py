@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -15,24 +15,40 @@ from rich.table import Table
 from app.artifacts import open_store
 from app.artifacts.bundles import fetch_bundle
 from app.cli.build_logs import show_log
+from app.cli.later import later
 from app.cli.show import as_json, console, errors, say
-from app.client import MegaFlow
 from app.environments.compose.images import Parts, images_of
 from app.environments.host_slots import Gate
-from app.environments.image_store import overview
 from app.environments.image_store.book import Book
-from app.environments.image_store.cache import ImageCache, View
-from app.environments.image_store.host import HostImages
 from app.environments.image_store.names import key_of
-from app.environments.image_store.overview import Line, Wanted
-from app.environments.image_store.sync import Outcome, Sync, Synced, items_of
 from app.errors import DatabaseUnavailable, EngineUnavailable, MegaFlowError, SettingsInvalid, UnknownName
-from app.ledger.upcoming import Upcoming
 from app.models.spec import Bundle, EnvironmentSpec
 from app.settings import Settings
-from app.workers import evaluations
-from app.workers.evaluations import Submission
-from app.workers.image_care import StandingGate
+
+if TYPE_CHECKING:
+    from app.client import MegaFlow
+    from app.environments.image_store import overview
+    from app.environments.image_store.cache import ImageCache, View
+    from app.environments.image_store.host import HostImages
+    from app.environments.image_store.overview import Line, Wanted
+    from app.environments.image_store.sync import Outcome, Sync, Synced, items_of
+    from app.ledger.upcoming import Upcoming
+    from app.workers import evaluations
+    from app.workers.evaluations import Submission
+    from app.workers.image_care import StandingGate
+else:
+    MegaFlow = later("app.client", "MegaFlow")
+    overview = later("app.environments.image_store.overview")
+    ImageCache = later("app.environments.image_store.cache", "ImageCache")
+    HostImages = later("app.environments.image_store.host", "HostImages")
+    Wanted = later("app.environments.image_store.overview", "Wanted")
+    Outcome = later("app.environments.image_store.sync", "Outcome")
+    Sync = later("app.environments.image_store.sync", "Sync")
+    items_of = later("app.environments.image_store.sync", "items_of")
+    Upcoming = later("app.ledger.upcoming", "Upcoming")
+    evaluations = later("app.workers.evaluations")
+    Submission = later("app.workers.evaluations", "Submission")
+    StandingGate = later("app.workers.image_care", "StandingGate")
 
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 

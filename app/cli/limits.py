@@ -4,20 +4,33 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import redis
 import typer
 from rich.table import Table
 
+from app.cli.later import later
 from app.cli.show import as_json, console, say
-from app.client import MegaFlow
 from app.errors import BrokerUnavailable, LimitInvalid
-from app.ledger import limits as ledger
-from app.ledger import quotas
-from app.ledger.limits import KINDS, Use, everybody
-from app.ledger.quotas import Usage
-from app.model_service import limiter
+from app.models.kinds import LIMIT_KINDS as KINDS
+
+if TYPE_CHECKING:
+    import redis
+
+    from app.client import MegaFlow
+    from app.ledger import limits as ledger
+    from app.ledger import quotas
+    from app.ledger.limits import Use, everybody
+    from app.ledger.quotas import Usage
+    from app.model_service import limiter
+else:
+    redis = later("redis")
+    MegaFlow = later("app.client", "MegaFlow")
+    ledger = later("app.ledger.limits")
+    quotas = later("app.ledger.quotas")
+    Use = later("app.ledger.limits", "Use")
+    everybody = later("app.ledger.limits", "everybody")
+    limiter = later("app.model_service.limiter")
 
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
+from app.cli.later import later
 from app.cli.show import as_json, console
-from app.client import MegaFlow
 from app.errors import LimitInvalid
-from app.ledger import model_replicas as ledger
-from app.ledger.model_replicas import ModelReplica, NewReplica
 from app.models.model_calls import Dialect
+
+if TYPE_CHECKING:
+    from app.client import MegaFlow
+    from app.ledger import model_replicas as ledger
+    from app.ledger.model_replicas import ModelReplica, NewReplica
+else:
+    MegaFlow = later("app.client", "MegaFlow")
+    ledger = later("app.ledger.model_replicas")
+    NewReplica = later("app.ledger.model_replicas", "NewReplica")
 
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 Name = Annotated[str, typer.Argument(metavar="MODEL", help="The model's stable name, or * for all without a row.")]

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
+from app.cli.later import later
 from app.cli.show import as_json, console
-from app.client import MegaFlow
 from app.errors import LimitInvalid
-from app.ledger import classes as ledger
-from app.ledger.classes import Offer
+
+if TYPE_CHECKING:
+    from app.client import MegaFlow
+    from app.ledger import classes as ledger
+    from app.ledger.classes import Offer
+else:
+    MegaFlow = later("app.client", "MegaFlow")
+    ledger = later("app.ledger.classes")
 
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 

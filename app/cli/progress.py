@@ -5,18 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import typer
 from rich.live import Live
 from rich.text import Text
 
+from app.cli.later import later
 from app.cli.show import errors, say
-from app.client import MegaFlow, Run
 from app.errors import WaitTimeout
-from app.ledger import results
-from app.ledger.progress import Progress, progress_of
 from app.models.outcome import Phase, TaskResult
+
+if TYPE_CHECKING:
+    from app.client import MegaFlow, Run
+    from app.ledger import results
+    from app.ledger.progress import Progress, progress_of
+else:
+    results = later("app.ledger.results")
+    progress_of = later("app.ledger.progress", "progress_of")
 
 _LOOK_S = 1.0
 _PIPED_EVERY_S = 10.0

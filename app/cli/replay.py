@@ -5,21 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
 import typer
 from rich.table import Table
 
 from app.artifacts import open_store
+from app.cli.later import later
 from app.cli.progress import follow
 from app.cli.show import as_json, console, reward, say
-from app.client import MegaFlow, Run
 from app.errors import SpecInvalid, WaitTimeout
-from app.ledger import accept, results
 from app.models.outcome import Artifact, ArtifactKind, TaskResult
 from app.models.spec import ModelChoice, TaskSpec
 from app.models.states import ENDED_TASK
+
+if TYPE_CHECKING:
+    from app.client import MegaFlow, Run
+    from app.ledger import accept, results
+else:
+    MegaFlow = later("app.client", "MegaFlow")
+    accept = later("app.ledger.accept")
+    results = later("app.ledger.results")
 
 Named = Annotated[str, typer.Argument(help="A run's id, its end, or its name.")]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]

@@ -1,16 +1,16 @@
-"""Commands about runs and tasks: submit, runs, status, show, logs, cancel, retry, artifacts."""
+"""Commands about runs and tasks: runs, status, show, logs, cancel, retry, artifacts."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
 import typer
 from rich.table import Table
 
 from app.artifacts import open_store
-from app.cli import submission_options as options
+from app.cli.later import later
 from app.cli.progress import follow
 from app.cli.show import (
     as_json,
@@ -24,114 +24,28 @@ from app.cli.show import (
     states,
     summary,
 )
-from app.client import MegaFlow, Run
 from app.errors import AmbiguousName, UnknownName
-from app.ledger import events, results
 from app.models.outcome import Artifact, ArtifactKind, TaskResult
-from app.models.spec import EnvironmentKind, Mode
 from app.models.states import TaskState
+
+if TYPE_CHECKING:
+    from app.client import MegaFlow, Run
+    from app.ledger import events, results
+else:
+    MegaFlow = later("app.client", "MegaFlow")
+    events = later("app.ledger.events")
+    results = later("app.ledger.results")
 
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
 
 def register(cli: typer.Typer) -> None:
-    for command in (submit, runs, status, show, logs, cancel, retry, artifacts):
+    for command in (runs, status, show, logs, cancel, retry, artifacts):
         cli.command()(command)
 
 
-def submit(
-    dataset: Annotated[
-        str, typer.Argument(help="A JSONL file of SWE-bench rows, a task folder or a folder of them, or `demo`.")
-    ],
-    agent: options.AgentOption,
-    mode: options.ModeOption = Mode.AUTO,
-    model: options.ModelOption = None,
-    base_url: options.BaseUrlOption = None,
-    api_key_env: options.ApiKeyEnvOption = None,
-    temperature: options.TemperatureOption = None,
-    top_p: options.TopPOption = None,
-    max_tokens: options.MaxTokensOption = None,
-    seed: options.SeedOption = None,
-    replicas: options.ReplicasOption = 1,
-    limit: options.LimitOption = None,
-    task: options.TaskOption = None,
-    environment: options.EnvironmentOption = EnvironmentKind.DOCKER,
-    network: options.NetworkOption = None,
-    allow_host: options.AllowHostOption = None,
-    reuse: options.ReuseOption = None,
-    setup: options.SetupOption = None,
-    disk: options.DiskOption = None,
-    max_steps: options.MaxStepsOption = None,
-    agent_timeout: options.AgentTimeoutOption = None,
-    command_timeout: options.CommandTimeoutOption = None,
-    turn_tokens: options.TurnTokensOption = None,
-    context_tokens: options.ContextTokensOption = None,
-    task_budget: options.TaskBudgetOption = None,
-    max_attempts: options.MaxAttemptsOption = None,
-    name: Annotated[str, typer.Option(help="A name for the run.")] = "",
-    user: options.UserOption = "default",
-    priority: options.PriorityOption = 0,
-    idempotency_key: Annotated[str | None, typer.Option(help="The same key submits once.")] = None,
-    resource_class: options.ClassOption = "standard",
-    deadline: options.DeadlineOption = None,
-    delay: Annotated[float, typer.Option(min=0, help="Seconds from now before which nothing runs.")] = 0.0,
-    budget: options.BudgetOption = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Show progress until all have ended.")] = False,
-    timeout: Annotated[float | None, typer.Option(help="Seconds to wait at most.")] = None,
-    json: Json = False,
-) -> None:
-    """Submit a dataset as one run: all of its tasks, or none when one is malformed."""
-    from app.workers import evaluations
-    from app.workers.evaluations import Submission
-
-    sampling = options.sampling_of(temperature, top_p, max_tokens, seed)
-    chosen = options.model_of(model, base_url, api_key_env, sampling)
-    with MegaFlow() as flow:
-        accepted = evaluations.submit(
-            Submission(
-                dataset=dataset,
-                agent=agent,
-                mode=mode,
-                model=chosen,
-                replicas=replicas,
-                limit=limit,
-                only=tuple(task or ()),
-                environment=environment,
-                user_name=user,
-                priority=priority,
-                name=name,
-                resource_class=resource_class,
-                deadline_s=deadline,
-                delay_s=delay,
-                budget_usd=budget,
-                overrides=options.overrides_of(network, allow_host, reuse, setup, disk),
-                limits=options.limits_of(
-                    max_steps, agent_timeout, command_timeout, turn_tokens, context_tokens, task_budget, max_attempts
-                ),
-            ),
-            flow.settings,
-            flow.database,
-            idempotency_key=idempotency_key,
-        )
-        run = flow.run(accepted.run_id, accepted.task_ids, accepted.names)
-        if not wait:
-            _submitted(flow, run, json=json)
-            return
-        say(f"run {run.id}: {len(run.handles)} tasks accepted")
-        found = follow(flow, [run], timeout=timeout)
-        report(flow, [run], found, json=json)
-
-
-def _submitted(flow: MegaFlow, run: Run, *, json: bool) -> None:
-    if json:
-        tasks = [{"task_id": h.task_id, "name": h.name} for h in run.handles]
-        as_json({"run_id": run.id, "tasks": tasks, "open_networks": results.open_networks(flow.database, run.id)})
-    else:
-        console.print(f"run {run.id}: {len(run.handles)} tasks accepted; `megaflow status {str(run.id)[-12:]}`")
-        _tell_open_networks(flow, run)
-
-
-def _tell_open_networks(flow: MegaFlow, run: Run) -> None:
+def tell_open_networks(flow: MegaFlow, run: Run) -> None:
+    """Say how many tasks of the run reach every public address."""
     if found := results.open_networks(flow.database, run.id):
         console.print(
             f"{found} of {len(run.handles)} tasks have an open network, as their dataset or the submission says:"
@@ -149,7 +63,7 @@ def report(flow: MegaFlow, watched: list[Run], found: list[TaskResult], *, json:
     console.print(results_table(found))
     for run in watched:
         console.print(summary(flow.status(run.id)), highlight=False)
-        _tell_open_networks(flow, run)
+        tell_open_networks(flow, run)
     console.print(
         f"evidence: {flow.settings.artifacts()}/runs/RUN/TASK/ATTEMPT, or `megaflow show TASK`", soft_wrap=True
     )

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from app.cli import submission_options as options
+from app.cli.later import later
 from app.cli.show import as_json, console
-from app.client import MegaFlow
-from app.ledger import schedules
 from app.models.overrides import LimitOverrides
 from app.models.spec import EnvironmentKind, Mode
 from app.scheduling.calendar import Misfire, check_cron
+
+if TYPE_CHECKING:
+    from app.client import MegaFlow
+    from app.ledger import schedules
+else:
+    MegaFlow = later("app.client", "MegaFlow")
+    schedules = later("app.ledger.schedules")
 
 schedule = typer.Typer(help="Recurring evaluations, kept in PostgreSQL and started by beat.", no_args_is_help=True)
 
@@ -40,6 +46,7 @@ def add(
     replicas: options.ReplicasOption = 1,
     limit: options.LimitOption = None,
     task: options.TaskOption = None,
+    exclude: options.ExcludeOption = None,
     environment: options.EnvironmentOption = EnvironmentKind.DOCKER,
     network: options.NetworkOption = None,
     allow_host: options.AllowHostOption = None,
@@ -77,6 +84,7 @@ def add(
         replicas=replicas,
         limit=limit,
         only=tuple(task or ()),
+        exclude=tuple(exclude or ()),
         environment=environment,
         user_name=user,
         priority=priority,

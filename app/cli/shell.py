@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +19,7 @@ from app.agents import tool_folder
 from app.artifacts import open_store
 from app.artifacts.bundles import fetch_bundle
 from app.cli import terminal
+from app.cli.later import later
 from app.cli.show import say
 from app.environments import provider_for
 from app.environments.base import Environment, Tags
@@ -29,9 +30,15 @@ from app.models.shell import CommandResult, Shell
 from app.models.spec import IMAGELESS, REPLAY_MODEL, AgentTask, Bundle, EnvironmentKind, ModelChoice, Network
 from app.settings import Settings, load
 from app.stack.home import prepare
-from app.workers import evaluations
-from app.workers.evaluations import Submission
-from app.workers.stations import workshop_of
+
+if TYPE_CHECKING:
+    from app.workers import evaluations
+    from app.workers.evaluations import Submission
+    from app.workers.stations import workshop_of
+else:
+    evaluations = later("app.workers.evaluations")
+    Submission = later("app.workers.evaluations", "Submission")
+    workshop_of = later("app.workers.stations", "workshop_of")
 
 _SHELL = ["/bin/sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash; exec sh"]
 _HOURS_S = 3600.0

@@ -6,14 +6,16 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 
-from app.ledger.results import RunStatus
 from app.models.outcome import AttemptRecord, Phase, TaskResult
+
+if TYPE_CHECKING:
+    from app.ledger.results import RunStatus
 
 _PIPED_WIDTH = 180
 """Columns when nobody's terminal says how many there are."""

@@ -5,19 +5,24 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from app.cli.later import later
 from app.cli.orderly import ending_in_order
 from app.cli.show import as_json, console, errors
-from app.client import MegaFlow
 from app.errors import LimitInvalid, WaitTimeout
 from app.models.simulation import Simulation
 from app.models.spec import AgentTask, Bundle, EnvironmentSpec, Limits, Mode, ScriptGoal
 from app.models.states import ENDED_TASK
+
+if TYPE_CHECKING:
+    from app.client import MegaFlow
+else:
+    MegaFlow = later("app.client", "MegaFlow")
 
 _LOOK_S = 0.5
 _PLANNING = "Planning"

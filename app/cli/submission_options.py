@@ -13,12 +13,15 @@ from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import EnvironmentKind, Mode, ModelChoice, Network, Reuse, Sampling
 
 AgentOption = Annotated[
-    str, typer.Option(help="A name of `megaflow agents list`, several with commas between, or `all` frameworks.")
+    str,
+    typer.Option(
+        "--agent", "-a", help="A name of `megaflow agents list`, several with commas between, or `all` frameworks."
+    ),
 ]
 ModeOption = Annotated[Mode, typer.Option(help="Where to run.")]
 ModelOption = Annotated[
     str | None,
-    typer.Option(help="Model name at the endpoint or of a route; `replay` or `replay:RUN`: scripted answers."),
+    typer.Option("--model", "-m", help="Name at the endpoint or of a route; `replay` or `replay:RUN`: scripted."),
 ]
 BaseUrlOption = Annotated[str | None, typer.Option(help="OpenAI-compatible base URL; default: the settings'.")]
 ApiKeyEnvOption = Annotated[str | None, typer.Option(help="Name of the variable that holds the key.")]
@@ -26,9 +29,14 @@ TemperatureOption = Annotated[float | None, typer.Option(min=0, max=2, help="Of 
 TopPOption = Annotated[float | None, typer.Option(help="Of the model, above 0 and up to 1, whatever the agent asks.")]
 MaxTokensOption = Annotated[int | None, typer.Option(min=1, help="Tokens of one answer, whatever the agent asks.")]
 SeedOption = Annotated[int | None, typer.Option(min=0, help="Of the model's sampling, where its API has one.")]
-ReplicasOption = Annotated[int, typer.Option(min=1, help="Tasks per dataset entry.")]
+ReplicasOption = Annotated[int, typer.Option("--replicas", "-k", min=1, help="Tasks per dataset entry.")]
 LimitOption = Annotated[int | None, typer.Option(min=1, help="Only the first N entries.")]
-TaskOption = Annotated[list[str] | None, typer.Option(help="Only this entry; may be repeated.")]
+TaskOption = Annotated[
+    list[str] | None, typer.Option(metavar="GLOB", help="Only entries with such a name; may be repeated.")
+]
+ExcludeOption = Annotated[
+    list[str] | None, typer.Option(metavar="GLOB", help="Not the entries with such a name; may be repeated.")
+]
 EnvironmentOption = Annotated[EnvironmentKind, typer.Option(help="`local` has no isolation.")]
 NetworkOption = Annotated[Network | None, typer.Option(help="What tasks may reach, whatever they say.")]
 AllowHostOption = Annotated[list[str] | None, typer.Option(help="A host of the network `allowlist`; may be repeated.")]

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
+from app.cli.later import later
 from app.cli.show import as_json, console
-from app.client import MegaFlow
 from app.errors import UnknownName
-from app.ledger import model_usage as ledger
-from app.ledger import results
-from app.ledger.model_usage import WAYS, By, UsageRow
+from app.models.kinds import USAGE_BY as WAYS
+from app.models.kinds import UsageBy as By
+
+if TYPE_CHECKING:
+    from app.client import MegaFlow
+    from app.ledger import model_usage as ledger
+    from app.ledger import results
+    from app.ledger.model_usage import UsageRow
+else:
+    MegaFlow = later("app.client", "MegaFlow")
+    ledger = later("app.ledger.model_usage")
+    results = later("app.ledger.results")
+    UsageRow = later("app.ledger.model_usage", "UsageRow")
 
 _MOMENT = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S%z"]
 

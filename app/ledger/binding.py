@@ -19,9 +19,9 @@ from sqlalchemy import Connection, text
 
 from app.ledger import classes, pauses, quotas
 from app.ledger.classes import Offer
-from app.ledger.pauses import PauseKind
 from app.ledger.quotas import QuotaBook
 from app.models.instance import queue_of
+from app.models.kinds import PauseKind
 from app.models.spec import Mode
 from app.settings import Settings
 

@@ -14,7 +14,7 @@ from app.errors import UnknownName
 from app.ledger import events, pauses, results
 from app.ledger.database import Database
 from app.ledger.events import Fact
-from app.ledger.pauses import PauseKind
+from app.models.kinds import PauseKind
 
 _SPENT = text("""
 SELECT r.id, r.budget_usd, s.spent FROM runs r

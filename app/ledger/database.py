@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -68,8 +69,10 @@ class Database:
 
     def __init__(self, url: str, *, pooled: bool = True, pool_size: int = 5) -> None:
         self.url = url
+        embedded = "?host=/" in url  # the URL of the settings when none was given
+        self._remedy = "try `megaflow up`" if embedded else "try `megaflow doctor`"
         options = {"connect_args": {"application_name": "megaflow", "options": _SERVERS_PATIENCE, **_PATIENCE}}
-        sqlalchemy_url = url.replace("postgresql://", "postgresql+psycopg://", 1)
+        sqlalchemy_url = re.sub("^postgres(ql)?://", "postgresql+psycopg://", url)
         if pooled:
             self.engine = create_engine(
                 sqlalchemy_url, poolclass=QueuePool, pool_size=pool_size, max_overflow=5, pool_pre_ping=True, **options
@@ -89,7 +92,7 @@ class Database:
                 yield connection
         except psycopg.OperationalError as error:  # of the driver itself, which loads in bulk
             raise DatabaseUnavailable(
-                f"expected PostgreSQL to answer, found: {str(error).strip()}; try again"
+                f"expected PostgreSQL to answer, found: {_one_line(str(error))}; try again"
             ) from error
         except PoolTimeoutError as error:
             raise DatabaseUnavailable(
@@ -101,7 +104,7 @@ class Database:
                     "two writers waited for each other; this one was undone, try again"
                 ) from error
             raise DatabaseUnavailable(
-                f"expected PostgreSQL to answer, found: {_first_line(error)}; try `megaflow doctor`"
+                f"expected PostgreSQL to answer, found: {_first_line(error)}; {self._remedy}"
             ) from error
         except DBAPIError as error:
             if getattr(error.orig, "sqlstate", None) == ILLEGAL_MOVE:
@@ -121,7 +124,7 @@ class Database:
             )
         except psycopg.OperationalError as error:
             raise DatabaseUnavailable(
-                f"expected PostgreSQL to answer, found: {str(error).strip()}; try `megaflow doctor`"
+                f"expected PostgreSQL to answer, found: {_one_line(str(error))}; {self._remedy}"
             ) from error
 
     def close(self) -> None:
@@ -227,4 +230,10 @@ def server_version(database: Database) -> int:
 
 
 def _first_line(error: DBAPIError) -> str:
-    return str(error.orig).strip().splitlines()[0] if error.orig else str(error)
+    return _one_line(str(error.orig)) if error.orig else str(error)
+
+
+def _one_line(text: str) -> str:
+    """The first line; of a server that is not there, without what the driver puts before it."""
+    first = (text.strip().splitlines() or ["no answer"])[0]
+    return first.removeprefix("connection is bad: ").removeprefix("connection failed: ")

@@ -8,10 +8,11 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from app.ledger import binding, pauses
+from app.ledger import binding
 from app.ledger.binding import Bound, Line, Look
 from app.ledger.database import DISPATCHER
 from app.ledger.stories import Ahead, Now, Place, Step, Try
+from app.models.kinds import PauseKind
 from app.models.spec import Mode
 from app.models.tables import PAUSED
 from app.settings import Settings
@@ -40,7 +41,7 @@ def _in_line(
 ) -> Now:
     look = binding.look(connection, settings)
     line = Line(row.user_name, Mode(row.requested_mode), row.resource_class)
-    if (pauses.PauseKind.RUN, str(row.run_id)) in look.paused:
+    if (PauseKind.RUN, str(row.run_id)) in look.paused:
         return Now("its run is paused", since, tuple(look.binding(line, row.run_id)))
     if not row.in_line and row.available_at >= _PAUSED_AT:
         return Now("put off by a pause that is over: back in line with the next pass", since)

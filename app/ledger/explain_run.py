@@ -15,9 +15,9 @@ from app.errors import UnknownName
 from app.ledger import binding, explain, explain_now
 from app.ledger.binding import Line
 from app.ledger.database import Database
-from app.ledger.pauses import PauseKind
 from app.ledger.stories import LineNow, RunStory, Share, Slow, Spread
 from app.ledger.timeline import LINE, NAMES, Tried, Window, spans, windows
+from app.models.kinds import PauseKind
 from app.models.outcome import Phase
 from app.models.states import LIVE_ATTEMPT
 from app.settings import Settings

@@ -7,7 +7,7 @@ quotas of users are limits, too, but live in tables of their own (`classes`, `qu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -19,6 +19,7 @@ from app.ledger import classes, events
 from app.ledger.database import Database
 from app.ledger.events import Fact
 from app.models.instance import queue_of
+from app.models.kinds import LIMIT_KINDS as KINDS
 from app.models.spec import Mode
 from app.settings import Settings
 
@@ -27,22 +28,6 @@ HOLDS = "megaflow_holds"
 
 EVERY = "*"
 """Subject of the limit for all subjects without one of their own."""
-
-KINDS: Mapping[str, str] = {
-    "environment_starts": "environments being created at once on a host",
-    "image_builds": "image builds and pulls at once on a host",
-    "image_pulls": "pulls at once from a registry, by all hosts",
-    "model_requests:user": "model calls per minute of a user",
-    "model_requests:run": "model calls per minute of a run",
-    "model_requests:model": "model calls per minute to a model",
-    "model_tokens:user": "tokens per minute of a user",
-    "model_tokens:run": "tokens per minute of a run",
-    "model_tokens:model": "tokens per minute of a model",
-    "model_concurrency:user": "model calls at once of a user",
-    "model_concurrency:run": "model calls at once of a run",
-    "model_concurrency:model": "model calls at once to a model",
-}
-"""Kinds of limits that can be set, and what their number means."""
 
 _ELSEWHERE = {
     "slots": "megaflow classes set CLASS --ephemeral N | --slots N",

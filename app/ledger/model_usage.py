@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, get_args
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection, text
 
 from app.ledger.model_calls import SUMS, WAITED
-
-By = Literal["task", "run", "user", "agent", "model", "day"]
-WAYS: tuple[By, ...] = get_args(By)
+from app.models.kinds import UsageBy as By
 
 _CALL_KEYS: Mapping[By, str] = {
     "task": "t.name || ' #' || t.replica",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
 from uuid import UUID
 
 from sqlalchemy import Connection, text
@@ -13,15 +12,8 @@ from app.errors import UnknownName
 from app.ledger import admission, events, results
 from app.ledger.database import Database
 from app.ledger.events import Fact
+from app.models.kinds import PauseKind
 from app.models.tables import PAUSED
-
-
-class PauseKind(StrEnum):
-    """What can be paused."""
-
-    RUN = "run"
-    USER = "user"
-    CLASS = "class"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, text
 
 from app.errors import AmbiguousName, UnknownName
-from app.ledger.accept import spec_of
 from app.ledger.database import Database
 from app.models.outcome import Artifact, AttemptRecord, TaskResult
 from app.models.spec import TaskSpec
@@ -154,6 +153,8 @@ def task_spec(database: Database, task_id: UUID) -> TaskSpec:
         digest = connection.execute(text("SELECT spec_digest FROM tasks WHERE id = :id"), {"id": task_id}).scalar()
         if digest is None:
             raise UnknownName(f"unknown task {task_id}")
+        from app.ledger.accept import spec_of  # with all that accepting a task needs
+
         return spec_of(connection, digest)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -39,15 +40,28 @@ def prepare(settings: Settings) -> None:
     As root, `home` and `home`/run may be traversed (not listed) by others, because the embedded PostgreSQL runs as a
     user of its own.
 
-    Raises: SettingsInvalid: the home is a path that a URL, supervisord's configuration or a Unix socket cannot name.
+    Raises: SettingsInvalid: the home is a path that a URL, supervisord's configuration or a Unix socket cannot name,
+        or it cannot be made or written to.
     """
     _refuse_unusable(settings.home)
     passable = 0o711 if os.geteuid() == 0 else 0o700
     folders = ((settings.home, passable), (run_folder(settings), passable), (logs_folder(settings), 0o700))
-    for folder, mode in folders:
-        if not folder.is_dir():
-            folder.mkdir(parents=True, exist_ok=True)
-            folder.chmod(mode)
+    try:
+        for folder, mode in folders:
+            if not folder.is_dir():
+                folder.mkdir(parents=True, exist_ok=True)
+                folder.chmod(mode)
+            _refuse_unwritable(folder)
+    except OSError as error:
+        raise SettingsInvalid(
+            f"{PREFIX}HOME: expected a folder that can be made and written to, found {settings.home}"
+            f" ({error.strerror}); try another {PREFIX}HOME"
+        ) from error
+
+
+def _refuse_unwritable(folder: Path) -> None:
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, "this user may not write there", str(folder))
 
 
 def _refuse_unusable(home: Path) -> None:

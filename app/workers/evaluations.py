@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import structlog
@@ -45,7 +46,8 @@ class Submission(Wire):
     user_name: str = "default"
     priority: int = 0
     name: str = ""
-    only: tuple[str, ...] = ()  # names of tasks; empty: all
+    only: tuple[str, ...] = ()  # names of tasks, or patterns of them; empty: all
+    exclude: tuple[str, ...] = ()  # the same: not these
     resource_class: str = "standard"
     deadline_s: float | None = Field(default=None, gt=0)  # from the submission on, for the whole run
     delay_s: float = Field(default=0.0, ge=0)  # nothing runs before
@@ -103,13 +105,23 @@ def _tasks(submission: Submission, settings: Settings) -> list[AgentTask]:
         return store_bundle(store, folder)
 
     tasks = load(submission.dataset, Reading(pack=pack, kind=submission.environment))
-    if submission.only:
-        known = {task.name for task in tasks}
-        for name in submission.only:
-            if name not in known:
-                raise SpecInvalid(f"dataset {submission.dataset!r} has no task {name!r}; it has {sorted(known)[:20]}")
-        tasks = [task for task in tasks if task.name in submission.only]
-    return tasks[: submission.limit]
+    names = {task.name for task in tasks}
+    wanted = _matching(submission.only, names, submission.dataset) if submission.only else names
+    wanted -= _matching(submission.exclude, names, submission.dataset)
+    if not wanted:
+        raise SpecInvalid(f"dataset {submission.dataset!r}: expected at least one task, found that all are excluded")
+    return [task for task in tasks if task.name in wanted][: submission.limit]
+
+
+def _matching(patterns: Sequence[str], names: set[str], dataset: str) -> set[str]:
+    """The names that fit a pattern (`*`, `?`, `[…]`) or are one. Raises: SpecInvalid: a pattern that none fits."""
+    found: set[str] = set()
+    for pattern in patterns:
+        fitting = {name for name in names if name == pattern or fnmatchcase(name, pattern)}
+        if not fitting:
+            raise SpecInvalid(f"dataset {dataset!r} has no task {pattern!r}; it has {sorted(names)[:20]}")
+        found |= fitting
+    return found
 
 
 def demo_tasks(settings: Settings, kind: EnvironmentKind) -> list[AgentTask]:

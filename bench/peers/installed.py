@@ -41,7 +41,7 @@ def python_with(wanted: Wanted) -> Path:
     if not (place / "complete").exists():
         shutil.rmtree(place, ignore_errors=True)
         run([_uv(), "venv", "--quiet", "--python", sys.executable, str(place)])
-        run([_uv(), "pip", "install", "--quiet", "--python", str(python), *wanted.requirements])
+        run([_uv(), "pip", "install", "--quiet", "--compile-bytecode", "--python", str(python), *wanted.requirements])
         if wanted.forced:
             pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
             run([*pip, "--ignore-requires-python", *wanted.forced])
@@ -59,7 +59,19 @@ def folder_with(name: str, requirements: Sequence[str], *, python_version: str) 
     if not (place / "complete").exists():
         shutil.rmtree(place, ignore_errors=True)
         target = ("--target", str(place), "--python-version", python_version)
-        run([_uv(), "pip", "install", "--quiet", *target, "--python", sys.executable, *requirements])
+        run(
+            [
+                _uv(),
+                "pip",
+                "install",
+                "--quiet",
+                "--compile-bytecode",
+                *target,
+                "--python",
+                sys.executable,
+                *requirements,
+            ]
+        )
         (place / "complete").touch()
     return place
 

@@ -34,7 +34,18 @@ def python() -> Path:
         shutil.rmtree(place, ignore_errors=True)
         base.mkdir(parents=True, exist_ok=True)
         _run([_uv(), "venv", "--quiet", "--python", sys.executable, str(place)])
-        _run([_uv(), "pip", "install", "--quiet", "--python", str(place / "bin" / "python"), *REQUIREMENTS])
+        _run(
+            [
+                _uv(),
+                "pip",
+                "install",
+                "--quiet",
+                "--compile-bytecode",
+                "--python",
+                str(place / "bin" / "python"),
+                *REQUIREMENTS,
+            ]
+        )
         (place / "complete").touch()
     return place / "bin" / "python"
 

@@ -7,8 +7,8 @@ from sqlalchemy import event
 from app.ledger import accept, pauses, quotas
 from app.ledger.accept import NewRun
 from app.ledger.database import Database
-from app.ledger.pauses import PauseKind
 from app.ledger.upcoming import Upcoming
+from app.models.kinds import PauseKind
 from app.models.spec import Bundle, Compose, EnvironmentKind, EnvironmentSpec, Mode, TaskSpec
 from app.scheduling.dispatcher import Dispatcher
 from app.settings import Settings

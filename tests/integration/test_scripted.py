@@ -12,7 +12,7 @@ import typer
 from aiohttp import web
 from typer.testing import CliRunner
 
-from app.cli import runs, schedules
+from app.cli import runs, schedules, submit
 from app.client import MegaFlow
 from app.errors import SpecInvalid
 from app.ledger import ends, model_calls, model_replicas, results, tasks
@@ -42,6 +42,7 @@ def _ways(settings: Settings, monkeypatch: pytest.MonkeyPatch, model: str, *more
     monkeypatch.setattr("app.client.load", lambda: settings)
     cli = typer.Typer()
     runs.register(cli)
+    submit.register(cli)
     schedules.register(cli)
     asked = ("--agent", AGENT, "--environment", "local", "--limit", "1", "--model", model, *more)
 
@@ -200,6 +201,7 @@ def test_the_mark_is_in_status_runs_and_show(
     monkeypatch.setattr("app.client.load", lambda: settings)
     cli = typer.Typer()
     runs.register(cli)
+    submit.register(cli)
 
     def said(*words: object) -> str:
         return CliRunner().invoke(cli, [str(word) for word in words], catch_exceptions=False).output

@@ -17,7 +17,9 @@ from app.errors import UnknownName
 from app.ledger import model_calls
 from app.ledger.database import Database
 from app.ledger.model_calls import NewCall, packed
-from app.ledger.model_usage import WAYS, By, UsageRow, usage
+from app.ledger.model_usage import UsageRow, usage
+from app.models.kinds import USAGE_BY as WAYS
+from app.models.kinds import UsageBy as By
 from app.settings import Settings
 from tests.building import new_id
 from tests.integration.rows import a_run, a_task, ago, an_attempt

@@ -26,11 +26,11 @@ from app.ledger import accept, host_images, limits, pauses, upcoming
 from app.ledger.accept import Accepted, NewRun
 from app.ledger.attempts import Claim
 from app.ledger.database import Database
-from app.ledger.pauses import PauseKind
 from app.ledger.receipt_check import ObjectKind
 from app.ledger.receipts import of_run
 from app.ledger.upcoming import Upcoming
 from app.ledger.waiting import LineKey
+from app.models.kinds import PauseKind
 from app.models.spec import AgentTask, EnvironmentSpec, Limits, Mode, Reuse, TaskSpec, TestsGoal
 from app.settings import Settings
 from app.workers import warm_care

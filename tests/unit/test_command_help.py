@@ -10,6 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from app.cli import cli
+from app.cli.catalogue import COMMANDS
 
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -18,7 +19,8 @@ def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ..
         yield from commands(inner, (*path, name))
 
 
-ALL = list(commands(typer.main.get_command(cli)))
+TOP: Any = typer.main.get_command(cli)
+ALL = [(), *(path for name in COMMANDS for path in commands(TOP.load(name), (name,)))]
 
 
 def test_there_are_commands_in_groups() -> None:

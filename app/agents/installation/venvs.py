@@ -12,14 +12,14 @@ from app.agents.installation.once import Shelf, digest_of, step, try_out, uv
 
 
 def bundle(shelf: Shelf, name: str, lock: Path, first_use: Sequence[str], first_use_env: Mapping[str, str]) -> Bundle:
-    """See `Installer.venv`. The first use also leaves byte code for every later start."""
+    """See `Installer.venv`. Compiled, whatever PYTHONDONTWRITEBYTECODE says: or every start would compile it."""
 
     def make(place: Path) -> None:
         program, python = uv(name), str(place / "bin" / "python")
         create = [program, "venv", "--quiet", "--allow-existing", "--no-python-downloads", "--python", sys.executable]
         step(name, [*create, str(place)])
-        install = [program, "pip", "install", "--quiet", "--require-hashes", "--python", python, "-r", str(lock)]
-        step(name, install, env=indexes.environment())
+        install = [program, "pip", "install", "--quiet", "--compile-bytecode", "--require-hashes", "--python", python]
+        step(name, [*install, "-r", str(lock)], env=indexes.environment())
         if first_use:
             try_out(name, [python, *first_use], f"{place}/bin", first_use_env)
 

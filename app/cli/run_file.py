@@ -1,0 +1,110 @@
+"""A run described by a file: a YAML mapping whose keys are the names of the command's own options.
+
+The keys come from the command's parameters, so that an option needs nothing more to be a key. What stands on the
+command line goes before the file.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from app.errors import SettingsInvalid
+
+_NOT_KEYS = frozenset({"config", "print_config", "dry_run", "help", "json"})
+"""Options that say what to do with a run, not what the run is."""
+
+
+class RunFileInvalid(SettingsInvalid):
+    """The file of a run cannot be read, or has a key that is no option."""
+
+    exit_code = 64
+
+
+def _keys(context: typer.Context) -> dict[str, Any]:
+    """The command's parameters by the key that each has in a file: `max-steps` for `--max-steps`."""
+    return {_key(parameter): parameter for parameter in context.command.params if parameter.name not in _NOT_KEYS}
+
+
+def _key(parameter: Any) -> str:
+    long = [option for option in parameter.opts if option.startswith("--")]
+    return long[0][2:] if long else str(parameter.name)
+
+
+def _read(context: typer.Context, path: Path | None) -> Path | None:
+    """Make the file's values the command's defaults. Raises: RunFileInvalid."""
+    if path is None or context.resilient_parsing:
+        return path
+    try:
+        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise RunFileInvalid(f"{path}: expected a YAML file, found: {error}") from error
+    if not isinstance(given, dict):
+        raise RunFileInvalid(f"{path}: expected a mapping of options, such as `agent: oracle`; found {given!r:.60}")
+    keys = _keys(context)
+    values = {}
+    for key, value in given.items():
+        name = str(key).replace("_", "-")
+        if name not in keys:
+            raise RunFileInvalid(f"{path}: {_unknown(str(key), list(keys))}")
+        values[keys[name].name] = _value(f"{path}: {name}", value, keys[name])
+    context.default_map = {**(context.default_map or {}), **values}
+    return path
+
+
+def _unknown(found: str, known: list[str]) -> str:
+    near = get_close_matches(found.replace("_", "-"), known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
+    return f"expected an option of the command, found {found!r}; {hint}"
+
+
+def _value(where: str, value: Any, parameter: Any) -> Any:
+    several = getattr(parameter, "multiple", False)
+    if several and not isinstance(value, list):
+        value = [value]
+    for one in value if several else [value]:
+        if isinstance(one, bool) != bool(getattr(parameter, "is_flag", False)):
+            expected = "true or false" if getattr(parameter, "is_flag", False) else "a value"
+            raise RunFileInvalid(f"{where}: expected {expected}, found {one!r}; a text such as 'yes' needs quotes")
+        if one is None or isinstance(one, list | dict):
+            raise RunFileInvalid(f"{where}: expected one value, found {one!r}")
+    return value
+
+
+def written(context: typer.Context) -> str:
+    """The file that describes this run: every option that the command line or a file gave."""
+    found = {}
+    for key, parameter in _keys(context).items():
+        source = context.get_parameter_source(parameter.name)
+        if source is not None and source.name != "DEFAULT":
+            found[key] = _plain(context.params[parameter.name])
+    return yaml.safe_dump(found, sort_keys=False, allow_unicode=True)
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case Enum():
+            return value.value
+        case list() | tuple():
+            return [_plain(one) for one in value]
+        case Path():
+            return str(value)
+        case _:
+            return value
+
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        "-c",
+        is_eager=True,
+        callback=_read,
+        help="A YAML file of this command's options, such as `max-steps: 30`; the command line goes before it.",
+    ),
+]

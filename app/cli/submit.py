@@ -1,0 +1,145 @@
+"""`megaflow submit`: one dataset as one run, described by options, by a file, or by both."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from app.cli import run_file
+from app.cli import submission_options as options
+from app.cli.later import later
+from app.cli.progress import follow
+from app.cli.runs import report, tell_open_networks
+from app.cli.show import as_json, console, say
+from app.models.spec import EnvironmentKind, Mode, TaskSpec
+
+if TYPE_CHECKING:
+    from app.client import MegaFlow, Run
+    from app.ledger import results
+    from app.workers import evaluations
+else:
+    results = later("app.ledger.results")
+    MegaFlow = later("app.client", "MegaFlow")
+    evaluations = later("app.workers.evaluations")
+
+_EXAMPLES = """\b
+Examples:
+  megaflow submit demo -a oracle --wait
+  megaflow submit tasks/ -a mini-swe-agent -m NAME -k 4
+  megaflow submit rows.jsonl -a nop --task 'django__*' --exclude '*-1234'
+  megaflow submit -c run.yaml --model OTHER
+"""
+_SHOWN = 20
+"""Names of tasks that a dry run prints."""
+
+
+def register(cli: typer.Typer) -> None:
+    cli.command(epilog=_EXAMPLES)(submit)
+
+
+def submit(
+    context: typer.Context,
+    dataset: Annotated[
+        str, typer.Argument(help="A JSONL file of SWE-bench rows, a task folder or a folder of them, or `demo`.")
+    ],
+    agent: options.AgentOption,
+    mode: options.ModeOption = Mode.AUTO,
+    model: options.ModelOption = None,
+    base_url: options.BaseUrlOption = None,
+    api_key_env: options.ApiKeyEnvOption = None,
+    temperature: options.TemperatureOption = None,
+    top_p: options.TopPOption = None,
+    max_tokens: options.MaxTokensOption = None,
+    seed: options.SeedOption = None,
+    replicas: options.ReplicasOption = 1,
+    limit: options.LimitOption = None,
+    task: options.TaskOption = None,
+    exclude: options.ExcludeOption = None,
+    environment: options.EnvironmentOption = EnvironmentKind.DOCKER,
+    network: options.NetworkOption = None,
+    allow_host: options.AllowHostOption = None,
+    reuse: options.ReuseOption = None,
+    setup: options.SetupOption = None,
+    disk: options.DiskOption = None,
+    max_steps: options.MaxStepsOption = None,
+    agent_timeout: options.AgentTimeoutOption = None,
+    command_timeout: options.CommandTimeoutOption = None,
+    turn_tokens: options.TurnTokensOption = None,
+    context_tokens: options.ContextTokensOption = None,
+    task_budget: options.TaskBudgetOption = None,
+    max_attempts: options.MaxAttemptsOption = None,
+    name: Annotated[str, typer.Option(help="A name for the run.")] = "",
+    user: options.UserOption = "default",
+    priority: options.PriorityOption = 0,
+    idempotency_key: Annotated[str | None, typer.Option(help="The same key submits once.")] = None,
+    resource_class: options.ClassOption = "standard",
+    deadline: options.DeadlineOption = None,
+    delay: Annotated[float, typer.Option(min=0, help="Seconds from now before which nothing runs.")] = 0.0,
+    budget: options.BudgetOption = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Show progress until all have ended.")] = False,
+    timeout: Annotated[float | None, typer.Option(help="Seconds to wait at most.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+    config: run_file.ConfigOption = None,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Print the file of this run, and stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, submit nothing.")] = False,
+) -> None:
+    """Submit a dataset as one run: all of its tasks, or none when one is malformed."""
+    if print_config:
+        typer.echo(run_file.written(context), nl=False)
+        return
+    submission = evaluations.Submission(
+        dataset=dataset,
+        agent=agent,
+        mode=mode,
+        model=options.model_of(model, base_url, api_key_env, options.sampling_of(temperature, top_p, max_tokens, seed)),
+        replicas=replicas,
+        limit=limit,
+        only=tuple(task or ()),
+        exclude=tuple(exclude or ()),
+        environment=environment,
+        user_name=user,
+        priority=priority,
+        name=name,
+        resource_class=resource_class,
+        deadline_s=deadline,
+        delay_s=delay,
+        budget_usd=budget,
+        overrides=options.overrides_of(network, allow_host, reuse, setup, disk),
+        limits=options.limits_of(
+            max_steps, agent_timeout, command_timeout, turn_tokens, context_tokens, task_budget, max_attempts
+        ),
+    )
+    with MegaFlow() as flow:
+        if dry_run:
+            _tried(evaluations.trial(submission, flow.settings, flow.database), replicas, json=json)
+            return
+        accepted = evaluations.submit(submission, flow.settings, flow.database, idempotency_key=idempotency_key)
+        run = flow.run(accepted.run_id, accepted.task_ids, accepted.names)
+        if not wait:
+            _submitted(flow, run, json=json)
+            return
+        say(f"run {run.id}: {len(run.handles)} tasks accepted")
+        found = follow(flow, [run], timeout=timeout)
+        report(flow, [run], found, json=json)
+
+
+def _submitted(flow: MegaFlow, run: Run, *, json: bool) -> None:
+    if json:
+        tasks = [{"task_id": h.task_id, "name": h.name} for h in run.handles]
+        as_json({"run_id": run.id, "tasks": tasks, "open_networks": results.open_networks(flow.database, run.id)})
+    else:
+        console.print(f"run {run.id}: {len(run.handles)} tasks accepted; `megaflow status {str(run.id)[-12:]}`")
+        tell_open_networks(flow, run)
+
+
+def _tried(specs: list[TaskSpec], replicas: int, *, json: bool) -> None:
+    names = [spec.task.name for spec in specs]
+    if json:
+        as_json({"would_submit": len(specs) * replicas, "replicas": replicas, "tasks": names})
+        return
+    console.print(f"nothing was submitted; without --dry-run: {len(specs) * replicas} tasks, {replicas} of each of")
+    for spec in specs[:_SHOWN]:
+        console.print(f"  {spec.task.name} ({spec.agent})", highlight=False, markup=False, soft_wrap=True)
+    if len(specs) > _SHOWN:
+        console.print(f"  and {len(specs) - _SHOWN} more")

@@ -1,0 +1,96 @@
+"""Starting the command: what is imported for help and for a command line that is wrong, and how that ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from app.cli import catalogue, cli
+from app.cli.catalogue import COMMANDS
+
+HEAVY = ("sqlalchemy", "redis", "psycopg", "docker", "celery", "boto3")
+SHOW = f"""
+import sys
+from app.cli import main
+try:
+    main()
+finally:
+    print("imported:", *(name for name in {HEAVY} if name in sys.modules), file=sys.stderr)
+"""
+
+
+def started(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own. What it imported is the last line of its standard error."""
+    return subprocess.run(
+        [sys.executable, "-c", SHOW, *arguments],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def imported(done: subprocess.CompletedProcess[str]) -> list[str]:
+    return done.stderr.strip().splitlines()[-1].removeprefix("imported:").split()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["--help"], 0), (["--version"], 0), ([], 64), (["sumbit"], 64), (["--nonsense"], 64)],
+)
+def test_the_program_itself_imports_no_servers_client(arguments: list[str], code: int) -> None:
+    done = started(*arguments)
+    assert done.returncode == code, done.stderr
+    assert imported(done) == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_usage_error_of_a_command_imports_no_servers_client(name: str) -> None:
+    done = started(name, "--no-such-option")
+    assert done.returncode == 64, done.stderr
+    assert "--no-such-option" in done.stderr
+    assert imported(done) == []
+
+
+def test_a_commands_help_imports_no_servers_client() -> None:
+    done = started("submit", "--help")
+    assert done.returncode == 0
+    assert imported(done) == []
+
+
+@pytest.mark.parametrize(("said", "meant"), [("sumbit", "submit"), ("stats", "status"), ("log", "logs")])
+def test_a_misspelt_command_is_recognised(said: str, meant: str) -> None:
+    assert f"'{meant}'" in started(said).stderr
+
+
+def test_the_list_of_commands_is_what_the_modules_have() -> None:
+    modules = {
+        path.stem
+        for path in Path(catalogue.__file__).parent.glob("*.py")
+        if hasattr(import_module(f"app.cli.{path.stem}"), "register")
+    }
+    assert modules == {entry.module for entry in COMMANDS.values()}
+    for module in modules:
+        own = typer.Typer()
+        import_module(f"app.cli.{module}").register(own)
+        assert set(typer.main.get_group(own).commands) == {n for n, entry in COMMANDS.items() if entry.module == module}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_line_of_a_command_is_how_its_own_help_begins(name: str) -> None:
+    top: Any = typer.main.get_command(cli)
+    said = " ".join((top.load(name).help or "").split())
+    assert said.startswith(COMMANDS[name].help)
+
+
+def test_the_help_fits_eighty_columns() -> None:
+    longest = max(map(len, COMMANDS))
+    assert max(len(entry.help) for entry in COMMANDS.values()) <= 80 - longest - 4
