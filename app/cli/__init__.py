@@ -23,6 +23,7 @@ Examples:
   megaflow submit tasks/ -a mini-swe-agent -m NAME   run your tasks with your model
   megaflow status RUN                                how a run stands
   megaflow submit --help                             all options of a command
+  megaflow status RUN --wide                         all columns of a table
 """
 
 cli = typer.Typer(
@@ -56,6 +57,11 @@ def _megaflow(
 
 def main() -> None:
     """Run a command. A failure that has a name becomes one message and an exit code, never a traceback."""
+    if "--wide" in sys.argv[1:]:
+        from app.cli.tables import Wide
+
+        sys.argv.remove("--wide")
+        Wide.asked = True
     try:
         code = cli(standalone_mode=False)
     except MegaFlowError as error:
@@ -80,5 +86,7 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    sys.stderr.write(f"megaflow: {message}\n")
+    from app.cli.tables import clean
+
+    sys.stderr.write(f"megaflow: {clean(message)}\n")
     return code

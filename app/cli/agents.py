@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from app.agents import catalogue
 from app.agents.external import external_manifests, traits_of
@@ -18,6 +17,7 @@ from app.agents.frameworks import FRAMEWORKS, Making, framework_named
 from app.agents.installation import Installer
 from app.cli.agent_trial import Findings, Where, checked
 from app.cli.show import as_json, console, errors, say
+from app.cli.tables import Table
 from app.errors import AgentUnavailable, UnknownName
 from app.settings import Settings, load
 
@@ -64,7 +64,7 @@ def list_agents(json: Json = False) -> None:
     if json:
         as_json([asdict(one) for one in found])
         return
-    table = Table("agent", "version", "runs", "speaks", "installed", "size", "", header_style="bold", pad_edge=False)
+    table = Table("agent", "version", "runs", "speaks", "installed", "size", "")
     for one in found:
         table.add_row(*_cells(one))
     console.print(table)

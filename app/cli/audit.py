@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import typer
-from rich.table import Table
 
 from app.cli.later import later
 from app.cli.show import as_json, clock, console
+from app.cli.tables import Table
 from app.errors import InstanceFailed
 from app.models.endings import RetryPolicy
 from app.settings import Settings
@@ -143,7 +143,7 @@ def _print(said: Receipt, differences: list[Difference], found: World, *, agrees
 
 
 def _instances(said: Receipt) -> Table:
-    table = Table(header_style="bold", pad_edge=False)
+    table = Table()
     for column in ("instance", "provider", "mode", "attempts", "requested", "ready", "ended", "exit code", "state"):
         table.add_column(column)
     for line in said.instances[:_SHOWN]:
@@ -160,7 +160,7 @@ def _instances(said: Receipt) -> Table:
 
 
 def _objects(said: Receipt) -> Table:
-    table = Table(header_style="bold", pad_edge=False)
+    table = Table()
     for column in ("object", "kind", "attempt", "created", "destroyed", "by"):
         table.add_column(column)
     for line in said.objects[:_SHOWN]:
@@ -171,7 +171,7 @@ def _objects(said: Receipt) -> Table:
 
 def _with_rest(table: Table, count: int) -> Table:
     if count > _SHOWN:
-        table.add_row(f"… {count - _SHOWN} more")
+        table.add_row(f"… {count - _SHOWN} more", *[""] * (table.width - 1))
     return table
 
 

@@ -6,11 +6,10 @@ import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from app.cli.later import later
 from app.cli.show import as_json, console
+from app.cli.tables import Table
 from app.environments.image_store.build_logs import BuildLogs, Kept
 
 if TYPE_CHECKING:
@@ -47,10 +46,10 @@ def _print_list(kept: list[Kept], *, json: bool) -> None:
     if json:
         as_json([_record(one) for one in kept])
         return
-    table = Table("log", "begun", "bytes", "outcome", header_style="bold", pad_edge=False)
+    table = Table("log", "begun", "bytes", "outcome")
     for one in kept:
         begun = f"{one.begun_at.astimezone():%Y-%m-%d %H:%M:%S}"
-        table.add_row(one.name, begun, str(one.size_bytes), escape(one.outcome or _UNFINISHED))
+        table.add_row(one.name, begun, str(one.size_bytes), one.outcome or _UNFINISHED)
     console.print(table)
 
 

@@ -26,7 +26,7 @@ COMMANDS: dict[str, Entry] = {
     "demo": Entry("demo", RUN, "Set everything up, run the demo dataset with three agents"),
     "submit": Entry("submit", RUN, "Submit a dataset as one run"),
     "cancel": Entry("runs", RUN, "End a run or a task; containers go with it"),
-    "retry": Entry("runs", RUN, "Run again what was not measured; earlier attempts stay"),
+    "retry": Entry("runs", RUN, "Run again what was not scored; earlier attempts stay"),
     "schedule": Entry("schedules", RUN, "Recurring evaluations, kept in PostgreSQL and started by beat"),
     "shell": Entry("shell", RUN, "Open a terminal in a task's environment"),
     "runs": Entry("runs", LOOK, "List runs, newest first"),

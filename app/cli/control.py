@@ -12,10 +12,10 @@ from uuid import UUID
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from app.cli.later import later
 from app.cli.show import as_json, console, errors
+from app.cli.tables import Table
 from app.errors import SpecInvalid, UnknownName, WaitTimeout
 from app.models.kinds import PauseKind
 
@@ -86,7 +86,7 @@ def list_pauses(json: Json = False) -> None:
     if json:
         as_json([asdict(row) for row in found])
         return
-    table = Table("kind", "name", "since", "waiting", "reason", header_style="bold", pad_edge=False)
+    table = Table("kind", "name", "since", "waiting", "reason")
     for row in found:
         table.add_row(row.kind, row.name, f"{row.since:%Y-%m-%d %H:%M:%S}", str(row.waiting), row.reason)
     console.print(table if found else "nothing is paused")
@@ -144,7 +144,7 @@ def instances(json: Json = False) -> None:
     if json:
         as_json([asdict(row) for row in found])
         return
-    table = Table(header_style="bold", pad_edge=False)
+    table = Table()
     for column in ("instance", "mode", "class", "provider", "state"):
         table.add_column(column)
     for column in ("slots used", "age", "last seen"):

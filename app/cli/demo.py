@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from app.cli.later import later
 from app.cli.orderly import ending_in_order
-from app.cli.progress import duration, follow
-from app.cli.show import as_json, console, reward, say
+from app.cli.progress import follow
+from app.cli.show import as_json, console, lasted, reward, say
 from app.cli.stack import where_flower_is
+from app.cli.tables import Table
 from app.errors import InstallationFailed
 from app.models.outcome import TaskResult
 from app.models.spec import REPLAY_MODEL, AgentTask, EnvironmentKind, Mode, Network
@@ -69,7 +69,7 @@ def demo(
         _print_results(found, wrong)
         _print_next(runs, wrong[0] if wrong else found[-1])
         where_flower_is(settings)
-    say(f"the demo took {duration(time.monotonic() - begun)}; `megaflow down` stops everything")
+    say(f"the demo took {lasted(time.monotonic() - begun)}; `megaflow down` stops everything")
     if wrong:
         raise typer.Exit(1)
 
@@ -102,7 +102,7 @@ def _to_model_only(task: AgentTask) -> AgentTask:
 def _print_results(found: list[TaskResult], wrong: list[TaskResult]) -> None:
     """One line that says whether all is well, then a row per task with the reward of each agent."""
     console.print(f"{len(found)} tasks, {len(found) - len(wrong)} as expected", highlight=False)
-    table = Table("task", box=None, pad_edge=False, header_style="bold")
+    table = Table("task", keys=4)
     for agent in EXPECTED:
         table.add_column(agent, justify="right")
     rewards = {(result.name, result.agent): reward(result) for result in found}

@@ -10,10 +10,10 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from app.cli.later import later
 from app.cli.show import as_json, console
+from app.cli.tables import Table
 from app.errors import UnknownName
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _table(found: list[PhaseTimes]) -> Table:
     for one in found:
         rows[one.kind, one.path][one.phase] = one
     shown = [phase for phase in environment_times.PHASES if any(phase in phases for phases in rows.values())]
-    table = Table("kind", "path", "count", *shown, header_style="bold", pad_edge=False)
+    table = Table("kind", "path", "count", *shown)
     for (kind, path), phases in rows.items():
         count = max(one.count for one in phases.values())
         table.add_row(kind, path, str(count), *(_spread(phases.get(phase)) for phase in shown))

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
 import typer
-from rich.table import Table
 
 from app.cli.later import later
 from app.cli.show import as_json, clock, console, say
+from app.cli.tables import Table
 
 if TYPE_CHECKING:
     from app.client import MegaFlow
@@ -169,9 +169,9 @@ def list_(json: Json = False) -> None:
     if json:
         as_json([_fields(hook) for hook in found])
         return
-    table = Table(header_style="bold", pad_edge=False)
+    table = Table()
     for column in ("webhook", "url", "kinds", "signed with", "delivered", "failures", "again in", "last error"):
-        table.add_column(column, overflow="fold")
+        table.add_column(column)
     for hook in found:
         table.add_row(
             str(hook.id),

@@ -10,12 +10,11 @@ from uuid import UUID
 
 import typer
 from rich.console import Group, RenderableType
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from app.cli.later import later
 from app.cli.show import as_json, clock, console
+from app.cli.tables import Table, clean
 from app.errors import AmbiguousName, UnknownName
 
 if TYPE_CHECKING:
@@ -94,8 +93,8 @@ def task_page(story: TaskStory) -> RenderableType:
     """What stands there for a person to read, top to bottom."""
     how = f"{story.state}, {story.end_reason}" if story.end_reason else story.state
     parts: list[RenderableType] = [
-        f"[bold]{escape(story.name)}[/] {story.task_id} of run {story.run_id}",
-        f"{how} · user {escape(story.user_name)} · {story.mode}.{story.resource_class}"
+        f"{story.name} {story.task_id} of run {story.run_id}",
+        f"{how} · user {story.user_name} · {story.mode}.{story.resource_class}"
         f" · {seconds(story.seconds)} since {clock(story.accepted_at)} UTC",
     ]
     if story.now is not None:
@@ -105,11 +104,11 @@ def task_page(story: TaskStory) -> RenderableType:
     parts += ["", shares_table("where the time went", story.phases, story.seconds)]
     if story.waits:
         parts += ["", shares_table("waited for", story.waits, story.seconds)]
-    return Group(*parts)
+    return Group(*(Text(clean(part)) if isinstance(part, str) else part for part in parts))
 
 
 def _now(now: Now) -> Iterable[str]:
-    yield f"[bold]now[/] {escape(now.doing)} (since {clock(now.since)} UTC)"
+    yield f"now {now.doing} (since {clock(now.since)} UTC)"
     for bound in now.bounds:
         yield from _bound(bound)
     if now.place is not None:
@@ -121,16 +120,15 @@ def _bound(bound: Bound) -> Iterable[str]:
     if bound.used is not None:
         count = f" {bound.used:g} of {'?' if bound.capacity is None else f'{bound.capacity:g}'}"
     since = f", binding since {clock(bound.since)} UTC" if bound.since else ""
-    why = f" ({escape(bound.why)})" if bound.why else ""
-    yield f"  [yellow]{escape(bound.limit)}[/]{count}{since}{why}"
-    helps = escape(bound.help)
+    why = f" ({bound.why})" if bound.why else ""
+    yield f"  {bound.limit}{count}{since}{why}"
+    helps = bound.help
     yield f"    what would help: {f'`{helps}`' if bound.help.startswith('megaflow ') else helps}"
 
 
 def _place(place: Place) -> str:
     beside = ", ".join(
-        f"{escape(other.user_name)} ({other.waiting} waiting, {other.running} running)"
-        for other in place.beside[:_BESIDE]
+        f"{other.user_name} ({other.waiting} waiting, {other.running} running)" for other in place.beside[:_BESIDE]
     )
     more = f" and {len(place.beside) - _BESIDE} more users" if len(place.beside) > _BESIDE else ""
     others = f"; in lines beside it: {beside}{more}" if beside else "; nobody else waits for this mode and class"
@@ -138,12 +136,12 @@ def _place(place: Place) -> str:
 
 
 def _attempt(attempt: Try) -> Iterable[str]:
-    where = f" on {escape(attempt.instance)}" if attempt.instance else ""
-    yield f"[bold]attempt {attempt.number}[/] {attempt.end_reason or attempt.state}{where}"
+    where = f" on {attempt.instance}" if attempt.instance else ""
+    yield f"attempt {attempt.number} {attempt.end_reason or attempt.state}{where}"
     if attempt.failure:
-        yield f"  {escape(attempt.failure)}"
+        yield f"  {attempt.failure}"
     for step in attempt.steps:
-        waited = ", ".join(f"{escape(share.name)} {seconds(share.seconds)}" for share in step.waits)
+        waited = ", ".join(f"{share.name} {seconds(share.seconds)}" for share in step.waits)
         lasts = "" if step.end else ", and goes on"
         yield (
             f"  {clock(step.begin)}  {step.phase:<12}{seconds(step.seconds):>9}{lasts}"
@@ -153,7 +151,7 @@ def _attempt(attempt: Try) -> Iterable[str]:
 
 def shares_table(title: str, shares: Sequence[Share], whole_s: float | None) -> Table:
     """One line per share, with its part of the whole where there is one, and a bar."""
-    table = Table(title=title, title_justify="left", header_style="bold", pad_edge=False, show_header=False, box=None)
+    table = Table(title=title, header=False)
     table.add_column()
     table.add_column(justify="right")
     table.add_column(justify="right")
@@ -161,7 +159,7 @@ def shares_table(title: str, shares: Sequence[Share], whole_s: float | None) -> 
     longest = max((share.seconds for share in shares), default=0.0)
     for share in shares:
         part = f"{100 * share.seconds / whole_s:.0f} %" if whole_s else ""
-        table.add_row(escape(share.name), seconds(share.seconds), part, Text(bar(share.seconds, longest), style="cyan"))
+        table.add_row(share.name, seconds(share.seconds), part, Text(bar(share.seconds, longest), style="cyan"))
     return table
 
 
@@ -190,15 +188,15 @@ def run_page(story: RunStory) -> RenderableType:
     """The summary of a run for a person."""
     states = ", ".join(f"{count} {state}" for state, count in sorted(story.states.items()))
     parts: list[RenderableType] = [
-        f"[bold]{escape(story.name)}[/] {story.run_id} · user {escape(story.user_name)} · {story.total} tasks: {states}"
+        f"{story.name} {story.run_id} · user {story.user_name} · {story.total} tasks: {states}"
     ]
     for line in story.now:
         what = f"{line.line.mode}.{line.line.resource_class}"
         waits = "wait for" if line.bounds else f"wait for their turn{f': {story.hint}' if story.hint else ''}"
-        parts.append(f"[bold]now[/] {line.waiting} task(s) of {what} {waits}")
+        parts.append(f"now {line.waiting} task(s) of {what} {waits}")
         parts += [text for bound in line.bounds for text in _bound(bound)]
     if story.delayed:
-        parts.append(f"[bold]now[/] {story.delayed} task(s) wait for the time of their retry")
+        parts.append(f"now {story.delayed} task(s) wait for the time of their retry")
     if story.phases:
         parts += ["", _spreads(story)]
     if story.waits:
@@ -207,12 +205,12 @@ def run_page(story: RunStory) -> RenderableType:
         parts += ["", _slowest(story)]
     if story.retries:
         reasons = ", ".join(f"{count} × {reason}" for reason, count in story.retries)
-        parts += ["", f"[bold]attempts that measured nothing[/] {reasons}"]
-    return Group(*parts)
+        parts += ["", f"attempts that measured nothing {reasons}"]
+    return Group(*(Text(clean(part)) if isinstance(part, str) else part for part in parts))
 
 
 def _spreads(story: RunStory) -> Table:
-    table = Table(title="phases of all attempts", title_justify="left", header_style="bold", pad_edge=False, box=None)
+    table = Table(title="phases of all attempts")
     table.add_column("phase")
     for column in ("count", "p50", "p90", "max", "in all"):
         table.add_column(column, justify="right")
@@ -226,11 +224,11 @@ def _spreads(story: RunStory) -> Table:
 
 
 def _slowest(story: RunStory) -> Table:
-    table = Table(title="slowest tasks", title_justify="left", header_style="bold", pad_edge=False, box=None)
+    table = Table(title="slowest tasks")
     for column in ("task", "name", "state"):
         table.add_column(column)
     table.add_column("took", justify="right")
     table.add_column("most of it in")
     for slow in story.slowest:
-        table.add_row(str(slow.task_id)[-12:], escape(slow.name), slow.state, seconds(slow.seconds), slow.longest_phase)
+        table.add_row(str(slow.task_id)[-12:], slow.name, slow.state, seconds(slow.seconds), slow.longest_phase)
     return table

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from app.artifacts import open_store
 from app.artifacts.bundles import fetch_bundle
 from app.cli.build_logs import show_log
 from app.cli.later import later
 from app.cli.show import as_json, console, errors, say
+from app.cli.tables import Table
 from app.environments.compose.images import Parts, images_of
 from app.environments.host_slots import Gate
 from app.environments.image_store.book import Book
@@ -88,7 +88,7 @@ def show_list(
         as_json([asdict(line) for line in lines])
         return
     columns = ("image", "id", "size", "own", "last used", "containers", "needed", "goes")
-    table = Table(*columns, header_style="bold", pad_edge=False)
+    table = Table(*columns)
     for line in lines:
         table.add_row(*_cells(line))
     console.print(table)
@@ -118,7 +118,7 @@ def usage(json: Json = False) -> None:
     if json:
         as_json(found)
         return
-    table = Table(show_header=False, pad_edge=False)
+    table = Table("", "", header=False)
     for name, value in _usage_rows(view, found):
         table.add_row(name, value)
     console.print(table)
@@ -290,7 +290,7 @@ def _report(found: Sequence[Synced], target: str, *, json: bool) -> None:
     if json:
         as_json({"registry": target, **counts, "images": [_synced(done) for done in found]})
         return
-    table = Table("image", "tasks", "outcome", "s", "in the registry", "failure", header_style="bold", pad_edge=False)
+    table = Table("image", "tasks", "outcome", "s", "in the registry", "failure")
     for done in found:
         name = "-" if done.outcome is Outcome.FAILED else done.item.target or "-"
         cells = (done.item.spec.label, str(done.item.tasks), done.outcome.value, f"{done.took_s:.1f}", name)

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from app.cli.later import later
 from app.cli.show import as_json, console, say
+from app.cli.tables import Table
 from app.errors import BrokerUnavailable, LimitInvalid
 from app.models.kinds import LIMIT_KINDS as KINDS
 
@@ -56,7 +56,7 @@ def show_limits(context: typer.Context, json: Json = False) -> None:
     if json:
         as_json([asdict(use) for use in found])
         return
-    table = Table("limit", "used", "waiting", "capacity", "by", "oldest holder", header_style="bold", pad_edge=False)
+    table = Table("limit", "used", "waiting", "capacity", "by", "oldest holder")
     for use in found:
         table.add_row(*_limit_cells(use))
     console.print(table)
@@ -127,7 +127,7 @@ def show_quotas(context: typer.Context, json: Json = False) -> None:
         as_json([use.as_dict() for use in found])
         return
     columns = ("user", "weight", "running", "pending", "instances", "spent", "quota of")
-    table = Table(*columns, header_style="bold", pad_edge=False)
+    table = Table(*columns)
     for use in found:
         table.add_row(*_quota_cells(use))
     console.print(table)

@@ -6,10 +6,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from app.cli.later import later
 from app.cli.show import as_json, console
+from app.cli.tables import Table
 from app.errors import LimitInvalid
 from app.models.model_calls import Dialect
 
@@ -44,9 +44,7 @@ def list_models(json: Json = False) -> None:
     if json:
         as_json([_plain(one) for one in found])
         return
-    table = Table(
-        "model", "engine", "its name there", "version", "speaks", "key", "context", "state", header_style="bold"
-    )
+    table = Table("model", "engine", "its name there", "version", "speaks", "key", "context", "state")
     for one in found:
         table.add_row(*_cells(one))
     console.print(table)

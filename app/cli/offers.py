@@ -7,10 +7,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from app.cli.later import later
 from app.cli.show import as_json, console
+from app.cli.tables import Table
 from app.errors import LimitInvalid
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def list_(context: typer.Context, json: Json = False) -> None:
         as_json([asdict(offer) for offer in found])
         return
     columns = ("class", "cpus", "memory", "gpus", "arch", "ephemeral", "pool", "slots", "cooldown", "providers")
-    table = Table(*columns, header_style="bold", pad_edge=False)
+    table = Table(*columns)
     for offer in found:
         table.add_row(*_cells(offer))
     console.print(table)

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from app.cli.later import later
-from app.cli.show import errors, say
+from app.cli.show import errors, lasted, say
 from app.errors import WaitTimeout
 from app.models.outcome import Phase, TaskResult
 
@@ -72,22 +72,13 @@ def lines(now: Progress, elapsed_s: float, *, ended_before: int = 0) -> list[str
             parts.append(f"{word} {score or 0.0:.2f} of {count}")
     parts += [f"{count} {word}" for word, count in (("failed", now.failed), ("cancelled", now.cancelled)) if count]
     ended, left = now.ended - ended_before, now.total - now.ended
-    estimate = f", about {duration(elapsed_s / ended * left)} left" if ended and left else ""
-    first = f"[{'#' * filled}{'.' * (_BAR - filled)}] {', '.join(parts)}, {duration(elapsed_s)}{estimate}"
+    estimate = f", about {lasted(elapsed_s / ended * left)} left" if ended and left else ""
+    first = f"[{'#' * filled}{'.' * (_BAR - filled)}] {', '.join(parts)}, {lasted(elapsed_s)}{estimate}"
     if now.done:
         return [first]
     running = ", ".join(f"{phase} {count}" for phase, count in now.running.items())
     states = [f"waiting {now.waiting}", f"starting {now.starting}", f"running {sum(now.running.values())}"]
     return [first, ", ".join(states) + (f": {running}" if running else "")]
-
-
-def duration(seconds: float) -> str:
-    """`48s`, `3m12s`, `2h05m`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    minutes, rest = divmod(whole, 60)
-    return f"{minutes}m{rest:02}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02}m"
 
 
 @contextmanager

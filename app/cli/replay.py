@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
 import typer
-from rich.table import Table
 
 from app.artifacts import open_store
 from app.cli.later import later
 from app.cli.progress import follow
 from app.cli.show import as_json, console, reward, say
+from app.cli.tables import Table
 from app.errors import SpecInvalid, WaitTimeout
 from app.models.outcome import Artifact, ArtifactKind, TaskResult
 from app.models.spec import ModelChoice, TaskSpec
@@ -225,9 +225,9 @@ def _report(flow: MegaFlow, before: Sequence[TaskResult], after: Sequence[TaskRe
 
 
 def _table(found: Sequence[Pair]) -> Table:
-    table = Table(header_style="bold", pad_edge=False)
+    table = Table()
     for column in ("task", "patch", "patch again", "verdict", "verdict again", "differs in"):
-        table.add_column(column, overflow="fold")
+        table.add_column(column)
     for pair in found:
         name = f"{pair.name} #{pair.replica}" if pair.replica else pair.name
         table.add_row(name, *pair.patches, *pair.verdicts, ", ".join(pair.differs) or "-")

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
 import typer
-from rich.table import Table
 
 from app.artifacts import open_store
 from app.cli.later import later
@@ -16,17 +15,21 @@ from app.cli.show import (
     as_json,
     clock,
     console,
+    errors,
+    lasted,
     limit_lines,
     results_table,
     reward,
     runs_table,
     say,
+    spans,
     states,
     summary,
 )
+from app.cli.tables import Table
 from app.errors import AmbiguousName, UnknownName
-from app.models.outcome import Artifact, ArtifactKind, TaskResult
-from app.models.states import TaskState
+from app.models.outcome import Artifact, ArtifactKind, AttemptRecord, TaskResult
+from app.models.states import ENDED_TASK, TaskState
 
 if TYPE_CHECKING:
     from app.client import MegaFlow, Run
@@ -36,6 +39,8 @@ else:
     events = later("app.ledger.events")
     results = later("app.ledger.results")
 
+Named = Annotated[str, typer.Argument(help="A task: its name, RUN/TASK, `latest`, or its id or the end of it.")]
+NamedRun = Annotated[str, typer.Argument(help="A run: its name, `latest`, or its id or the end of it.")]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
 
@@ -44,15 +49,14 @@ def register(cli: typer.Typer) -> None:
         cli.command()(command)
 
 
-def tell_open_networks(flow: MegaFlow, run: Run) -> None:
-    """Say how many tasks of the run reach every public address."""
-    if found := results.open_networks(flow.database, run.id):
-        console.print(
-            f"{found} of {len(run.handles)} tasks have an open network, as their dataset or the submission says:"
-            " they reach every public address (--network changes it)",
-            highlight=False,
-            soft_wrap=True,
-        )
+def open_networks_line(flow: MegaFlow, run: Run) -> str:
+    """How many tasks of the run reach every public address; empty when none does."""
+    if not (found := results.open_networks(flow.database, run.id)):
+        return ""
+    return (
+        f"{found} of {len(run.handles)} tasks have an open network, as their dataset or the submission says:"
+        " they reach every public address (--network changes it)"
+    )
 
 
 def report(flow: MegaFlow, watched: list[Run], found: list[TaskResult], *, json: bool) -> None:
@@ -61,10 +65,12 @@ def report(flow: MegaFlow, watched: list[Run], found: list[TaskResult], *, json:
         as_json({"runs": [_described(flow, run) for run in watched], "results": found})
         return
     console.print(results_table(found))
+    beside = console if console.is_terminal else errors  # a pipe gets the table alone
     for run in watched:
-        console.print(summary(flow.status(run.id)), highlight=False)
-        tell_open_networks(flow, run)
-    console.print(
+        beside.print(summary(flow.status(run.id)))
+        if found_open := open_networks_line(flow, run):
+            beside.print(found_open, soft_wrap=True)
+    beside.print(
         f"evidence: {flow.settings.artifacts()}/runs/RUN/TASK/ATTEMPT, or `megaflow show TASK`", soft_wrap=True
     )
 
@@ -89,7 +95,7 @@ def runs(limit: Annotated[int, typer.Option(min=1)] = 20, json: Json = False) ->
 
 
 def status(
-    run: Annotated[str, typer.Argument(help="A run's id, its end, or its name.")],
+    run: NamedRun,
     watch: Annotated[bool, typer.Option("--watch", help="Live, until all have ended.")] = False,
     json: Json = False,
 ) -> None:
@@ -100,11 +106,11 @@ def status(
             follow(flow, [found])
         rows = results.results(flow.database, [handle.task_id for handle in found.handles])
         if not json:
-            console.print(f"{states(flow.status(found.id))}", highlight=False)
+            (console if console.is_terminal else errors).print(states(flow.status(found.id)))
         report(flow, [found], rows, json=json)
 
 
-def show(task: Annotated[str, typer.Argument(help="A task's id or its end.")], json: Json = False) -> None:
+def show(task: Named, json: Json = False) -> None:
     """Everything about one task: attempts, phases, verdict, evidence."""
     with MegaFlow() as flow:
         result = _result(flow, task)
@@ -120,36 +126,64 @@ def _result(flow: MegaFlow, task: str) -> TaskResult:
 
 def _print_result(flow: MegaFlow, result: TaskResult) -> None:
     spec = results.task_spec(flow.database, result.task_id)
-    console.print(f"[bold]{result.name}[/] {result.task_id} of run {result.run_id}", highlight=False)
-    console.print(
-        f"{result.state} · {result.agent} · model {result.model or '-'} · {result.mode} · image"
-        f" {spec.task.environment.label}",
-        highlight=False,
-    )
+    console.print(outcome(result), style="bold")
+    console.print(f"{result.name}, task {result.task_id} of run {result.run_id}")
+    model = f", model {result.model}" if result.model else ""
+    console.print(f"{result.agent}{model}, {result.mode.value}, image {spec.task.environment.label}")
     if result.verdict is not None:
-        failed = [name for name, how in result.verdict.tests.items() if how not in ("passed", "skipped")]
-        console.print(f"verdict: reward {reward(result)}, {len(result.verdict.tests)} tests, {len(failed)} not passed")
-        console.print(f"  {result.verdict.detail}", highlight=False)
-        for name in failed[:20]:
-            console.print(f"  {result.verdict.tests[name]} {name}", highlight=False, markup=False)
+        _print_verdict(result)
     for attempt in result.attempts:
-        end = attempt.end_reason or attempt.state
-        console.print(
-            f"\n[bold]attempt {attempt.number}[/] {end} on {attempt.instance or 'no instance'}"
-            f"{', scripted' if attempt.scripted else ''}",
-            highlight=False,
-        )
-        if attempt.failure is not None:
-            console.print(f"  {attempt.failure.error}: {attempt.failure.message}", highlight=False, markup=False)
-        if attempt.environment:
-            found = {k: v for k, v in attempt.environment.items() if k not in ("teardown", "memory", "processes")}
-            console.print(f"  environment: {found}", highlight=False, markup=False)
-            for line in limit_lines(attempt):
-                console.print(f"  {line}", highlight=False, markup=False)
-        for phase, at in attempt.phases.items():
-            console.print(f"  {clock(at)}  {phase}", highlight=False)
-        for artifact in attempt.artifacts:
-            console.print(f"  {artifact.kind}: {_where(artifact)}", highlight=False, markup=False, soft_wrap=True)
+        _print_attempt(attempt)
+
+
+def outcome(result: TaskResult) -> str:
+    """How it ended and why, on one line."""
+    last = result.attempt
+    if result.verdict is not None and result.reward is not None:
+        scripted = ", by scripted answers" if result.scripted else ""
+        return f"{result.state.value}: reward {result.reward:g}, {result.end_reason}{scripted}"
+    if last is None or result.state not in ENDED_TASK:
+        phase = f" in phase {list(last.phases)[-1].value}" if last is not None and last.phases else ""
+        return f"{result.state.value}{phase}, attempt {len(result.attempts)}" if last else result.state.value
+    failure = last.failure or result.failure
+    why = f": {' '.join(failure.message.split())}" if failure is not None else ""
+    count = f", {len(result.attempts)} attempt{'s' if len(result.attempts) > 1 else ''}"
+    return f"{result.state.value}: {result.end_reason or 'not scored'}{count}{why}"
+
+
+def _print_verdict(result: TaskResult) -> None:
+    assert result.verdict is not None
+    failed = [name for name, how in result.verdict.tests.items() if how not in ("passed", "skipped")]
+    tests = f", {len(result.verdict.tests)} tests, {len(failed)} not passed" if result.verdict.tests else ""
+    console.print(f"verdict: reward {reward(result)}{tests}; {result.verdict.detail}")
+    for name in failed[:20]:
+        console.print(f"  {result.verdict.tests[name]} {name}")
+    if len(failed) > 20:
+        console.print(f"  and {len(failed) - 20} more, in the artifact test_report")
+
+
+def _print_attempt(attempt: AttemptRecord) -> None:
+    end = attempt.end_reason or attempt.state
+    console.print(f"\nattempt {attempt.number}: {end} on {attempt.instance or 'no instance'}", style="bold")
+    if attempt.failure is not None:
+        console.print(f"  {attempt.failure.error}: {attempt.failure.message}")
+    if durations := ", ".join(f"{name} {lasted(seconds)}" for name, seconds in spans(attempt).items()):
+        console.print(f"  {durations}")
+    told = attempt.environment
+    facts = [f"{name.replace('_', ' ')} {told[name]}" for name in _FACTS if isinstance(told.get(name), str | int)]
+    if facts:
+        console.print(f"  environment: {', '.join(facts)}")
+    for line in limit_lines(attempt):
+        console.print(f"  {line}")
+    for artifact in attempt.artifacts:
+        if artifact.url is not None:
+            console.print(f"  {artifact.kind}: {_where(artifact)}", soft_wrap=True)
+    if missing := [artifact.kind.value for artifact in attempt.artifacts if artifact.url is None]:
+        console.print(f"  without {', '.join(missing)} (megaflow artifacts says why)")
+
+
+_FACTS = ("kind", "origin", "path", "network", "image")
+"""What of an environment's description is shown."""
 
 
 def _where(artifact: Artifact) -> str:
@@ -158,16 +192,20 @@ def _where(artifact: Artifact) -> str:
     return f"{artifact.url} ({artifact.size_bytes} bytes, sha256 {str(artifact.sha256)[:12]})"
 
 
-def logs(task: Annotated[str, typer.Argument(help="A task's id or its end.")]) -> None:
+def logs(task: Named) -> None:
     """The events of a task, then its agent's log and its test report."""
     with MegaFlow() as flow:
         result = _result(flow, task)
+        console.print(outcome(result), style="bold")
+        if result.attempt is not None and (taken := spans(result.attempt)):
+            console.print(", ".join(f"{name} {lasted(seconds)}" for name, seconds in taken.items()))
         for event in events.of_task(flow.database, result.task_id):
-            console.print(f"{clock(event.at)} {event.kind} {event.data or ''}", highlight=False, markup=False)
+            data = ", ".join(f"{name}={value}" for name, value in (event.data or {}).items())
+            console.print(f"{clock(event.at)} {event.kind} {data}".rstrip())
         for kind in (ArtifactKind.AGENT_LOG, ArtifactKind.TEST_REPORT):
             content = _content(flow, result, kind)
-            console.print(f"\n--- {kind} ---", highlight=False)
-            console.print(content, highlight=False, markup=False, soft_wrap=True)
+            console.print(f"\n--- {kind} ---")
+            console.print(content, soft_wrap=True)
 
 
 def _content(flow: MegaFlow, result: TaskResult, kind: ArtifactKind) -> str:
@@ -181,7 +219,7 @@ def _content(flow: MegaFlow, result: TaskResult, kind: ArtifactKind) -> str:
 
 
 def cancel(
-    target: Annotated[str, typer.Argument(help="A run or a task: its id or the end of it.")],
+    target: Annotated[str, typer.Argument(help="A run or a task: a name, RUN/TASK, `latest`, or an id or its end.")],
 ) -> None:
     """End a run or a task; containers go with it. What has ended stays."""
     with MegaFlow() as flow:
@@ -200,11 +238,11 @@ def _tasks_of(flow: MegaFlow, target: str) -> list[UUID]:
 
 
 def retry(
-    run: Annotated[str, typer.Argument(help="A run's id, its end, or its name.")],
-    failed: Annotated[bool, typer.Option("--failed", help="Those that could not be measured.")] = False,
+    run: NamedRun,
+    failed: Annotated[bool, typer.Option("--failed", help="Those that could not be scored.")] = False,
     cancelled: Annotated[bool, typer.Option("--cancelled", help="Those that were cancelled.")] = False,
 ) -> None:
-    """Run again what was not measured; earlier attempts stay. Graded tasks are results and are not run again."""
+    """Run again what was not scored; earlier attempts stay. Graded tasks are results and are not run again."""
     wanted = {TaskState.FAILED} if failed else set()
     wanted |= {TaskState.CANCELLED} if cancelled else set()
     if not wanted:
@@ -216,7 +254,7 @@ def retry(
 
 
 def artifacts(
-    task: Annotated[str, typer.Argument(help="A task's id or its end.")],
+    task: Named,
     get: Annotated[Path | None, typer.Option("--get", help="Copy them into this folder.")] = None,
     json: Json = False,
 ) -> None:
@@ -229,7 +267,7 @@ def artifacts(
         if get is not None:
             _fetch(flow, result, get)
             return
-        table = Table("attempt", "kind", "where", header_style="bold", pad_edge=False)
+        table = Table("attempt", "kind", "where", keys=3)
         for attempt in result.attempts:
             for artifact in attempt.artifacts:
                 table.add_row(str(attempt.number), artifact.kind, _where(artifact))

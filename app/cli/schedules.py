@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from app.cli import submission_options as options
 from app.cli.later import later
 from app.cli.show import as_json, console
+from app.cli.tables import Table
 from app.models.overrides import LimitOverrides
 from app.models.spec import EnvironmentKind, Mode
 from app.scheduling.calendar import Misfire, check_cron
@@ -130,7 +130,7 @@ def list_(json: Annotated[bool, typer.Option("--json")] = False) -> None:
         as_json(found)
         return
     columns = ("name", "cron", "dataset", "agent", "misfire", "next", "last", "last_run", "last_failure")
-    table = Table(*columns, header_style="bold", pad_edge=False)
+    table = Table(*columns)
     for line in found:
         table.add_row(*(str(line[column] or "-") for column in columns))
     console.print(table)

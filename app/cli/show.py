@@ -5,23 +5,20 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from pydantic import BaseModel
-from rich.console import Console
-from rich.table import Table
 
+from app.cli.tables import SafeConsole, Table
 from app.models.outcome import AttemptRecord, Phase, TaskResult
 
 if TYPE_CHECKING:
     from app.ledger.results import RunStatus
 
-_PIPED_WIDTH = 180
-"""Columns when nobody's terminal says how many there are."""
-
-console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
-errors = Console(stderr=True)
+console = SafeConsole(markup=False, soft_wrap=not sys.stdout.isatty())
+errors = SafeConsole(stderr=True, markup=False)
 
 _SPANS: tuple[tuple[str, Phase, Phase], ...] = (
     ("wait", Phase.ACCEPTED, Phase.ADMITTED),
@@ -41,8 +38,8 @@ def say(text: str) -> None:
 
 
 def as_json(value: Any) -> None:
-    """Print a value as JSON."""
-    console.print_json(json.dumps(value, default=_plain))
+    """Print a value as JSON, in ASCII: control characters are escaped."""
+    console.file.write(json.dumps(value, default=_plain, indent=2).replace("\x7f", "\\u007f") + "\n")
 
 
 def _plain(value: Any) -> Any:
@@ -83,19 +80,24 @@ def _by_stage(counts: dict[str, int]) -> tuple[int, str] | None:
 
 
 def reward(result: TaskResult) -> str:
-    """A number, or `-` when nothing was measured; with the word `scripted` when a replay engine answered."""
+    """A number, or `-` while there is none; with the word `scripted` when a replay engine answered."""
     if result.reward is None:
         return "-"
     return f"{result.reward:g} scripted" if result.scripted else f"{result.reward:g}"
 
 
+def short_id(identity: UUID) -> str:
+    """The end of an id, which every command takes: the beginnings of ids made together are alike."""
+    return str(identity)[-12:]
+
+
 def results_table(results: Iterable[TaskResult]) -> Table:
-    """One row per task: who did it where, how it ended, how long each station took."""
-    table = Table(header_style="bold", pad_edge=False)
-    for column in ("task", "agent", "model", "mode", "instance", "env", "end reason"):
-        table.add_column(column, overflow="fold")
-    for column in ("reward", "tries", *(f"{name} s" for name, _, _ in _SPANS)):
-        table.add_column(column, justify="right", no_wrap=True)
+    """One row per task, with the end of its id: how it ended, who did it where, how long each phase took."""
+    table = Table("id", "task", "reward", "end", "agent", "mode", "attempts", "model", keys=6)
+    for name, _, _ in _SPANS:
+        table.add_column(name, justify="right")
+    table.add_column("env")
+    table.add_column("instance")
     for result in results:
         table.add_row(*_row(result))
     return table
@@ -104,49 +106,65 @@ def results_table(results: Iterable[TaskResult]) -> Table:
 def _row(result: TaskResult) -> list[str]:
     last = result.attempt
     taken = spans(last) if last else {}
-    good = result.reward is not None
+    name = f"{result.name}#{result.replica}" if result.replica else result.name
     return [
-        result.name,
-        result.agent,
-        result.model or "-",
-        result.mode.value,
-        (last.instance or "-") if last else "-",
-        str(last.environment.get("origin", "-")) if last else "-",
+        short_id(result.task_id)[-8:],
+        name,
+        reward(result),
         result.end_reason.value if result.end_reason else result.state.value,
-        reward(result) if good else "[yellow]not measured",
+        result.agent,
+        result.mode.value,
         str(len(result.attempts)),
-        *(f"{taken[name]:.2f}" if name in taken else "-" for name, _, _ in _SPANS),
+        result.model or "-",
+        *(lasted(taken[phase]) if phase in taken else "-" for phase, _, _ in _SPANS),
+        str(last.environment.get("origin", "-")) if last else "-",
+        (last.instance or "-") if last else "-",
     ]
 
 
 def runs_table(statuses: Sequence[RunStatus]) -> Table:
     """One row per run, scores with their valid denominator."""
-    table = Table(header_style="bold", pad_edge=False)
-    for column in (
-        "run",
-        "name",
-        "user",
-        "submitted",
-        "tasks",
-        "states",
-        "resolved / measured",
-        "scripted",
-        "mean reward",
-    ):
-        table.add_column(column)
+    table = Table("run", "name", "submitted", "tasks", "solved", "mean", "states", "user", keys=2)
+    now = datetime.now(UTC)
     for status in statuses:
         table.add_row(
-            str(status.id),
+            short_id(status.id),
             status.name,
-            status.user_name,
-            f"{status.created_at:%Y-%m-%d %H:%M:%S}",
-            str(status.total),
-            states(status),
-            f"{status.resolved} / {status.measured}",
-            f"{status.scripted_resolved} / {status.scripted}" if status.scripted else "-",
+            ago(status.created_at, now),
+            f"{status.ended}/{status.total}",
+            _solved(status),
             "-" if status.mean_reward is None else f"{status.mean_reward:.3f}",
+            states(status),
+            status.user_name,
         )
     return table
+
+
+def _solved(status: RunStatus) -> str:
+    """`5/6` of the scored, and apart from them those with scripted answers."""
+    scored = f"{status.resolved}/{status.measured}" if status.measured or not status.scripted else ""
+    scripted = f"{status.scripted_resolved}/{status.scripted} scripted" if status.scripted else ""
+    return " + ".join(filter(None, (scored, scripted)))
+
+
+def lasted(seconds: float) -> str:
+    """`0.25s`, `48s`, `3m12s`, `2h05m`."""
+    if seconds < 10:
+        return f"{seconds:.2f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes}m{rest:02}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02}m"
+
+
+def ago(at: datetime, now: datetime) -> str:
+    """`12s ago`, `3h ago`, and the date of what is older than two days."""
+    seconds = (now - at).total_seconds()
+    for most, unit, name in ((120, 1, "s"), (7200, 60, "m"), (172_800, 3600, "h")):
+        if seconds < most:
+            return f"{max(0, int(seconds // unit))}{name} ago"
+    return f"{at:%Y-%m-%d}"
 
 
 def states(status: RunStatus) -> str:
@@ -158,11 +176,11 @@ def summary(status: RunStatus) -> str:
     """The score with its denominator, and what the infrastructure lost."""
     lost = status.ended - status.measured - status.scripted
     mean = "-" if status.mean_reward is None else f"{status.mean_reward:.3f}"
-    loss = f"; {lost} of {status.total} not measured" if lost else ""
+    loss = f"; {lost} of {status.total} not scored" if lost else ""
     scripted = f"solved {status.scripted_resolved}/{status.scripted} scripted" if status.scripted else ""
     if scripted and not status.measured:
         return f"{status.name}: {scripted}{loss}"
-    measured = f"{status.resolved} of {status.measured} measured resolved, mean reward {mean}"
+    measured = f"{status.resolved} of {status.measured} scored solved, mean reward {mean}"
     return f"{status.name}: {measured}{f'; {scripted}' if scripted else ''}{loss}"
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from app.cli.later import later
 from app.cli.orderly import ending_in_order
 from app.cli.show import as_json, console, errors
+from app.cli.tables import Table
 from app.errors import LimitInvalid, WaitTimeout
 from app.models.simulation import Simulation
 from app.models.spec import AgentTask, Bundle, EnvironmentSpec, Limits, Mode, ScriptGoal

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.text import Text
 
 from app.cli.show import as_json, console, say
+from app.cli.tables import Table
 from app.settings import Settings, load
 
 
@@ -61,10 +62,10 @@ def doctor(json: Annotated[bool, typer.Option("--json")] = False) -> None:
     if json:
         as_json([vars_of(check) for check in found])
     else:
-        table = Table("", "check", "found", "mend", header_style="bold", pad_edge=False)
+        table = Table("", "check", "found", "mend", keys=4)
         colours = {"ok": "green", "warn": "yellow", "fail": "red"}
         for check in found:
-            table.add_row(f"[{colours[check.level]}]{check.level}[/]", check.name, check.found, check.mend)
+            table.add_row(Text(check.level, style=colours[check.level]), check.name, check.found, check.mend)
         console.print(table)
     if any(check.level == "fail" for check in found):
         raise typer.Exit(1)

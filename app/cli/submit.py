@@ -10,7 +10,7 @@ from app.cli import run_file
 from app.cli import submission_options as options
 from app.cli.later import later
 from app.cli.progress import follow
-from app.cli.runs import report, tell_open_networks
+from app.cli.runs import open_networks_line, report
 from app.cli.show import as_json, console, say
 from app.models.spec import EnvironmentKind, Mode, TaskSpec
 
@@ -130,7 +130,8 @@ def _submitted(flow: MegaFlow, run: Run, *, json: bool) -> None:
         as_json({"run_id": run.id, "tasks": tasks, "open_networks": results.open_networks(flow.database, run.id)})
     else:
         console.print(f"run {run.id}: {len(run.handles)} tasks accepted; `megaflow status {str(run.id)[-12:]}`")
-        tell_open_networks(flow, run)
+        if line := open_networks_line(flow, run):
+            console.print(line, soft_wrap=True)
 
 
 def _tried(specs: list[TaskSpec], replicas: int, *, json: bool) -> None:

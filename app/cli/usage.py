@@ -7,10 +7,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
+from rich.text import Text
 
 from app.cli.later import later
 from app.cli.show import as_json, console
+from app.cli.tables import Table
 from app.errors import UnknownName
 from app.models.kinds import USAGE_BY as WAYS
 from app.models.kinds import UsageBy as By
@@ -64,14 +65,13 @@ def usage(
         "waited",
         "environments",
     )
-    table = Table(header_style="bold", pad_edge=False)
+    table = Table()
     for name in columns:
         table.add_column(name, justify="left" if name == way else "right")
     for row in found:
         table.add_row(*_cells(row))
     if len(found) > 1:
-        table.add_section()
-        table.add_row(*_cells(_sum(found)), style="bold")
+        table.add_row(*(Text(cell, style="bold") for cell in _cells(_sum(found))))
     console.print(table)
 
 

@@ -11,11 +11,25 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row, text
 
-from app.errors import AmbiguousName, UnknownName
+from app.errors import UnknownName
 from app.ledger.database import Database
+from app.ledger.names import find
 from app.models.outcome import Artifact, AttemptRecord, TaskResult
 from app.models.spec import TaskSpec
 from app.models.states import ENDED_TASK, TaskState
+
+__all__ = [
+    "RunStatus",
+    "ended",
+    "find",
+    "open_networks",
+    "results",
+    "run_status",
+    "runs",
+    "state_of",
+    "task_ids",
+    "task_spec",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,30 +109,6 @@ def open_networks(database: Database, run_id: UUID) -> int:
 def _status(row: Row[Any]) -> RunStatus:
     values = row._asdict()
     return RunStatus(**{**values, "states": values["states"] or {}})
-
-
-def find(database: Database, kind: str, prefix: str) -> UUID:
-    """The run or task (`kind`: runs | tasks) whose id begins or ends so, or a run whose name it is.
-
-    Raises: UnknownName; AmbiguousName.
-    """
-    wanted = prefix.lower().replace("-", "")
-    by_name = " OR name = :name" if kind == "runs" else ""
-    with database.begin() as connection:
-        statement = text(
-            f"SELECT id FROM {kind} WHERE replace(id::text, '-', '') LIKE :head"  # noqa: S608
-            f" OR replace(id::text, '-', '') LIKE :tail{by_name} LIMIT 2"
-        )
-        found = list(
-            connection.execute(statement, {"head": f"{wanted}%", "tail": f"%{wanted}", "name": prefix}).scalars()
-        )
-    kin = kind.removesuffix("s")
-    if not found:
-        raise UnknownName(f"unknown {kin} {prefix!r}; `megaflow runs` and `megaflow status RUN` list the ids")
-    if len(found) > 1:
-        known = ", ".join(str(item) for item in found)
-        raise AmbiguousName(f"more than one {kin} fits {prefix!r}, e.g. {known}; expected more of the id")
-    return UUID(str(found[0]))
 
 
 def ended(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:

@@ -210,7 +210,7 @@ def test_the_mark_is_in_status_runs_and_show(
     told = said("status", run_id)
     assert "1 scripted" in told
     assert "solved 1/1 scripted" in told
-    assert "1 / 1" in said("runs")
+    assert "1/1 scripted" in said("runs")
     assert "scripted" in said("show", task_id)
     assert json.loads(said("show", task_id, "--json"))["scripted"] is True
     (shown,) = json.loads(said("status", run_id, "--json"))["runs"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.cli.progress import duration, lines
+from app.cli.progress import lines
+from app.cli.show import lasted
 from app.ledger.progress import Progress
 
 HALF = Progress(
@@ -26,9 +27,9 @@ def test_the_time_left_goes_by_what_ended_while_we_looked() -> None:
 
 def test_the_end_is_one_line() -> None:
     done = Progress(total=3, waiting=0, starting=0, ended=3, failed=0, cancelled=1, scored=2, score=1.0)
-    assert lines(done, 9.6) == ["[####################] 3/3 done, score 1.00 of 2, 1 cancelled, 10s"]
+    assert lines(done, 9.6) == ["[####################] 3/3 done, score 1.00 of 2, 1 cancelled, 9.60s"]
 
 
-@pytest.mark.parametrize(("seconds", "said"), [(0.4, "0s"), (59.4, "59s"), (192, "3m12s"), (7500, "2h05m")])
+@pytest.mark.parametrize(("seconds", "said"), [(0.4, "0.40s"), (59.4, "59s"), (192, "3m12s"), (7500, "2h05m")])
 def test_durations_are_short(seconds: float, said: str) -> None:
-    assert duration(seconds) == said
+    assert lasted(seconds) == said

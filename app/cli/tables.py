@@ -1,0 +1,152 @@
+"""Tables and text as the command line prints them: they fit the terminal, and a pipe gets tab-separated lines.
+
+Columns stand in the order of their importance. What does not fit is left out from the right, and named. A long key is
+cut in its middle, because names share their beginnings. `--wide` shows all columns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.segment import Segment
+from rich.text import Text
+
+Cell = str | Text
+
+_GAP = 2
+_LEAST = 14
+"""Characters of a column that may be cut."""
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~]?)")
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+class Wide:
+    """Whether all columns are shown, however narrow the terminal is."""
+
+    asked = False
+
+
+def clean(text: str) -> str:
+    """Without what steers a terminal: escape sequences, control and bidirectional characters; lines and tabs stay."""
+    return _CONTROLS.sub("", _ESCAPES.sub("", text))
+
+
+def shortened(text: str, width: int) -> str:
+    """Cut in the middle to `width` cells of a terminal."""
+    if cell_len(text) <= width:
+        return text
+    tail = (width - 1) // 2
+    head = width - 1 - tail
+    while cell_len(text[:head]) > width - 1 - tail:
+        head -= 1
+    while tail and cell_len(text[-tail:]) > (width - 1) // 2:
+        tail -= 1
+    return f"{text[:head]}…{text[len(text) - tail :]}"
+
+
+class SafeConsole(Console):
+    """Prints text as it is: no markup, nothing that steers a terminal."""
+
+    def print(self, *objects: object, **named: object) -> None:
+        """As Rich's, without markup; a table that goes into a pipe is written as tab-separated lines."""
+        if not self.is_terminal and len(objects) == 1 and isinstance(table := objects[0], Table):
+            self.file.write("".join(f"{line}\n" for line in table.tabbed()))
+            return
+        if Wide.asked:
+            named = {"crop": False, "overflow": "ignore", "no_wrap": True, "soft_wrap": True, **named}
+        super().print(*objects, **{"markup": False, "highlight": False, **named})  # type: ignore[arg-type]
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """All that is printed comes by here."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(clean(segment.text), segment.style)
+
+
+class Table:
+    """Rows of cells below headers, the most important column first. `keys`: so many are never left out."""
+
+    def __init__(self, *headers: str, title: str = "", keys: int = 1, header: bool = True) -> None:
+        self._headers: list[str] = []
+        self._right: list[bool] = []
+        self._rows: list[list[Cell]] = []
+        self._title = title
+        self._keys = keys
+        self._header = header
+        for name in headers:
+            self.add_column(name)
+
+    def add_column(self, header: str = "", *, justify: str = "left") -> None:
+        """justify: `left`, or `right` for numbers."""
+        self._headers.append(header)
+        self._right.append(justify == "right")
+
+    @property
+    def width(self) -> int:
+        """How many columns it has."""
+        return len(self._headers)
+
+    def add_row(self, *cells: Cell) -> None:
+        """Cells are plain text: nothing in them is interpreted."""
+        self._rows.append(
+            [
+                Text(_one_line(clean(one.plain)), one.style) if isinstance(one, Text) else _one_line(clean(one))
+                for one in cells
+            ]
+        )
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        widths = self._fitted(10_000 if Wide.asked else options.max_width)
+        if self._title:
+            yield Text(self._title, style="italic")
+        if self._header:
+            yield self._line([Text(name, style="bold") for name in self._headers], widths)
+        for row in self._rows:
+            yield self._line(row, widths)
+        if left_out := [name for name in self._headers[len(widths) :] if name]:
+            yield Text(f"not shown: {', '.join(left_out)} (--wide shows all)", style="dim", overflow="fold")
+
+    def tabbed(self) -> Iterator[str]:
+        """All columns of all rows, whole, with tabs between the cells."""
+        rows = [list[Cell](self._headers), *self._rows] if self._header else self._rows
+        for row in rows:
+            yield "\t".join(_one_line(clean(str(one))) for one in row)
+
+    def _fitted(self, width: int) -> list[int]:
+        """The widths of the columns that are shown."""
+        header: list[Cell] = list(self._headers) if self._header else [""] * len(self._headers)
+        cells = [header, *self._rows]
+        natural = [max(cell_len(str(row[place])) for row in cells) for place in range(len(self._headers))]
+        least = [min(one, _LEAST) for one in natural]
+        shown = len(natural)
+        while shown > self._keys and sum(least[:shown]) + _GAP * (shown - 1) > width:
+            shown -= 1
+        widths, spare = least[:shown], width - sum(least[:shown]) - _GAP * (shown - 1)
+        for place in range(shown):  # the first columns get what they want first
+            more = max(0, min(spare, natural[place] - widths[place]))
+            widths[place] += more
+            spare -= more
+        return widths
+
+    def _line(self, row: list[Cell], widths: list[int]) -> Text:
+        line = Text(no_wrap=True, overflow="ignore" if Wide.asked else "crop")
+        for place, width in enumerate(widths):
+            cell = row[place]
+            text = Text(shortened(str(cell), width), style=cell.style if isinstance(cell, Text) else "")
+            spaces = " " * (width - cell_len(text.plain))
+            last = place == len(widths) - 1
+            line.append(" " * (_GAP if place else 0))
+            line.append_text(Text(spaces) + text if self._right[place] else text + Text("" if last else spaces))
+        return line
+
+
+def _plain(cell: Cell) -> Cell:
+    if isinstance(cell, Text):
+        return Text(_one_line(clean(cell.plain)), cell.style)
+    return _one_line(clean(cell))
+
+
+def _one_line(text: str) -> str:
+    return text.replace("\n", " ").replace("\t", " ")
