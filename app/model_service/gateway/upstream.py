@@ -236,20 +236,22 @@ class Upstream:
         status = 429 if trouble.kind is Kind.BUSY else trouble.status
         end = {Kind.TIMEOUT: CallEnd.UPSTREAM_TIMEOUT, Kind.DOWN: _AWAY, Kind.RESET: _AWAY}.get(trouble.kind)
         if end is None:
-            end = faults.end_of(trouble.status, said)
+            end = faults.end_of(trouble.status, said, plan.target.upstream_model or call.model)
         message = self._keys.redact(said.message)
         if end is CallEnd.CONTEXT_EXHAUSTED:
             return Refusal(400, "context_length_exceeded", message, end)
         content = self._keys.redact_bytes(trouble.content)
-        own = plan.translation is None and end in {CallEnd.REFUSED, CallEnd.UNAUTHORISED} and reading.is_json(content)
+        own = plan.translation is None and end in _OWN_WORDS and reading.is_json(content)
         code = said.code or _CODES.get(end, "engine_error")
         return Refusal(status, self._keys.redact(code), message, end, body=content if own else None)
 
 
 _AWAY = CallEnd.UPSTREAM_UNREACHABLE
+_OWN_WORDS = frozenset({CallEnd.REFUSED, CallEnd.UNAUTHORISED, CallEnd.NOT_FOUND})
 _CODES = {
     CallEnd.UPSTREAM_BUSY: "engine_busy",
     CallEnd.UPSTREAM_TIMEOUT: "engine_timeout",
     CallEnd.UPSTREAM_UNREACHABLE: "engine_unreachable",
     CallEnd.UNAUTHORISED: "engine_refused_key",
+    CallEnd.NOT_FOUND: "model_not_found",
 }
