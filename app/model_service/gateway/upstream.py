@@ -17,7 +17,7 @@ from app.model_service.dialects.sampling import not_taken
 from app.model_service.gateway import faults, reading, troubles
 from app.model_service.gateway.enforcement import fits
 from app.model_service.gateway.engines import Engine, Target
-from app.model_service.gateway.keys import Keys
+from app.model_service.gateway.keys import Keys, missing_key
 from app.model_service.gateway.plans import Answer, Plan, Planner
 from app.model_service.gateway.refusals import Refusal
 from app.model_service.gateway.relay import begins_with_error
@@ -59,6 +59,8 @@ class Upstream:
         while True:
             target = call.target = await self._target(call, avoid)
             engine = target.engine
+            if target.key_expected and (why := missing_key(self._keys, target.api_key_env)) is not None:
+                raise Refusal(403, "key_missing", f"{engine.url}: {why}", CallEnd.UNAUTHORISED)
             if target.context_tokens is not None:
                 fits(call, target.context_tokens)
             refused = unsampled.get(engine.url, set())
