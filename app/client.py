@@ -176,6 +176,19 @@ class MegaFlow:
         """Raises: UnknownName."""
         return results.run_status(self.database, run_id)
 
+    def check_model(self, model: ModelChoice | str) -> list[str]:
+        """Have the gateway check the model's endpoint and key now; returns what could not be checked.
+
+        `enqueue` does not do this: a producer may submit before any gateway runs.
+
+        Raises: ModelEndpointUnavailable: no connection, a refused or missing key, an unknown model, or no gateway
+            answers; DatabaseUnavailable.
+        """
+        from app.model_service.checking import check_model
+
+        chosen = ModelChoice(name=model) if isinstance(model, str) else model
+        return check_model(self.settings, self.database, chosen)
+
     def cancel(self, task_ids: Sequence[UUID]) -> None:
         """Ask tasks to end. What runs is told at once; what waits ends now; what has ended stays as it is."""
         from app.ledger import tasks

@@ -248,8 +248,18 @@ class ModelEndpointUnavailable(StationError):
     exit_code = 69
 
 
+class ModelRefused(ModelEndpointUnavailable):
+    """The endpoint refuses the key or does not have the model: another attempt would end the same."""
+
+
 class GradingFailed(StationError):
     """The grader itself could not judge: no reward, no parsable report, no end."""
+
+
+class TestRunnerMissing(GradingFailed):
+    """The tests did not start: their program is not in the environment."""
+
+    __test__ = False  # no class of pytest's
 
 
 class InstanceFailed(StationError):

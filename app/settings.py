@@ -142,8 +142,8 @@ class Settings(BaseSettings):
     """OpenAI-compatible base URL of the engine for models that have no route of their own; None: there is none."""
     model_api_key_env: str = "OPENAI_API_KEY"
     """Name of the variable that holds the key; only the gateway's process needs to have it."""
-    model_key_envs: Annotated[tuple[str, ...], NoDecode] = ("*_API_KEY", "*_MODEL_KEY")
-    """Variables, by name or pattern, that a task may name as the key of its own endpoint; separated by commas."""
+    shared_installation: bool = False
+    """Several people submit who do not trust each other: only registered URLs of models are called."""
     replay_port: int = Field(default=8765, ge=1, le=65535)
     """Where this host's replay engine listens, at `bind`."""
     replay_url: str | None = None
@@ -211,7 +211,7 @@ class Settings(BaseSettings):
                 raise ValueError(f"expected ADDRESS[/BITS][:PORT], found {one!r}")
         return value
 
-    @field_validator("model_key_envs", "gateway_url", "open_network_allow", mode="before")
+    @field_validator("gateway_url", "open_network_allow", mode="before")
     @classmethod
     def _names(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value

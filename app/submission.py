@@ -13,7 +13,9 @@ from app.environments import archives
 from app.errors import ArtifactMissing, LimitInvalid, SpecInvalid
 from app.ledger import model_replicas
 from app.ledger.database import Database
+from app.ledger.model_endpoints import Registered
 from app.ledger.model_replicas import ANY, check_variable, plain_url
+from app.models.addresses import forbidden_url
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import (
     IMAGELESS,
@@ -78,26 +80,32 @@ def specs_for(
 
 
 def refuse_unanswered(specs: Iterable[TaskSpec], settings: Settings, database: Database) -> None:
-    """Refuse specs whose model no engine would answer for.
+    """Refuse specs whose model no engine would answer for, or whose URL and key were not registered together.
 
     An engine is named by the model's own `base_url`, by the setting MEGAFLOW_MODEL_BASE_URL, by a route
     (`megaflow models add`), or by a name of the replay engine.
 
     Raises: SpecInvalid: names the model and what to try; DatabaseUnavailable.
     """
-    asked = {
-        spec.model.name
-        for spec in specs
-        if spec.model is not None
-        and spec.agent != "replay"  # its model names a recording, which it reads by itself
-        and spec.model.base_url is None
-        and not spec.model.replay
-    }
-    if not asked or settings.model_base_url is not None:
+    models = {spec.model for spec in specs if spec.model is not None and spec.agent != "replay"}
+    if all(model.replay and model.base_url is None and not model.side_models for model in models):
         return
     with database.begin() as connection:
-        routes = {row.model for row in model_replicas.listed(connection)}
-    if ANY in routes or not (unknown := sorted(asked - routes)):
+        rows = model_replicas.listed(connection)
+    registered = Registered.of(settings, rows)
+    for model in models:
+        url = model.base_url or settings.model_base_url
+        if url is not None and not (model.replay and model.base_url is None):
+            if (why := registered.refusal(model, url)) is not None:
+                raise SpecInvalid(f"model {model.name!r}: {why}; nothing was submitted")
+        elif url is None:
+            _refuse_without_route(model, {row.model for row in rows})
+
+
+def _refuse_without_route(model: ModelChoice, routes: set[str]) -> None:
+    """Raises: SpecInvalid: the model, or one beside it, has no route."""
+    asked = [name for name in (model.name, *model.side_models) if not (name == model.name and model.replay)]
+    if ANY in routes or not (unknown := [name for name in asked if name not in routes]):
         return
     raise SpecInvalid(
         f"model {unknown[0]!r}: expected an endpoint (--base-url, or the setting MEGAFLOW_MODEL_BASE_URL) or a route,"
@@ -117,6 +125,8 @@ def _check_model(model: ModelChoice) -> None:
                 "model.base_url: expected a base URL such as http://engine.example.org:8000/v1, without user, password"
                 " and query, found something else; a key is named by `api_key_env`"
             ) from None
+        if (why := forbidden_url(model.base_url)) is not None:
+            raise SpecInvalid(f"model.base_url: expected a model server, found {why}: models are never called there")
     if model.api_key_env is not None:
         try:
             check_variable(model.api_key_env)

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from app.agents.base import AgentReport
 from app.models.endings import BLAME, Blame, EndReason
-from app.models.model_calls import ENGINE_FAULTS, Account, CallEnd
+from app.models.model_calls import ENGINE_FAULTS, LASTING_FAULTS, Account, CallEnd
 
 _STOPS = {
     CallEnd.STEP_LIMIT: EndReason.STEP_LIMIT,
@@ -54,6 +54,16 @@ def reconciled(report: AgentReport, account: Account | None, *, doubt: str = "")
         steps=account.turns if report.steps is None else report.steps,
         usage=_usage(report.usage, account),
     )
+
+
+def would_end_the_same(report: AgentReport, account: Account | None) -> bool:
+    """Whether another attempt would meet the same fault of its model: a refused key, or an unknown model.
+
+    Only where no call was answered: a key that was accepted before may be accepted again.
+    """
+    if account is None or report.end_reason is not EndReason.MODEL_ERROR:
+        return False
+    return account.turns == 0 and (account.turn_end or account.last_end) in LASTING_FAULTS
 
 
 def _reason(said: EndReason, account: Account, doubt: str) -> tuple[EndReason, str]:

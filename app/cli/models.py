@@ -8,19 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli.later import later
-from app.cli.show import as_json, console
+from app.cli.show import as_json, console, say
 from app.cli.tables import Table
 from app.errors import LimitInvalid
 from app.models.model_calls import Dialect
+from app.models.spec import ModelChoice
 
 if TYPE_CHECKING:
     from app.client import MegaFlow
     from app.ledger import model_replicas as ledger
     from app.ledger.model_replicas import ModelReplica, NewReplica
+    from app.model_service.checking import check_model
 else:
     MegaFlow = later("app.client", "MegaFlow")
     ledger = later("app.ledger.model_replicas")
     NewReplica = later("app.ledger.model_replicas", "NewReplica")
+    check_model = later("app.model_service.checking", "check_model")
 
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 Name = Annotated[str, typer.Argument(metavar="MODEL", help="The model's stable name, or * for all without a row.")]
@@ -59,21 +62,27 @@ def add(
     speaks: Annotated[
         list[str] | None, typer.Option(help=f"{', '.join(_SAYS)}; several times. Without it the gateway finds out.")
     ] = None,
-    key_env: Annotated[str | None, typer.Option(help="NAME of the gateway's variable that holds the key.")] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(help="NAME of the gateway's variable that holds the key; it goes to this URL only.")
+    ] = None,
     context_tokens: Annotated[int | None, typer.Option(help="Prompt and answer; without it the engine says.")] = None,
+    no_check: Annotated[bool, typer.Option("--no-check", help="Add it unseen, e.g. before it is started.")] = False,
     json: Json = False,
 ) -> None:
-    """Let an engine answer for a model. In force within a second."""
+    """Let an engine answer for a model, and its key be sent there. In force within a second."""
     new = NewReplica(
         model=model,
         url=url,
         upstream_model=upstream_model,
         policy_version=version,
         dialects=tuple(dict.fromkeys(_dialect(one) for one in speaks or ())),
-        api_key_env=key_env,
+        api_key_env=api_key_env,
         context_tokens=context_tokens,
     )
     with MegaFlow() as flow:
+        ledger.check_new(new)
+        if not no_check:
+            _check(flow, new)
         made = ledger.add(flow.database, new)
     _say([made], "answers", json)
 
@@ -122,6 +131,18 @@ def swap(
             keep_attempts=keep_attempts,
         )
     _say(now, "is there", json)
+
+
+def _check(flow: MegaFlow, new: NewReplica) -> None:
+    """Have the gateway look at the engine. Raises: ModelEndpointUnavailable: then nothing was changed."""
+    candidate = {
+        "url": new.url,
+        "api_key_env": new.api_key_env,
+        "upstream_model": new.upstream_model,
+        "dialects": [dialect.value for dialect in new.dialects],
+    }
+    for warning in check_model(flow.settings, flow.database, ModelChoice(name=new.model), candidate):
+        say(warning)
 
 
 def _say(replicas: list[ModelReplica], what: str, json: bool) -> None:

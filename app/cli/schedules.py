@@ -39,6 +39,8 @@ def add(
     model: options.ModelOption = None,
     base_url: options.BaseUrlOption = None,
     api_key_env: options.ApiKeyEnvOption = None,
+    side_model: options.SideModelOption = None,
+    no_check: options.NoCheckOption = False,
     temperature: options.TemperatureOption = None,
     top_p: options.TopPOption = None,
     max_tokens: options.MaxTokensOption = None,
@@ -75,7 +77,7 @@ def add(
 
     due_at = check_cron(cron, datetime.now(UTC))
     sampling = options.sampling_of(temperature, top_p, max_tokens, seed)
-    chosen = options.model_of(model, base_url, api_key_env, sampling)
+    chosen = options.model_of(model, base_url, api_key_env, sampling, side_model)
     submission = Submission(
         dataset=dataset,
         agent=agent,
@@ -98,7 +100,8 @@ def add(
         ),
     )
     with MegaFlow() as flow:
-        tasks = evaluations.trial(submission, flow.settings, flow.database)  # what could never run is refused now
+        # What could never run is refused now.
+        tasks = evaluations.trial(submission, flow.settings, flow.database, check=options.check_of(flow, no_check))
         # What nobody asked for is left out, so that an older release reads it, too.
         unsaid = {"limits"} if submission.limits == LimitOverrides() else set[str]()
         kept = submission.model_dump(mode="json", exclude={"dataset", *unsaid})

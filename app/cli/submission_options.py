@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from pydantic import ValidationError
 
+from app.cli.show import say
 from app.errors import SpecInvalid
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import EnvironmentKind, Mode, ModelChoice, Network, Reuse, Sampling
+
+if TYPE_CHECKING:
+    from app.client import MegaFlow
 
 AgentOption = Annotated[
     str,
@@ -24,7 +28,15 @@ ModelOption = Annotated[
     typer.Option("--model", "-m", help="Name at the endpoint or of a route; `replay` or `replay:RUN`: scripted."),
 ]
 BaseUrlOption = Annotated[str | None, typer.Option(help="OpenAI-compatible base URL; default: the settings'.")]
-ApiKeyEnvOption = Annotated[str | None, typer.Option(help="Name of the variable that holds the key.")]
+ApiKeyEnvOption = Annotated[
+    str | None, typer.Option(help="Variable of the key, registered with the URL by `megaflow models add`.")
+]
+SideModelOption = Annotated[
+    list[str] | None, typer.Option(help="Another model that the agent may call; may be repeated.")
+]
+NoCheckOption = Annotated[
+    bool, typer.Option("--no-check", help="Do not have the gateway check the model's endpoint and key first.")
+]
 TemperatureOption = Annotated[float | None, typer.Option(min=0, max=2, help="Of the model, whatever the agent asks.")]
 TopPOption = Annotated[float | None, typer.Option(help="Of the model, above 0 and up to 1, whatever the agent asks.")]
 MaxTokensOption = Annotated[int | None, typer.Option(min=1, help="Tokens of one answer, whatever the agent asks.")]
@@ -69,15 +81,26 @@ BudgetOption = Annotated[
 
 
 def model_of(
-    model: str | None, base_url: str | None, api_key_env: str | None, sampling: Sampling | None = None
+    model: str | None,
+    base_url: str | None,
+    api_key_env: str | None,
+    sampling: Sampling | None = None,
+    side_models: Sequence[str] | None = None,
 ) -> ModelChoice | None:
     """The model that the options name, if they name one.
 
-    Raises: SpecInvalid: an endpoint or sampling options without a model.
+    Raises: SpecInvalid: an endpoint, side models or sampling options without a model.
     """
+    beside = tuple(side_models or ())
     if model:
-        return ModelChoice(name=model, base_url=base_url, api_key_env=api_key_env, sampling=sampling)
-    given = [option for option, value in (("--base-url", base_url), ("--api-key-env", api_key_env)) if value]
+        return ModelChoice(
+            name=model, base_url=base_url, api_key_env=api_key_env, sampling=sampling, side_models=beside
+        )
+    given = [
+        option
+        for option, value in (("--base-url", base_url), ("--api-key-env", api_key_env), ("--side-model", beside))
+        if value
+    ]
     given += [f"--{name.replace('_', '-')}" for name in (sampling.model_fields_set if sampling else ())]
     if given:
         raise SpecInvalid(
@@ -85,6 +108,16 @@ def model_of(
             " try --model with its name at that endpoint; nothing was submitted"
         )
     return None
+
+
+def check_of(flow: MegaFlow, no_check: bool) -> Callable[[ModelChoice], None] | None:
+    """Has the gateway check a model's endpoint and key; prints what could not be checked. None: no check is wanted."""
+
+    def check(model: ModelChoice) -> None:
+        for warning in flow.check_model(model):
+            say(f"model {model.name}: {warning}")
+
+    return None if no_check else check
 
 
 def sampling_of(

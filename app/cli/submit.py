@@ -48,6 +48,8 @@ def submit(
     model: options.ModelOption = None,
     base_url: options.BaseUrlOption = None,
     api_key_env: options.ApiKeyEnvOption = None,
+    side_model: options.SideModelOption = None,
+    no_check: options.NoCheckOption = False,
     temperature: options.TemperatureOption = None,
     top_p: options.TopPOption = None,
     max_tokens: options.MaxTokensOption = None,
@@ -88,11 +90,12 @@ def submit(
     if print_config:
         typer.echo(run_file.written(context), nl=False)
         return
+    sampling = options.sampling_of(temperature, top_p, max_tokens, seed)
     submission = evaluations.Submission(
         dataset=dataset,
         agent=agent,
         mode=mode,
-        model=options.model_of(model, base_url, api_key_env, options.sampling_of(temperature, top_p, max_tokens, seed)),
+        model=options.model_of(model, base_url, api_key_env, sampling, side_model),
         replicas=replicas,
         limit=limit,
         only=tuple(task or ()),
@@ -111,10 +114,13 @@ def submit(
         ),
     )
     with MegaFlow() as flow:
+        check = options.check_of(flow, no_check)
         if dry_run:
-            _tried(evaluations.trial(submission, flow.settings, flow.database), replicas, json=json)
+            _tried(evaluations.trial(submission, flow.settings, flow.database, check=check), replicas, json=json)
             return
-        accepted = evaluations.submit(submission, flow.settings, flow.database, idempotency_key=idempotency_key)
+        accepted = evaluations.submit(
+            submission, flow.settings, flow.database, idempotency_key=idempotency_key, check=check
+        )
         run = flow.run(accepted.run_id, accepted.task_ids, accepted.names)
         if not wait:
             _submitted(flow, run, json=json)

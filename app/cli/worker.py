@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Annotated
 
 import typer
 
 from app import logs
+from app.models.provider_keys import without_keys
 from app.models.spec import Mode
 from app.settings import load
 
@@ -20,6 +23,7 @@ def register(cli: typer.Typer) -> None:
 @worker.command()
 def control() -> None:
     """Dispatcher, reconciler and schedules."""
+    _start_without_keys()
     from app.workers import control as door
 
     raise typer.Exit(door.main())
@@ -31,6 +35,7 @@ def persistent(
     resource_class: Annotated[str, typer.Option("--class", help="Its resource class.")] = "standard",
 ) -> None:
     """A standing instance that registers itself; several make a pool."""
+    _start_without_keys()
     from app.workers import instance
 
     _log()
@@ -40,6 +45,7 @@ def persistent(
 @worker.command()
 def nursery() -> None:
     """The launcher of the `process` provider."""
+    _start_without_keys()
     from app.workers import nursery as door
 
     door.main()
@@ -52,6 +58,13 @@ def migrate() -> None:
 
     schema.migrate(load().database())
     typer.echo("the database is at the newest revision")
+
+
+def _start_without_keys() -> None:
+    """Start this process anew where its environment has keys of model providers: only the gateway may have them."""
+    clean = without_keys(os.environ, {load().model_api_key_env})
+    if len(clean) < len(os.environ):
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], clean)  # noqa: S606  this very command
 
 
 def _log() -> None:

@@ -13,6 +13,10 @@ _MOST_LOGGED_BYTES = 1 << 30
 _LOG_TIMEOUT_S = 60.0
 
 
+NO_SUCH_PROGRAM = (126, 127)
+"""A POSIX shell's codes for a program that is not there or cannot be run."""
+
+
 @dataclass(frozen=True, slots=True)
 class Submission:
     """What is judged. `patch` is None when the task has no repository; `tests_files` is the hidden folder as a tar."""

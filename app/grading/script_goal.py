@@ -16,8 +16,8 @@ from typing import Any
 
 import structlog
 
-from app.errors import GradingFailed
-from app.grading.base import Grade, Submission, out_of_memory, whole_of
+from app.errors import GradingFailed, TestRunnerMissing
+from app.grading.base import NO_SUCH_PROGRAM, Grade, Submission, out_of_memory, whole_of
 from app.models.outcome import MOST_REWARD, Verdict
 from app.models.shell import Services, Shell
 from app.models.spec import ScriptGoal
@@ -91,7 +91,8 @@ class ScriptGrader:
             ended = "" if run.timed_out else f"; its exit code was {run.exit_code}"
             why = f"{error}{where}{ended}{memory}"
             if not run.out_of_memory:
-                raise GradingFailed(why + _end(report)) from error
+                missing = not run.timed_out and run.exit_code in NO_SUCH_PROGRAM
+                raise (TestRunnerMissing if missing else GradingFailed)(why + _end(report)) from error
             # The limit is the task's own, and a good solution passes under it (the oracle shows that): what filled the
             # memory is what the agent left. So it is a result, as where that fills the disk; and to do it all again
             # would neither help the task nor be fair, since whoever is about to fail could ask for it in this way.

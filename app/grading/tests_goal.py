@@ -11,8 +11,8 @@ import shlex
 
 import structlog
 
-from app.errors import GradingFailed
-from app.grading.base import Grade, Submission, out_of_memory, whole_of
+from app.errors import GradingFailed, TestRunnerMissing
+from app.grading.base import NO_SUCH_PROGRAM, Grade, Submission, out_of_memory, whole_of
 from app.grading.reports import PARSERS, Report
 from app.models.outcome import TestStatus, Verdict
 from app.models.shell import CommandResult, Shell
@@ -24,7 +24,6 @@ START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
 _STEP_TIMEOUT_S = 120.0  # one git command
 _MAX_REPORT_BYTES = 32 << 20
 _NAMES_SHOWN = 5
-_NO_SUCH_PROGRAM = (126, 127)  # a POSIX shell's codes for a program that is not there or cannot be run
 
 # Before every git command: whoever owns the checkout, and whatever somebody's configuration says, the same happens;
 # and a folder without a repository of its own is not taken for a part of one further up.
@@ -125,8 +124,8 @@ class TestsGrader:
 
     def _judge(self, report: bytes, run: CommandResult) -> dict[str, TestStatus]:
         statuses = self._parse(between_markers(report.decode("utf-8", "replace")))
-        if not statuses and run.exit_code in _NO_SUCH_PROGRAM:
-            raise GradingFailed(
+        if not statuses and run.exit_code in NO_SUCH_PROGRAM:
+            raise TestRunnerMissing(
                 f"expected the test command to start; found exit code {run.exit_code}: "
                 f"{report[-800:].decode('utf-8', 'replace').strip()}; is its program in the image?"
             )

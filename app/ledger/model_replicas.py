@@ -21,7 +21,9 @@ from app.errors import LimitInvalid, UnknownName
 from app.ledger import events
 from app.ledger.database import Database
 from app.ledger.events import Fact
+from app.models.addresses import forbidden_url
 from app.models.model_calls import Dialect
+from app.models.provider_keys import EXPECTED, is_key_variable
 
 CHANGED = "megaflow_models"
 """Channel: some model's replicas are others now; the payload is its name."""
@@ -76,7 +78,7 @@ def listed(connection: Connection, model: str | None = None) -> list[ModelReplic
 
 def add(database: Database, new: NewReplica) -> ModelReplica:
     """Raises: LimitInvalid: a value is impossible, or the model has this engine already; nothing was changed."""
-    _check(new)
+    check_new(new)
     with database.begin() as connection:
         _alone(connection)
         if any(one.url == plain_url(new.url) for one in listed(connection, new.model)):
@@ -169,7 +171,7 @@ def _replace(
             api_key_env=first.api_key_env,
             context_tokens=first.context_tokens,
         )
-        _check(new)
+        check_new(new)
         _insert(connection, new)
 
 
@@ -270,12 +272,19 @@ def check_variable(name: str) -> None:
         raise LimitInvalid(f"expected a variable that holds an engine's key, found one of ours ({name})")
 
 
-def _check(new: NewReplica) -> None:
+def check_new(new: NewReplica) -> None:
+    """Raises: LimitInvalid: a value is impossible."""
     if not new.model or len(new.model) > 200 or not new.model.isprintable():
         raise LimitInvalid(f"model: expected a name of 1 to 200 printable characters, or {ANY}, found {new.model!r}")
-    plain_url(new.url)
+    if (why := forbidden_url(plain_url(new.url))) is not None:
+        raise LimitInvalid(f"engine: expected a model server, found {why} in {new.url}; nothing was changed")
     if new.api_key_env is not None:
         check_variable(new.api_key_env)
+        if not is_key_variable(new.api_key_env):
+            raise LimitInvalid(
+                f"the key's variable: expected {EXPECTED} (only the gateway gets such variables),"
+                f" found {new.api_key_env}; export the key under another name; nothing was changed"
+            )
     if new.context_tokens is not None and new.context_tokens < 1:
         raise LimitInvalid(f"context_tokens: expected 1 or more, found {new.context_tokens}; nothing was changed")
 

@@ -16,6 +16,7 @@ from app.errors import SpecInvalid, UnknownName
 from app.ledger import events, stream
 from app.ledger.database import Database
 from app.ledger.events import Fact
+from app.models.provider_keys import is_key_variable
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 _OURS = "MEGAFLOW_"
@@ -56,6 +57,11 @@ def add(
         raise SpecInvalid(
             "expected the name of an environment variable that holds the secret, such as HOOK_SECRET (not one of"
             f" {_OURS}…, which are settings); found something else"
+        )
+    if secret_env is not None and is_key_variable(secret_env):
+        raise SpecInvalid(
+            f"expected a variable that the control worker has, such as HOOK_SECRET, found {secret_env}: names of this"
+            " form are kept for the gateway"
         )
     place = stream.now(database) if position is None else stream.place(database, position)
     hook_id = uuids.uuid7()

@@ -85,6 +85,7 @@ PERMANENT: tuple[type[BaseException], ...] = (
     errors.UnknownName,
     errors.AgentUnsuitable,
     errors.AgentNotSetUp,
+    errors.ModelRefused,
 )
 
 
@@ -95,6 +96,7 @@ PERMANENT_WHEN_REPEATED: tuple[type[BaseException], ...] = (
     errors.SetupTimedOut,
     errors.ImageMissing,
     errors.ImageDenied,
+    errors.TestRunnerMissing,
 )
 
 

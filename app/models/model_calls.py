@@ -38,6 +38,7 @@ class CallEnd(StrEnum):
     RUN_BUDGET = "run_budget"  # its run has: an administrator's limit, so the attempt is not counted
     THROTTLED = "throttled"  # a limit left no room for as long as one may wait
     UNAUTHORISED = "unauthorised"  # the engine did not take our key
+    NOT_FOUND = "not_found"  # the engine does not have the model
     UPSTREAM_BUSY = "upstream_busy"  # 429 or 529, for as long as one may wait
     UPSTREAM_ERROR = "upstream_error"  # 5xx, garbage
     UPSTREAM_UNREACHABLE = "upstream_unreachable"  # no replica takes connections
@@ -50,6 +51,7 @@ ENGINE_FAULTS = frozenset(
     {
         CallEnd.THROTTLED,
         CallEnd.UNAUTHORISED,
+        CallEnd.NOT_FOUND,
         CallEnd.UPSTREAM_BUSY,
         CallEnd.UPSTREAM_ERROR,
         CallEnd.UPSTREAM_UNREACHABLE,
@@ -58,6 +60,9 @@ ENGINE_FAULTS = frozenset(
     }
 )
 """Ends that are not the agent's: an attempt that stops because of one is not measured (promise 7)."""
+
+LASTING_FAULTS = frozenset({CallEnd.UNAUTHORISED, CallEnd.NOT_FOUND})
+"""Those of them that another attempt would meet again."""
 
 
 @dataclass(frozen=True, slots=True)

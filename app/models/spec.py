@@ -345,6 +345,7 @@ class ModelChoice(Wire):
     base_url: str | None = None  # None: the endpoint of the settings
     api_key_env: str | None = None
     sampling: Sampling | None = None
+    side_models: tuple[str, ...] = ()  # that the agent may call beside `name`, at the same endpoint or by their routes
 
     @property
     def replay(self) -> bool:
@@ -353,9 +354,9 @@ class ModelChoice(Wire):
 
     @model_serializer(mode="wrap")
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without `sampling` where there is none, so that a submission keeps the digest that it had before."""
+        """Without what was not given, so that a submission keeps the digest that it had before these fields."""
         fields: dict[str, Any] = handler(self)
-        return {name: value for name, value in fields.items() if name != "sampling" or value}
+        return {name: value for name, value in fields.items() if name not in ("sampling", "side_models") or value}
 
 
 class TaskSpec(Wire):

@@ -520,6 +520,14 @@ class ModelReplicaRow(Base):
     __table_args__ = (Index("model_replicas_model_idx", "model"),)
 
 
+class ControlToken(Base):
+    """Proof for a gateway that its caller may write to this database; used once."""
+
+    __tablename__ = "control_tokens"
+    token_sha256: Mapped[str] = mapped_column(primary_key=True)
+    expires_at: Mapped[datetime]
+
+
 class Artifact(Base):
     """Bytes in the store, or the recorded fact that there are none."""
 

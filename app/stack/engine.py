@@ -28,6 +28,7 @@ from docker.errors import DockerException
 
 from app.environments import quick_start
 from app.errors import EngineUnavailable
+from app.models.provider_keys import without_keys
 from app.settings import Settings
 from app.stack import cgroup_moves
 from app.stack.home import MARKER, logs_folder, prepare, run_folder, tail
@@ -274,7 +275,7 @@ def _spawn(command: tuple[str, ...], logfile: Path) -> int:
         command[0],
         command,
         # Not of the stack: `down` ends what carries the stack's mark, and decides about the engine apart.
-        {name: value for name, value in os.environ.items() if name != MARKER},
+        {name: value for name, value in without_keys(os.environ).items() if name != MARKER},
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(logfile), flags, 0o600),

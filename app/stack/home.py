@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from app.errors import SettingsInvalid, StackNotRunning
+from app.models.provider_keys import without_keys
 from app.settings import PREFIX, Settings
 
 MARKER = "STACK_OF_MEGAFLOW"
@@ -102,9 +103,13 @@ def exclusively(settings: Settings) -> Iterator[None]:
         yield
 
 
-def process_environment(settings: Settings) -> dict[str, str]:
-    """What a process of the stack gets: this process's environment with our variables replaced."""
-    foreign = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+def process_environment(settings: Settings, *, keys: bool = False) -> dict[str, str]:
+    """What a process of the stack gets: this process's environment with our variables replaced.
+
+    keys: with those of model providers, which only the gateway gets.
+    """
+    known = os.environ if keys else without_keys(os.environ, {settings.model_api_key_env})
+    foreign = {name: value for name, value in known.items() if not name.startswith(PREFIX)}
     return foreign | settings.variables() | {MARKER: str(settings.home), "PYTHONUNBUFFERED": "1"}
 
 

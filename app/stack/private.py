@@ -143,7 +143,7 @@ class PrivateStack:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=process_environment(self.settings),
+                env=process_environment(self.settings, keys=program.keys),
                 cwd="/" if program.user else self.settings.home,
                 user=program.user,
                 group=program.user,

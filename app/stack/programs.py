@@ -41,6 +41,8 @@ class Program:
     stop_signal: str = "TERM"
     stop_wait_s: int = 10
     """After that, SIGKILL to its whole process group."""
+    keys: bool = False
+    """It gets the keys of model providers from the environment of `megaflow up`."""
 
 
 def programs(settings: Settings) -> tuple[Program, ...]:
@@ -57,7 +59,7 @@ def programs(settings: Settings) -> tuple[Program, ...]:
         table.append(Program("model", Stage.MODELS, _replay(settings)))
     for number, port in enumerate(settings.gateway_ports(), 1):
         name = "gateway" if number == 1 else f"gateway-{number}"
-        table.append(Program(name, Stage.MODELS, _gateway(settings, port), stop_wait_s=25))
+        table.append(Program(name, Stage.MODELS, _gateway(settings, port), stop_wait_s=25, keys=True))
     table += [
         Program("nursery", Stage.HOSTS, (sys.executable, "-m", "app.workers.nursery"), stop_wait_s=30),
         Program("control", Stage.WORK, (sys.executable, "-m", "app.workers.control"), stop_wait_s=15),

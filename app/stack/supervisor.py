@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ import psutil
 from supervisor.xmlrpc import SupervisorTransport
 
 from app.errors import InstallationFailed, StackNotRunning
+from app.models.provider_keys import provider_keys
 from app.settings import Settings
 from app.stack.home import check_socket_path, logs_folder, process_environment, run_folder, tail
 from app.stack.processes import wait_for_end
@@ -72,17 +74,21 @@ def configuration(settings: Settings, programs: Iterable[Program]) -> str:
     return "\n".join([_sections(settings), *(_section(program) for program in programs)])
 
 
-def start(settings: Settings, programs: Iterable[Program]) -> None:
+def start(settings: Settings, programs: Sequence[Program]) -> None:
     """Write the configuration and start supervisord as a daemon. Its programs inherit these settings.
+
+    Keys of model providers reach the programs with `Program.keys` alone, over standard input.
 
     Raises: InstallationFailed: it did not come up; the message holds the end of its log.
     """
     check_socket_path(socket_file(settings))
     configuration_file(settings).write_text(configuration(settings, programs))
     socket_file(settings).unlink(missing_ok=True)
-    arguments = [sys.executable, "-m", "supervisor.supervisord", "-c", str(configuration_file(settings))]
+    arguments = [sys.executable, "-m", "app.stack.supervised", "-c", str(configuration_file(settings))]
+    keys = provider_keys(os.environ, {settings.model_api_key_env})
+    told = json.dumps({"keys": keys, "programs": [program.name for program in programs if program.keys]})
     done = subprocess.run(  # noqa: S603 (this interpreter)
-        arguments, env=process_environment(settings), cwd=settings.home, capture_output=True, text=True
+        arguments, env=process_environment(settings), cwd=settings.home, capture_output=True, text=True, input=told
     )
     if done.returncode != 0 or not _until(lambda: is_running(settings), _START_S):
         found = done.stderr.strip() or tail(logs_folder(settings) / "supervisord.log")

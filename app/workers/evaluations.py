@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -28,6 +28,9 @@ from app.settings import Settings
 from app.submission import refuse_unanswered, specs_for
 
 log = structlog.get_logger()
+
+Check = Callable[[ModelChoice], None]
+"""Raises when a model cannot be called."""
 
 ALL = "all"
 """Every agent with a model, external ones too: SWE-agent only where its checkout is named, because no index has it."""
@@ -130,11 +133,16 @@ def demo_tasks(settings: Settings, kind: EnvironmentKind) -> list[AgentTask]:
 
 
 def submit(
-    submission: Submission, settings: Settings, database: Database, *, idempotency_key: str | None = None
+    submission: Submission,
+    settings: Settings,
+    database: Database,
+    *,
+    idempotency_key: str | None = None,
+    check: Check | None = None,
 ) -> Accepted:
-    """Read a dataset and accept its tasks as one run; all of them or none."""
+    """Read a dataset and accept its tasks as one run; all of them or none. check: called with each model first."""
     specs = specs_of(submission, settings)
-    refuse_unanswered(specs, settings, database)
+    _refuse_models(specs, settings, database, check)
     new = NewRun(
         specs=specs,
         replicas=submission.replicas,
@@ -149,13 +157,22 @@ def submit(
     return accept.accept(database, new, settings)
 
 
-def trial(submission: Submission, settings: Settings, database: Database) -> list[TaskSpec]:
+def _refuse_models(specs: Sequence[TaskSpec], settings: Settings, database: Database, check: Check | None) -> None:
+    refuse_unanswered(specs, settings, database)
+    for model in {spec.model for spec in specs if spec.model is not None and spec.agent != "replay"}:
+        if check is not None:
+            check(model)
+
+
+def trial(
+    submission: Submission, settings: Settings, database: Database, *, check: Check | None = None
+) -> list[TaskSpec]:
     """What a submission would accept now, with everything but accepting it.
 
     Raises: as `submit`.
     """
     specs = specs_of(submission, settings)
-    refuse_unanswered(specs, settings, database)
+    _refuse_models(specs, settings, database, check)
     with database.begin() as connection:
         classes.check(connection, settings, {(spec.mode, spec.resource_class) for spec in specs})
     return specs

@@ -20,11 +20,11 @@ from app.agents.base import Agent, AgentJob, AgentReport
 from app.agents.catalogue import traits
 from app.agents.external import known_agents
 from app.agents.patch import head_commit, take_patch
-from app.agents.reconcile import reconciled
+from app.agents.reconcile import reconciled, would_end_the_same
 from app.agents.recorded import recorded_run
 from app.environments.base import Chronicling, Environment
 from app.environments.outlets import MODEL_PORT, model_outlet
-from app.errors import AgentFailed, EnvironmentOverLimit, MegaFlowError, StaleWriter
+from app.errors import AgentFailed, EnvironmentOverLimit, MegaFlowError, ModelRefused, StaleWriter
 from app.grading.base import Grade, Submission
 from app.ledger import attempts, ends, recordings
 from app.ledger.attempts import Claim
@@ -108,7 +108,7 @@ def _chronicle(rollout: Rollout, environment: Environment) -> None:
 
 
 def _run_agent(rollout: Rollout, agent: Agent, environment: Environment) -> None:
-    """Raises: Stopped; AgentNotMeasured when the agent's end is not a result."""
+    """Raises: Stopped; AgentNotMeasured, ModelRefused: the agent's end is not a result."""
     stations, claimed = rollout.stations, rollout.claimed
     with ExitStack() as access:
         if agent.needs_model:
@@ -121,10 +121,13 @@ def _run_agent(rollout: Rollout, agent: Agent, environment: Environment) -> None
             _account_for_what_was_done(rollout, agent)
             raise
         rollout.evidence.of_agent(report)
-        report = reconciled(report, _settled(rollout, agent), doubt=rollout.model.doubt if rollout.model else "")
+        account = _settled(rollout, agent)
+        report = reconciled(report, account, doubt=rollout.model.doubt if rollout.model else "")
     rollout.report = report
     ended = {"agent_end": report.end_reason.value, "steps": report.steps, "usage": report.usage}
     rollout.passed(Phase.AGENT_ENDED, **ended, **rollout.limits_met.look())
+    if would_end_the_same(report, account):
+        raise ModelRefused(report.detail)
     if BLAME[report.end_reason] is not Blame.RESULT:
         raise AgentNotMeasured(report)
 

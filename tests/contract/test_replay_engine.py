@@ -16,9 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from app.errors import ModelEndpointUnavailable, SpecInvalid
+from app.errors import SpecInvalid
 from app.model_service.dialects import Message, Reply, Request, codec_for
-from app.model_service.probe import check_endpoint
 from app.models.model_calls import Dialect
 
 SCRIPTS = {
@@ -349,24 +348,3 @@ def test_a_malformed_script_stops_the_engine_with_one_message(tmp_path: Path) ->
     assert done.returncode == SpecInvalid.exit_code
     assert "bad.yaml: turns.0.comand" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_the_probe_accepts_the_engine(url: str) -> None:
-    check_endpoint(f"{url}/v1", "replay", None, 5)
-    check_endpoint(f"{url}/v1/", "a name that is not listed", "sk-key", 5)
-
-
-def test_the_probe_names_an_endpoint_that_is_down() -> None:
-    with pytest.raises(ModelEndpointUnavailable, match=r"ConnectError.*start the server"):
-        check_endpoint(f"http://127.0.0.1:{free_port()}/v1", "m", None, 2)
-
-
-def test_the_probe_refuses_a_server_that_is_no_endpoint(url: str) -> None:
-    with pytest.raises(ModelEndpointUnavailable, match=r"ends? in /v1"):
-        check_endpoint(url, "m", None, 5)
-
-
-@pytest.mark.parametrize("address", ["not a url", "http://", "ftp://127.0.0.1/v1"])
-def test_the_probe_refuses_an_address_that_is_none(address: str) -> None:
-    with pytest.raises(ModelEndpointUnavailable):
-        check_endpoint(address, "m", None, 2)

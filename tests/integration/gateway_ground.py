@@ -50,6 +50,8 @@ class Engine:
         self.handler: Handler = self.well
         self.seen: list[tuple[str, dict[str, str], bytes]] = []
         self.inside = self.most = 0
+        self.models: list[str] | int = []  # what it lists, or the status with which it refuses to
+        self.keys: list[str | None] = []  # with which it was asked for its models
         self.metrics = ""
         self.asked_for_metrics = 0
         self.port = 0
@@ -59,7 +61,7 @@ class Engine:
     async def start(self, port: int = 0) -> None:
         app = web.Application(client_max_size=1 << 28)
         app.router.add_get("/health", self._health)
-        app.router.add_get("/v1/models", self._health)
+        app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/v1/{path:.*}", self._any)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
@@ -76,6 +78,12 @@ class Engine:
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": []})
+
+    async def _models(self, request: web.Request) -> web.Response:
+        self.keys.append(request.headers.get("authorization"))
+        if isinstance(self.models, int):
+            return web.json_response({"error": {"message": "not here"}}, status=self.models)
+        return web.json_response({"object": "list", "data": [{"id": one} for one in self.models]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         self.asked_for_metrics += 1

@@ -143,12 +143,15 @@ def test_limits_of_a_model_hold_whatever_an_agent_calls_it(make_settings: MakeSe
         settings = make_settings(gateway_patience_s=0.3)
         async with ground(settings) as g:
             await asyncio.to_thread(
-                an_attempt, g.database, "t2", model=ModelChoice(name="stable", base_url=g.engine.url)
+                an_attempt,
+                g.database,
+                "t2",
+                model=ModelChoice(name="stable", base_url=g.engine.url, side_models=("side", MODEL)),
             )
             await asyncio.to_thread(limits.set_limit, g.database, "model_requests:model:stable", 0)
             while not await g.app.parts.limiter._capacities():
                 await asyncio.sleep(0.02)
-            assert (await g.ask(token="t2", model="made-up"))[0] == 429
+            assert (await g.ask(token="t2", model="side"))[0] == 429
             assert (await g.ask(token="t2", model=MODEL))[0] == 200, "a model with limits of its own"
 
     run(story())
@@ -157,7 +160,12 @@ def test_limits_of_a_model_hold_whatever_an_agent_calls_it(make_settings: MakeSe
 def test_what_was_asked_for_is_on_record(make_settings: MakeSettings) -> None:
     async def story() -> None:
         async with ground(make_settings()) as g:
-            await asyncio.to_thread(an_attempt, g.database, "t2", model=ModelChoice(name="a", base_url=g.engine.url))
+            await asyncio.to_thread(
+                an_attempt,
+                g.database,
+                "t2",
+                model=ModelChoice(name="a", base_url=g.engine.url, side_models=("another",)),
+            )
             assert (await g.ask(token="t2", model="another"))[0] == 200
             await g.notes.until(1)
             assert (g.notes.last.asked_model, g.notes.last.built_in) == ("another", False)

@@ -13,6 +13,7 @@ from aiohttp import web
 from app.ledger import limits, model_replicas
 from app.model_service.dialects import codec_for
 from app.models.model_calls import Account, CallEnd, Dialect
+from app.models.spec import ModelChoice
 from tests.integration.gateway_ground import (
     MODEL,
     Engine,
@@ -282,8 +283,9 @@ def test_a_star_takes_what_has_no_row(make_settings: MakeSettings) -> None:
     async def story() -> None:
         async with ground(make_settings(), replica=False) as g:
             await g.add(g.engine.url, model="*", policy_version="any")
-            for name in (MODEL, "something-else"):
-                status, said = await g.ask(model=name)
+            await asyncio.to_thread(an_attempt, g.database, "t2", model=ModelChoice(name="something-else"))
+            for token, name in (("t1", MODEL), ("t2", "something-else")):
+                status, said = await g.ask(token=token, model=name)
                 assert (status, said["model"]) == (200, name)
             await g.notes.until(2)
             assert {one.policy_version for one in g.notes.exchanges} == {"any"}

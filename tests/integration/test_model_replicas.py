@@ -47,6 +47,9 @@ def test_what_cannot_be_is_refused_and_secrets_are_not_shown(database: Database)
         NewReplica("m", "http://user:hidden-word@engine.test/v1"),
         NewReplica("m", ONE, api_key_env="sk-hidden-word"),
         NewReplica("m", ONE, api_key_env="MEGAFLOW_DATABASE_URL"),
+        NewReplica("m", ONE, api_key_env="AWS_SECRET_ACCESS_KEY"),
+        NewReplica("m", ONE, api_key_env="EDITOR"),
+        NewReplica("m", "http://169.254.169.254/v1"),
         NewReplica("m", ONE, context_tokens=0),
     ):
         with pytest.raises(LimitInvalid) as refused:
@@ -78,14 +81,14 @@ def test_drained_resumed_removed(database: Database) -> None:
 
 
 def test_a_version_is_swapped_behind_its_name(database: Database) -> None:
-    ledger.add(database, NewReplica("m", ONE, "a", "v1", api_key_env="K", dialects=(Dialect.CHAT,)))
+    ledger.add(database, NewReplica("m", ONE, "a", "v1", api_key_env="A_KEY", dialects=(Dialect.CHAT,)))
     ledger.add(database, NewReplica("m", TWO, "a", "v1"))
     now = ledger.swap(database, "m", policy_version="v2", upstream_model="b")
     assert {(one.url, one.upstream_model, one.policy_version) for one in now} == {(ONE, "b", "v2"), (TWO, "b", "v2")}
     three = "http://three.engine.test/v1"
     (now_,) = ledger.swap(database, "m", policy_version="v3", urls=[three])
     assert (now_.url, now_.upstream_model, now_.policy_version) == (three, "b", "v3")
-    assert (now_.api_key_env, now_.dialects) == ("K", (Dialect.CHAT,))
+    assert (now_.api_key_env, now_.dialects) == ("A_KEY", (Dialect.CHAT,))
     ledger.swap(database, "m", policy_version="v4", urls=[ONE], keep_attempts=True)
     assert _urls(database, "m") == {three: "draining", ONE: "active"}
     with pytest.raises(LimitInvalid):
@@ -136,9 +139,9 @@ def test_the_command_line(make_settings: MakeSettings, monkeypatch: pytest.Monke
         return done.output
 
     assert "answers" in run(
-        "add", "m", ONE, "--as", "own", "--version", "v1", "--speaks", "chat", "--speaks", "messages"
+        "add", "m", ONE, "--as", "own", "--version", "v1", "--speaks", "chat", "--speaks", "messages", "--no-check"
     )
-    run("add", "*", TWO, "--key-env", "ENGINE_KEY")
+    run("add", "*", TWO, "--api-key-env", "ENGINE_KEY", "--no-check")
     (star, m) = json.loads(run("list", "--json"))
     assert (m["url"], m["dialects"], m["policy_version"]) == (ONE, ["chat/completions", "messages"], "v1")
     assert (star["model"], star["api_key_env"]) == ("*", "ENGINE_KEY")

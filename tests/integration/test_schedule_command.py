@@ -31,7 +31,17 @@ def kept(database: Database) -> Submission:
 def test_every_option_is_kept_as_a_submission_would_have_it(command: CommandLine, database: Database) -> None:
     command(
         *("schedule", "add", "nightly", "0 3 * * *", "demo", "--agent", "nop,oracle", "--replicas", 2, "--limit", 3),
-        *("--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--api-key-env", "KEY", "--task", "csv-to-jsonl"),
+        *(
+            "--model",
+            "m",
+            "--base-url",
+            "http://127.0.0.1:9/v1",
+            "--side-model",
+            "s",
+            "--no-check",
+            "--task",
+            "csv-to-jsonl",
+        ),
         *("--temperature", 0.2, "--top-p", 0.9, "--max-tokens", 512, "--seed", 7),
         *("--network", "allowlist", "--allow-host", "a.example.org", "--reuse", "fresh", "--setup", "true"),
         *("--disk", 512, "--user", "alice", "--priority", 7, "--deadline", 3600, "--budget", 2.5),
@@ -46,7 +56,7 @@ def test_every_option_is_kept_as_a_submission_would_have_it(command: CommandLine
         model=ModelChoice(
             name="m",
             base_url="http://127.0.0.1:9/v1",
-            api_key_env="KEY",
+            side_models=("s",),
             sampling=Sampling(temperature=0.2, top_p=0.9, max_tokens=512, seed=7),
         ),
         only=("csv-to-jsonl",),

@@ -57,8 +57,8 @@ def _ways(settings: Settings, monkeypatch: pytest.MonkeyPatch, model: str, *more
             flow.enqueue(a_task(), agent=AGENT, model=ModelChoice(name=model, base_url=base_url))
 
     return [
-        lambda: command("submit", "demo"),
-        lambda: command("schedule", "add", f"s-{model}", "0 3 * * *", "demo"),
+        lambda: command("submit", "demo", "--no-check"),
+        lambda: command("schedule", "add", f"s-{model}", "0 3 * * *", "demo", "--no-check"),
         enqueue,
     ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import shutil
 import tarfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -46,7 +47,7 @@ from app.workers.lease import StopToken
 from app.workers.rollout import carry_out
 from app.workers.stations import Stations
 from tests.building import dispatched, ready_instance
-from tests.integration.gateway_ground import MODEL, Engine, request, run
+from tests.integration.gateway_ground import MODEL, Engine, request, run, says
 from tests.services import MakeSettings
 
 COST_USD = 110e-6  # of one call: the engine's 110 tokens at $1 for a million
@@ -94,6 +95,7 @@ class Ground:
     database: Database
     claim: Claim
     app: Gateway
+    engine: Engine
     stop_gateway: Callable[[], None]
     token: StopToken = field(default_factory=StopToken)
 
@@ -163,6 +165,7 @@ async def ground(make_settings: MakeSettings) -> AsyncIterator[Ground]:
             database,
             await asyncio.to_thread(a_claim, database, settings),
             app,
+            engine,
             lambda: asyncio.run_coroutine_threadsafe(ended(), loop).result(30),
         )
     finally:
@@ -218,6 +221,57 @@ def test_an_agent_that_ends_in_an_error_leaves_its_calls_and_its_bill(
         assert ArtifactKind.AGENT_FILES in kept
         assert here.messages == 0
         assert here.is_paid_for()
+
+    story(make_settings, tell)
+
+
+class Unheard(Talker):
+    """An agent whose model does not answer, and which calls that an error of its own."""
+
+    def run(self, job: AgentJob, shell: Shell, cancel: CancelToken) -> AgentReport:
+        with pytest.raises(AssertionError):
+            super().run(job, shell, cancel)
+        return AgentReport(EndReason.AGENT_ERROR, "no answer")
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "again"),
+    [
+        (401, "no such key", False),
+        (403, "not for you", False),
+        (404, f"The model `{MODEL}` does not exist.", False),
+        (404, "Not Found", True),
+        (400, "what is this", True),
+    ],
+)
+def test_a_refused_key_and_an_unknown_model_are_not_tried_again(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, status: int, message: str, again: bool
+) -> None:
+    async def tell(here: Ground) -> None:
+        here.engine.handler = says(status, message)(here.engine)
+        assert await here.play(Unheard(), monkeypatch) is EndReason.MODEL_ERROR
+        assert here.row("SELECT state FROM tasks").state == ("pending" if again else "failed")
+        assert here.attempt.failure["error"] == ("AgentNotMeasured" if again else "ModelRefused")
+
+    story(make_settings, tell)
+
+
+def test_a_key_that_is_refused_after_an_answer_is_tried_again(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def tell(here: Ground) -> None:
+        def asks_again(job: AgentJob) -> AgentReport:
+            here.engine.handler = says(401)(here.engine)
+            return Unheard().run(job, None, None)  # type: ignore[arg-type]
+
+        class Twice(Talker):
+            def run(self, job: AgentJob, shell: Shell, cancel: CancelToken) -> AgentReport:
+                super().run(job, shell, cancel)
+                shutil.rmtree(job.scratch / "home")
+                return asks_again(job)
+
+        assert await here.play(Twice(), monkeypatch) is EndReason.MODEL_ERROR
+        assert here.row("SELECT state FROM tasks").state == "pending"
 
     story(make_settings, tell)
 

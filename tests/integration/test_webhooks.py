@@ -298,6 +298,8 @@ def test_what_is_wrong_is_refused_without_showing_secrets(database: Database) ->
     with pytest.raises(SpecInvalid) as found:
         webhooks.add(database, "https://example.org", secret_env="s3cr3t-value!")
     assert "s3cr3t" not in str(found.value)
+    with pytest.raises(SpecInvalid, match="kept for the gateway"):
+        webhooks.add(database, "https://example.org", secret_env="HOOK_API_KEY")
     with pytest.raises(SpecInvalid, match="expected a kind of event"):
         webhooks.add(database, "https://example.org", ["attempt"])
     with pytest.raises(SpecInvalid, match="a position that the stream gave"):

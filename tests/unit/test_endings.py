@@ -71,6 +71,10 @@ def test_permanent_faults_are_refusals_not_outages() -> None:
         (errors.DiskFull, "yes"),
         (errors.EngineUnavailable, "yes"),
         (errors.SpecInvalid, "never"),
+        (errors.ModelRefused, "never"),
+        (errors.ModelEndpointUnavailable, "yes"),
+        (errors.TestRunnerMissing, "once more"),
+        (errors.GradingFailed, "yes"),
         (errors.SetupTimedOut, "once more"),
         (errors.ServiceUnhealthy, "yes"),
         (errors.EnvironmentVanished, "yes"),
@@ -78,6 +82,6 @@ def test_permanent_faults_are_refusals_not_outages() -> None:
         (errors.EnvironmentFailed, "yes"),
     ],
 )
-def test_what_an_environment_failed_of_says_whether_it_is_tried_again(kind: type[Exception], again: str) -> None:
+def test_what_an_attempt_failed_of_says_whether_it_is_tried_again(kind: type[Exception], again: str) -> None:
     never, once = issubclass(kind, PERMANENT), issubclass(kind, PERMANENT_WHEN_REPEATED)
     assert {(True, False): "never", (False, True): "once more", (False, False): "yes"}[never, once] == again

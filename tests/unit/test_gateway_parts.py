@@ -163,6 +163,9 @@ def test_a_variable_of_ours_is_no_key() -> None:
         (422, b'{"detail": "the request exceeds the available context size"}', CallEnd.CONTEXT_EXHAUSTED),
         (400, b'{"error": "temperature is too large"}', CallEnd.REFUSED),
         (404, b"Not Found", CallEnd.REFUSED),
+        (404, b'{"message": "The model `m-1` does not exist."}', CallEnd.NOT_FOUND),
+        (400, b'{"error": {"code": "model_not_found", "message": "x"}}', CallEnd.NOT_FOUND),
+        (404, b'{"error": {"code": "recording_miss", "message": "model m-1"}}', CallEnd.REFUSED),
         (401, b'{"error": {"message": "no"}}', CallEnd.UNAUTHORISED),
         (403, b"", CallEnd.UNAUTHORISED),
         (429, b"", CallEnd.UPSTREAM_BUSY),
@@ -172,7 +175,7 @@ def test_a_variable_of_ours_is_no_key() -> None:
     ],
 )
 def test_what_an_engines_error_means(status: int, content: bytes, end: CallEnd) -> None:
-    assert faults.end_of(status, faults.said(content)) is end
+    assert faults.end_of(status, faults.said(content), "m-1") is end
 
 
 @pytest.mark.parametrize(

@@ -78,19 +78,26 @@ def test_the_settings_key_goes_to_the_settings_engine_alone() -> None:
     run(story())
 
 
-def test_a_spec_names_only_variables_that_hold_keys() -> None:
+def test_a_key_goes_only_to_urls_that_it_was_registered_for() -> None:
     async def story() -> None:
         routes = routes_of()
-        for name in ("PROVIDER_SECRET", "OTHER_API_KEY", "OTHER_MODEL_KEY"):
-            assert key_of(routes, THEIRS, name) == name
-        strict = routes_of(model_key_envs="ONE_KEY, TWO_*")
-        assert key_of(strict, THEIRS, "TWO_B") == "TWO_B"
-        refusals = [(routes, "AWS_SECRET_ACCESS_KEY"), (routes, "MEGAFLOW_X_API_KEY"), (routes, "a key_API_KEY")]
-        for which, name in [*refusals, (strict, "OTHER_API_KEY")]:
+        assert key_of(routes, None, "PROVIDER_SECRET") == "PROVIDER_SECRET"
+        assert key_of(routes, OURS + "/", "PROVIDER_SECRET") == "PROVIDER_SECRET"
+        for url, name in [(THEIRS, "PROVIDER_SECRET"), (OURS, "OTHER_API_KEY"), (None, "OTHER_API_KEY")]:
             with pytest.raises(Refusal) as refused:
-                which.choose(session(THEIRS, name), "m", {})
-            assert "MEGAFLOW_MODEL_KEY_ENVS" in refused.value.message
+                routes.choose(session(url, name), "m", {})
+            assert f"`megaflow models add m {url or OURS} --api-key-env {name}`" in refused.value.message
             assert refused.value.end in ENGINE_FAULTS, "not the agent's fault"
+
+    run(story())
+
+
+def test_a_shared_installation_calls_registered_urls_alone() -> None:
+    async def story() -> None:
+        routes = routes_of(shared_installation=True)
+        assert key_of(routes, OURS, None) is None
+        with pytest.raises(Refusal, match="megaflow models add m http://other"):
+            routes.choose(session(THEIRS), "m", {})
 
     run(story())
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.artifacts.bundles import pack
-from app.errors import GradingFailed
+from app.errors import GradingFailed, TestRunnerMissing
 from app.grading import grader_for, script_goal
 from app.grading.base import Grade, Submission
 from app.models.shell import CommandResult
@@ -87,7 +87,7 @@ def test_a_reward_that_is_no_number_means_that_nothing_was_measured(
 
 
 def test_no_reward_means_that_nothing_was_measured_and_the_logs_tail_says_why(shell: FolderShell) -> None:
-    with pytest.raises(GradingFailed, match=r"(?s)found neither.*exit code was 127.*no-such-program"):
+    with pytest.raises(TestRunnerMissing, match=r"(?s)found neither.*exit code was 127.*no-such-program"):
         grade(shell, "no-such-program\n")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.errors import GradingFailed
+from app.errors import GradingFailed, TestRunnerMissing
 from app.grading import grader_for, tests_goal
 from app.grading.base import Grade, Submission
 from app.grading.tests_goal import END, START, apply_patch, between_markers, touched_files
@@ -194,7 +194,7 @@ def test_an_unknown_base_commit_is_the_graders_failure(shell: FolderShell) -> No
 
 
 def test_a_missing_test_program_is_the_graders_failure(shell: FolderShell) -> None:
-    with pytest.raises(GradingFailed, match="no-such-runner"):
+    with pytest.raises(TestRunnerMissing, match="no-such-runner"):
         grade(shell, GOOD, test_command="no-such-runner -rA")
 
 

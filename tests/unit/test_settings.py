@@ -46,12 +46,11 @@ def test_urls_in_the_environment_replace_the_embedded_servers(monkeypatch: pytes
 
 
 def test_an_empty_value_of_what_may_be_left_out_leaves_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SWE_AGENT_SOURCE", "MODEL_BASE_URL", "DATABASE_URL", "MODEL_PRICES", "MODEL_KEY_ENVS"):
+    for name in ("SWE_AGENT_SOURCE", "MODEL_BASE_URL", "DATABASE_URL", "MODEL_PRICES"):
         monkeypatch.setenv(PREFIX + name, "")
     settings = Settings()
     assert (settings.swe_agent_source, settings.model_base_url, settings.model_prices) == (None, None, None)
     assert settings.embeds_postgres
-    assert settings.model_key_envs == ()  # that is a value: none may be named
 
 
 def test_a_log_level_that_is_none_is_refused() -> None:
@@ -97,7 +96,7 @@ def test_another_process_has_the_same_settings(monkeypatch: pytest.MonkeyPatch, 
     mine = Settings(
         home=tmp_path,
         gateway_url="http://a:1,https://b:2",
-        model_key_envs="FIRST_KEY,*_OTHER",
+        shared_installation=True,
         replay_scripts="/a:/b",
         agent_manifests=(Path("/one.yaml"),),
         flower_password="secret",
@@ -108,11 +107,11 @@ def test_another_process_has_the_same_settings(monkeypatch: pytest.MonkeyPatch, 
     for name, value in mine.variables().items():
         monkeypatch.setenv(name, value)
     assert Settings() == mine
-    nothing = Settings(home=tmp_path, model_key_envs="", gateway_url="", replay_scripts="")
+    nothing = Settings(home=tmp_path, gateway_url="", replay_scripts="")
     for name, value in nothing.variables().items():
         monkeypatch.setenv(name, value)
     again = Settings()
-    assert (again.model_key_envs, again.gateway_url, again.replay_scripts) == ((), (), ())
+    assert (again.gateway_url, again.replay_scripts) == ((), ())
 
 
 def test_the_capacity_follows_the_memory_unless_it_is_set() -> None:

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from app.models.provider_keys import without_keys
+
 _SCOPES = (":env:", "install", "global")  # pip's own order
 _TOLD = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_NO_INDEX", "UV_OFFLINE")
 _AUTHORITIES = (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/pki/tls/certs/ca-bundle.crt"))
@@ -18,9 +20,10 @@ _TIMEOUT_S = 60.0
 def environment() -> dict[str, str]:
     """This process's, with what uv and npm need to reach the index; what is set already stays. As scripts/bootstrap.
 
-    npm's registry is not pip's index: NPM_CONFIG_REGISTRY names it where the public one is out of reach.
+    Keys of model providers are left out. npm's registry is not pip's index: NPM_CONFIG_REGISTRY names it where the
+    public one is out of reach.
     """
-    env = dict(os.environ)
+    env = without_keys(os.environ)
     told = _told_pip()
     if not any(env.get(name) for name in _TOLD) and (index := _first(told, "index-url")):
         env["UV_DEFAULT_INDEX"] = index

@@ -15,6 +15,7 @@ from app import logs
 from app.errors import MegaFlowError, SettingsInvalid
 from app.ledger.database import Database
 from app.model_service.gateway.app import Gateway, create_app
+from app.model_service.listening import bounded
 from app.model_service.recording import LedgerRecorder
 from app.settings import load
 
@@ -70,7 +71,7 @@ def _serve(app: Gateway, *, host: str, port: int, grace_s: int) -> None:
         host=host,
         port=port,
         loop="uvloop",
-        http="httptools",
+        http=bounded(),
         ws="none",
         lifespan="on",
         log_config=None,

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from uuid import UUID, uuid4
 
-import aiohttp
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -21,6 +20,8 @@ from app.model_service.gateway.attempts import Attempts
 from app.model_service.gateway.bodies import BODY_BYTES
 from app.model_service.gateway.callers import Callers
 from app.model_service.gateway.calls import Call
+from app.model_service.gateway.checks import EndpointChecks
+from app.model_service.gateway.connections import http_client
 from app.model_service.gateway.keys import Keys
 from app.model_service.gateway.listing import Listing
 from app.model_service.gateway.loads import Loads
@@ -39,21 +40,6 @@ LAST_S = 2.0
 """For calls that were cut by the end of the process, to be put on record."""
 _PREFIXES = ("", "/v1", "/v1/v1")
 """Clients differ in whether the base URL has /v1: some leave it out, some add one more."""
-_KEEP_ALIVE_S = 4.0
-"""Many engines close a connection that was idle for 5 s: one of ours must never be the later to notice."""
-
-
-def http_client(timeout_s: float) -> aiohttp.ClientSession:
-    """For engines: no bound of its own on connections, no cookies, no proxies, bytes as they come."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=60, keepalive_timeout=_KEEP_ALIVE_S),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=min(10.0, timeout_s), sock_read=timeout_s),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        read_bufsize=1 << 18,
-        max_line_size=1 << 16,
-        max_field_size=1 << 16,
-    )
 
 
 class Gateway:
@@ -98,6 +84,7 @@ class Gateway:
             Route("/", self._health, methods=["GET"]),
             Route("/health", self._health, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
+            Route("/megaflow/check", self._check, methods=["POST"]),
             Route("/megaflow/session", self._account, methods=["GET"]),
             Route("/megaflow/session/close", self._close, methods=["POST"]),
         ]
@@ -116,6 +103,9 @@ class Gateway:
     async def _metrics(self, request: Request) -> Response:
         return Response(self.parts.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    async def _check(self, request: Request) -> Response:
+        return await EndpointChecks(self._http, self.routes, self._keys, self._database).answer(request)
+
     async def _account(self, request: Request) -> Response:
         return await SessionDesk(self.parts).account(request)
 
@@ -123,10 +113,10 @@ class Gateway:
         return await SessionDesk(self.parts).close(request)
 
     async def _models(self, request: Request) -> Response:
-        return await Listing(self.parts, self.routes).all(request)
+        return await Listing(self.parts).all(request)
 
     async def _model(self, request: Request) -> Response:
-        return await Listing(self.parts, self.routes).one(request)
+        return await Listing(self.parts).one(request)
 
     async def _count_tokens(self, request: Request) -> Response:
         return await TokenCounts(self.parts, self.routes, self._http).answer(request)

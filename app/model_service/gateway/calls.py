@@ -99,6 +99,7 @@ class Call:
                 call.model, call.stream = call.body["model"], bool(call.body.get("stream"))
                 if call.attempt.closed:
                     raise Refusal(403, "session_closed", CLOSED, CallEnd.REFUSED)
+                enforcement.refuse_other_models(call.session, call.model)
                 await enforcement.allow(call, self._parts.recorder)
                 await self._within_limits(call)
         except Refusal as refusal:

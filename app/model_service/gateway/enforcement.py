@@ -9,11 +9,24 @@ from app.errors import DatabaseUnavailable
 from app.model_service.gateway.refusals import Refusal
 from app.model_service.gateway.state import CallState
 from app.model_service.recording.base import Recorder
-from app.models.model_calls import Account, CallEnd
+from app.models.model_calls import Account, CallEnd, ModelSession
 
 _AGAIN_S = 0.5
 OWN_CALLS = "turns"
 """What a call waits for when it waits for others of its attempt."""
+
+
+def refuse_other_models(session: ModelSession, model: str) -> None:
+    """A token is good for the model of its task and those that were submitted beside it. Raises: Refusal."""
+    if model != session.model.name and model not in session.model.side_models:
+        allowed = ", ".join(map(repr, (session.model.name, *session.model.side_models)))
+        raise Refusal(
+            403,
+            "model_not_allowed",
+            f"this attempt may call {allowed}, found {model!r:.200}; another model is allowed at submission by"
+            " `--side-model NAME`",
+            CallEnd.REFUSED,
+        )
 
 
 async def allow(call: CallState, recorder: Recorder) -> None:

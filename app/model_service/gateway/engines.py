@@ -142,6 +142,7 @@ class Target:
     context_tokens: int | None = None
     draining: bool = False
     others: bool = field(default=False, compare=False)  # that could answer in its place
+    key_expected: bool = False  # without a key it is not called
 
     @property
     def ours(self) -> bool:

@@ -46,12 +46,14 @@ def said(content: bytes) -> Said:
     return Said("", error[:_SAID_MOST] if isinstance(error, str) else content[:_SAID_MOST].decode(errors="replace"))
 
 
-def end_of(status: int, error: Said) -> CallEnd:
-    """What a final answer of this status is, in the record."""
+def end_of(status: int, error: Said, model: str) -> CallEnd:
+    """What a final answer of this status is, in the record. model: its name as the engine was asked."""
     if status in {400, 413, 422} and too_long(error):
         return CallEnd.CONTEXT_EXHAUSTED
     if status in {401, 403}:
         return CallEnd.UNAUTHORISED
+    if unknown_model(status, error, model):
+        return CallEnd.NOT_FOUND
     if status in BUSY:
         return CallEnd.UPSTREAM_BUSY
     if status in {408, 504}:
@@ -62,6 +64,14 @@ def end_of(status: int, error: Said) -> CallEnd:
 def too_long(error: Said) -> bool:
     """Whether the engine says that the conversation does not fit its model."""
     return error.code == "context_length_exceeded" or _TOO_LONG.search(error.message) is not None
+
+
+def unknown_model(status: int, error: Said, model: str) -> bool:
+    """Whether the engine says that it does not have the model."""
+    if status not in {400, 404} or error.code == "recording_miss":
+        return False
+    named = status == 404 and "model" in error.message.lower() and model in error.message
+    return error.code == "model_not_found" or named
 
 
 def no_such_path(status: int, content: bytes, model: str) -> bool:

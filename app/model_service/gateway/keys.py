@@ -24,6 +24,16 @@ _SHORTEST = 8
 _HIDDEN = "[key]"
 
 
+def missing_key(keys: Keys, variable: str | None) -> str | None:
+    """What to do about a key that the gateway does not have; None: it has it, or needs none."""
+    if variable is None or keys.value(variable) is not None:
+        return None
+    return (
+        f"expected a key in the gateway's variable {variable}, found none; export {variable}, then `megaflow down` and"
+        " `megaflow up` in the same shell"
+    )
+
+
 class Keys:
     """The keys that were asked for, by the names of their variables. For one event loop."""
 

@@ -11,18 +11,16 @@ from app.model_service.dialects import codec_for
 from app.model_service.gateway.callers import token_of
 from app.model_service.gateway.parts import Parts
 from app.model_service.gateway.refusals import Refusal
-from app.model_service.gateway.routes import Routes
 from app.models.model_calls import CallEnd, Dialect
 
 _EPOCH = "1970-01-01T00:00:00Z"
 
 
 class Listing:
-    """What the caller may ask for by name: every model of the table, and that of its own task."""
+    """What the caller may ask for by name: the model of its task, and those that were allowed beside it."""
 
-    def __init__(self, parts: Parts, routes: Routes) -> None:
+    def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._routes = routes
 
     async def all(self, request: Request) -> Response:
         try:
@@ -46,8 +44,7 @@ class Listing:
 
     async def _names(self, request: Request) -> list[str]:
         session = await self._parts.callers.session(token_of(request.scope["headers"]))
-        own = [session.model.name] if session.model.name else []
-        return list(dict.fromkeys([*own, *self._routes.models]))
+        return [name for name in dict.fromkeys((session.model.name, *session.model.side_models)) if name]
 
 
 def _entry(name: str) -> dict[str, Any]:

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from fnmatch import fnmatchcase
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -24,16 +23,17 @@ import structlog
 from app.errors import DatabaseUnavailable, LimitInvalid
 from app.ledger import model_replicas
 from app.ledger.database import Database, Listener
-from app.ledger.model_replicas import ANY, CHANGED, DRAINING, ModelReplica, check_variable, plain_url
+from app.ledger.model_endpoints import Registered
+from app.ledger.model_replicas import ANY, CHANGED, DRAINING, ModelReplica, plain_url
 from app.model_service.gateway.engines import Engine, Target
 from app.model_service.gateway.refusals import Refusal
 from app.models.model_calls import CallEnd, Dialect, ModelSession
+from app.models.spec import ModelChoice
 from app.settings import Settings
 
 log = structlog.get_logger()
 
 _LOOK_S = 1.0
-_NAME_MOST = 60
 _UNROUTED_MOST = 256
 """Engines of no row that are remembered: tasks name them."""
 
@@ -45,7 +45,7 @@ class Routes:
         self._settings = settings
         self._http = http
         self._database = database
-        self._rows: tuple[ModelReplica, ...] = ()
+        self._registered = Registered.of(settings, ())
         self._table: dict[str, tuple[Target, ...]] = {}
         self._direct: dict[tuple[str, str | None], Target] = {}
         self._engines: dict[str, Engine] = {}
@@ -73,8 +73,7 @@ class Routes:
             while not self._stopping.is_set():
                 try:
                     listener.wait(_LOOK_S)
-                    with database.begin() as connection:
-                        rows = tuple(model_replicas.listed(connection))
+                    rows = _read(database)
                 except DatabaseUnavailable as error:
                     log.warning("gateway.routes_not_read", error=str(error))
                     self._stopping.wait(_LOOK_S)
@@ -86,12 +85,18 @@ class Routes:
         finally:
             listener.close()
 
+    async def refresh(self) -> None:
+        """Read the table now. Raises: DatabaseUnavailable."""
+        if self._database is not None:
+            self.apply(await asyncio.to_thread(_read, self._database))
+
     def apply(self, rows: Iterable[ModelReplica]) -> None:
         """These are the replicas from now on: all of it at once, so that a swap is one moment for every model."""
-        self._rows = tuple(rows)
+        rows = tuple(rows)
+        self._registered = Registered.of(self._settings, rows)
         table: dict[str, list[Target]] = {}
-        for row in self._rows:
-            table.setdefault(row.model, []).append(self._target(row, sum(r.model == row.model for r in self._rows) > 1))
+        for row in rows:
+            table.setdefault(row.model, []).append(self._target(row, sum(r.model == row.model for r in rows) > 1))
         self._table = {model: tuple(targets) for model, targets in table.items()}
         for engine in self._engines.values():
             engine.routed = False
@@ -99,7 +104,7 @@ class Routes:
             target.engine.routed = True
         self._forget()
         self._known.set()
-        log.info("gateway.routes", models=len(self._table), replicas=len(self._rows))
+        log.info("gateway.routes", models=len(self._table), replicas=len(rows))
 
     def _target(self, row: ModelReplica, others: bool) -> Target:
         return Target(
@@ -108,6 +113,7 @@ class Routes:
             policy_version=row.policy_version,
             dialects=row.dialects,
             api_key_env=row.api_key_env,
+            key_expected=row.api_key_env is not None,
             context_tokens=row.context_tokens,
             draining=row.state == DRAINING,
             others=others,
@@ -165,7 +171,7 @@ class Routes:
         name = model if model in self._table else ANY
         targets = self._table.get(name)
         if not targets or (name == ANY and session.model.replay and session.model.base_url is None):
-            return self._without_row(session)
+            return self._without_row(session.model)
         held = stuck.get(name)
         if held is not None:
             for target in targets:
@@ -180,8 +186,15 @@ class Routes:
         stuck[name] = chosen.engine.url
         return chosen
 
-    def _without_row(self, session: ModelSession) -> Target:
-        own = session.model
+    def targets(self, own: ModelChoice) -> tuple[Target, ...]:
+        """All engines to which calls of this model may go. Raises: Refusal: none, or one that it may not have."""
+        name = own.name if own.name in self._table else ANY
+        found = self._table.get(name)
+        if not found or (name == ANY and own.replay and own.base_url is None):
+            return (self._without_row(own),)
+        return tuple(one for one in found if not one.draining) or found
+
+    def _without_row(self, own: ModelChoice) -> Target:
         if own.base_url is None and own.replay:
             return self._direct_target(self._settings.replay_endpoint(), None, "MEGAFLOW_REPLAY_URL")
         url = own.base_url or self._settings.model_base_url
@@ -191,16 +204,19 @@ class Routes:
                 "model_not_found",
                 f"model {own.name!r}: no engine answers for it; expected an endpoint (--base-url, or the setting"
                 f" MEGAFLOW_MODEL_BASE_URL) or a route; try `megaflow models add {own.name} URL`",
-                CallEnd.UNAUTHORISED,
+                CallEnd.NOT_FOUND,
             )
-        key: str | None
-        if own.api_key_env is not None:
-            key = self._allowed(own.api_key_env)
-        else:  # the settings' key goes nowhere but to the settings' engine
-            key = self._settings.model_api_key_env if own.base_url is None else None
-        return self._direct_target(url, key, "MEGAFLOW_MODEL_BASE_URL" if own.base_url is None else "model.base_url")
+        named_by = "MEGAFLOW_MODEL_BASE_URL" if own.base_url is None else "model.base_url"
+        engine = self._engine_of(url, named_by)
+        if (why := self._registered.refusal(own, engine.url)) is not None:
+            raise Refusal(403, "not_registered", f"{named_by}: {why}", CallEnd.UNAUTHORISED)
+        # The settings' key goes nowhere but to the settings' engine.
+        settings = self._settings
+        key = own.api_key_env or (settings.model_api_key_env if own.base_url is None else None)
+        named = own.api_key_env is not None or "model_api_key_env" in settings.model_fields_set
+        return self._direct_target(url, key, named_by, key_expected=named and key is not None)
 
-    def _direct_target(self, url: str, key: str | None, named_by: str) -> Target:
+    def _direct_target(self, url: str, key: str | None, named_by: str, *, key_expected: bool = False) -> Target:
         """named_by: the setting or field that holds the URL. Raises: Refusal: it is none."""
         found = self._direct.get((url, key))
         if found is None:
@@ -209,6 +225,7 @@ class Routes:
                 engine=engine,
                 dialects=tuple(Dialect) if engine.replay else (),
                 api_key_env=None if engine.replay else key,
+                key_expected=key_expected and not engine.replay,
             )
             self._direct[url, key] = found
         found.engine.wanted_at = time.monotonic()
@@ -226,32 +243,18 @@ class Routes:
                 CallEnd.UNAUTHORISED,
             ) from None
 
-    def _allowed(self, name: str) -> str:
-        """The name of a key's variable, as a spec may name it. Raises: Refusal."""
-        known = {self._settings.model_api_key_env, *(row.api_key_env for row in self._rows)}
-        listed = any(fnmatchcase(name, pattern) for pattern in self._settings.model_key_envs)
-        try:
-            check_variable(name)
-        except LimitInvalid:
-            listed = False
-            known = set()
-        if name in known or listed:
-            return name
-        shown = name if len(name) <= _NAME_MOST and name.isidentifier() and name.isupper() else "another one"
-        raise Refusal(
-            403,
-            "key_not_allowed",
-            "model.api_key_env: expected a variable that MEGAFLOW_MODEL_KEY_ENVS lists"
-            f" ({', '.join(self._settings.model_key_envs) or 'none'}), found {shown}; ask who runs this installation",
-            CallEnd.UNAUTHORISED,
-        )
-
     async def close(self) -> None:
         self._stopping.set()
         for engine in self._engines.values():
             await engine.close()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, _LOOK_S * 5)
+
+
+def _read(database: Database) -> tuple[ModelReplica, ...]:
+    """Raises: DatabaseUnavailable."""
+    with database.begin() as connection:
+        return tuple(model_replicas.listed(connection))
 
 
 def _address(url: str) -> tuple[str, int | None]:

@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from app.model_service.dialects import codec_for
 from app.model_service.gateway.bodies import ClientGone, read_body, read_request
 from app.model_service.gateway.callers import token_of
+from app.model_service.gateway.enforcement import refuse_other_models
 from app.model_service.gateway.parts import Parts
 from app.model_service.gateway.refusals import CLOSED, Refusal
 from app.model_service.gateway.routes import Routes
@@ -35,6 +36,7 @@ class TokenCounts:
                 raise Refusal(403, "session_closed", CLOSED, CallEnd.REFUSED)
             raw = await read_body(request.receive, request.scope["headers"], self._parts.body_bytes)
             body = read_request(raw)
+            refuse_other_models(session, body["model"])
             await self._routes.known(_PATIENCE_S)
         except ClientGone:
             return Response(status_code=499)

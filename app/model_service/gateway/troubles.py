@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from enum import Enum, auto
 
 import aiohttp
@@ -48,6 +49,8 @@ def of_error(error: Exception, patience_s: float) -> Trouble:
     match error:
         case aiohttp.ClientSSLError():
             return Trouble(Kind.FINAL, f"the engine's certificate is not accepted: {text}")
+        case aiohttp.ClientConnectorError(os_error=OSError(errno=errno.EACCES)):  # of all addresses that it has
+            return Trouble(Kind.FINAL, f"the engine may not be called: {error.strerror}", status=403)
         case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():
             return Trouble(Kind.DOWN, f"the engine takes no connections: {text}", status=503)
         case aiohttp.SocketTimeoutError() | TimeoutError():

@@ -17,7 +17,7 @@ from app.model_service.dialects.sampling import not_taken
 from app.model_service.gateway import faults, reading, troubles
 from app.model_service.gateway.enforcement import fits
 from app.model_service.gateway.engines import Engine, Target
-from app.model_service.gateway.keys import Keys
+from app.model_service.gateway.keys import Keys, missing_key
 from app.model_service.gateway.plans import Answer, Plan, Planner
 from app.model_service.gateway.refusals import Refusal
 from app.model_service.gateway.relay import begins_with_error
@@ -59,6 +59,8 @@ class Upstream:
         while True:
             target = call.target = await self._target(call, avoid)
             engine = target.engine
+            if target.key_expected and (why := missing_key(self._keys, target.api_key_env)) is not None:
+                raise Refusal(403, "key_missing", f"{engine.url}: {why}", CallEnd.UNAUTHORISED)
             if target.context_tokens is not None:
                 fits(call, target.context_tokens)
             refused = unsampled.get(engine.url, set())
@@ -236,20 +238,22 @@ class Upstream:
         status = 429 if trouble.kind is Kind.BUSY else trouble.status
         end = {Kind.TIMEOUT: CallEnd.UPSTREAM_TIMEOUT, Kind.DOWN: _AWAY, Kind.RESET: _AWAY}.get(trouble.kind)
         if end is None:
-            end = faults.end_of(trouble.status, said)
+            end = faults.end_of(trouble.status, said, plan.target.upstream_model or call.model)
         message = self._keys.redact(said.message)
         if end is CallEnd.CONTEXT_EXHAUSTED:
             return Refusal(400, "context_length_exceeded", message, end)
         content = self._keys.redact_bytes(trouble.content)
-        own = plan.translation is None and end in {CallEnd.REFUSED, CallEnd.UNAUTHORISED} and reading.is_json(content)
+        own = plan.translation is None and end in _OWN_WORDS and reading.is_json(content)
         code = said.code or _CODES.get(end, "engine_error")
         return Refusal(status, self._keys.redact(code), message, end, body=content if own else None)
 
 
 _AWAY = CallEnd.UPSTREAM_UNREACHABLE
+_OWN_WORDS = frozenset({CallEnd.REFUSED, CallEnd.UNAUTHORISED, CallEnd.NOT_FOUND})
 _CODES = {
     CallEnd.UPSTREAM_BUSY: "engine_busy",
     CallEnd.UPSTREAM_TIMEOUT: "engine_timeout",
     CallEnd.UPSTREAM_UNREACHABLE: "engine_unreachable",
     CallEnd.UNAUTHORISED: "engine_refused_key",
+    CallEnd.NOT_FOUND: "model_not_found",
 }

@@ -38,6 +38,7 @@ _UNUSED = frozenset(
         CallEnd.RUN_BUDGET,
         CallEnd.THROTTLED,
         CallEnd.UNAUTHORISED,
+        CallEnd.NOT_FOUND,
         CallEnd.UPSTREAM_BUSY,
         CallEnd.UPSTREAM_ERROR,
         CallEnd.UPSTREAM_UNREACHABLE,

@@ -13,6 +13,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from app.errors import SpecInvalid
+from app.model_service.listening import bounded
 from app.model_service.replay.server import create_app
 
 log = structlog.get_logger(__name__)
@@ -42,6 +43,7 @@ def _serve(app: Starlette, host: str, port: int) -> None:
         app,
         host=host,
         port=port,
+        http=bounded(),
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=int(_GRACE_S),

@@ -1,0 +1,225 @@
+"""Checks before a submission whether a model's engines answer, take their keys and have the model.
+
+`POST /megaflow/check`: only the gateway has the keys. The caller shows a token that it wrote into the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import orjson
+import structlog
+from pydantic import Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from app.errors import DatabaseUnavailable, LimitInvalid
+from app.ledger.control_tokens import use_token
+from app.ledger.database import Database
+from app.ledger.model_replicas import ANY, plain_url
+from app.model_service.gateway import faults, troubles
+from app.model_service.gateway.bodies import ClientGone, read_body
+from app.model_service.gateway.callers import token_of
+from app.model_service.gateway.engines import Target
+from app.model_service.gateway.keys import Keys, missing_key
+from app.model_service.gateway.plans import Planner
+from app.model_service.gateway.reading import whole_of
+from app.model_service.gateway.refusals import Refusal
+from app.model_service.gateway.routes import Routes
+from app.models.model_calls import Dialect
+from app.models.spec import ModelChoice, Wire
+
+log = structlog.get_logger()
+
+_TIMEOUT = aiohttp.ClientTimeout(total=10.0, sock_connect=5.0)
+_REQUEST_BYTES = 64 << 10
+_LIST_BYTES = 16 << 20
+_SHOWN = 10
+_SMALL: dict[Dialect, dict[str, Any]] = {
+    Dialect.CHAT: {"messages": [{"role": "user", "content": "."}], "max_tokens": 1},
+    Dialect.MESSAGES: {"messages": [{"role": "user", "content": "."}], "max_tokens": 1},
+    Dialect.RESPONSES: {"input": ".", "max_output_tokens": 16},
+}
+"""The smallest calls that there are."""
+
+
+class Candidate(Wire):
+    """An engine that is about to be registered."""
+
+    url: str
+    api_key_env: str | None = None
+    upstream_model: str | None = None
+    dialects: tuple[Dialect, ...] = ()
+
+
+class CheckRequest(Wire):
+    """What is to be checked: the engines that a submission would use, or one that is not registered yet."""
+
+    model: ModelChoice
+    candidate: Candidate | None = None
+
+
+class CheckReport(Wire):
+    """Without `refused` the model can be called, as far as could be seen."""
+
+    refused: str | None = None
+    warnings: tuple[str, ...] = Field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What is wrong with one engine; `certain`: no call to it could succeed."""
+
+    why: str
+    certain: bool = True
+
+
+class EndpointChecks:
+    """Answers one request after another. For one event loop."""
+
+    def __init__(self, http: aiohttp.ClientSession, routes: Routes, keys: Keys, database: Database) -> None:
+        self._http = http
+        self._routes = routes
+        self._keys = keys
+        self._planner = Planner(keys)
+        self._database = database
+
+    async def answer(self, request: Request) -> Response:
+        """The report as JSON, or why there is none."""
+        token = token_of(request.scope["headers"])
+        try:
+            if not token or not await asyncio.to_thread(use_token, self._database, token):
+                return _no(401, "expected a control token that is in the database and was not used, found another")
+            raw = await read_body(request.receive, request.scope["headers"], _REQUEST_BYTES)
+            report = await self.check(CheckRequest.model_validate_json(raw))
+        except ClientGone:
+            return Response(status_code=499)
+        except ValidationError as error:
+            return _no(400, f"expected a model to check, found: {error.errors(include_url=False, include_input=False)}")
+        except Refusal as refusal:
+            return _no(refusal.status, refusal.message)
+        except DatabaseUnavailable as error:
+            return _no(503, str(error))
+        return JSONResponse(report.model_dump(mode="json"))
+
+    async def check(self, asked: CheckRequest) -> CheckReport:
+        """Every engine that may get calls. Raises: DatabaseUnavailable."""
+        await self._routes.refresh()
+        warnings: list[str] = []
+        for name in (asked.model.name, *asked.model.side_models):
+            try:
+                targets = self._targets(asked, name)
+            except (Refusal, LimitInvalid) as refusal:
+                return CheckReport(refused=self._keys.redact(str(refusal)))
+            found = await asyncio.gather(*(self._engine(target, target.upstream_model or name) for target in targets))
+            said = [self._keys.redact(one.why) for one in found if one is not None]
+            if found and all(one is not None and one.certain for one in found):
+                return CheckReport(refused="; ".join(said))
+            warnings += said
+        return CheckReport(warnings=tuple(warnings))
+
+    def _targets(self, asked: CheckRequest, name: str) -> list[Target]:
+        new = asked.candidate
+        if new is None:
+            targets = self._routes.targets(asked.model.model_copy(update={"name": name}))
+            return [target for target in targets if not target.ours]
+        engine = self._routes.engine(plain_url(new.url))
+        target = Target(engine, new.upstream_model, "", new.dialects, new.api_key_env, key_expected=True)
+        return [] if target.ours else [target]
+
+    # --- One engine -------------------------------------------------------------------------------------------------
+
+    async def _engine(self, target: Target, model: str) -> _Found | None:
+        """What is wrong, if something is."""
+        url = target.engine.url
+        key = target.api_key_env
+        if target.key_expected and (why := missing_key(self._keys, key)) is not None:
+            return _Found(f"{url}: {why}")
+        try:
+            page = "?limit=1000" if target.engine.anthropic else ""
+            status, content = await self._ask(target, "GET", f"{url}/models{page}")
+            if status in {401, 403}:
+                return _Found(self._refused_key(target, status, content))
+            if 300 <= status < 400:
+                return _Found(
+                    f"{url} answers with a redirect ({status}), which is never followed; use the URL it names"
+                )
+            listed = _ids(content) if status == 200 else None
+            if listed is None:
+                return await self._one_token(target, model)
+            if model == ANY or model in listed or await self._is_known(target, model):
+                return None
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return _Found(f"{url}: {troubles.of_error(error, _TIMEOUT.total or 0).why}; start it, or correct the URL")
+        shown = ", ".join(sorted(listed)[:_SHOWN]) or "none"
+        more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
+        return _Found(f"{url} does not have the model {model!r}; it lists {shown}{more}")
+
+    async def _is_known(self, target: Target, model: str) -> bool:
+        """Whether the engine has it by another name than the one that it lists."""
+        status, content = await self._ask(target, "GET", f"{target.engine.url}/models/{model}")
+        try:
+            return status == 200 and isinstance(json.loads(content).get("id"), str)
+        except (ValueError, AttributeError):
+            return False
+
+    async def _one_token(self, target: Target, model: str) -> _Found | None:
+        """For an engine without a list of models: call it."""
+        url = target.engine.url
+        if model == ANY:
+            return _Found(f"{url} has no list of models; it was not checked further", certain=False)
+        dialect = _spoken(target)
+        body = {"model": model, **_SMALL[dialect]}
+        status, content = await self._ask(target, "POST", str(target.engine.path(dialect)), body)
+        said = faults.said(content)
+        if status in {401, 403}:
+            return _Found(self._refused_key(target, status, content))
+        if faults.unknown_model(status, said, model):
+            return _Found(f"{url} does not have the model {model!r}: {said.message:.300}")
+        if status in {404, 405}:
+            return _Found(f"{url} is no model server: it answers {status} to a call; most base URLs end in /v1")
+        if 200 <= status < 300:
+            return None
+        return _Found(f"{url} has no list of models and answers {status}: {said.message:.300}", certain=False)
+
+    def _refused_key(self, target: Target, status: int, content: bytes) -> str:
+        url, key = target.engine.url, target.api_key_env
+        said = f"{url} answers {status}: {faults.said(content).message:.300}"
+        if key is None:
+            return f"{said}; no key was sent; register one with `megaflow models add NAME {url} --api-key-env VAR`"
+        return f"{said}; {missing_key(self._keys, key) or f'the key in {key} is not accepted'}"
+
+    async def _ask(
+        self, target: Target, method: str, url: str, body: dict[str, Any] | None = None
+    ) -> tuple[int, bytes]:
+        """Raises: aiohttp.ClientError, TimeoutError, OSError."""
+        dialect = Dialect.MESSAGES if target.engine.anthropic else _spoken(target)
+        headers = self._planner.headers([(b"anthropic-version", b"2023-06-01")], target, dialect)
+        data = None if body is None else orjson.dumps(body)
+        async with self._http.request(
+            method, url, data=data, headers=headers, timeout=_TIMEOUT, allow_redirects=False
+        ) as answer:
+            return answer.status, await whole_of(answer, _LIST_BYTES) or b""
+
+
+def _spoken(target: Target) -> Dialect:
+    return target.dialects[0] if target.dialects else Dialect.CHAT
+
+
+def _ids(content: bytes) -> set[str] | None:
+    """Names of a list of models; None: this is none."""
+    try:
+        match json.loads(content):
+            case {"data": list(entries)}:
+                return {str(entry["id"]) for entry in entries if isinstance(entry, dict) and "id" in entry}
+    except (ValueError, RecursionError):
+        pass
+    return None
+
+
+def _no(status: int, message: str) -> Response:
+    return JSONResponse({"error": {"message": message}}, status_code=status)

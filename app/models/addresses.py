@@ -1,0 +1,53 @@
+"""Which IP addresses the gateway never connects to, whatever URL or name led there."""
+
+from __future__ import annotations
+
+import socket
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from urllib.parse import urlsplit
+
+_METADATA = frozenset(
+    map(ip_address, ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254", "fd20:ce::254"))
+)
+"""Metadata services of clouds that are not link-local."""
+_NAT64 = IPv6Network("64:ff9b::/96")
+
+
+def forbidden(address: str) -> str | None:
+    """What makes this IP address one that no model may be called at; None: nothing does.
+
+    An IPv4 address inside an IPv6 address counts as itself.
+    """
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return "no IP address"
+    if isinstance(found, IPv6Address):
+        found = _within(found) or found
+    if found.is_link_local:
+        return "a link-local address"
+    if found in _METADATA:
+        return "the address of a cloud's metadata service"
+    if found.is_unspecified or found.is_multicast or found == IPv4Address("255.255.255.255"):
+        return "no address of one host"
+    return None
+
+
+def forbidden_url(url: str) -> str | None:
+    """The same for a URL's host; None also for a name, which is checked when it is resolved. Raises: ValueError."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return forbidden(str(ip_address(host)))
+    except ValueError:
+        pass
+    try:  # 2852039166 and 0xa9.0xfe.43518 are addresses, too
+        return forbidden(socket.inet_ntoa(socket.inet_aton(host)))
+    except (OSError, UnicodeEncodeError):
+        return None
+
+
+def _within(address: IPv6Address) -> IPv4Address | None:
+    if address in _NAT64:
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    teredo = address.teredo
+    return address.ipv4_mapped or address.sixtofour or (teredo[1] if teredo else None)

@@ -1,0 +1,31 @@
+"""Which environment variables hold keys of model providers: of all processes only the gateway gets them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+
+EXPECTED = "a name that ends in _KEY, _API_TOKEN or _AUTH_TOKEN"
+
+_KEY = re.compile(
+    r"(?!(?:AWS|MEGAFLOW|NPM|PIP|UV|GIT|SSH)_)\w*(?:_KEY|_API_TOKEN|_AUTH_TOKEN)|API_KEY|HF_TOKEN"
+    r"|AWS_BEARER_TOKEN_BEDROCK",
+    re.IGNORECASE,
+)
+"""Credentials of stores and package indexes, and this project's own settings, are needed by other processes."""
+
+
+def is_key_variable(name: str) -> bool:
+    """Whether a variable of this name is kept from every process but the gateway."""
+    return _KEY.fullmatch(name) is not None
+
+
+def provider_keys(environ: Mapping[str, str], also: Collection[str] = ()) -> dict[str, str]:
+    """The variables with providers' keys. also: names that the settings give."""
+    return {name: value for name, value in environ.items() if name in also or is_key_variable(name)}
+
+
+def without_keys(environ: Mapping[str, str], also: Collection[str] = ()) -> dict[str, str]:
+    """All other variables. also: names that the settings give."""
+    keys = provider_keys(environ, also)
+    return {name: value for name, value in environ.items() if name not in keys}

@@ -1,0 +1,29 @@
+"""supervisord, which gives the keys of model providers to the programs that need them, and has them in no environment.
+
+`python -m app.stack.supervised -c FILE`, with JSON on standard input: `keys`, variables by name, and `programs`, names.
+The keys stay in its memory, so that a program that is started again gets them again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from supervisor.options import ServerOptions
+from supervisor.supervisord import go
+
+
+def main(argv: list[str]) -> None:
+    told = json.load(sys.stdin)
+    options = ServerOptions()
+    options.realize(argv, doc=__doc__)
+    for group in options.process_group_configs:
+        for program in group.process_configs:
+            if program.name in told["programs"]:
+                program.environment = {**(program.environment or {}), **told["keys"]}
+    options.first, options.test = True, False
+    go(options)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
