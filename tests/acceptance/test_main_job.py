@@ -144,10 +144,14 @@ def test_flower_shows_the_workers_and_asks_for_a_password(system: System) -> Non
     for page in ("/", "/api/workers", "/metrics", "/broker", "/tasks"):
         assert httpx.get(f"{url}{page}").status_code == 401, page
     auth = (system.settings.flower_user, password)
-    workers = httpx.get(f"{url}/workers?json=1", auth=auth, timeout=20).json()["data"]
-    names = [worker["hostname"] for worker in workers]
-    assert any(name.startswith("persistent-") for name in names), names
-    assert any(name.startswith("control@") for name in names), names
+    for mode in ("ephemeral", "persistent"):
+        _submit(system, "nop", mode, "--task", ROW)
+
+    def kinds() -> set[str]:
+        workers = httpx.get(f"{url}/workers?json=1", auth=auth, timeout=20).json()["data"]
+        return {re.split("[-@]", worker["hostname"])[0] for worker in workers}
+
+    eventually(lambda: {"persistent", "control"} <= kinds())
 
     def queues() -> set[str]:
         """Flower asks the workers anew, and gives them a second to answer: a busy machine may need more than one."""

@@ -198,6 +198,16 @@ def test_a_program_that_cannot_run_is_named_with_the_end_of_its_log(settings: Se
     broken = _python("broken", "-c", "raise SystemExit('the disk is made of cheese')")
     with pytest.raises(InstallationFailed, match=r"(?s)broken does not run.*made of cheese"):
         _up(settings, _servers_and(broken))
+    assert leftovers.processes(settings) == [], "an `up` that fails stops what it started"
+
+
+@pytest.mark.timeout(120)
+def test_a_control_worker_that_ends_before_it_dispatches_fails_up_with_its_log(settings: Settings) -> None:
+    # It lives longer than what counts as started, so supervisord would start it again for ever.
+    broken = _python("control", "-c", "import time; time.sleep(3); raise SystemExit('the ledger is made of cheese')")
+    with pytest.raises(InstallationFailed, match=r"(?s)control worker.*made of cheese"):
+        _up(settings, _servers_and(broken))
+    assert leftovers.processes(settings) == []
 
 
 def test_a_program_that_ignores_sigterm_is_killed_with_its_children(settings: Settings) -> None:
