@@ -18,6 +18,12 @@ AgentOption = Annotated[
         "--agent", "-a", help="A name of `megaflow agents list`, several with commas between, or `all` frameworks."
     ),
 ]
+AgentArgOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=VALUE", help="For the agent's adapter; may be repeated. `megaflow agents list` has the keys."
+    ),
+]
 ModeOption = Annotated[Mode, typer.Option(help="Where to run.")]
 ModelOption = Annotated[
     str | None,
@@ -85,6 +91,19 @@ def model_of(
             " try --model with its name at that endpoint; nothing was submitted"
         )
     return None
+
+
+def arguments_of(given: Sequence[str] | None) -> dict[str, str]:
+    """The agent's arguments by key. Raises: SpecInvalid: one without a key or `=`, or a key that is given twice."""
+    found: dict[str, str] = {}
+    for one in given or ():
+        key, equals, value = one.partition("=")
+        if not key or not equals:
+            raise SpecInvalid(f"--agent-arg: expected KEY=VALUE, found {one[:80]!r}; nothing was submitted")
+        if key in found:
+            raise SpecInvalid(f"--agent-arg: expected each key once, found {key!r} twice; nothing was submitted")
+        found[key] = value
+    return found
 
 
 def sampling_of(

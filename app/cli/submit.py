@@ -44,6 +44,7 @@ def submit(
         str, typer.Argument(help="A JSONL file of SWE-bench rows, a task folder or a folder of them, or `demo`.")
     ],
     agent: options.AgentOption,
+    agent_arg: options.AgentArgOption = None,
     mode: options.ModeOption = Mode.AUTO,
     model: options.ModelOption = None,
     base_url: options.BaseUrlOption = None,
@@ -105,6 +106,7 @@ def submit(
         deadline_s=deadline,
         delay_s=delay,
         budget_usd=budget,
+        agent_args=options.arguments_of(agent_arg),
         overrides=options.overrides_of(network, allow_host, reuse, setup, disk),
         limits=options.limits_of(
             max_steps, agent_timeout, command_timeout, turn_tokens, context_tokens, task_budget, max_attempts

@@ -22,7 +22,7 @@ from app.ledger.accept import Accepted, NewRun
 from app.ledger.database import Database
 from app.ledger.schedules import ScheduleRow
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
-from app.models.spec import AgentTask, Bundle, EnvironmentKind, Mode, ModelChoice, TaskSpec, Wire
+from app.models.spec import AgentArgs, AgentTask, Bundle, EnvironmentKind, Mode, ModelChoice, TaskSpec, Wire
 from app.scheduling.calendar import Misfire, due_times, to_fire
 from app.settings import Settings
 from app.submission import refuse_unanswered, specs_for
@@ -54,6 +54,7 @@ class Submission(Wire):
     budget_usd: float | None = Field(default=None, gt=0)  # of model calls, the whole run
     overrides: EnvironmentOverrides = EnvironmentOverrides()  # go before what the tasks say
     limits: LimitOverrides = LimitOverrides()  # the same
+    agent_args: AgentArgs = {}
 
 
 def specs_of(submission: Submission, settings: Settings) -> list[TaskSpec]:
@@ -77,6 +78,7 @@ def specs_of(submission: Submission, settings: Settings) -> list[TaskSpec]:
             resource_class=submission.resource_class,
             overrides=submission.overrides,
             limits=submission.limits,
+            agent_args=submission.agent_args,
         )
     ]
 
