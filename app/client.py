@@ -110,6 +110,7 @@ class MegaFlow:
         available_at: datetime | None = None,
         deadline_at: datetime | None = None,
         budget_usd: float | None = None,
+        max_running: int | None = None,
         overrides: EnvironmentOverrides | None = None,
         limits: LimitOverrides | None = None,
         agent_args: Mapping[str, str] | None = None,
@@ -117,6 +118,7 @@ class MegaFlow:
         """Accept tasks as one run, in one transaction: all or none. Each becomes a group of `replicas` tasks.
 
         budget_usd: of model calls, all tasks together; when it is spent, the run is paused and its calls are refused.
+        max_running: the most attempts of the run at once; None: as many as there is room for.
 
         Raises: as `enqueue`.
         """
@@ -154,6 +156,7 @@ class MegaFlow:
                 available_at=available_at,
                 deadline_at=deadline_at,
                 budget_usd=budget_usd,
+                max_running=max_running,
             ),
             self.settings,
         )

@@ -45,6 +45,7 @@ def add(
     max_tokens: options.MaxTokensOption = None,
     seed: options.SeedOption = None,
     replicas: options.ReplicasOption = 1,
+    concurrency: options.ConcurrencyOption = None,
     limit: options.LimitOption = None,
     task: options.TaskOption = None,
     exclude: options.ExcludeOption = None,
@@ -93,6 +94,7 @@ def add(
         resource_class=resource_class,
         deadline_s=deadline,
         budget_usd=budget,
+        max_running=concurrency,
         agent_args=options.arguments_of(agent_arg),
         overrides=options.overrides_of(network, allow_host, reuse, setup, disk),
         limits=options.limits_of(
@@ -103,7 +105,7 @@ def add(
         tasks = evaluations.trial(submission, flow.settings, flow.database)  # what could never run is refused now
         # What nobody asked for is left out, so that an older release reads it, too.
         unsaid = {"limits"} if submission.limits == LimitOverrides() else set[str]()
-        unsaid |= {"agent_args"} if not submission.agent_args else set()
+        unsaid |= {name for name in ("agent_args", "max_running") if not getattr(submission, name)}
         kept = submission.model_dump(mode="json", exclude={"dataset", *unsaid})
         schedules.add(flow.database, name=name, cron=cron, dataset=dataset, submission=kept, misfire=misfire)
     console.print(f"schedule {name!r}: {len(tasks)} tasks, next at {due_at:%Y-%m-%d %H:%M} UTC")

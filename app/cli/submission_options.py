@@ -35,6 +35,9 @@ TemperatureOption = Annotated[float | None, typer.Option(min=0, max=2, help="Of 
 TopPOption = Annotated[float | None, typer.Option(help="Of the model, above 0 and up to 1, whatever the agent asks.")]
 MaxTokensOption = Annotated[int | None, typer.Option(min=1, help="Tokens of one answer, whatever the agent asks.")]
 SeedOption = Annotated[int | None, typer.Option(min=0, help="Of the model's sampling, where its API has one.")]
+ConcurrencyOption = Annotated[
+    int | None, typer.Option("--concurrency", "-n", min=1, help="The most attempts of this run at once.")
+]
 ReplicasOption = Annotated[int, typer.Option("--replicas", "-k", min=1, help="Tasks per dataset entry.")]
 LimitOption = Annotated[int | None, typer.Option(min=1, help="Only the first N entries.")]
 TaskOption = Annotated[

@@ -54,6 +54,7 @@ def submit(
     max_tokens: options.MaxTokensOption = None,
     seed: options.SeedOption = None,
     replicas: options.ReplicasOption = 1,
+    concurrency: options.ConcurrencyOption = None,
     limit: options.LimitOption = None,
     task: options.TaskOption = None,
     exclude: options.ExcludeOption = None,
@@ -106,6 +107,7 @@ def submit(
         deadline_s=deadline,
         delay_s=delay,
         budget_usd=budget,
+        max_running=concurrency,
         agent_args=options.arguments_of(agent_arg),
         overrides=options.overrides_of(network, allow_host, reuse, setup, disk),
         limits=options.limits_of(

@@ -55,6 +55,7 @@ class Submission(Wire):
     overrides: EnvironmentOverrides = EnvironmentOverrides()  # go before what the tasks say
     limits: LimitOverrides = LimitOverrides()  # the same
     agent_args: AgentArgs = {}
+    max_running: int | None = Field(default=None, ge=1)  # attempts of the run at once
 
 
 def specs_of(submission: Submission, settings: Settings) -> list[TaskSpec]:
@@ -147,6 +148,7 @@ def submit(
         available_at=_after(submission.delay_s) if submission.delay_s else None,
         deadline_at=_after(submission.deadline_s) if submission.deadline_s else None,
         budget_usd=submission.budget_usd,
+        max_running=submission.max_running,
     )
     return accept.accept(database, new, settings)
 

@@ -31,6 +31,7 @@ def kept(database: Database) -> Submission:
 def test_every_option_is_kept_as_a_submission_would_have_it(command: CommandLine, database: Database) -> None:
     command(
         *("schedule", "add", "nightly", "0 3 * * *", "demo", "--agent", "nop,oracle", "--replicas", 2, "--limit", 3),
+        *("-n", 4),
         *("--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--api-key-env", "KEY", "--task", "csv-to-jsonl"),
         *("--temperature", 0.2, "--top-p", 0.9, "--max-tokens", 512, "--seed", 7),
         *("--network", "allowlist", "--allow-host", "a.example.org", "--reuse", "fresh", "--setup", "true"),
@@ -42,6 +43,7 @@ def test_every_option_is_kept_as_a_submission_would_have_it(command: CommandLine
         dataset="demo",
         agent="nop,oracle",
         replicas=2,
+        max_running=4,
         limit=3,
         model=ModelChoice(
             name="m",
