@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
@@ -60,6 +60,7 @@ class MegaFlow:
         deadline_at: datetime | None = None,
         overrides: EnvironmentOverrides | None = None,
         limits: LimitOverrides | None = None,
+        agent_args: Mapping[str, str] | None = None,
     ) -> Handle:
         """Accept one task. When this returns, the task survives the loss of Redis, of every worker and the scheduler.
 
@@ -68,7 +69,7 @@ class MegaFlow:
         with an endpoint or sampling options of its own. A key that was used before returns the earlier task's handle.
         resource_class: what `megaflow classes` lists. available_at: not before. deadline_at: what has not ended by
         then ends as `expired`; both with a time zone. overrides: go before what the task says of its environment;
-        limits: of its limits.
+        limits: of its limits. agent_args: for the agent's adapter; `megaflow agents list` has the keys that each takes.
 
         Raises: SpecInvalid, UnknownName, SettingsInvalid (the manifest of an external agent is wrong), QuotaExceeded
             (too many of the user's wait already), ArtifactStoreUnavailable and ArtifactMissing (the compose file of a
@@ -89,6 +90,7 @@ class MegaFlow:
             deadline_at=deadline_at,
             overrides=overrides,
             limits=limits,
+            agent_args=agent_args,
         ).handles[0]
 
     def enqueue_many(
@@ -108,12 +110,15 @@ class MegaFlow:
         available_at: datetime | None = None,
         deadline_at: datetime | None = None,
         budget_usd: float | None = None,
+        max_running: int | None = None,
         overrides: EnvironmentOverrides | None = None,
         limits: LimitOverrides | None = None,
+        agent_args: Mapping[str, str] | None = None,
     ) -> Run:
         """Accept tasks as one run, in one transaction: all or none. Each becomes a group of `replicas` tasks.
 
         budget_usd: of model calls, all tasks together; when it is spent, the run is paused and its calls are refused.
+        max_running: the most attempts of the run at once; None: as many as there is room for.
 
         Raises: as `enqueue`.
         """
@@ -130,6 +135,7 @@ class MegaFlow:
             resource_class=resource_class,
             overrides=overrides,
             limits=limits,
+            agent_args=agent_args,
         )
         refuse_unanswered(specs, self.settings, self.database)
         refuse_wrong_projects([spec.task for spec in specs], self._stored)
@@ -150,6 +156,7 @@ class MegaFlow:
                 available_at=available_at,
                 deadline_at=deadline_at,
                 budget_usd=budget_usd,
+                max_running=max_running,
             ),
             self.settings,
         )

@@ -6,6 +6,8 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from app.agents import catalogue
 from app.agents.recorded import recorded_run
 from app.compose_file.file import read_project
@@ -20,6 +22,7 @@ from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import (
     IMAGELESS,
     REPLAY_MODEL,
+    AgentArgs,
     AgentTask,
     Bundle,
     Compose,
@@ -44,10 +47,12 @@ def specs_for(
     resource_class: str = "standard",
     overrides: EnvironmentOverrides | None = None,
     limits: LimitOverrides | None = None,
+    agent_args: Mapping[str, str] | None = None,
 ) -> list[TaskSpec]:
     """The tasks with who does them and how. known: the agents that there are (`app.agents.external.known_agents`).
 
-    overrides: go before what the tasks say of their environments; limits: of their limits.
+    overrides: go before what the tasks say of their environments; limits: of their limits. agent_args: for the agent's
+    adapter, by key.
 
     Raises: SpecInvalid, UnknownName: none of them is used.
     """
@@ -72,11 +77,24 @@ def specs_for(
             f"agent {agent!r} runs inside the environment, where it needs the way to its model; expected the network"
             " 'model-only', 'allowlist' or 'open' for it, found 'none'"
         )
-    bounds = limits or LimitOverrides()
+    bounds, arguments = limits or LimitOverrides(), _arguments(agent, traits, agent_args or {})
     return [
-        _spec(bounds.applied_to(asked.applied_to(task)), agent, wanted, chosen, traits, resource_class)
+        _spec(bounds.applied_to(asked.applied_to(task)), agent, wanted, chosen, traits, resource_class, arguments)
         for task in tasks
     ]
+
+
+def _arguments(agent: str, traits: catalogue.Traits, given: Mapping[str, str]) -> dict[str, str]:
+    """Sorted, so that their order does not change a spec's digest. Raises: SpecInvalid."""
+    try:
+        found = TypeAdapter(AgentArgs).validate_python(dict(given))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise SpecInvalid(
+            f"agent argument {str(first['loc'][0])[:80]!r}: {first['msg']}; nothing was submitted"
+        ) from error
+    catalogue.check_arguments(agent, traits, found)
+    return dict(sorted(found.items()))
 
 
 def refuse_unanswered(specs: Iterable[TaskSpec], settings: Settings, database: Database) -> None:
@@ -141,6 +159,7 @@ def _spec(
     model: ModelChoice | None,
     traits: catalogue.Traits,
     resource_class: str,
+    arguments: dict[str, str],
 ) -> TaskSpec:
     if traits.needs_solution and task.solution is None:
         raise SpecInvalid(f"agent {agent!r} replays gold solutions; task {task.name!r} has none")
@@ -151,6 +170,7 @@ def _spec(
         model=model if traits.needs_model or traits.needs_recording else None,
         mode=mode,
         resource_class=resource_class,
+        agent_args=arguments,
     )
 
 

@@ -46,6 +46,7 @@ class AgentJob:
     scratch: Path  # a folder on the worker, this attempt's alone; removed after the artifacts are stored
     model_inside_url: str | None = None  # where commands inside reach the model (with /v1), when they do at all
     tools_inside: Mapping[str, str] = field(default_factory=dict)  # tool bundle: its folder inside the environment
+    arguments: Mapping[str, str] = field(default_factory=dict)  # of `--agent-arg`, checked at the submission
     recording: bytes | None = None  # the trajectory (ATIF) of the attempt that is done again, for `replay` alone
     recorded_end: EndReason | None = None  # how that attempt ended
     logs: OutputLogs | None = None  # where all of an output goes that is too long to be kept whole in `scratch`

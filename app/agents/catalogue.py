@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 
-from app.errors import UnknownName
+from app.errors import SpecInvalid, UnknownName
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One key that an agent takes (`--agent-arg KEY=VALUE`). `values`: a pattern that the whole value has to match."""
+
+    help: str
+    values: str = r"(?s).+"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +31,35 @@ class Traits:
     tools: tuple[str, ...] = ()
     """Bundles that its environments have mounted read-only; not empty: the framework runs inside."""
     summary: str = ""
+    arguments: Mapping[str, Argument] = field(default_factory=dict)
+    """What it takes as `--agent-arg`, by key."""
+    any_argument: bool = False
+    """It takes every key: what they mean is known to its own program alone."""
 
 
 AGENTS: dict[str, Traits] = {
     "oracle": Traits(needs_solution=True, summary="applies the gold solution"),
     "nop": Traits(writes=False, summary="does nothing"),
     "replay": Traits(needs_recording=True, summary="does again what a recorded attempt did, without a model"),
-    "mini-swe-agent": Traits(needs_model=True, summary="mini-swe-agent 2.4.6, unmodified; acts from outside"),
-    "claude-code": Traits(needs_model=True, tools=("claude-code",), summary="Claude Code 2.1.329, unmodified; inside"),
+    "mini-swe-agent": Traits(
+        needs_model=True,
+        summary="mini-swe-agent 2.4.6, unmodified; acts from outside",
+        arguments={
+            "config": Argument(
+                "its configuration: mini (default), or mini_textbased for a model that calls no tools",
+                "mini|mini_textbased",
+            )
+        },
+    ),
+    "claude-code": Traits(
+        needs_model=True,
+        tools=("claude-code",),
+        summary="Claude Code 2.1.329, unmodified; inside",
+        arguments={
+            "append_system_prompt": Argument("text after its system prompt"),
+            "max_thinking_tokens": Argument("tokens of thinking in one turn; 0: it does not think", r"\d{1,7}"),
+        },
+    ),
     "qwen-code": Traits(needs_model=True, tools=("qwen-code",), summary="Qwen Code 0.24.4, unmodified; inside"),
     "openhands": Traits(needs_model=True, tools=("openhands",), summary="OpenHands SDK 1.58.0, unmodified; inside"),
     "swe-agent": Traits(
@@ -45,3 +76,24 @@ def traits(name: str, known: Mapping[str, Traits]) -> Traits:
     if name not in known:
         raise UnknownName.of("agent", name, list(known))
     return known[name]
+
+
+def check_arguments(name: str, about: Traits, given: Mapping[str, str]) -> None:
+    """Raises: SpecInvalid: a key that the agent does not take, or a value that the key does not take."""
+    if about.any_argument:
+        return
+    for key, value in given.items():
+        known = about.arguments.get(key)
+        if known is None:
+            keys = ", ".join(sorted(about.arguments))
+            near = get_close_matches(key, about.arguments, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise SpecInvalid(
+                f"agent argument {key!r}: agent {name!r} takes {f'the keys {keys}' if keys else 'no arguments'}{hint}"
+                " (`megaflow agents list`); nothing was submitted"
+            )
+        if not re.fullmatch(known.values, value, re.ASCII):
+            raise SpecInvalid(
+                f"agent argument {key!r} of agent {name!r}: expected {known.help}; found {value[:80]!r};"
+                " nothing was submitted"
+            )

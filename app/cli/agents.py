@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,6 +48,7 @@ class Listed:
     needs_model: bool
     summary: str
     folder: str | None = None
+    arguments: dict[str, str] = field(default_factory=dict)  # keys of `--agent-arg`, with what they do
 
 
 @agents.callback(invoke_without_command=True)
@@ -68,6 +69,10 @@ def list_agents(json: Json = False) -> None:
     for one in found:
         table.add_row(*_cells(one))
     console.print(table)
+    for one in found:
+        for key, does in one.arguments.items():
+            line = f"{one.name} --agent-arg {key}=VALUE: {does}"
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def listed(settings: Settings) -> list[Listed]:
@@ -99,6 +104,9 @@ def _framework(name: str, traits: catalogue.Traits, making: Making) -> Listed:
         size_bytes=None if folder is None else _size(folder),
         needs_model=traits.needs_model,
         summary=traits.summary,
+        arguments={"KEY": "any key: in the job file, as `arguments`"}
+        if traits.any_argument
+        else {key: argument.help for key, argument in traits.arguments.items()},
         folder=None if folder is None else str(folder),
     )
 

@@ -35,6 +35,7 @@ def add(
     cron: Annotated[str, typer.Argument(help="Five fields, UTC, e.g. '0 3 * * *'.")],
     dataset: Annotated[str, typer.Argument(help="As for submit; read anew at every firing, by the control worker.")],
     agent: options.AgentOption,
+    agent_arg: options.AgentArgOption = None,
     mode: options.ModeOption = Mode.AUTO,
     model: options.ModelOption = None,
     base_url: options.BaseUrlOption = None,
@@ -46,6 +47,7 @@ def add(
     max_tokens: options.MaxTokensOption = None,
     seed: options.SeedOption = None,
     replicas: options.ReplicasOption = 1,
+    concurrency: options.ConcurrencyOption = None,
     limit: options.LimitOption = None,
     task: options.TaskOption = None,
     exclude: options.ExcludeOption = None,
@@ -94,6 +96,8 @@ def add(
         resource_class=resource_class,
         deadline_s=deadline,
         budget_usd=budget,
+        max_running=concurrency,
+        agent_args=options.arguments_of(agent_arg),
         overrides=options.overrides_of(network, allow_host, reuse, setup, disk),
         limits=options.limits_of(
             max_steps, agent_timeout, command_timeout, turn_tokens, context_tokens, task_budget, max_attempts
@@ -104,6 +108,7 @@ def add(
         tasks = evaluations.trial(submission, flow.settings, flow.database, check=options.check_of(flow, no_check))
         # What nobody asked for is left out, so that an older release reads it, too.
         unsaid = {"limits"} if submission.limits == LimitOverrides() else set[str]()
+        unsaid |= {name for name in ("agent_args", "max_running") if not getattr(submission, name)}
         kept = submission.model_dump(mode="json", exclude={"dataset", *unsaid})
         schedules.add(flow.database, name=name, cron=cron, dataset=dataset, submission=kept, misfire=misfire)
     console.print(f"schedule {name!r}: {len(tasks)} tasks, next at {due_at:%Y-%m-%d %H:%M} UTC")

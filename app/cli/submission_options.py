@@ -22,6 +22,12 @@ AgentOption = Annotated[
         "--agent", "-a", help="A name of `megaflow agents list`, several with commas between, or `all` frameworks."
     ),
 ]
+AgentArgOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=VALUE", help="For the agent's adapter; may be repeated. `megaflow agents list` has the keys."
+    ),
+]
 ModeOption = Annotated[Mode, typer.Option(help="Where to run.")]
 ModelOption = Annotated[
     str | None,
@@ -41,6 +47,9 @@ TemperatureOption = Annotated[float | None, typer.Option(min=0, max=2, help="Of 
 TopPOption = Annotated[float | None, typer.Option(help="Of the model, above 0 and up to 1, whatever the agent asks.")]
 MaxTokensOption = Annotated[int | None, typer.Option(min=1, help="Tokens of one answer, whatever the agent asks.")]
 SeedOption = Annotated[int | None, typer.Option(min=0, help="Of the model's sampling, where its API has one.")]
+ConcurrencyOption = Annotated[
+    int | None, typer.Option("--concurrency", "-n", min=1, help="The most attempts of this run at once.")
+]
 ReplicasOption = Annotated[int, typer.Option("--replicas", "-k", min=1, help="Tasks per dataset entry.")]
 LimitOption = Annotated[int | None, typer.Option(min=1, help="Only the first N entries.")]
 TaskOption = Annotated[
@@ -118,6 +127,19 @@ def check_of(flow: MegaFlow, no_check: bool) -> Callable[[ModelChoice], None] | 
             say(f"model {model.name}: {warning}")
 
     return None if no_check else check
+
+
+def arguments_of(given: Sequence[str] | None) -> dict[str, str]:
+    """The agent's arguments by key. Raises: SpecInvalid: one without a key or `=`, or a key that is given twice."""
+    found: dict[str, str] = {}
+    for one in given or ():
+        key, equals, value = one.partition("=")
+        if not key or not equals:
+            raise SpecInvalid(f"--agent-arg: expected KEY=VALUE, found {one[:80]!r}; nothing was submitted")
+        if key in found:
+            raise SpecInvalid(f"--agent-arg: expected each key once, found {key!r} twice; nothing was submitted")
+        found[key] = value
+    return found
 
 
 def sampling_of(

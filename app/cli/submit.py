@@ -44,6 +44,7 @@ def submit(
         str, typer.Argument(help="A JSONL file of SWE-bench rows, a task folder or a folder of them, or `demo`.")
     ],
     agent: options.AgentOption,
+    agent_arg: options.AgentArgOption = None,
     mode: options.ModeOption = Mode.AUTO,
     model: options.ModelOption = None,
     base_url: options.BaseUrlOption = None,
@@ -55,6 +56,7 @@ def submit(
     max_tokens: options.MaxTokensOption = None,
     seed: options.SeedOption = None,
     replicas: options.ReplicasOption = 1,
+    concurrency: options.ConcurrencyOption = None,
     limit: options.LimitOption = None,
     task: options.TaskOption = None,
     exclude: options.ExcludeOption = None,
@@ -108,6 +110,8 @@ def submit(
         deadline_s=deadline,
         delay_s=delay,
         budget_usd=budget,
+        max_running=concurrency,
+        agent_args=options.arguments_of(agent_arg),
         overrides=options.overrides_of(network, allow_host, reuse, setup, disk),
         limits=options.limits_of(
             max_steps, agent_timeout, command_timeout, turn_tokens, context_tokens, task_budget, max_attempts

@@ -37,6 +37,7 @@ class NewRun:
     available_at: datetime | None = None  # not before; None: at once
     deadline_at: datetime | None = None  # what has not ended by then ends as `expired`
     budget_usd: float | None = None  # of model calls, all tasks together; None: not bounded
+    max_running: int | None = None  # attempts at once; None: not bounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,8 @@ def accept(database: Database, new: NewRun, settings: Settings | None = None) ->
 def _check(new: NewRun) -> None:
     if new.budget_usd is not None and not new.budget_usd > 0:
         raise SpecInvalid(f"expected a budget of more than 0 US dollars, found {new.budget_usd:g}")
+    if new.max_running is not None and new.max_running < 1:
+        raise SpecInvalid(f"expected at least 1 attempt of the run at once, found {new.max_running}")
     for name, at in (("deadline", new.deadline_at), ("available_at", new.available_at)):
         if at is not None and at.tzinfo is None:
             raise SpecInvalid(f"expected {name} with a time zone, found {at.isoformat()}; try datetime.now(UTC) + …")
@@ -89,8 +92,8 @@ def _check(new: NewRun) -> None:
 
 
 _INSERT_RUN = text(
-    "INSERT INTO runs (id, name, user_name, purpose, total, deadline_at, idempotency_key, budget_usd)"
-    " VALUES (:id, :name, :user_name, :purpose, :total, :deadline_at, :idempotency_key, :budget_usd)"
+    "INSERT INTO runs (id, name, user_name, purpose, total, deadline_at, idempotency_key, budget_usd, max_running)"
+    " VALUES (:id, :name, :user_name, :purpose, :total, :deadline_at, :idempotency_key, :budget_usd, :max_running)"
 )
 
 
@@ -103,6 +106,7 @@ def _run_row(run_id: UUID, new: NewRun) -> dict[str, Any]:
         "total": len(new.specs) * new.replicas,
         "deadline_at": new.deadline_at,
         "budget_usd": new.budget_usd,
+        "max_running": new.max_running,
         "idempotency_key": new.idempotency_key,
     }
 
@@ -205,6 +209,7 @@ _COLUMNS = (
     "max_attempts",
     "lifetime_s",
     "in_line",
+    "bounded",
     "available_at",
     "deadline_at",
 )
@@ -249,6 +254,7 @@ class _Rows:
             str(limits.max_attempts),
             repr(limits.lifetime_s),
             "f" if delayed else "t",
+            "f" if new.max_running is None else "t",
             (new.available_at or datetime.now(UTC)).isoformat(),
             new.deadline_at.isoformat() if new.deadline_at else "\\N",
         )

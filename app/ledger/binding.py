@@ -1,8 +1,8 @@
 """What keeps a line waiting at this moment: the dispatcher's rules, asked for their reasons.
 
 A line is a user's tasks of one mode (as asked for) and class. Limits are named `slots:ephemeral.standard`,
-`pool:persistent.gpu`, `class:gpu`, `quota:running:alice`, `quota:instances:alice`, `quota:spend:alice`; a pause stands
-beside them as `pause:user:alice`.
+`pool:persistent.gpu`, `class:gpu`, `quota:running:alice`, `quota:instances:alice`, `quota:spend:alice`,
+`quota:run:ID`; a pause stands beside them as `pause:user:alice`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from app.ledger import classes, pauses, quotas
+from app.ledger import classes, pauses, quotas, waiting
 from app.ledger.classes import Offer
 from app.ledger.quotas import QuotaBook
+from app.ledger.waiting import BoundedRun
 from app.models.instance import queue_of
 from app.models.kinds import PauseKind
 from app.models.spec import Mode
@@ -68,13 +69,14 @@ class Look:
     book: QuotaBook
     paused: Mapping[tuple[str, str], tuple[datetime, str]]  # kind and name: since when, why
     since: Mapping[tuple[str, Line], datetime]  # open bindings
+    bounded: Mapping[UUID, BoundedRun]  # runs with a bound on their attempts at once, by id
 
     def binding(self, line: Line, run_id: UUID | None = None, waiting: int = 1) -> list[Bound]:
         """What binds a line now, the widest first; nothing when its turn may come with the next pass.
 
         waiting: how many tasks of it wait, so that what is proposed is worth the trouble.
         """
-        found = self._pauses(line, run_id) or self._class(line) or self._user(line)
+        found = self._pauses(line, run_id) or self._class(line) or self._user(line) or self._run(run_id)
         found = found or self._places(line, waiting)
         return [replace(bound, since=bound.since or self.since.get((bound.limit, line))) for bound in found]
 
@@ -116,6 +118,13 @@ class Look:
             advice = f"megaflow quota set {user} --spend {_more(math.ceil(max(spent, quota.spend_usd)))}"
             found.append(Bound(f"quota:spend:{user}", spent, quota.spend_usd, advice))
         return found
+
+    def _run(self, run_id: UUID | None) -> list[Bound]:
+        run = self.bounded.get(run_id) if run_id else None
+        if run is None or run.room:
+            return []
+        advice = "wait: the next one begins when one of the run's attempts ends"
+        return [Bound(run.limit, run.live, run.max_running, advice, why="the run was submitted with --concurrency")]
 
     def _places(self, line: Line, waiting: int) -> list[Bound]:
         """`auto` waits only while both kinds of place are taken."""
@@ -189,6 +198,7 @@ def look(connection: Connection, settings: Settings) -> Look:
                 )
             )
         },
+        bounded={run.run_id: run for run in waiting.bounded_runs(connection)},
     )
 
 

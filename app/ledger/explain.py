@@ -16,6 +16,7 @@ from app.ledger.binding import Line
 from app.ledger.database import Database
 from app.ledger.stories import Now, Share, Step, TaskStory, Try
 from app.ledger.timeline import LINE, NAMES, Bounds, Span, Tried, Window, phase_of_limit, spans, windows
+from app.ledger.waiting import RUN_LIMIT, run_limit
 from app.models.outcome import Phase
 from app.models.spec import Mode
 from app.models.tables import PAUSED
@@ -91,6 +92,7 @@ def history(connection: Connection, line: Line, run_id: UUID, since: datetime, n
         text(
             "SELECT limit_name, since, coalesce(until, :now) AS until FROM bindings"
             " WHERE (user_name = :user AND mode = :mode AND resource_class = :class"
+            " AND (NOT starts_with(limit_name, :of_runs) OR limit_name = :of_run)"
             " OR user_name = '*' AND limit_name = ANY(:named)) AND coalesce(until, :now) > :since"
         ),
         {
@@ -98,6 +100,8 @@ def history(connection: Connection, line: Line, run_id: UUID, since: datetime, n
             "mode": line.mode.value,
             "class": line.resource_class,
             "named": named,
+            "of_runs": RUN_LIMIT,
+            "of_run": run_limit(run_id),
             "since": since,
             "now": now,
         },

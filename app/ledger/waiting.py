@@ -64,14 +64,19 @@ FROM unnest(CAST(:modes AS text[]), CAST(:classes AS text[]), CAST(:users AS tex
 CROSS JOIN LATERAL (
     SELECT id, priority, run_id, group_started, attempts > 0 AS again FROM tasks
     WHERE state = 'pending' AND in_line AND requested_mode = l.mode AND resource_class = l.resource_class
-        AND user_name = l.user_name
+        AND user_name = l.user_name AND NOT (bounded AND run_id = ANY(CAST(:full AS uuid[])))
     ORDER BY priority DESC, (attempts > 0) DESC, run_id, group_started DESC, id LIMIT l.take) c
 ORDER BY l.ord, c.priority DESC, c.again DESC, c.run_id, c.group_started DESC, c.id
 """)
 
 
-def heads(connection: Connection, wanted: Sequence[tuple[LineKey, int]]) -> dict[LineKey, list[Candidate]]:
-    """The first so many of each line: by priority, what lost its turn, run, started groups first, then arrival."""
+def heads(
+    connection: Connection, wanted: Sequence[tuple[LineKey, int]], full: Iterable[UUID] = ()
+) -> dict[LineKey, list[Candidate]]:
+    """The first so many of each line: by priority, what lost its turn, run, started groups first, then arrival.
+
+    full: bounded runs whose tasks are passed over.
+    """
     if not wanted:
         return {}
     values = {
@@ -79,6 +84,7 @@ def heads(connection: Connection, wanted: Sequence[tuple[LineKey, int]]) -> dict
         "classes": [line.resource_class for line, _ in wanted],
         "users": [line.user_name for line, _ in wanted],
         "takes": [take for _, take in wanted],
+        "full": list(full),
     }
     found: dict[LineKey, list[Candidate]] = {line: [] for line, _ in wanted}
     for row in connection.execute(_HEADS, values):
@@ -86,16 +92,69 @@ def heads(connection: Connection, wanted: Sequence[tuple[LineKey, int]]) -> dict
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class BoundedRun:
+    """A run with a bound on its attempts at once, and a line in which its tasks stand."""
+
+    run_id: UUID
+    line: LineKey
+    live: int  # attempts, of all of its lines
+    max_running: int
+
+    @property
+    def room(self) -> int:
+        return max(0, self.max_running - self.live)
+
+    @property
+    def limit(self) -> str:
+        return run_limit(self.run_id)
+
+
+def run_limit(run_id: UUID) -> str:
+    """How a run's bound on its attempts at once is called beside the limits."""
+    return f"{RUN_LIMIT}{run_id}"
+
+
+RUN_LIMIT = "quota:run:"
+
+# A loose index scan as in `_LINES`: one probe per bounded run that waits, however many of its tasks do.
+_BOUNDED = text("""
+WITH RECURSIVE found AS (
+    (SELECT run_id, requested_mode, resource_class, user_name FROM tasks WHERE bounded AND state = 'pending' AND in_line
+     ORDER BY run_id, requested_mode, resource_class, user_name LIMIT 1)
+    UNION ALL
+    SELECT n.* FROM found f CROSS JOIN LATERAL (
+        SELECT run_id, requested_mode, resource_class, user_name FROM tasks
+        WHERE bounded AND state = 'pending' AND in_line AND (run_id, requested_mode, resource_class, user_name)
+            > (f.run_id, f.requested_mode, f.resource_class, f.user_name)
+        ORDER BY run_id, requested_mode, resource_class, user_name LIMIT 1) n
+)
+SELECT f.*, r.max_running, (SELECT count(*) FROM tasks t WHERE t.bounded AND t.state IN ('admitted', 'running')
+    AND t.run_id = f.run_id) AS live
+FROM found f JOIN runs r ON r.id = f.run_id
+""")
+
+
+def bounded_runs(connection: Connection) -> list[BoundedRun]:
+    """The bounded runs whose tasks wait, for each of their lines."""
+    return [
+        BoundedRun(row.run_id, LineKey(Mode(row[1]), row[2], row[3]), row.live, row.max_running)
+        for row in connection.execute(_BOUNDED)
+    ]
+
+
 _BACKLOGS = text("""
-SELECT l.ord, (SELECT count(*) FROM (SELECT 1 FROM tasks WHERE state = 'pending' AND in_line
+SELECT l.ord, (SELECT count(*) FROM (SELECT 1 FROM tasks WHERE state = 'pending' AND in_line AND NOT bounded
     AND requested_mode = l.mode AND resource_class = l.resource_class AND user_name = l.user_name LIMIT :most) waiting)
 FROM unnest(CAST(:modes AS text[]), CAST(:classes AS text[]), CAST(:users AS text[]))
     WITH ORDINALITY AS l(mode, resource_class, user_name, ord)
 """)
 
 
-def backlogs(connection: Connection, keys: Sequence[LineKey], most: int) -> dict[LineKey, int]:
-    """Tasks in each of these lines, counted up to `most`."""
+def backlogs(
+    connection: Connection, keys: Sequence[LineKey], most: int, bounded: Iterable[BoundedRun] = ()
+) -> dict[LineKey, int]:
+    """Tasks in each of these lines, counted up to `most`; of bounded runs, as many as they have room for."""
     if not keys:
         return {}
     values = {
@@ -104,7 +163,23 @@ def backlogs(connection: Connection, keys: Sequence[LineKey], most: int) -> dict
         "users": [line.user_name for line in keys],
         "most": most,
     }
-    return {keys[row[0] - 1]: row[1] for row in connection.execute(_BACKLOGS, values)}
+    found = {keys[row[0] - 1]: row[1] for row in connection.execute(_BACKLOGS, values)}
+    for run in bounded:
+        if run.line in found and run.room:
+            found[run.line] += _count_of_run(connection, run)
+    return {key: min(most, count) for key, count in found.items()}
+
+
+def _count_of_run(connection: Connection, run: BoundedRun) -> int:
+    """Of its tasks that stand in its line, as many as it has room for."""
+    count = connection.execute(
+        text(
+            "SELECT count(*) FROM (SELECT 1 FROM tasks WHERE bounded AND state = 'pending' AND in_line"
+            " AND run_id = :run AND requested_mode = :mode AND resource_class = :class LIMIT :room) waiting"
+        ),
+        {"run": run.run_id, "mode": run.line.mode.value, "class": run.line.resource_class, "room": run.room},
+    ).scalar_one()
+    return int(count)
 
 
 STILLBORN_S = 30.0

@@ -53,6 +53,7 @@ def _image_name(value: str) -> str:
 
 PlainText = Annotated[str, AfterValidator(_plain)]
 """Text that a command line, a variable and PostgreSQL can hold."""
+ArgumentText = Annotated[PlainText, Field(max_length=16_384)]
 ImageName = Annotated[str, AfterValidator(_image_name)]
 
 
@@ -359,6 +360,10 @@ class ModelChoice(Wire):
         return {name: value for name, value in fields.items() if name not in ("sampling", "side_models") or value}
 
 
+AgentArgs = dict[Annotated[PlainText, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,79}$")], ArgumentText]
+"""What `--agent-arg KEY=VALUE` gives, by key."""
+
+
 class TaskSpec(Wire):
     """An agent task together with who does it and how: what is stored, hashed, and carried to the worker."""
 
@@ -367,6 +372,13 @@ class TaskSpec(Wire):
     model: ModelChoice | None = None
     mode: Mode = Mode.AUTO
     resource_class: str = "standard"
+    agent_args: AgentArgs = {}  # by the names that the agent's adapter knows
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without `agent_args` where there are none, so that a submission keeps the digest that it had before."""
+        fields: dict[str, Any] = handler(self)
+        return {name: value for name, value in fields.items() if name != "agent_args" or value}
 
     def digest(self) -> str:
         """sha256 of the canonical JSON: equal specs share one row."""

@@ -72,8 +72,10 @@ class Run(Base):
     deadline_at: Mapped[datetime | None]  # what has not ended by then ends as `expired`
     idempotency_key: Mapped[str | None]
     budget_usd: Mapped[float | None]  # of model calls, all tasks together; None: not bounded
+    max_running: Mapped[int | None]  # attempts at once; None: not bounded
 
     __table_args__ = (
+        CheckConstraint("max_running > 0"),
         UniqueConstraint("user_name", "idempotency_key"),
         Index("runs_budget_idx", "id", postgresql_where=text("budget_usd IS NOT NULL")),
     )
@@ -104,6 +106,7 @@ class Task(Base):
     accepted_at: Mapped[datetime] = mapped_column(server_default=NOW)
     in_line: Mapped[bool] = mapped_column(server_default=text("true"))  # False: delayed, or its run is paused
     available_at: Mapped[datetime] = mapped_column(server_default=NOW)  # not before: retries, delays, `PAUSED`
+    bounded: Mapped[bool] = mapped_column(server_default=text("false"))  # its run has `max_running`
     group_started: Mapped[bool] = mapped_column(server_default=text("false"))  # a sibling has been admitted
     deadline_at: Mapped[datetime | None]  # the task's own or its run's, whichever is earlier
     lifetime_s: Mapped[float]  # of one attempt, from its claim to its teardown
@@ -133,6 +136,19 @@ class Task(Base):
             text("group_started DESC"),
             "id",
             postgresql_where=text("state = 'pending' AND in_line"),
+        ),
+        Index(
+            "tasks_bounded_line_idx",
+            "run_id",
+            "requested_mode",
+            "resource_class",
+            "user_name",
+            postgresql_where=text("bounded AND state = 'pending' AND in_line"),
+        ),
+        Index(
+            "tasks_bounded_live_idx",
+            "run_id",
+            postgresql_where=text("bounded AND state IN ('admitted', 'running')"),
         ),
         Index("tasks_delayed_idx", "available_at", postgresql_where=text("state = 'pending' AND NOT in_line")),
         Index(

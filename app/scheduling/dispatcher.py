@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -22,7 +22,7 @@ from app.ledger.database import DISPATCHER, Database, Leadership, Listener
 from app.ledger.events import WORK
 from app.ledger.host_images import ImageKey
 from app.ledger.instances import Wanted
-from app.ledger.waiting import Bound, LineKey, Occupancy
+from app.ledger.waiting import Bound, BoundedRun, LineKey, Occupancy
 from app.models.endings import RetryPolicy
 from app.models.instance import InstanceRequest
 from app.models.spec import Mode
@@ -136,7 +136,7 @@ class Dispatcher:
             due = admitted
             if keep_house:  # it also finds what has just been admitted, and for no host
                 due = admission.unpublished(connection, settings.republish_s, 1000, at_host_s=_AT_HOST_S) + admitted
-            self._note_bindings(connection, decision)
+            self._note_bindings(connection, decision, waiting.bounded_runs(connection) if view.bounded else ())
         self._send({item.hint.attempt_id: item for item in due})
         for want, ids in requested:
             self._start(want, ids)
@@ -152,7 +152,8 @@ class Dispatcher:
         paused, book = pauses.paused(connection), quotas.load(connection)
         keys = waiting.lines(connection)
         standings = {user: _standing(user, book, seen) for user in {key.user_name for key in keys}}
-        return View(offers, seen, {key: _paused(key, paused) for key in keys}, standings)
+        bounded = waiting.bounded_runs(connection)
+        return View(offers, seen, {key: _paused(key, paused) for key in keys}, standings, bounded)
 
     def _choose(self, connection: Connection, view: View) -> tuple[Decision, dict[UUID, str], bool]:
         """Who goes now, and for which host if for one; True when the batch, and not a limit, kept somebody waiting."""
@@ -168,11 +169,12 @@ class Dispatcher:
                 held_up[key] = why
             else:
                 open_lines.append(key)
-        found = self._lines(connection, open_lines, free, seen.spread)
+        rooms = {run.run_id: run.room for run in view.bounded}
+        found = self._lines(connection, open_lines, free, seen.spread, [i for i, room in rooms.items() if not room])
         lines = [line for line, _ in found]
         batch = self._settings.dispatch_batch
         decision = policy.admit(
-            lines, capacity, free, standings, order=Order(self._settings.dispatch_order), most=batch
+            lines, capacity, free, standings, order=Order(self._settings.dispatch_order), most=batch, rooms=rooms
         )
         behind = any(line.more and line.identity not in decision.binding for line in lines)
         more = len(decision.chosen) >= batch or behind
@@ -180,7 +182,12 @@ class Dispatcher:
         return Decision(chosen, {**held_up, **decision.binding}), hosts, more
 
     def _lines(
-        self, connection: Connection, keys: Sequence[LineKey], free: dict[Key, int], spread: Collection[str]
+        self,
+        connection: Connection,
+        keys: Sequence[LineKey],
+        free: dict[Key, int],
+        spread: Collection[str],
+        full: Collection[UUID],
     ) -> list[tuple[Line, list[Head]]]:
         """The heads of the lines that have room: as many as may go, shared out when there are many lines; and with
         each line those who may change places."""
@@ -206,12 +213,13 @@ class Dispatcher:
             for key, most in wanted.items()
         ]
 
-    def _note_bindings(self, connection: Connection, decision: Decision) -> None:
+    def _note_bindings(self, connection: Connection, decision: Decision, bounded: Iterable[BoundedRun]) -> None:
         """Keep on record which limit holds up whom, from when to when."""
         if self._bound is None:
             self._bound = waiting.open_bindings(connection)
         binding = decision.binding.items()
         now = {Bound(name, LineKey(*line)) for line, names in binding for name in names}
+        now |= {Bound(run.limit, run.line) for run in bounded if not run.room}
         if now != self._bound:
             waiting.record_bindings(connection, now - self._bound, self._bound - now)
             self._bound = now
@@ -246,7 +254,7 @@ class Dispatcher:
             for key, paused in view.lines.items()
             if not paused and key.mode is not Mode.EPHEMERAL and key.resource_class in sizes
         ]
-        return waiting.backlogs(connection, keys, max(sizes.values(), default=0))
+        return waiting.backlogs(connection, keys, max(sizes.values(), default=0), view.bounded)
 
     def _start(self, want: Wanted, ids: Sequence[UUID]) -> None:
         """Ask the provider; whatever it could not start is closed at once, and asked for again at the next look."""
@@ -322,12 +330,16 @@ class Dispatcher:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What one look saw. `lines`: each with the pauses that hold it; `standings`: of the users who stand in them."""
+    """What one look saw. `lines`: each with the pauses that hold it; `standings`: of the users who stand in them.
+
+    `bounded`: the runs in them that have a bound on their attempts at once.
+    """
 
     offers: dict[str, Offer]
     seen: Occupancy
     lines: dict[LineKey, tuple[str, ...]]
     standings: dict[str, Standing]
+    bounded: list[BoundedRun]
 
 
 def _capacity(offers: dict[str, Offer], seen: Occupancy) -> dict[Key, int]:

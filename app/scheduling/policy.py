@@ -29,7 +29,7 @@ class Order(StrEnum):
 
 
 class Waiting(NamedTuple):
-    """One task at the head of a line. `arrival` sorts runs as they came; `again`: it runs once more."""
+    """One task at the head of a line. `arrival` is its run, and sorts runs as they came; `again`: it runs once more."""
 
     identity: Any
     priority: int
@@ -135,22 +135,29 @@ def admit(
     *,
     order: Order = Order.FAIR,
     most: int = 1_000_000,
+    rooms: Mapping[Any, int] | None = None,
 ) -> Decision:
     """Who goes now: up to `most`. A task that must wait does not hold up one of another line that need not.
 
+    rooms: of bounded runs, by their `Waiting.arrival`: how many more may go. What is beyond that is passed over.
+
     Changes the standings and nothing else: what is chosen is held.
     """
-    left = Counter(free)
+    left, room = Counter(free), dict(rooms or {})
     chosen: list[tuple[Any, Mode]] = []
     binding: dict[tuple[Mode, str, str], tuple[str, ...]] = {}
     heap = [entry for line in lines if (entry := _entry(line, 0, standings[line.user_name], order))]
     heapq.heapify(heap)
     while heap and len(chosen) < most:
         rank, _, position, line = heapq.heappop(heap)
-        standing = standings[line.user_name]
+        standing, run = standings[line.user_name], line.waiting[position].arrival
         hindered = obstacles(line, capacity, left, standing)
         if hindered:
             binding[line.identity] = hindered
+            continue
+        if room.get(run, 1) <= 0:
+            if entry := _entry(line, position + 1, standing, order):
+                heapq.heappush(heap, entry)
             continue
         now = _rank(line, position, standing, order)
         if now > rank:  # another line of this user went meanwhile
@@ -160,6 +167,8 @@ def admit(
         assert mode is not None
         left[mode, line.resource_class] -= 1
         standing.live[mode, line.resource_class] += 1
+        if run in room:
+            room[run] -= 1
         chosen.append((line.waiting[position].identity, mode))
         if entry := _entry(line, position + 1, standing, order):
             heapq.heappush(heap, entry)

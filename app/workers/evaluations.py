@@ -22,7 +22,7 @@ from app.ledger.accept import Accepted, NewRun
 from app.ledger.database import Database
 from app.ledger.schedules import ScheduleRow
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
-from app.models.spec import AgentTask, Bundle, EnvironmentKind, Mode, ModelChoice, TaskSpec, Wire
+from app.models.spec import AgentArgs, AgentTask, Bundle, EnvironmentKind, Mode, ModelChoice, TaskSpec, Wire
 from app.scheduling.calendar import Misfire, due_times, to_fire
 from app.settings import Settings
 from app.submission import refuse_unanswered, specs_for
@@ -57,6 +57,8 @@ class Submission(Wire):
     budget_usd: float | None = Field(default=None, gt=0)  # of model calls, the whole run
     overrides: EnvironmentOverrides = EnvironmentOverrides()  # go before what the tasks say
     limits: LimitOverrides = LimitOverrides()  # the same
+    agent_args: AgentArgs = {}
+    max_running: int | None = Field(default=None, ge=1)  # attempts of the run at once
 
 
 def specs_of(submission: Submission, settings: Settings) -> list[TaskSpec]:
@@ -80,6 +82,7 @@ def specs_of(submission: Submission, settings: Settings) -> list[TaskSpec]:
             resource_class=submission.resource_class,
             overrides=submission.overrides,
             limits=submission.limits,
+            agent_args=submission.agent_args,
         )
     ]
 
@@ -153,6 +156,7 @@ def submit(
         available_at=_after(submission.delay_s) if submission.delay_s else None,
         deadline_at=_after(submission.deadline_s) if submission.deadline_s else None,
         budget_usd=submission.budget_usd,
+        max_running=submission.max_running,
     )
     return accept.accept(database, new, settings)
 

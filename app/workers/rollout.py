@@ -177,6 +177,7 @@ def _report_of(rollout: Rollout, agent: Agent, environment: Environment) -> Agen
                 description=spec.task.description,
                 workdir=spec.task.environment.workdir,
                 limits=spec.task.limits,
+                arguments=spec.agent_args,
                 model=model.endpoint if model else None,
                 model_inside_url=inside,
                 tools_inside=stations.tools_inside(spec.task.environment),

@@ -89,6 +89,13 @@ def test_its_commands_run_as_the_tasks_own_and_see_nothing_of_it(
     assert left == "", "its state belongs into a folder of its own"
 
 
+def test_it_takes_its_arguments(stage: Stage, framework: ClaudeCode, tmp_path: Path) -> None:
+    arguments = {"append_system_prompt": "--Be brief.\nAlways.", "max_thinking_tokens": "0"}
+    job = replace(stage.job("quick", tmp_path, LIMITS), arguments=arguments)
+    report = FrameworkAgent(framework).run(job, stage.environment, NeverCancelled())
+    assert report.end_reason is EndReason.SUBMITTED, report
+
+
 @pytest.mark.parametrize(
     ("scene", "reason", "said"),
     [

@@ -185,6 +185,19 @@ def test_a_pause_is_named_with_its_reason_and_the_way_out(
     assert asking.limits(task_id) == []
 
 
+def test_a_runs_own_bound_is_named_for_its_tasks_alone(database: Database, asking: Asking, leader: Leadership) -> None:
+    run_id = a_run(database, max_running=1)
+    an_attempt(database, a_task(database, run_id, state="running", bounded=True), state="running")
+    bounded = a_task(database, run_id, bounded=True)
+    other = a_task(database, a_run(database, name="day"))
+    bound(database, f"quota:run:{run_id}", 60, None)
+    (found,) = asking.now(bounded).bounds
+    assert (found.limit, found.used, found.capacity, found.since) == (f"quota:run:{run_id}", 1, 1, ago(60))
+    assert [line.bounds[0].limit for line in asking.run(run_id).now] == [f"quota:run:{run_id}"]
+    assert asking.now(other).doing == "waits for its turn"
+    assert asking.task(other).waits == ()
+
+
 def test_a_delayed_retry_says_until_when_and_why(database: Database, asking: Asking) -> None:
     due = datetime.now(UTC) + timedelta(seconds=30)
     task_id = a_task(database, a_run(database), attempts=1, in_line=False, available_at=due)

@@ -68,6 +68,7 @@ def job(tmp_path: Path, agent: ExternalAgent, limits: Limits | None) -> AgentJob
         solution_files=None,
         scratch=scratch,
         model_inside_url="http://127.0.0.1:8411/v1",
+        arguments={"colour": "blue"},
         tools_inside={"mine": folder},
     )
 
@@ -97,6 +98,7 @@ def test_the_job_says_all_that_an_adapter_needs_and_the_key_is_in_its_variable_a
         "call_attempts": 3,
     }
     assert told["bridge"]["protocol"] == "megaflow-bridge/1"
+    assert told["arguments"] == {"colour": "blue"}
     assert KEY not in (report.files / "job.json").read_text()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -11,7 +12,7 @@ import pytest
 from sqlalchemy import text
 
 from app.errors import QuotaExceeded, SpecInvalid
-from app.ledger import accept, admission, attempts, classes, ends, instances, pauses, quotas, results
+from app.ledger import accept, admission, attempts, classes, ends, instances, pauses, quotas, results, tasks
 from app.ledger.accept import Accepted, NewRun
 from app.ledger.database import Database
 from app.models.endings import EndReason
@@ -432,3 +433,71 @@ def instances_of(database: Database, world: World) -> list[UUID]:
     """Ids of the launched instances that have not ended."""
     live = {one.id for one in instances.live(database)}
     return [request.instance_id for request in world.launched if request.instance_id in live]
+
+
+# --- Runs with a bound on their attempts at once --------------------------------------------------------------------
+
+
+def live_by_run(database: Database) -> Counter[UUID]:
+    with database.begin() as connection:
+        rows = connection.execute(
+            text(
+                "SELECT t.run_id, count(*) AS n FROM attempts a JOIN tasks t ON t.id = a.task_id"
+                " WHERE a.state IN ('dispatched', 'running') GROUP BY 1"
+            )
+        )
+        return Counter({row.run_id: row.n for row in rows})
+
+
+def test_a_bounded_run_keeps_to_its_bound_and_lets_others_of_its_line_pass(
+    dispatcher: Dispatcher, database: Database
+) -> None:
+    bounded = submit(database, "alice", 1, replicas=200, max_running=2).run_id
+    free = submit(database, "alice", 3).run_id
+    while dispatcher.pass_once():
+        pass
+    assert live_by_run(database) == {bounded: 2, free: 3}
+    assert bindings(database) == {(f"quota:run:{bounded}", "alice")}
+
+
+def test_the_next_of_a_bounded_run_goes_when_one_has_ended(dispatcher: Dispatcher, database: Database) -> None:
+    run = submit(database, "alice", 1, replicas=4, max_running=2)
+    dispatcher.pass_once()
+    assert live_by_run(database) == {run.run_id: 2}
+    for expected in ({run.run_id: 2}, {}):
+        tasks.cancel(database, [task_id for task_id in run.task_ids if state_of(database, task_id) == "admitted"])
+        dispatcher.pass_once()
+        assert live_by_run(database) == expected
+    assert bindings(database) == set()
+
+
+def state_of(database: Database, task_id: UUID) -> str:
+    return results.state_of(database, task_id).value
+
+
+def test_two_dispatchers_at_once_keep_to_a_runs_bound(database: Database, settings: Settings, world: World) -> None:
+    bounded = submit(database, "alice", 1, replicas=50, max_running=3).run_id
+    pair = [Dispatcher(database, settings, world.launch, world.publish) for _ in range(2)]
+    for _ in range(5):
+        threads = [threading.Thread(target=one.pass_once) for one in pair]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert live_by_run(database) == {bounded: 3}
+
+
+def test_a_pool_does_not_grow_for_what_a_runs_bound_keeps_waiting(
+    database: Database, make_settings: MakeSettings, world: World
+) -> None:
+    settings = make_settings(ephemeral_capacity=0, persistent_instances=0)
+    classes.set_class(database, "standard", pool_min=0, pool_max=10, pool_slots=2)
+    specs = [a_spec("example-1", mode=Mode.PERSISTENT)]
+    accept.accept(database, NewRun(specs=specs, replicas=100, user_name="alice", max_running=3))
+    Dispatcher(database, settings, world.launch, world.publish).pass_once()
+    assert len(world.launched) == 2
+
+
+def test_a_bound_below_one_is_refused(database: Database) -> None:
+    with pytest.raises(SpecInvalid, match="at least 1 attempt"):
+        submit(database, "alice", 1, max_running=0)

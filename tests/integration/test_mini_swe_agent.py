@@ -245,6 +245,20 @@ def test_it_solves_a_bug_leaves_its_trajectory_and_keeps_the_key_to_itself(
 
 
 @pytest.mark.agents
+def test_a_model_that_calls_no_tools_solves_it_by_text(
+    agent: FrameworkAgent, job: AgentJob, shell: HostShell, repository: Path
+) -> None:
+    report = agent.run(replace(job, arguments={"config": "mini_textbased"}), shell, Token())
+    assert report.end_reason is EndReason.SUBMITTED, report
+    assert (repository / "cart.py").read_text() == FIXED
+    assert report.files is not None
+    told = json.loads((report.files / "mini.traj.json").read_text())
+    roles = {message["role"] for message in told["messages"]}
+    assert "tool" not in roles
+    assert any("```mswea_bash_command" in str(m["content"]) for m in told["messages"] if m["role"] == "assistant")
+
+
+@pytest.mark.agents
 def test_a_model_that_only_talks_is_an_agent_error(agent: FrameworkAgent, job: AgentJob, shell: HostShell) -> None:
     report = agent.run(replace(job, description="the model only talks"), shell, Token())
     assert report.end_reason is EndReason.AGENT_ERROR

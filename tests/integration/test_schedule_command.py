@@ -31,17 +31,9 @@ def kept(database: Database) -> Submission:
 def test_every_option_is_kept_as_a_submission_would_have_it(command: CommandLine, database: Database) -> None:
     command(
         *("schedule", "add", "nightly", "0 3 * * *", "demo", "--agent", "nop,oracle", "--replicas", 2, "--limit", 3),
-        *(
-            "--model",
-            "m",
-            "--base-url",
-            "http://127.0.0.1:9/v1",
-            "--side-model",
-            "s",
-            "--no-check",
-            "--task",
-            "csv-to-jsonl",
-        ),
+        *("-n", 4),
+        *("--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--side-model", "s", "--no-check"),
+        *("--task", "csv-to-jsonl"),
         *("--temperature", 0.2, "--top-p", 0.9, "--max-tokens", 512, "--seed", 7),
         *("--network", "allowlist", "--allow-host", "a.example.org", "--reuse", "fresh", "--setup", "true"),
         *("--disk", 512, "--user", "alice", "--priority", 7, "--deadline", 3600, "--budget", 2.5),
@@ -52,6 +44,7 @@ def test_every_option_is_kept_as_a_submission_would_have_it(command: CommandLine
         dataset="demo",
         agent="nop,oracle",
         replicas=2,
+        max_running=4,
         limit=3,
         model=ModelChoice(
             name="m",
@@ -108,11 +101,23 @@ def test_a_submission_and_its_status_say_how_many_tasks_have_an_open_network(com
     assert command.json("status", "closed")["runs"][0]["open_networks"] == 0
 
 
+def test_agent_arguments_reach_the_stored_spec(command: CommandLine, database: Database) -> None:
+    asked = ("demo", "--agent", "mini-swe-agent", "--model", "replay", "--agent-arg", "config=mini_textbased")
+    command("schedule", "add", "words", "0 3 * * *", *asked)
+    assert kept(database).agent_args == {"config": "mini_textbased"}
+    command("submit", *asked, "--limit", 1)
+    digest = one(database, "SELECT spec_digest FROM tasks").spec_digest
+    with database.begin() as connection:
+        assert accept.spec_of(connection, digest).agent_args == {"config": "mini_textbased"}
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (("--class", "huge"), ("resource class", "'huge'", "megaflow classes set huge")),
         (("--task", "nobody"), ("no task 'nobody'",)),
+        (("--agent-arg", "colour=blue"), ("'nop' takes no arguments",)),
+        (("--agent-arg", "colour"), ("expected KEY=VALUE", "'colour'")),
         (("--seed", 7), ("--model beside --seed", "found none")),
         (("--model", "replay", "--top-p", 0), ("--top-p", "greater than 0", "found 0.0")),
         (("--base-url", "http://127.0.0.1:9/v1"), ("--model beside --base-url", "found none")),

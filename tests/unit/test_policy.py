@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -161,6 +162,24 @@ def test_nobody_waits_without_a_limit_that_says_why(
             assert decision.binding[line.identity]
             # `admit` has noted on the standings what was chosen: the obstacle is real, not one of the moment.
             assert policy.obstacles(line, free, left, everyone[line.user_name])
+
+
+@given(some_lines, some_slots, some_standings, st.dictionaries(st.integers(0, 12), st.integers(0, 2)))
+def test_a_bounded_run_keeps_to_its_room_and_holds_up_no_other(
+    lines: list[Line], free: dict[Key, int], standings: dict[str, Standing], rooms: dict[int, int]
+) -> None:
+    run_of = {task.identity: task.arrival % 13 for line in lines for task in line.waiting}
+    lines = [
+        replace(line, waiting=[task._replace(arrival=task.arrival % 13) for task in line.waiting]) for line in lines
+    ]
+    decision = admit(lines, free, standings=standings, rooms=rooms)
+    chosen = {identity for identity, _ in decision.chosen}
+    went = Counter(run_of[identity] for identity in chosen)
+    assert all(went[run] <= room for run, room in rooms.items())
+    for line in lines:
+        waits = [task for task in line.waiting if task.identity not in chosen]
+        full = [task for task in waits if task.arrival in rooms and went[task.arrival] == rooms[task.arrival]]
+        assert line.identity in decision.binding or waits == full
 
 
 @given(some_lines, some_slots)

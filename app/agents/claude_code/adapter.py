@@ -87,6 +87,7 @@ class ClaudeCode:
                 *("--output-format", "stream-json", "--verbose"),  # refused one without the other
                 "--dangerously-skip-permissions",
                 *("--max-turns", str(job.limits.max_steps)),
+                *(["--append-system-prompt", prompt] if (prompt := job.arguments.get("append_system_prompt")) else []),
                 *("--settings", f"{place.home}/{_SETTINGS}"),
             ),
             env=env,
@@ -122,6 +123,8 @@ class ClaudeCode:
             # Or else a command that is over its time goes on unseen, and at the end it is waited for, ten minutes long.
             "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
         }
+        if (thinking := job.arguments.get("max_thinking_tokens")) is not None:
+            env["MAX_THINKING_TOKENS"] = thinking
         if limits.max_turn_tokens is not None:
             env["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(limits.max_turn_tokens)
         if limits.context_tokens is not None:

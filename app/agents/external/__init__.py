@@ -38,5 +38,6 @@ def traits_of(manifest: Manifest) -> Traits:
         needs_model=manifest.needs_model,
         writes=manifest.writes,
         tools=(manifest.name,) if manifest.placement is Placement.INSIDE else (),
+        any_argument=True,
         summary=manifest.summary or f"version {manifest.version}, of {manifest.file.name}",
     )

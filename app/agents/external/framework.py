@@ -99,6 +99,7 @@ class ExternalFramework:
             }
             if self.needs_model
             else None,
+            "arguments": dict(job.arguments),
             "bridge": {"protocol": BRIDGE_PROTOCOL, "socket": place.bridge} if place.bridge else None,
             "home": place.home,
             "result": f"{place.home}/{result.RESULT}",

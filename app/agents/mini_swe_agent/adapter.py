@@ -21,6 +21,8 @@ _PLUGIN = "megaflow_environment.py"
 _LOCK = _HERE / "requirements.lock"
 _FIRST_USE = ("-c", "import minisweagent.run.mini, minisweagent.models.litellm_model")
 _TRAJECTORY = "mini.traj.json"
+_TEXT_BASED = "mini_textbased"
+"""The configuration whose commands stand in the model's text; it does not name the class of model that reads them."""
 _DETAIL_CHARS = 600
 _LONGEST_TRAJECTORY_BYTES = 512 << 20
 
@@ -103,9 +105,18 @@ class MiniSweAgent:
 
     def command(self, job: AgentJob, place: Place) -> Command:
         """The task's text goes into a file: it may be longer than an argument may be, and arguments are public."""
+        base = job.arguments.get("config", "mini")
         configuration = yaml.safe_dump(self._configuration(job, place)).encode()
         return Command(
-            argv=(f"{place.tool}/bin/mini", "-c", "mini.yaml", "-c", "job.yaml", "-o", f"{place.home}/{_TRAJECTORY}"),
+            argv=(
+                f"{place.tool}/bin/mini",
+                "-c",
+                f"{base}.yaml",
+                "-c",
+                "job.yaml",
+                "-o",
+                f"{place.home}/{_TRAJECTORY}",
+            ),
             env=self._environ(place),
             # The plugin stands in a folder of its own: nothing else becomes importable by it.
             files={"job.yaml": configuration, f"plugin/{_PLUGIN}": (_HERE / _PLUGIN).read_bytes()},
@@ -121,7 +132,7 @@ class MiniSweAgent:
         )
 
     def _configuration(self, job: AgentJob, place: Place) -> dict[str, Any]:
-        """What is laid over the framework's `mini.yaml`.
+        """What is laid over the framework's `mini.yaml` or `mini_textbased.yaml`.
 
         Not its `swebench.yaml`: that one is about a folder /testbed and has the model leave a patch.txt in the
         repository, where the patch that we take ourselves would pick it up.
@@ -137,6 +148,7 @@ class MiniSweAgent:
                 "wall_time_limit_seconds": 0,  # ours to tell: it knows nothing of time that limits take
             },
             "model": {
+                **({"model_class": "litellm_textbased"} if job.arguments.get("config") == _TEXT_BASED else {}),
                 "model_name": f"openai/{place.model.name}",
                 "cost_tracking": "ignore_errors",
                 # The client's own retries are off: the framework's are the ones that are counted and logged.
