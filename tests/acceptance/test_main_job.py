@@ -194,7 +194,11 @@ def test_ctrl_c_leaves_the_run_and_says_how_to_go_on(system: System, terminal: b
     submit = ["submit", "demo", "--agent", "nop", "--task", ROW, "--delay", "3600", "--wait"]
     ours, theirs = pty.openpty() if terminal else os.pipe()
     with subprocess.Popen(
-        [*command, *submit], env=process_environment(system.settings), stdout=subprocess.DEVNULL, stderr=theirs
+        [*command, *submit],
+        env=process_environment(system.settings),
+        stdout=subprocess.DEVNULL,
+        stderr=theirs,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background inherit it ignored
     ) as watching:
         os.close(theirs)
         said = b""
