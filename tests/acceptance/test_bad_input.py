@@ -122,16 +122,15 @@ def test_an_image_that_cannot_be_built_is_not_tried_again(system: System, task_f
     assert "why-it-failed" in result["failure"]["message"]
 
 
-def test_a_patch_that_does_not_apply_is_a_result_of_zero_for_the_agent(system: System, tmp_path: Path) -> None:
+def test_a_gold_patch_that_does_not_apply_is_a_broken_row_and_not_a_score(system: System, tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (DEMO / "swebench" / "rows.jsonl").read_text().splitlines()]
     row = rows[0] | {
         "patch": "diff --git a/no.py b/no.py\n--- a/no.py\n+++ b/no.py\n@@ -1 +1 @@\n-nothing\n+something\n"
     }
     shutil.copytree(DEMO / "swebench" / row["build_context"], tmp_path / row["build_context"])
     result = _one_result(system, _jsonl(tmp_path / "rows.jsonl", row), "--agent", "oracle")
-    assert result["state"] == "succeeded"
-    assert result["end_reason"] == "agent_error"
-    assert result["verdict"]["reward"] == 0.0
+    assert (result["state"], result["end_reason"]) == ("failed", "agent_error")
+    assert result["verdict"] is None
 
 
 def test_a_grading_command_that_never_ends_is_stopped_and_not_measured(

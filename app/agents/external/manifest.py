@@ -95,7 +95,7 @@ def read(file: Path) -> Manifest:
         if len(content) > _LONGEST_MANIFEST_BYTES:
             raise SettingsInvalid(f"{file}: expected a manifest of at most {_LONGEST_MANIFEST_BYTES} bytes; found more")
         told = tomllib.loads(content.decode())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SettingsInvalid(f"{file}: expected the manifest of an agent, in TOML; found {error}") from error
     if "file" in told:
         raise SettingsInvalid(f"{file}: unknown key 'file'; docs/agents.md lists the keys of a manifest")

@@ -141,7 +141,7 @@ def _files(folder: Path) -> list[Path]:
 def _read(path: Path) -> Script:
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, OverflowError, yaml.YAMLError) as error:
         raise SpecInvalid(f"{path}: expected a readable YAML file; found: {flatten(str(error))}") from error
     if not isinstance(raw, dict):
         raise SpecInvalid(f"{path}: expected the keys match and turns; found {type(raw).__name__}")
