@@ -323,7 +323,7 @@ def test_a_conversation_that_no_longer_fits_is_told_as_each_dialect_tells_it(mak
 def test_a_refusal_is_passed_on_as_it_is(make_settings: MakeSettings) -> None:
     async def story() -> None:
         async with ground(make_settings()) as g:
-            for status, end in [(400, CallEnd.REFUSED), (404, CallEnd.REFUSED), (401, CallEnd.UNAUTHORISED)]:
+            for status, end in [(400, CallEnd.REFUSED), (404, CallEnd.NOT_FOUND), (401, CallEnd.UNAUTHORISED)]:
                 g.anew()
                 content = json.dumps({"error": {"message": f"The model `{MODEL}` is not here", "own": [1, 2]}}).encode()
 
