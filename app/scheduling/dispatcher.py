@@ -198,7 +198,7 @@ class Dispatcher:
             room = min(batch, sum(free.get((mode, key.resource_class), 0) for mode in modes))
             wanted[key] = min(room, max(16, 4 * batch // len(keys)))
         takes = [(key, most + 1 + self._placer.looks_behind(key, spread, len(keys))) for key, most in wanted.items()]
-        found = waiting.heads(connection, takes)
+        found = waiting.heads(connection, takes, full)
         return [
             (
                 Line(
