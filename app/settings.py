@@ -354,7 +354,8 @@ def _is_base(url: str) -> bool:
 
 def _explain(error: ValidationError) -> str:
     # The value found is not shown: it may be a secret.
-    lines = [f"{PREFIX}{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors() if e["loc"]]
+    found = [(str(e["loc"][0]).upper(), e["msg"].removeprefix("Value error, ")) for e in error.errors() if e["loc"]]
+    lines = [f"{PREFIX}{name}: {message}" for name, message in found]
     return "settings are wrong: " + "; ".join(lines) + "."
 
 

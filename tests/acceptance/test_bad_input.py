@@ -129,7 +129,7 @@ def test_a_gold_patch_that_does_not_apply_is_a_broken_row_and_not_a_score(system
     }
     shutil.copytree(DEMO / "swebench" / row["build_context"], tmp_path / row["build_context"])
     result = _one_result(system, _jsonl(tmp_path / "rows.jsonl", row), "--agent", "oracle")
-    assert (result["state"], result["end_reason"]) == ("failed", "agent_error")
+    assert (result["state"], result["end_reason"]) == ("failed", "invalid_spec")
     assert result["verdict"] is None
 
 
