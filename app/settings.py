@@ -35,7 +35,7 @@ ProviderName = Literal["process", "docker", "simulated"]
 class Settings(BaseSettings):
     """One installation of MegaFlow."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, allow_inf_nan=False)
 
     # --- Where things are -----------------------------------------------------------------------------------------
     home: Path = Field(default_factory=lambda: Path.home() / ".megaflow")
@@ -222,6 +222,13 @@ class Settings(BaseSettings):
         if not all(_is_base(base) for base in value):
             raise ValueError("expected http://HOST:PORT, or several of these with commas between them")
         return tuple(dict.fromkeys(base.rstrip("/") for base in value))
+
+    @field_validator("home")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        if not value.is_absolute():
+            raise ValueError("expected the absolute path of a folder: programs with other working folders read it, too")
+        return value
 
     @field_validator("database_url", "broker_url")
     @classmethod

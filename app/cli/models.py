@@ -117,6 +117,9 @@ def swap(
     version: Annotated[str, typer.Option(help="The new version's name.")],
     upstream_model: Annotated[str | None, typer.Option("--as", help="The new version's name at its engines.")] = None,
     url: Annotated[list[str] | None, typer.Option(help="New engines, in place of the old ones.")] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(help="Variable of the key that the new engines get; empty for none.")
+    ] = None,
     keep_attempts: Annotated[bool, typer.Option(help="Running attempts end with the old engines.")] = False,
     json: Json = False,
 ) -> None:
@@ -128,6 +131,7 @@ def swap(
             policy_version=version,
             upstream_model=upstream_model,
             urls=url or (),
+            api_key_env=api_key_env,
             keep_attempts=keep_attempts,
         )
     _say(now, "is there", json)

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from app.cli.later import later
 from app.cli.show import errors, lasted, say
+from app.cli.tables import clean
 from app.errors import WaitTimeout
 from app.models.outcome import Phase, TaskResult
 
@@ -86,7 +87,9 @@ def _display() -> Iterator[Callable[[list[str]], None]]:
     """Shows lines: in place on a terminal, else the newest at most each 10 seconds, and the last."""
     if errors.is_terminal:
         with Live(console=errors, auto_refresh=False) as live:
-            yield lambda now: live.update(Text("\n".join(now), no_wrap=True, overflow="ellipsis"), refresh=True)
+            yield lambda now: live.update(
+                Text("\n".join(map(clean, now)), no_wrap=True, overflow="ellipsis"), refresh=True
+            )
         return
     told = -_PIPED_EVERY_S
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import typer
@@ -186,6 +187,12 @@ _FACTS = ("kind", "origin", "path", "network", "image")
 """What of an environment's description is shown."""
 
 
+def _file(artifact: Artifact) -> str:
+    if artifact.key is None:
+        return f"none ({artifact.missing})"
+    return Path(artifact.key).name
+
+
 def _where(artifact: Artifact) -> str:
     if artifact.url is None:
         return f"none ({artifact.missing})"
@@ -200,12 +207,25 @@ def logs(task: Named) -> None:
         if result.attempt is not None and (taken := spans(result.attempt)):
             console.print(", ".join(f"{name} {lasted(seconds)}" for name, seconds in taken.items()))
         for event in events.of_task(flow.database, result.task_id):
-            data = ", ".join(f"{name}={value}" for name, value in (event.data or {}).items())
-            console.print(f"{clock(event.at)} {event.kind} {data}".rstrip())
+            console.print(f"{clock(event.at)} {event.kind} {_told(event.data or {})}".rstrip(), soft_wrap=True)
         for kind in (ArtifactKind.AGENT_LOG, ArtifactKind.TEST_REPORT):
             content = _content(flow, result, kind)
             console.print(f"\n--- {kind} ---")
             console.print(content, soft_wrap=True)
+
+
+def _told(data: Mapping[str, Any], within: str = "") -> str:
+    """An event's facts on one line: `number=1, phases.image=0.2`; what is empty is left out."""
+    parts: list[str] = []
+    for name, value in data.items():
+        if isinstance(value, dict):
+            parts.append(_told(value, f"{within}{name}."))
+        elif isinstance(value, list):
+            plain = [str(one) for one in value if not isinstance(one, dict | list)]
+            parts.append(f"{within}{name}={' '.join(plain) if len(plain) == len(value) else f'{len(value)} entries'}")
+        elif value is not None:
+            parts.append(f"{within}{name}={' '.join(str(value).split())}")
+    return ", ".join(filter(None, parts))
 
 
 def _content(flow: MegaFlow, result: TaskResult, kind: ArtifactKind) -> str:
@@ -224,8 +244,12 @@ def cancel(
     """End a run or a task; containers go with it. What has ended stays."""
     with MegaFlow() as flow:
         ids = _tasks_of(flow, target)
-        flow.cancel(ids)
-        console.print(f"asked {len(ids)} task(s) to end")
+        under_way = [one.task_id for one in results.results(flow.database, ids) if one.state not in ENDED_TASK]
+        if not under_way:
+            console.print(f"nothing to end: all {len(ids)} task(s) of {target} have ended already")
+            return
+        flow.cancel(under_way)
+        console.print(f"asked {len(under_way)} task(s) to end")
 
 
 def _tasks_of(flow: MegaFlow, target: str) -> list[UUID]:
@@ -267,11 +291,13 @@ def artifacts(
         if get is not None:
             _fetch(flow, result, get)
             return
-        table = Table("attempt", "kind", "where", keys=3)
+        table = Table("attempt", "kind", "size", "file", keys=4)
         for attempt in result.attempts:
             for artifact in attempt.artifacts:
-                table.add_row(str(attempt.number), artifact.kind, _where(artifact))
+                size = "-" if artifact.size_bytes is None else f"{artifact.size_bytes:,}"
+                table.add_row(str(attempt.number), artifact.kind, size, _file(artifact))
         console.print(table)
+        say("`megaflow artifacts TASK --get FOLDER` fetches them; --json has addresses and digests")
 
 
 def _fetch(flow: MegaFlow, result: TaskResult, folder: Path) -> None:

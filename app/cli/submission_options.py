@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from app.cli.show import say
 from app.errors import SpecInvalid
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
-from app.models.spec import EnvironmentKind, Mode, ModelChoice, Network, Reuse, Sampling
+from app.models.spec import MOST_PRIORITY, MOST_WAIT_S, EnvironmentKind, Mode, ModelChoice, Network, Reuse, Sampling
 
 if TYPE_CHECKING:
     from app.client import MegaFlow
@@ -45,7 +45,9 @@ NoCheckOption = Annotated[
 ]
 TemperatureOption = Annotated[float | None, typer.Option(min=0, max=2, help="Of the model, whatever the agent asks.")]
 TopPOption = Annotated[float | None, typer.Option(help="Of the model, above 0 and up to 1, whatever the agent asks.")]
-MaxTokensOption = Annotated[int | None, typer.Option(min=1, help="Tokens of one answer, whatever the agent asks.")]
+MaxTokensOption = Annotated[
+    int | None, typer.Option(min=1, help="Tokens of one answer, sent with every call instead of the agent's own.")
+]
 SeedOption = Annotated[int | None, typer.Option(min=0, help="Of the model's sampling, where its API has one.")]
 ConcurrencyOption = Annotated[
     int | None, typer.Option("--concurrency", "-n", min=1, help="The most attempts of this run at once.")
@@ -69,7 +71,9 @@ AgentTimeoutOption = Annotated[
     float | None, typer.Option(min=0.001, help="Seconds that the agent has for a task, its waiting for limits apart.")
 ]
 CommandTimeoutOption = Annotated[float | None, typer.Option(min=0.001, help="Seconds of one command of the agent.")]
-TurnTokensOption = Annotated[int | None, typer.Option(min=1, help="Tokens of one answer of the model.")]
+TurnTokensOption = Annotated[
+    int | None, typer.Option(min=1, help="The most tokens of one answer; an agent that asks for fewer gets fewer.")
+]
 ContextTokensOption = Annotated[int | None, typer.Option(min=1, help="Tokens of prompt and answer together.")]
 TaskBudgetOption = Annotated[
     float | None, typer.Option(min=0.000001, help="US dollars for the model calls of one attempt.")
@@ -78,10 +82,11 @@ MaxAttemptsOption = Annotated[
     int | None, typer.Option(min=1, max=20, help="Attempts that may fail by no fault of the agent.")
 ]
 UserOption = Annotated[str, typer.Option(help="On whose account.")]
-PriorityOption = Annotated[int, typer.Option(help="Higher goes first.")]
+PriorityOption = Annotated[int, typer.Option(min=-MOST_PRIORITY, max=MOST_PRIORITY, help="Higher goes first.")]
 ClassOption = Annotated[str, typer.Option("--class", help="Resource class; `megaflow classes`.")]
 DeadlineOption = Annotated[
-    float | None, typer.Option(min=0.001, help="Seconds from the submission on; what has not ended then, expires.")
+    float | None,
+    typer.Option(min=0.001, max=MOST_WAIT_S, help="Seconds from the submission on; what has not ended then, expires."),
 ]
 BudgetOption = Annotated[
     float | None,

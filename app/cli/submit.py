@@ -12,7 +12,7 @@ from app.cli.later import later
 from app.cli.progress import follow
 from app.cli.runs import open_networks_line, report
 from app.cli.show import as_json, console, say
-from app.models.spec import EnvironmentKind, Mode, TaskSpec
+from app.models.spec import MOST_WAIT_S, EnvironmentKind, Mode, TaskSpec
 
 if TYPE_CHECKING:
     from app.client import MegaFlow, Run
@@ -79,14 +79,18 @@ def submit(
     idempotency_key: Annotated[str | None, typer.Option(help="The same key submits once.")] = None,
     resource_class: options.ClassOption = "standard",
     deadline: options.DeadlineOption = None,
-    delay: Annotated[float, typer.Option(min=0, help="Seconds from now before which nothing runs.")] = 0.0,
+    delay: Annotated[
+        float, typer.Option(min=0, max=MOST_WAIT_S, help="Seconds from now before which nothing runs.")
+    ] = 0.0,
     budget: options.BudgetOption = None,
     wait: Annotated[bool, typer.Option("--wait", help="Show progress until all have ended.")] = False,
-    timeout: Annotated[float | None, typer.Option(help="Seconds to wait at most.")] = None,
+    timeout: Annotated[float | None, typer.Option(min=0, help="Seconds to wait at most.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
     config: run_file.ConfigOption = None,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print the file of this run, and stop.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, submit nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything against the running stack, submit nothing.")
+    ] = False,
 ) -> None:
     """Submit a dataset as one run: all of its tasks, or none when one is malformed."""
     if print_config:

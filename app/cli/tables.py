@@ -19,7 +19,7 @@ Cell = str | Text
 _GAP = 2
 _LEAST = 14
 """Characters of a column that may be cut."""
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~]?)")
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~]?)")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -57,7 +57,9 @@ class SafeConsole(Console):
             return
         if Wide.asked:
             named = {"crop": False, "overflow": "ignore", "no_wrap": True, "soft_wrap": True, **named}
-        super().print(*objects, **{"markup": False, "highlight": False, **named})  # type: ignore[arg-type]
+        # Rich takes a few control characters out by itself, and with them the ends of escape sequences.
+        safe = [clean(one) if isinstance(one, str) else one for one in objects]
+        super().print(*safe, **{"markup": False, "highlight": False, "emoji": False, **named})  # type: ignore[arg-type]
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """All that is printed comes by here."""
@@ -90,12 +92,7 @@ class Table:
 
     def add_row(self, *cells: Cell) -> None:
         """Cells are plain text: nothing in them is interpreted."""
-        self._rows.append(
-            [
-                Text(_one_line(clean(one.plain)), one.style) if isinstance(one, Text) else _one_line(clean(one))
-                for one in cells
-            ]
-        )
+        self._rows.append([_plain(one) for one in cells])
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         widths = self._fitted(10_000 if Wide.asked else options.max_width)

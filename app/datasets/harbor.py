@@ -14,6 +14,7 @@ import tomllib
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Literal
 
+import structlog
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.compose_file.file import document, read_project
@@ -36,6 +37,8 @@ from app.models.spec import (
 )
 from app.task_files import inside, read_text_inside
 
+log = structlog.get_logger(__name__)
+
 _START_S = 300.0  # to start the container, on top of the image's own time
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 _MAIN = "main"
@@ -53,12 +56,12 @@ class _Section(BaseModel):
 class _Environment(_Section):
     """[environment]; the defaults are Harbor's own."""
 
-    build_timeout_sec: float = Field(default=600.0, gt=0)
+    build_timeout_sec: float = Field(default=600.0, gt=0, strict=True)
     docker_image: str | None = None
-    cpus: float = Field(default=1.0, gt=0)
-    memory_mb: int | None = None
+    cpus: float = Field(default=1.0, gt=0, strict=True)
+    memory_mb: int | None = Field(default=None, strict=True)
     memory: str | None = Field(default=None, pattern=_SIZE)  # an older way to say it
-    storage_mb: int | None = Field(default=None, gt=0)
+    storage_mb: int | None = Field(default=None, gt=0, strict=True)
     storage: str | None = Field(default=None, pattern=_SIZE)  # as with memory
     allow_internet: bool = True
     network_mode: Literal["public", "no-network", "allowlist"] | None = None
@@ -69,7 +72,7 @@ class _Environment(_Section):
 
 
 class _Timed(_Section):
-    timeout_sec: float | None = Field(default=None, gt=0)
+    timeout_sec: float | None = Field(default=None, gt=0, strict=True)
     env: dict[str, str] = {}
 
 
@@ -92,6 +95,13 @@ _HARMLESS: dict[str, tuple[str, ...]] = {
     "verifier": (),
     "solution": (),
 }
+_TOP = frozenset(
+    {
+        *_TaskToml.model_fields, "artifacts", "metadata", "multi_step_reward_strategy", "schema_version", "source",
+        "steps", "task", "version",
+    }
+)  # fmt: skip
+"""Keys and tables at the top of the file; another one is named in the log."""
 # What would change the task's meaning if it were passed over.
 _NOT_YET: dict[str, tuple[str, ...]] = {
     "environment": ("mcp_servers", "healthcheck", "gpu_types", "skills_dir"),
@@ -117,7 +127,7 @@ class HarborFormat:
         return path.is_dir() and bool(_task_folders(path))
 
     def read(self, path: Path, reading: Reading) -> list[AgentTask]:
-        return [_read(folder, path, reading) for folder in _task_folders(path)]
+        return [_read(folder, path, reading) for folder in _task_folders(path) if inside(path, folder)]
 
 
 def _task_folders(path: Path) -> list[Path]:
@@ -151,6 +161,8 @@ def _config(folder: Path, place: Place) -> _TaskToml:
         raw = tomllib.loads(read_text_inside(folder, folder / "task.toml"))
     except (OSError, ValueError, RecursionError) as error:
         raise DatasetInvalid(f"{place.where}: expected TOML; found {error}") from error
+    if unknown := sorted(raw.keys() - _TOP):
+        log.warning("dataset.unknown_keys", task=place.where, keys=unknown, known=sorted(_TOP))
     _refuse_what_we_cannot(raw, place)
     ours = policies_of(raw.pop(KEY, None), place, without=_SAID_BY_HARBOR)
     return _TaskToml.model_validate({**raw, KEY: ours})
@@ -331,7 +343,7 @@ def _goal(folder: Path, config: _TaskToml, reading: Reading, place: Place) -> Sc
 
 def _judges(folder: Path, asked: str | tuple[str, ...] | None, place: Place) -> list[tuple[str | None, str]]:
     """The services in which the tests run (None: where the agent acts), each with its script in the tests folder."""
-    tests = folder / "tests"
+    tests = inside(folder, folder / "tests")
     if asked is None or isinstance(asked, str):
         service = None if asked is None else _known(folder / "environment", asked, place)
         return [(None if service == _MAIN else service, _script(tests, "test.sh"))]
@@ -361,7 +373,7 @@ def _known(context: Path, service: str, place: Place) -> str:
 
 
 def _solution(folder: Path, config: _TaskToml, reading: Reading, place: Place) -> ScriptSolution | None:
-    if not (folder / "solution" / "solve.sh").is_file():
+    if not inside(folder, folder / "solution" / "solve.sh").is_file():
         return None  # then only `oracle` cannot run
     env = _literal(config.solution.env, "solution.env", place)
     return ScriptSolution(

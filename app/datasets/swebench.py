@@ -151,7 +151,10 @@ def _rows(file: Path) -> Iterator[tuple[Row, Place]]:
     for number, row in numbered:
         if not isinstance(row, dict):
             raise DatasetInvalid(f"{file}, row {number}: expected a JSON object; found {shown(row)}")
-        known_as = f" ({row['instance_id']})" if isinstance(row.get("instance_id"), str) else ""
+        name = row.get("instance_id")
+        known_as = (
+            f" ({name if name.isprintable() and len(name) <= 200 else shown(name)})" if isinstance(name, str) else ""
+        )
         yield row, Place(f"{file}, row {number}{known_as}")
 
 

@@ -71,7 +71,7 @@ class TerminalBenchFormat:
         return path.is_dir() and bool(_task_folders(path))
 
     def read(self, path: Path, reading: Reading) -> list[AgentTask]:
-        return [_read(folder, path, reading) for folder in _task_folders(path)]
+        return [_read(folder, path, reading) for folder in _task_folders(path) if inside(path, folder)]
 
 
 def _task_folders(path: Path) -> list[Path]:
@@ -86,7 +86,7 @@ def _read(folder: Path, dataset: Path, reading: Reading) -> AgentTask:
         found = _yaml(folder / "task.yaml")
         _refuse_unknown(found, place)
         config = _TaskYaml.model_validate(found)
-        if not (folder / "run-tests.sh").is_file():
+        if not inside(folder, folder / "run-tests.sh").is_file():
             raise DatasetInvalid(f"{folder / 'run-tests.sh'}: expected a file of that name; found none")
         return AgentTask(
             name=folder.resolve().name,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,9 @@ log = structlog.get_logger(__name__)
 _STEP_TIMEOUT_S = 60.0
 _MAX_REPORT_BYTES = 32 << 20
 _TAIL_CHARACTERS = 1200
+_MOST_METRICS = 1000
+_MOST_NAME = 200
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?(?:nan|inf|infinity)", re.I)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +195,17 @@ def _numbers(text: str) -> dict[str, float]:
     found: Any = json.loads(text) if text else None
     if not isinstance(found, dict) or not found:
         raise ValueError(f"{text[:200]!r}, which is no JSON object of numbers")
-    return {str(name): _finite(value) for name, value in found.items()}
+    if len(found) > _MOST_METRICS:
+        raise ValueError(f"{len(found):,} of them, more than {_MOST_METRICS:,}")
+    for name in found:
+        if not name.isprintable() or not 1 <= len(name) <= _MOST_NAME:
+            raise ValueError(f"the name {name[:_MOST_NAME]!r}, which is not 1 to {_MOST_NAME} printable characters")
+    return {name: _finite(value) for name, value in found.items()}
 
 
 def _single(text: str) -> dict[str, float]:
+    if not _NUMBER.fullmatch(text):
+        raise ValueError(f"{text[:200]!r}, which is no number")
     return {"reward": _finite(float(text))}
 
 

@@ -11,6 +11,7 @@ from uuid import UUID
 
 import psycopg
 from psycopg import errors as driver_errors
+from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import Connection, select, text
 from uuid_utils import compat as uuids
 
@@ -18,7 +19,8 @@ from app.errors import IdempotencyConflict, SpecInvalid
 from app.ledger import classes, events, quotas
 from app.ledger.database import Database
 from app.ledger.events import Fact
-from app.models.spec import TaskSpec
+from app.ledger.names import LATEST
+from app.models.spec import MOST_PRIORITY, LabelText, TaskSpec
 from app.models.tables import Run, Task
 from app.settings import Settings
 
@@ -73,7 +75,22 @@ def accept(database: Database, new: NewRun, settings: Settings | None = None) ->
         return _load(connection, run_id, new)
 
 
+_LABEL = TypeAdapter(LabelText)
+
+
 def _check(new: NewRun) -> None:
+    for what, label in (("the run's name", new.name), ("the user's name", new.user_name)):
+        try:
+            _LABEL.validate_python(label)
+        except ValidationError as error:
+            raise SpecInvalid(f"{what}: {error.errors()[0]['ctx']['error']}; nothing was submitted") from error
+    if not new.user_name.strip() or new.name == LATEST:
+        raise SpecInvalid(
+            f"expected a user's name that is not empty, and a run's name other than {LATEST!r}, which commands"
+            f" understand as the newest run; found {new.user_name!r} and {new.name!r}; nothing was submitted"
+        )
+    if abs(new.priority) > MOST_PRIORITY:
+        raise SpecInvalid(f"expected a priority from -{MOST_PRIORITY} to {MOST_PRIORITY}, found {new.priority}")
     if new.budget_usd is not None and not new.budget_usd > 0:
         raise SpecInvalid(f"expected a budget of more than 0 US dollars, found {new.budget_usd:g}")
     if new.max_running is not None and new.max_running < 1:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from app.ledger.model_replicas import ModelReplica
-from app.models.addresses import forbidden_url
+from app.models.addresses import forbidden_url, normal_url
 from app.models.spec import ModelChoice
 from app.settings import Settings
 
@@ -24,9 +24,9 @@ class Registered:
     @classmethod
     def of(cls, settings: Settings, rows: Iterable[ModelReplica]) -> Registered:
         """What `megaflow models add` and the settings have registered."""
-        pairs = {(row.url, row.api_key_env) for row in rows}
+        pairs = {(normal_url(row.url), row.api_key_env) for row in rows}
         if settings.model_base_url is not None:
-            pairs.add((settings.model_base_url.rstrip("/"), settings.model_api_key_env))
+            pairs.add((normal_url(settings.model_base_url), settings.model_api_key_env))
         return cls(frozenset(pairs), settings.shared_installation)
 
     def refusal(self, model: ModelChoice, url: str) -> str | None:
@@ -34,7 +34,7 @@ class Registered:
 
         url: `model.base_url`, or that of the settings.
         """
-        url = url.rstrip("/")
+        url = normal_url(url)
         if (why := forbidden_url(url)) is not None:
             return f"{url}: expected a model server, found {why}; models are never called there"
         key = model.api_key_env

@@ -24,10 +24,17 @@ def find(database: Database, kind: str, name: str) -> UUID:
     """
     with database.begin() as connection:
         found = _run(connection, name) if kind == "runs" else _task(connection, name)
+    if found is None and kind == "tasks" and _is_run(database, name):
+        raise UnknownName(f"{name!r} is a run, expected a task; `megaflow status {name}` lists its tasks")
     if found is None:
         kin = kind.removesuffix("s")
         raise UnknownName(f"unknown {kin} {name!r}; `megaflow runs` and `megaflow status RUN` list names and ids")
     return found
+
+
+def _is_run(database: Database, name: str) -> bool:
+    with database.begin() as connection:
+        return _run_or_none(connection, name) is not None
 
 
 def _run(connection: Connection, name: str) -> UUID | None:

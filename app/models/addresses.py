@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import socket
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 _METADATA = frozenset(
     map(ip_address, ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254", "fd20:ce::254"))
 )
 """Metadata services of clouds that are not link-local."""
-_NAT64 = IPv6Network("64:ff9b::/96")
+_WITH_IPV4 = tuple(map(IPv6Network, ("64:ff9b::/96", "::/96", "::ffff:0:0:0/96")))
+"""Forms of IPv6 address whose last 32 bits are an IPv4 address: NAT64, "compatible", and translated ones."""
+_LOCAL_NAT64 = IPv6Network("64:ff9b:1::/48")
+"""A site's own translator: where in the address it expects the IPv4 address is the site's choice."""
 
 
 def forbidden(address: str) -> str | None:
@@ -23,6 +26,8 @@ def forbidden(address: str) -> str | None:
     except ValueError:
         return "no IP address"
     if isinstance(found, IPv6Address):
+        if found in _LOCAL_NAT64:
+            return "an address of a site's own IPv4 translator"
         found = _within(found) or found
     if found.is_link_local:
         return "a link-local address"
@@ -46,8 +51,14 @@ def forbidden_url(url: str) -> str | None:
         return None
 
 
+def normal_url(url: str) -> str:
+    """A base URL in the one spelling by which it is compared and kept. Raises: ValueError: it is none."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme.lower(), parts.netloc.lower(), *parts[2:])).rstrip("/")
+
+
 def _within(address: IPv6Address) -> IPv4Address | None:
-    if address in _NAT64:
+    if int(address) > 1 and any(address in form for form in _WITH_IPV4):  # not `::` and `::1`
         return IPv4Address(int(address) & 0xFFFFFFFF)
     teredo = address.teredo
     return address.ipv4_mapped or address.sixtofour or (teredo[1] if teredo else None)

@@ -7,10 +7,10 @@ from enum import StrEnum
 from typing import Annotated, Any
 from uuid import UUID
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from app.models.endings import EndReason
-from app.models.spec import Mode, Wire
+from app.models.spec import Mode, Wire, plain_text
 from app.models.states import AttemptState, TaskState
 
 
@@ -44,14 +44,18 @@ MOST_REWARD = 1e6
 Reward = Annotated[float, Field(ge=-MOST_REWARD, le=MOST_REWARD, allow_inf_nan=False)]
 
 
+SaidText = Annotated[str, BeforeValidator(lambda value: plain_text(value) if isinstance(value, str) else value)]
+"""What a task may have said: what PostgreSQL cannot hold in it is replaced."""
+
+
 class Verdict(Wire):
     """The outcome of grading. `counts` is False when nothing was measured: then `reward` is None, never 0."""
 
     reward: Reward | None
     counts: bool
-    detail: str = ""
-    tests: dict[str, TestStatus] = {}
-    metrics: dict[str, Reward] = {}
+    detail: SaidText = ""
+    tests: dict[SaidText, TestStatus] = {}
+    metrics: dict[SaidText, Reward] = {}
 
     @property
     def resolved(self) -> bool:
@@ -85,7 +89,7 @@ class Failure(Wire):
     """A fault as data, recorded once, on the attempt."""
 
     error: str  # the class of app.errors
-    message: str
+    message: SaidText
     phase: Phase | None = None  # the last door that was passed
 
 

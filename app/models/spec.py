@@ -31,6 +31,11 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9._/+-]{0,199}$"
 _MOST_S = 30 * 86_400.0
 _MOST_BYTES = 1 << 50
 _MOST_COUNT = 2**31 - 1
+_MOST_LABEL = 200
+MOST_PRIORITY = 1_000_000
+"""Either way."""
+MOST_WAIT_S = 10 * 365 * 86_400.0
+"""Of what a producer asks to be waited for."""
 _IMAGE = re.compile(
     r"(?:sha256:)?[0-9a-f]{64}"  # an image's id
     r"|(?:(?:\[[0-9a-fA-F:]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)(?::[0-9]{1,5})?/)?"  # registry
@@ -39,9 +44,20 @@ _IMAGE = re.compile(
 )
 
 
+def plain_text(value: str) -> str:
+    """With the replacement character for NUL and for halves of surrogate pairs, which PostgreSQL cannot hold."""
+    return value.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+
+
 def _plain(value: str) -> str:
     if "\0" in value or (not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value)):
         raise ValueError("expected text without NUL and halves of surrogate pairs, found one")
+    return value
+
+
+def _label(value: str) -> str:
+    if not value.isprintable() or len(value) > _MOST_LABEL:
+        raise ValueError(f"expected at most {_MOST_LABEL} printable characters, found {value[:_MOST_LABEL]!r}")
     return value
 
 
@@ -53,6 +69,10 @@ def _image_name(value: str) -> str:
 
 PlainText = Annotated[str, AfterValidator(_plain)]
 """Text that a command line, a variable and PostgreSQL can hold."""
+FolderText = Annotated[PlainText, Field(pattern=r"^/")]
+"""An absolute path inside an environment."""
+LabelText = Annotated[PlainText, AfterValidator(_label)]
+"""A name that people give and read: of a run, of a user."""
 ArgumentText = Annotated[PlainText, Field(max_length=16_384)]
 ImageName = Annotated[str, AfterValidator(_image_name)]
 
@@ -152,7 +172,7 @@ class EnvironmentSpec(Wire):
     image: ImageName | None = None
     build: Build | None = None
     compose: Compose | None = None
-    workdir: PlainText = "/testbed"
+    workdir: FolderText = "/testbed"
     resources: Resources = Resources()
     network: Network = Network.NONE
     allowed_hosts: tuple[str, ...] = ()  # names, or `*.name`, each with an optional `:port`; for `allowlist`
@@ -217,8 +237,8 @@ class TestsGoal(Wire):
 
     __test__ = False  # not a test class, whatever pytest thinks of the name
     kind: Literal["tests"] = "tests"
-    base_commit: PlainText
-    test_patch: str
+    base_commit: Annotated[PlainText, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z._/-]{0,199}$")]
+    test_patch: PlainText
     test_command: PlainText
     log_parser: str = "pytest"
     fail_to_pass: tuple[PlainText, ...]
@@ -268,7 +288,7 @@ class PatchSolution(Wire):
     """The gold answer as a patch against the base commit. Only `oracle` ever sees it."""
 
     kind: Literal["patch"] = "patch"
-    patch: str
+    patch: PlainText
 
 
 class ScriptSolution(Wire):

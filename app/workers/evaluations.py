@@ -22,7 +22,19 @@ from app.ledger.accept import Accepted, NewRun
 from app.ledger.database import Database
 from app.ledger.schedules import ScheduleRow
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
-from app.models.spec import AgentArgs, AgentTask, Bundle, EnvironmentKind, Mode, ModelChoice, TaskSpec, Wire
+from app.models.spec import (
+    MOST_PRIORITY,
+    MOST_WAIT_S,
+    AgentArgs,
+    AgentTask,
+    Bundle,
+    EnvironmentKind,
+    LabelText,
+    Mode,
+    ModelChoice,
+    TaskSpec,
+    Wire,
+)
 from app.scheduling.calendar import Misfire, due_times, to_fire
 from app.settings import Settings
 from app.submission import refuse_unanswered, specs_for
@@ -46,14 +58,14 @@ class Submission(Wire):
     replicas: int = Field(default=1, ge=1, le=10_000)
     limit: int | None = Field(default=None, ge=1)
     environment: EnvironmentKind = EnvironmentKind.DOCKER
-    user_name: str = "default"
-    priority: int = 0
-    name: str = ""
+    user_name: LabelText = Field(default="default", min_length=1)
+    priority: int = Field(default=0, ge=-MOST_PRIORITY, le=MOST_PRIORITY)
+    name: LabelText = ""
     only: tuple[str, ...] = ()  # names of tasks, or patterns of them; empty: all
     exclude: tuple[str, ...] = ()  # the same: not these
     resource_class: str = "standard"
-    deadline_s: float | None = Field(default=None, gt=0)  # from the submission on, for the whole run
-    delay_s: float = Field(default=0.0, ge=0)  # nothing runs before
+    deadline_s: float | None = Field(default=None, gt=0, le=MOST_WAIT_S)  # from the submission on, for the whole run
+    delay_s: float = Field(default=0.0, ge=0, le=MOST_WAIT_S)  # nothing runs before
     budget_usd: float | None = Field(default=None, gt=0)  # of model calls, the whole run
     overrides: EnvironmentOverrides = EnvironmentOverrides()  # go before what the tasks say
     limits: LimitOverrides = LimitOverrides()  # the same

@@ -388,6 +388,7 @@ def test_metrics_and_health_are_told(make_settings: MakeSettings) -> None:
             assert f'megaflow_gateway_engine_up{{engine="{g.engine.url}"}} 1.0' in said
             assert 'megaflow_gateway_tokens_total{kind="prompt"} 100.0' in said
             async with g.http.get(f"{g.url}/health") as answer:
-                assert (await answer.json())["status"] == "ok"
+                told = await answer.json()
+            assert (told["status"], told["engines"]) == ("ok", {"up": 1, "away": 0})
 
     run(story())

@@ -86,13 +86,13 @@ def test_a_version_is_swapped_behind_its_name(database: Database) -> None:
     now = ledger.swap(database, "m", policy_version="v2", upstream_model="b")
     assert {(one.url, one.upstream_model, one.policy_version) for one in now} == {(ONE, "b", "v2"), (TWO, "b", "v2")}
     three = "http://three.engine.test/v1"
-    (now_,) = ledger.swap(database, "m", policy_version="v3", urls=[three])
+    (now_,) = ledger.swap(database, "m", policy_version="v3", urls=[three], api_key_env="A_KEY")
     assert (now_.url, now_.upstream_model, now_.policy_version) == (three, "b", "v3")
     assert (now_.api_key_env, now_.dialects) == ("A_KEY", (Dialect.CHAT,))
-    ledger.swap(database, "m", policy_version="v4", urls=[ONE], keep_attempts=True)
+    ledger.swap(database, "m", policy_version="v4", urls=[ONE], api_key_env="", keep_attempts=True)
     assert _urls(database, "m") == {three: "draining", ONE: "active"}
     with pytest.raises(LimitInvalid):
-        ledger.swap(database, "m", policy_version="v5", urls=["nonsense"])
+        ledger.swap(database, "m", policy_version="v5", urls=["nonsense"], api_key_env="")
     assert _urls(database, "m") == {three: "draining", ONE: "active"}, "all or nothing"
 
 

@@ -225,7 +225,12 @@ def test_programs_get_exactly_these_settings_whatever_signs_they_hold(home_folde
     home = home_folder
     strange = "http://h/%(ENV_PATH)s;x#y"
     settings = Settings(
-        home=home, model_base_url=strange, replay_scripts=(Path("/a"), Path("/b")), flower_port=_free_port()
+        home=home,
+        model_base_url=strange,
+        replay_scripts=(Path("/a"), Path("/b")),
+        flower_port=_free_port(),
+        replay_port=_free_port(),
+        gateway_port=_free_port(),
     )
     try:
         _up(settings, _servers_and(program))

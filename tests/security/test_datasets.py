@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+import structlog
 from pydantic import ValidationError
 
 from app.artifacts.bundles import pack
@@ -91,7 +92,53 @@ def test_no_file_of_a_task_is_read_through_a_link_that_leads_out(tmp_path: Path,
     with pytest.raises(DatasetInvalid) as refused:
         load(str(folder), Reading(pack=keep))  # type: ignore[arg-type]
     assert SECRET not in str(refused.value)
+    if make is harbor and name.split("/")[0] in ("tests", "solution"):
+        assert "link" in str(refused.value)
     assert not [one for one in packed if SECRET.encode() in one]
+
+
+@pytest.mark.parametrize("make", [harbor, terminal_bench])
+def test_a_task_that_is_a_link_out_of_the_dataset_is_refused(tmp_path: Path, make: object) -> None:
+    make(tmp_path / "host" / "other")  # type: ignore[operator]
+    make(tmp_path / "dataset" / "own")  # type: ignore[operator]
+    (tmp_path / "dataset" / "linked").symlink_to(tmp_path / "host" / "other")
+    with pytest.raises(DatasetInvalid, match=r"linked: expected it inside .* found a link that leads out"):
+        load(str(tmp_path / "dataset"), Reading(pack=lambda one: pack(one)[0]))
+
+
+def test_a_folder_of_two_formats_is_refused_and_what_is_no_task_is_named(tmp_path: Path) -> None:
+    harbor(tmp_path / "tasks" / "one")
+    (tmp_path / "tasks" / "notes").mkdir()
+    with structlog.testing.capture_logs() as logs:
+        assert len(load(str(tmp_path / "tasks"), Reading(pack=lambda one: pack(one)[0]))) == 1
+    assert [(log["event"], log["folders"]) for log in logs] == [("dataset.folders_passed_over", "notes")]
+    terminal_bench(tmp_path / "tasks" / "two")
+    with pytest.raises(DatasetInvalid, match=r"one format; found .*task\.(toml|yaml) in (one|two)"):
+        load(str(tmp_path / "tasks"), Reading(pack=lambda one: pack(one)[0]))
+
+
+def test_an_unknown_table_is_named_in_the_log(tmp_path: Path) -> None:
+    folder = harbor(tmp_path / "a")
+    (folder / "task.toml").write_text("[enviroment]\nallow_internet = false\n")
+    with structlog.testing.capture_logs() as logs:
+        load(str(folder), Reading(pack=lambda one: pack(one)[0]))
+    assert [(log["event"], log["keys"]) for log in logs] == [("dataset.unknown_keys", ["enviroment"])]
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("patch", "a\0b"), ("base_commit", "--upload-pack=x"), ("workdir", "testbed"), ("test_patch", "\0")],
+)
+def test_odd_values_of_a_row_are_refused(tmp_path: Path, column: str, value: str) -> None:
+    with pytest.raises(DatasetInvalid, match=r"row 1 \(a__a-1\)"):
+        load(str(rows(tmp_path / "dataset", **{column: value})), Reading(pack=lambda one: pack(one)[0]))
+
+
+def test_a_long_name_is_not_repeated_whole(tmp_path: Path) -> None:
+    with pytest.raises(DatasetInvalid) as refused:
+        load(str(rows(tmp_path / "dataset", instance_id="a\n" * 50_000)), Reading(pack=lambda one: pack(one)[0]))
+    assert len(str(refused.value)) < 1000
+    assert "\n" not in str(refused.value)
 
 
 def test_a_link_within_the_folder_is_read(tmp_path: Path) -> None:
@@ -130,6 +177,8 @@ def test_an_alias_bomb_in_a_task_yaml_is_refused(tmp_path: Path) -> None:
         "[environment]\nmemory_mb = 99999999999999999999999",
         "[agent]\ntimeout_sec = 1e300",
         "[agent]\ntimeout_sec = inf",
+        "[environment]\ncpus = true",
+        '[environment]\nworkdir = "app"',
         '[environment]\ndocker_image = "Not An Image"',
         '[environment]\ndocker_image = "-v/:/host"',
         '[environment.env]\nA = "a\\u0000b"',

@@ -48,6 +48,9 @@ LINK_LOCAL = [
     "http://[fd00:ec2::254]/v1",
     "http://100.100.100.200/v1",
     "http://2852039166/v1",
+    "http://[64:ff9b:1::a9fe:a9fe]/v1",
+    "http://[::169.254.169.254]/v1",
+    "http://[::ffff:0:169.254.169.254]/v1",
     "http://0xa9.0xfe.43518/v1",
 ]
 
@@ -112,6 +115,20 @@ def test_a_submission_of_an_unregistered_pair_is_refused_with_the_command_that_r
         flow.enqueue(a_task(), agent="mini-swe-agent", model=asked)
 
 
+def test_another_engine_gets_a_models_key_only_when_it_is_named_again(settings: Settings, database: Database) -> None:
+    new = "http://127.0.0.1:9/v1"
+    model_replicas.add(database, NewReplica("m", "HTTP://Engine.test/v1", api_key_env="OPENAI_API_KEY"))
+    with pytest.raises(LimitInvalid, match=r"the key OPENAI_API_KEY, and http://127\.0\.0\.1:9/v1 is none of them"):
+        model_replicas.swap(database, "m", policy_version="v2", urls=[new])
+    (same,) = model_replicas.swap(database, "m", policy_version="v2", urls=["http://engine.TEST/v1/"])
+    assert (same.url, same.api_key_env) == ("http://engine.test/v1", "OPENAI_API_KEY"), "the same engine keeps its key"
+    (without,) = model_replicas.swap(database, "m", policy_version="v3", urls=[new], api_key_env="")
+    assert without.api_key_env is None
+    theft = ModelChoice(name="m", base_url=new, api_key_env="OPENAI_API_KEY")
+    with MegaFlow(settings) as flow, pytest.raises(SpecInvalid, match="is not registered"):
+        flow.enqueue(a_task(), agent="mini-swe-agent", model=theft)
+
+
 def test_a_shared_installation_takes_registered_urls_only(make_settings: MakeSettings, database: Database) -> None:
     url = "http://127.0.0.1:9/v1"
     with MegaFlow(make_settings(shared_installation=True)) as flow:
@@ -174,6 +191,7 @@ def test_a_name_that_is_resolved_anew_to_such_an_address_is_refused(
             await g.app._http.close()  # its connections and what it remembers of names
             g.app._http = g.app.parts.upstream._http = http_client(5.0)
             status, said = await g.ask(token="t2", model="m")
+            await g.app._http.close()
             assert (status, g.notes.last.end) == (403, CallEnd.UNAUTHORISED), said
             assert len(g.engine.seen) == 1
 

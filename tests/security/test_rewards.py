@@ -15,7 +15,7 @@ from sqlalchemy.exc import IntegrityError
 from app.ledger import ends, results
 from app.ledger.database import Database
 from app.models.endings import EndReason
-from app.models.outcome import Verdict
+from app.models.outcome import Failure, TestStatus, Verdict
 from tests.building import claimed
 from tests.services import MakeSettings
 
@@ -35,6 +35,18 @@ def test_a_verdict_has_no_reward_beyond_the_bounds(reward: float) -> None:
         Verdict(reward=reward, counts=True)
     with pytest.raises(ValidationError):
         Verdict(reward=0.0, counts=True, metrics={"part": reward})
+
+
+def test_what_the_database_cannot_hold_is_replaced_in_what_a_task_said(database: Database) -> None:
+    said = "a\0b\ud800"
+    claim = claimed(database)
+    verdict = Verdict(reward=0.5, counts=True, detail=said, tests={said: TestStatus.PASSED}, metrics={said: 1.0})
+    ends.finish(database, claim, end_reason=EndReason.SUBMITTED, verdict=verdict, artifacts=())
+    (result,) = results.results(database, [claim.task_id])
+    assert result.verdict is not None
+    told = "a\N{REPLACEMENT CHARACTER}b?"
+    assert (result.verdict.detail, list(result.verdict.tests), result.verdict.metrics) == (told, [told], {told: 1.0})
+    assert Failure(error="GradingFailed", message=said).message == told
 
 
 def test_the_tables_refuse_it_and_the_migration_repairs_it(database: Database) -> None:

@@ -63,3 +63,8 @@ def test_nothing_of_a_task_steers_the_terminal(terminal: io.StringIO, failed: bo
     said = terminal.getvalue()
     assert "[red]gone[/red]" in said, "it is shown, as text"
     assert said.replace("\n", "").isprintable()
+
+
+def test_a_title_that_nobody_ends_hides_nothing_of_the_next_lines(terminal: io.StringIO) -> None:
+    show.console.print("\x1b]0;owned\x07one\n\x1b]0;owned\ntwo :warning:", soft_wrap=True)
+    assert terminal.getvalue().split("\n")[:3] == ["one", "", "two :warning:"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,11 @@ def test_a_single_number_of_another_name_is_the_reward(shell: FolderShell) -> No
         ("txt", "", "finite numbers in reward.txt"),
         ("txt", "nan", "not finite"),
         ("txt", "passed", "finite numbers in reward.txt"),
+        ("txt", "1_0", "no number"),
+        ("txt", "\uff11", "no number"),
+        ("json", '{"reward": 1, "a\\u0000b": 1}', "the name 'a\\x00b', which is not"),
+        ("json", '{"reward": 1, "\\ud800": 1}', "the name '\\ud800', which is not"),
+        ("json", json.dumps({f"part{n}": 1 for n in range(1001)}), "1,001 of them, more than 1,000"),
     ],
 )
 def test_a_reward_that_is_no_number_means_that_nothing_was_measured(

@@ -40,6 +40,7 @@ DROPPED = (
     "172.16.0.0/12",
     "192.0.0.0/24",
     "192.168.0.0/16",
+    "198.18.0.0/15",  # tests of network devices; some sites use it as private
     "224.0.0.0/4",
     "240.0.0.0/4",
 )

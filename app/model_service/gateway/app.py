@@ -97,7 +97,9 @@ class Gateway:
         return found
 
     async def _health(self, request: Request) -> Response:
-        engines = {engine.url: "up" if engine.healthy else "away" for engine in self.routes.engines}
+        """Counts only: every task can ask, and no task needs to know where the engines are."""
+        healthy = [engine.healthy for engine in self.routes.engines]
+        engines = {"up": healthy.count(True), "away": healthy.count(False)}
         return JSONResponse({"status": "ok", "in_flight": self.parts.attempts.in_flight, "engines": engines})
 
     async def _metrics(self, request: Request) -> Response:

@@ -1,0 +1,48 @@
+"""What a producer asks for has bounds: of numbers that a database can hold, of names that people can read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from app.cli import cli
+from app.errors import SettingsInvalid, SpecInvalid
+from app.ledger.accept import NewRun, _check
+from app.settings import Settings
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--priority 99999999999", "--delay 1e300", "--deadline 1e300", "--deadline inf", "--timeout -5", "--delay nan"],
+)
+def test_a_number_out_of_its_range_is_a_usage_error(words: str) -> None:
+    done = CliRunner().invoke(cli, ["submit", "demo", "-a", "nop", "--dry-run", *words.split()])
+    assert done.exit_code in (2, 64), done.output
+    assert words.split()[0] in done.output
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        NewRun([], name="a\tb"),
+        NewRun([], name="latest"),
+        NewRun([], name="x" * 201),
+        NewRun([], user_name=" "),
+        NewRun([], user_name="a\nb"),
+        NewRun([], priority=99_999_999_999),
+    ],
+)
+def test_the_api_refuses_names_and_numbers_that_nothing_can_hold(run: NewRun) -> None:
+    with pytest.raises(SpecInvalid):
+        _check(run)
+
+
+def test_settings_refuse_what_is_no_finite_number_and_a_home_that_moves(tmp_path: Path) -> None:
+    with pytest.raises(SettingsInvalid, match="LEASE_S"):
+        Settings(home=tmp_path, lease_s=float("inf"))
+    with pytest.raises(SettingsInvalid, match="HOME: expected the absolute path"):
+        Settings(home=Path("here"))
+    with pytest.raises(SettingsInvalid, match="HOME: expected the absolute path"):
+        Settings(home=Path(""))
