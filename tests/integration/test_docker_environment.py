@@ -499,7 +499,7 @@ def test_a_create_that_cannot_start_leaves_no_container(
     provider: DockerProvider, base_image_tag: str, engine: Engine
 ) -> None:
     installation = f"test-{uuid.uuid4().hex[:8]}"
-    spec = EnvironmentSpec(image=base_image_tag, workdir="relative/folder")
+    spec = EnvironmentSpec(image=base_image_tag).model_copy(update={"workdir": "relative/folder"})
     with pytest.raises(EnvironmentFailed, match="relative"):
         provider.create(spec, tags_of(installation), timeout_s=30)
     assert engine.api.containers(all=True, filters={"label": f"megaflow={installation}"}) == []
