@@ -237,10 +237,5 @@ def _services(asked: Compose, fetch: Callable[[Bundle], bytes]) -> frozenset[str
 def _with_tools(task: AgentTask, agent: str, tools: tuple[str, ...]) -> AgentTask:
     """The task with what an agent needs that acts inside: its framework, and the way to its model."""
     environment = task.environment
-    if environment.kind is EnvironmentKind.MEMORY:
-        raise SpecInvalid(
-            f"agent {agent!r} runs inside the environment; task {task.name!r} has the kind 'memory';"
-            " expected 'docker', 'oci' or 'local'"
-        )
     network = Network.MODEL_ONLY if environment.network is Network.NONE else environment.network
     return task.model_copy(update={"environment": environment.model_copy(update={"tools": tools, "network": network})})

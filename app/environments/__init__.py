@@ -1,4 +1,4 @@
-"""Where agents act: containers of an engine, or, by name only, a folder of this host or its memory."""
+"""Where agents act: containers of an engine, or, by name only, a folder of this host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ KINDS: dict[EnvironmentKind, str] = {
     EnvironmentKind.DOCKER: "a container with limits, made by a Docker engine or, where that gives the same, as oci",
     EnvironmentKind.OCI: "the same without a daemon, on Linux as root: an OCI runtime on unpacked images",
     EnvironmentKind.LOCAL: "a temporary folder and marked processes of this host; no isolation",
-    EnvironmentKind.MEMORY: "pretended, in the worker's memory: a shell, files, no real programs; for tests",
 }
 
 
@@ -48,7 +47,3 @@ def provider_for(
             from app.environments.local import LocalProvider
 
             return LocalProvider(settings, fetch_bundle=fetch_bundle, gate=gate, tools=tools)
-        case EnvironmentKind.MEMORY:
-            from app.environments.memory import MemoryProvider
-
-            return MemoryProvider(settings, fetch_bundle=fetch_bundle)

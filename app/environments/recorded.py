@@ -43,7 +43,7 @@ from app.ledger import receipts
 from app.ledger.database import Database
 from app.ledger.receipts import ObjectKind, Owner, Remover, Thing
 from app.models.shell import Interactive, OutputLogs, Shell, StatefulShell
-from app.models.spec import EnvironmentKind, EnvironmentSpec, Network
+from app.models.spec import EnvironmentSpec, Network
 from app.settings import Settings
 
 log = structlog.get_logger()
@@ -263,8 +263,6 @@ class Recording:
         if isinstance(environment, Several):
             return _several(environment, identity, owner), []
         said = environment.describe()["kind"]
-        if said == EnvironmentKind.MEMORY:
-            return [], []  # nothing that anybody could find
         kind = _OBJECTS.get(said, ObjectKind.CONTAINER)
         if not kind.engines:
             return [Thing(kind, identity, owner, now)], []

@@ -95,10 +95,9 @@ class EnvironmentKind(StrEnum):
     DOCKER = "docker"  # a container; how it is made is `Settings.container_runtime`
     OCI = "oci"  # a container made without a daemon, by name
     LOCAL = "local"  # a temporary folder and a process group: no isolation, only by name
-    MEMORY = "memory"  # kept in the worker, nothing runs: for tests, only by name
 
 
-IMAGELESS = frozenset({EnvironmentKind.LOCAL, EnvironmentKind.MEMORY})
+IMAGELESS = frozenset({EnvironmentKind.LOCAL})
 """Kinds that no engine and no registry has anything to do with."""
 
 

@@ -23,7 +23,6 @@ __all__ = [
     "by_way",
     "composed",
     "engine_made",
-    "in_memory",
     "of_kind",
     "prepared_folder",
     "several",
@@ -105,10 +104,6 @@ def prepared_folder(request: pytest.FixtureRequest) -> EnvironmentSpec:
     return EnvironmentSpec(kind=EnvironmentKind.LOCAL, build=Build(context=bundle), env={"GIVEN": "by the task"})
 
 
-def in_memory(request: pytest.FixtureRequest) -> EnvironmentSpec:
-    return EnvironmentSpec(kind=EnvironmentKind.MEMORY, image="memory:empty", env={"GIVEN": "by the task"})
-
-
 GROUNDS = [
     Ground("docker", "docker", engine_made, base_image, shows_tools=True, mounts_tools=True, marks=ENGINE),
     Ground("oci", "oci", of_kind(EnvironmentKind.OCI), base_image, shows_tools=True, mounts_tools=True, marks=ENGINE),
@@ -153,15 +148,5 @@ GROUNDS = [
         isolates=False,
         hands_over=False,
         shows_tools=True,
-    ),
-    Ground(
-        "memory",
-        "memory",
-        of_kind(EnvironmentKind.MEMORY),
-        in_memory,
-        isolates=False,
-        has_terminals=False,
-        forwards=False,
-        hands_over=False,
     ),
 ]

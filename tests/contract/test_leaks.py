@@ -190,9 +190,6 @@ def test_what_is_left_is_seen(watcher: Watcher, before: World, make: Make, mark:
     stream = environment.stream(["/bin/cat"])
     try:
         left = watcher.look().beyond(before)
-        if ground.kind == "memory":
-            assert "threads" in left
-            return
         assert "processes" in left
         assert "descriptors" in left
         assert {"local": "files", "oci": "files"}.get(ground.kind, "objects") in left

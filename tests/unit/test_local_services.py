@@ -1,4 +1,4 @@
-"""Stations at work in a memory environment: the oracle solves, the grader judges, and both meet what breaks."""
+"""The oracle agent and the script grader at work in a local environment."""
 
 from __future__ import annotations
 
@@ -13,25 +13,40 @@ from app.agents.oracle import OracleAgent
 from app.agents.patch import head_commit, take_patch
 from app.environments.base import Environment
 from app.environments.contract.ground import tags_of, tar_of
-from app.environments.memory import EMPTY, Fault, MemoryProvider, Trouble
-from app.errors import EnvironmentFailed
+from app.environments.local import LocalProvider
 from app.grading.base import Submission
 from app.grading.script_goal import ScriptGrader
 from app.models.endings import EndReason
-from app.models.spec import AgentTask, Bundle, EnvironmentKind, EnvironmentSpec, Limits, ScriptGoal, ScriptSolution
+from app.models.spec import (
+    AgentTask,
+    Build,
+    Bundle,
+    EnvironmentKind,
+    EnvironmentSpec,
+    Limits,
+    ScriptGoal,
+    ScriptSolution,
+)
 from app.settings import Settings
 
 BUNDLE = Bundle(sha256="0" * 64, size_bytes=1)
-GOAL = ScriptGoal(tests=BUNDLE)
-SPEC = EnvironmentSpec(kind=EnvironmentKind.MEMORY, image=EMPTY)
-TASK = AgentTask(
-    name="task", description="Write 42.", environment=SPEC, goal=GOAL, solution=ScriptSolution(files=BUNDLE)
+GOAL = ScriptGoal(tests=BUNDLE, command='bash "$TESTS_DIR/test.sh"')
+CONTEXT = tar_of({"setup.sh": b"mkdir -p $MEGAFLOW_ROOT/testbed"})
+SPEC = EnvironmentSpec(
+    kind=EnvironmentKind.LOCAL, build=Build(context=Bundle(sha256="1" * 64, size_bytes=len(CONTEXT)))
 )
-SOLUTION = tar_of({"solve.sh": b"#!/bin/bash\nset -euo pipefail\necho 42 > /testbed/answer\n"})
+TASK = AgentTask(
+    name="task",
+    description="Write 42.",
+    environment=SPEC,
+    goal=GOAL,
+    solution=ScriptSolution(files=BUNDLE, command='bash "$SOLUTION_DIR/solve.sh"'),
+)
+SOLUTION = tar_of({"solve.sh": b"#!/bin/bash\nset -euo pipefail\necho 42 > $WORKDIR/answer\n"})
 TESTS = tar_of(
     {
-        "test.sh": b"#!/bin/bash\nset -u\nmkdir -p /logs/verifier\n"
-        b'if [ "$(cat /testbed/answer)" = 42 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n'
+        "test.sh": b"#!/bin/bash\nset -u\nmkdir -p $LOGS_DIR/verifier\n"
+        b'if [ "$(cat $WORKDIR/answer)" = 42 ]; then echo 1; else echo 0; fi > $LOGS_DIR/verifier/reward.txt\n'
     }
 )
 Make = Callable[..., Environment]
@@ -51,9 +66,9 @@ class Never:
 def make(tmp_path: Path) -> Iterator[Make]:
     made: list[Environment] = []
 
-    def make(*faults: Fault) -> Environment:
-        provider = MemoryProvider(Settings(home=tmp_path), fetch_bundle=lambda bundle: b"", faults=faults)
-        made.append(provider.create(SPEC, tags_of("test"), timeout_s=5))
+    def make() -> Environment:
+        provider = LocalProvider(Settings(home=tmp_path), fetch_bundle=lambda bundle: CONTEXT)
+        made.append(provider.create(SPEC, tags_of("test"), timeout_s=30))
         return made[-1]
 
     yield make
@@ -85,15 +100,3 @@ def test_the_oracle_solves_and_the_grader_sees_it(make: Make, tmp_path: Path) ->
 
 def test_who_does_nothing_gets_nothing(make: Make) -> None:
     assert ScriptGrader(GOAL).grade(Submission(TASK, None, TESTS), make()).verdict.reward == 0.0
-
-
-def test_an_environment_that_dies_under_the_solution_is_told(make: Make, tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentFailed, match="died"):
-        solve(make(Fault(Trouble.DIES, match="solve")), tmp_path)
-
-
-def test_tests_that_are_killed_for_memory_are_a_result_that_says_so(make: Make) -> None:
-    broken = make(Fault(Trouble.OUT_OF_MEMORY, match="test.sh"))
-    verdict = ScriptGrader(GOAL).grade(Submission(TASK, None, TESTS), broken).verdict
-    assert (verdict.reward, verdict.counts) == (0.0, True)
-    assert f"memory limit of {SPEC.resources.memory_bytes} bytes" in verdict.detail

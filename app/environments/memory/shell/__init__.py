@@ -1,1 +1,0 @@
-"""A POSIX shell that runs in this process, on files and processes of its memory."""
