@@ -52,10 +52,9 @@ class Settings(BaseSettings):
     """An S3-compatible server; None: AWS. Credentials come from boto3's own chain."""
     docker_url: str | None = None
     """`unix://…` or `tcp://…`; None: DOCKER_HOST, else the default socket."""
-    container_runtime: Literal["auto", "crun", "docker"] = "auto"
+    container_runtime: Literal["auto", "docker"] = "auto"
     """Who makes containers: `docker`, an engine always; `auto`: this host itself where it allows that and the task
-    wants no network, which takes a tenth of the time, else an engine; `crun`: as `auto`, but what this host makes is
-    started by crun always, never by the launcher that does the same in less time."""
+    wants no network, which takes a tenth of the time, else an engine."""
     image_mirror: str | None = None
     """Registry (host[:port]/prefix) tried first for every image reference."""
     registry_auth: SecretStr | None = None

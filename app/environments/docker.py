@@ -13,7 +13,7 @@ from docker.errors import APIError, DockerException, NotFound
 from docker.types import LogConfig, Mount
 from requests import RequestException
 
-from app.environments import engine_disk, engine_snapshots, hosts_file, quick_start
+from app.environments import engine_disk, engine_snapshots, hosts_file
 from app.environments.base import Route, Snapshot, Tags, Ticket, Times
 from app.environments.container import DockerEnvironment
 from app.environments.disk import disk_named
@@ -139,9 +139,7 @@ class DockerProvider:
         limit, capacity = f"environment_starts:{host_of(self._engine)}", self._settings.environment_starts
         try:
             with self._gate.hold(limit, capacity, timeout_s=order.left_s):
-                environment = quick_start.of(self._engine).tried(
-                    lambda: self._start(order.spec, order.tags, order.image_id, order.times, root)
-                )
+                environment = self._start(order.spec, order.tags, order.image_id, order.times, root)
         except TimeoutError as error:
             raise NoPlaceToStart(f"no environment could be started in time: {error}.") from error
         return engine_disk.watched(self._watch, environment, order.spec)
@@ -244,7 +242,6 @@ class DockerProvider:
             init=entrance.needs_init,
             mounts=_mounts(entrance, tools),
             network_mode=network or "none",
-            runtime=quick_start.of(engine).runtime(),
             cpu_shares=CPU_SHARES,
             nano_cpus=int(min(resources.cpus, engine.cpus) * 1e9),
             mem_limit=resources.memory_bytes,

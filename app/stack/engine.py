@@ -26,18 +26,16 @@ import requests
 import structlog
 from docker.errors import DockerException
 
-from app.environments import quick_start
 from app.errors import EngineUnavailable
 from app.models.provider_keys import without_keys
 from app.settings import Settings
-from app.stack import cgroup_moves
 from app.stack.home import MARKER, logs_folder, prepare, run_folder, tail
 from app.stack.processes import has_ended, wait_for_end
 
 log = structlog.get_logger(__name__)
 
 PACKAGES = ("docker.io", "iptables", "ca-certificates", "crun")
-"""What Debian calls an engine, and the runtime by which it starts containers sooner (`quick_start`).
+"""What Debian calls an engine and what it needs; crun starts the environments that need no engine.
 
 Newer releases keep the `docker` command in `docker-cli`, taken when it is missing.
 """
@@ -249,10 +247,9 @@ def _wait_for_init_system(settings: Settings) -> str | None:
 
 def _start(settings: Settings, dockerd: Dockerd, *, installed: bool) -> EngineReport:
     _remove_stale_pidfiles(dockerd)
-    cgroup_moves.favour()
     logfile = logs_folder(settings) / "dockerd.log"
     offset = logfile.stat().st_size if logfile.exists() else 0
-    pid = _spawn((*dockerd.command, *quick_start.option(settings.home)), logfile)
+    pid = _spawn(dockerd.command, logfile)
     process = psutil.Process(pid)
     _record(settings, process)
     give_up = time.monotonic() + _START_S

@@ -45,7 +45,7 @@ def ensure_tools(settings: Settings, *, may_install: bool, report: Report) -> tu
         report(f"commands in environments will be slow: {error}")
     still = tuple(program for program in PACKAGES if shutil.which(program) is None)
     if "crun" in still and settings.container_runtime != "docker":
-        report("environments start the engine's slow way: crun is missing (Debian: apt-get install crun)")
+        report("environments need a container engine: crun is missing (Debian: apt-get install crun)")
     return still
 
 

@@ -374,7 +374,7 @@ def test_what_a_killed_trial_left_is_ended_by_the_next(oci_settings: Settings, m
         assert trial.available(oci_settings) is None
     places = list((oci_settings.home / "run").glob("oci-trial-*"))
     names = [folder.name for place in places for folder in (place / "environments" / "oci").iterdir()]
-    assert len(names) == 2, "one by crun, one by our own launcher"
+    assert len(names) == 1
     assert all(Cgroup(name).processes() for name in names)
     untried(oci_settings, monkeypatch)
     assert trial.available(oci_settings) is None
@@ -396,11 +396,9 @@ def test_a_refusal_is_tried_anew_after_a_minute(oci_settings: Settings, monkeypa
     assert trial.available(oci_settings) is None
 
 
-@pytest.mark.parametrize("by", ["auto", "crun"])
 def test_who_hangs_at_a_start_is_ended_at_the_deadline(
-    oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings, monkeypatch: pytest.MonkeyPatch, by: str
+    oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    oci = OciProvider(oci_settings.model_copy(update={"container_runtime": by}), fetch_bundle=lambda bundle: b"")
     create(oci, tiny, oci_settings).destroy()  # from here on only the runtime takes long
     spawn = spawning.spawn
     hang = ["/bin/sh", "-c", "sleep 1000 & wait"]

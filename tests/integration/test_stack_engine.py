@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from app.errors import EngineUnavailable
 from app.settings import Settings
-from app.stack import cgroup_moves, engine
+from app.stack import engine
 from app.stack.engine import Dockerd
 from app.stack.home import prepare
 from tests.services import short_folder
@@ -60,9 +59,6 @@ def test_an_engine_is_started_found_again_and_stopped_with_its_containerd(folder
     assert started.version
     assert any("starting" in line for line in lines)
     assert any("containerd" in line for line in _processes_of(folder))
-    kernel = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
-    if kernel >= (6, 0) and " cgroup2 " in Path("/proc/mounts").read_text():
-        assert cgroup_moves.favoured(), "a container's first process need not wait for the whole kernel"
 
     again = engine.ensure_engine(settings, may_install=False, dockerd=_private(folder))
     assert again.available

@@ -95,7 +95,6 @@ def test_version_2_has_its_controllers_enabled_and_one_folder(tmp_path: Path, ke
     assert kernel["megaflow-x/cpu.max"] == "50000 100000"
     assert kernel["megaflow-x/pids.max"] == "77"
     assert group.pids_folders == (tmp_path / "megaflow-x", tmp_path / "megaflow-x" / "runtime")
-    assert group.doors == [str(tmp_path / "megaflow-x" / "cgroup.procs")]
     with group.joined() as prefix:
         assert prefix[:2] == ["/bin/sh", "-c"]
         assert str(tmp_path / "megaflow-x" / "cgroup.procs") in prefix[2]

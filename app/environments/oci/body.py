@@ -16,7 +16,6 @@ from app.environments.oci import namespace, trees
 from app.environments.oci.birth import Birth, Lacking, Place, Wish
 from app.environments.oci.by_runtime import ByRuntime
 from app.environments.oci.cgroups import Cgroup
-from app.environments.oci.launching import Launched, Launcher
 from app.environments.oci.records import Records
 from app.environments.oci.runtime import Runtime, runtime_of
 from app.environments.oci.store import ImageStore
@@ -42,18 +41,15 @@ class Site:
     system: str  # the layer above every image
     users_apart: bool = True  # users inside are nobody out here
     helper: Path = Path("/nonexistent")  # the session's; not needed to end an environment
-    launcher: Launcher | None = None  # None: the runtime starts all; else it does where the launcher cannot
 
     @classmethod
-    def of(
-        cls, home: Path, runtime: Runtime, helper: Path, *, users_apart: bool, launcher: Launcher | None = None
-    ) -> Site:
+    def of(cls, home: Path, runtime: Runtime, helper: Path, *, users_apart: bool) -> Site:
         """Raises: DiskFull."""
         store = ImageStore(home)
         for place in (home / "environments", home / "images"):  # programs in them run as their owners, root too
             place.mkdir(parents=True, exist_ok=True)
             place.chmod(0o700)
-        return cls(home, Records(home), store, runtime, system_layer(store, helper), users_apart, helper, launcher)
+        return cls(home, Records(home), store, runtime, system_layer(store, helper), users_apart, helper)
 
     @cached_property
     def stage(self) -> namespace.Stage:
@@ -70,23 +66,18 @@ class Body:
         self.place = Place(site.records.place(identity))
         self.cgroup = Cgroup(identity)
         self._users: Users | None = None
-        self._launched: Launched | None = None
-        self._unsettled: Launched | None = None
 
     @property
     def pid(self) -> int | None:
         """Its first process by this host's numbers."""
-        if self._launched is not None:
-            return self._launched.first
         with suppress(OSError, ValueError):
             return int(self.place.pid.read_text())
         return None
 
     @property
     def started_by(self) -> str:
-        """Who starts it, and of which version."""
-        runtime = self._site.runtime
-        return runtime.version if self._launcher is None else f"launcher, with the filter of {runtime.version}"
+        """The runtime and its version."""
+        return self._site.runtime.version
 
     @property
     def lives(self) -> bool:
@@ -124,20 +115,8 @@ class Body:
         birth = Birth(self.id, wish, self.place, layers, self.cgroup, self._users)
         self._raise_if_covered(wish)
         left_s = min(_START_S, wish.deadline - time.monotonic())
-        launcher, rules = self._launcher, site.runtime.filter
         with self._listening() as listening:
-            if launcher is None or rules is None or self._users is None:
-                ByRuntime(site.runtime, site.home, site.stage).start(birth, listening, timeout_s=left_s)
-            else:
-                self._launched = self._unsettled = launcher.start(
-                    birth, self._users, site.stage, listening, rules, timeout_s=left_s
-                )
-
-    @property
-    def _launcher(self) -> Launcher | None:
-        """None: the runtime starts it, as it does the first one, for which it compiles the filter of system calls."""
-        site = self._site
-        return site.launcher if site.users_apart and site.runtime.filter is not None else None
+            ByRuntime(site.runtime, site.home, site.stage).start(birth, listening, timeout_s=left_s)
 
     def _raise_if_covered(self, wish: Wish) -> None:
         stage = self._site.stage.place
@@ -147,12 +126,6 @@ class Body:
                     f"expected the tool {tool.name!r} outside of {stage}, which is covered where environments are "
                     f"made, found {tool.folder}; move the folder of tools, or use `docker`."
                 )
-
-    def settle(self) -> None:
-        """Wait for what is left of a start; a good moment is when the environment answers."""
-        unsettled, self._unsettled = self._unsettled, None
-        if unsettled is not None:
-            unsettled.settle()
 
     def _listening(self) -> socket.socket:
         """The socket that the helper inherits: reachable by its name out here, nameless inside."""
@@ -176,8 +149,7 @@ class Body:
 
         Raises: EnvironmentFailed: something would not die.
         """
-        self.settle()
-        first, self._launched = self.pid, None
+        first = self.pid
         if not self.cgroup.end(timeout_s=_END_S):
             raise EnvironmentFailed(f"environment {self.id[:12]} would not die within {_END_S:.0f} s.")
         if first is not None:

@@ -33,8 +33,7 @@ class ByRuntime:
         birth.place.work.mkdir()
         self._configure(birth)
         birth.cgroup.make(birth.wish.resources, self.runtime.devices)
-        libraries = self.runtime.libraries
-        namespace.apart(lambda: self._born(birth, listening, libraries, timeout_s), needs=self.home, stage=self.stage)
+        namespace.apart(lambda: self._born(birth, listening, timeout_s), needs=self.home, stage=self.stage)
 
     def _configure(self, birth: Birth) -> None:
         annotations, rules = self.runtime.seccomp()
@@ -50,7 +49,7 @@ class ByRuntime:
         )
         birth.place.configuration.write_text(json.dumps(configuration(plan)))
 
-    def _born(self, birth: Birth, listening: socket.socket, libraries: Path | None, timeout_s: float) -> None:
+    def _born(self, birth: Birth, listening: socket.socket, timeout_s: float) -> None:
         stage, users, wish = self.stage, birth.users, birth.wish
         if users is None:
             overlay.mount(birth.layers, birth.place.upper, birth.place.work, stage.root)
@@ -71,7 +70,7 @@ class ByRuntime:
             os.close(handle)
         with birth.cgroup.joined() as prefix:
             launch = Launch(birth.name, birth.place, stage.state, stage.nothing)
-            self.runtime.start(launch, listening, prefix, libraries=libraries, timeout_s=timeout_s)
+            self.runtime.start(launch, listening, prefix, timeout_s=timeout_s)
 
     def _show(self, tool: Tool, root: int, owner: int, users: int | None) -> None:
         """Mount a tool, so that the runtime finds it as a part of the file system. Raises: OSError."""

@@ -57,51 +57,37 @@ class Cgroup:
 
         Raises: OSError: no such controller here, or not ours to use.
         """
-        for order in self.orders(resources, devices):
-            match order:
-                case "make", folder:
-                    Path(folder).mkdir(exist_ok=True)
-                case "write", file, value:
-                    _write(file, value)
-                case "try", file, value if os.path.exists(file):
-                    _write(file, value)
+        if self.unified:
+            self._make_unified(resources)
+        else:
+            self._make_divided(resources, devices)
 
-    def orders(self, resources: Resources, devices: Sequence[str] | None = DEVICES) -> Iterator[tuple[str, ...]]:
-        """How it is made, for whoever does: `make` a folder, `write` a value to a file, or `try` to, if it is there."""
-        return self._unified_orders(resources) if self.unified else self._divided_orders(resources, devices)
-
-    def _divided_orders(self, resources: Resources, allowed: Sequence[str] | None) -> Iterator[tuple[str, ...]]:
-        memory, cpu, pids, devices = map(str, self.folders)
-        for folder in (memory, cpu, pids, devices):
-            yield "make", folder
-        yield "write", f"{memory}/memory.limit_in_bytes", str(resources.memory_bytes)
-        # Else the kernel does not count swap.
-        yield "try", f"{memory}/memory.memsw.limit_in_bytes", str(resources.memory_bytes)
-        yield "write", f"{cpu}/cpu.shares", str(CPU_SHARES)
-        yield "write", f"{cpu}/cpu.cfs_period_us", str(_PERIOD_US)
-        yield "write", f"{cpu}/cpu.cfs_quota_us", str(_quota_us(resources))
-        yield "write", f"{pids}/pids.max", str(resources.pids)
+    def _make_divided(self, resources: Resources, allowed: Sequence[str] | None) -> None:
+        for folder in self.folders:
+            folder.mkdir(exist_ok=True)
+        memory, cpu, pids, devices = self.folders
+        _write(memory / "memory.limit_in_bytes", str(resources.memory_bytes))
+        _write_if_there(memory / "memory.memsw.limit_in_bytes", str(resources.memory_bytes))  # else swap is not counted
+        _write(cpu / "cpu.shares", str(CPU_SHARES))
+        _write(cpu / "cpu.cfs_period_us", str(_PERIOD_US))
+        _write(cpu / "cpu.cfs_quota_us", str(_quota_us(resources)))
+        _write(pids / "pids.max", str(resources.pids))
         if allowed is not None:
-            yield "write", f"{devices}/devices.deny", "a"
+            _write(devices / "devices.deny", "a")
         for rule in allowed or ():
-            yield "write", f"{devices}/devices.allow", rule
+            _write(devices / "devices.allow", rule)
 
-    def _unified_orders(self, resources: Resources) -> Iterator[tuple[str, ...]]:
+    def _make_unified(self, resources: Resources) -> None:
         control = ROOT / "cgroup.subtree_control"
         if lacking := {"memory", "cpu", "pids"} - set(control.read_text().split()):
-            yield "write", str(control), " ".join(f"+{name}" for name in sorted(lacking))
-        (folder,) = map(str, self.folders)
-        yield "make", folder
-        yield "write", f"{folder}/memory.max", str(resources.memory_bytes)
-        yield "try", f"{folder}/memory.swap.max", "0"
-        yield "write", f"{folder}/cpu.weight", str(max(1, CPU_SHARES * 100 // 1024))
-        yield "write", f"{folder}/cpu.max", f"{_quota_us(resources)} {_PERIOD_US}"
-        yield "write", f"{folder}/pids.max", str(resources.pids)
-
-    @property
-    def doors(self) -> list[str]:
-        """The files by which a process of one thread joins it, writing 0."""
-        return [f"{folder}/{_PROCESSES if self.unified else 'tasks'}" for folder in self.folders]
+            _write(control, " ".join(f"+{name}" for name in sorted(lacking)))
+        (folder,) = self.folders
+        folder.mkdir(exist_ok=True)
+        _write(folder / "memory.max", str(resources.memory_bytes))
+        _write_if_there(folder / "memory.swap.max", "0")
+        _write(folder / "cpu.weight", str(max(1, CPU_SHARES * 100 // 1024)))
+        _write(folder / "cpu.max", f"{_quota_us(resources)} {_PERIOD_US}")
+        _write(folder / "pids.max", str(resources.pids))
 
     @contextmanager
     def joined(self) -> Iterator[list[str]]:
@@ -114,8 +100,8 @@ class Cgroup:
             (folder,) = self.folders
             yield ["/bin/sh", "-c", f'echo 0 > {folder}/{_PROCESSES} && exec "$@"', "sh"]
             return
-        for door in self.doors:
-            _write(door, "0")
+        for folder in self.folders:
+            _write(folder / "tasks", "0")
         yield []
 
     # --- Looking --------------------------------------------------------------------------------------------------
@@ -247,6 +233,11 @@ def _write(file: Path | str, value: str) -> None:
         os.write(handle, value.encode())
     finally:
         os.close(handle)
+
+
+def _write_if_there(file: Path, value: str) -> None:
+    if file.exists():
+        _write(file, value)
 
 
 def _removed(folder: Path) -> bool:

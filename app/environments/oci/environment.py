@@ -202,7 +202,6 @@ class OciEnvironment(Living):
         self._watch_memory(self._new_memory_watch())
         with self.times.measure("session"):
             self._session.wait_ready(max(0.1, min(_READY_S, deadline - time.monotonic())))
-        self._body.settle()
         self._outlet = open_outlet(spec, self._forward)
 
     def _new_memory_watch(self) -> MemoryWatch:

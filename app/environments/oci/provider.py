@@ -85,8 +85,7 @@ class OciProvider:
             raise EnvironmentFailed(
                 f"environments of the kind `oci` cannot be made here: {host.why_not}; use `docker`."
             )
-        launcher = None if self._settings.container_runtime == "crun" else host.launcher
-        return Site.of(self._home, runtime, binary(self._home), users_apart=host.users_apart, launcher=launcher)
+        return Site.of(self._home, runtime, binary(self._home), users_apart=host.users_apart)
 
     @property
     def store(self) -> ImageStore:

@@ -16,12 +16,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from app.environments import crun
 from app.environments.oci import filter_file, kernel, seccomp, spawning
 from app.environments.oci.birth import Place
 from app.environments.oci.cgroups import DEVICES, NESTED
 from app.environments.oci.sealed import program_at, sealed
-from app.environments.oci.spawning import ENVIRONMENT, LISTENING
+from app.environments.oci.spawning import LISTENING
 from app.errors import EnvironmentFailed
 
 _BPF = "run.oci.seccomp_bpf_data"
@@ -73,34 +72,26 @@ class Runtime:
         about = self.program.stat()
         return self.cache / _filter_name(str(self.program), about.st_mtime_ns, about.st_size)
 
-    @property
-    def libraries(self) -> Path | None:
-        """See `crun.light`: to be asked for outside of an environment's limits, since they may have to be made."""
-        return crun.light(self.program, self.cache.with_name("crun")) if self.name == "crun" else None
-
     def start(
         self,
         launch: Launch,
         listening: socket.socket,
         prefix: Sequence[str],
         *,
-        libraries: Path | None = None,
         timeout_s: float,
     ) -> None:
         """Start an environment; its first process inherits `listening`.
 
-        prefix: a command that becomes the runtime's. libraries: a folder with which it is loaded sooner (`libraries`).
-        Returns when the first process runs.
+        prefix: a command that becomes the runtime's. Returns when the first process runs.
 
         Raises: EnvironmentFailed with the runtime's words, or: it hung.
         """
         command = [*prefix, *self._command(launch, shell=bool(prefix))]
         try:
-            variables = ENVIRONMENT if libraries is None else {**ENVIRONMENT, "LD_LIBRARY_PATH": str(libraries)}
             device = os.open(launch.nothing, os.O_RDWR | os.O_CLOEXEC)
             try:
                 files = {0: device, 1: device, 2: device, LISTENING: listening.fileno()}
-                code = spawning.run(command, files, variables, timeout_s=timeout_s)
+                code = spawning.run(command, files, timeout_s=timeout_s)
             finally:
                 os.close(device)
             if code != 0:
@@ -144,11 +135,15 @@ def _filter_name(program: str, changed_ns: int, size_bytes: int) -> str:
     return f"seccomp-{hashlib.sha256(key.encode()).hexdigest()[:24]}.bpf"
 
 
+_ELSEWHERE = "/usr/local/sbin:/usr/sbin:/sbin"
+"""Where programs of the system are, also when a user's PATH does not lead there."""
+
+
 def runtime_of(home: Path) -> Runtime | None:
     """The best runtime of this host, or None."""
     for name in ("crun", "runc"):
-        if (found := crun.find(name)) is not None:
-            return Runtime(name, found.resolve(), home / "cache" / "oci")
+        if (found := shutil.which(name, path=f"{os.environ.get('PATH', '')}:{_ELSEWHERE}")) is not None:
+            return Runtime(name, Path(found).resolve(), home / "cache" / "oci")
     return None
 
 

@@ -7,7 +7,6 @@ import fcntl
 import os
 import select
 import signal
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
@@ -20,7 +19,6 @@ FREE_FROM = 10
 """Files of ours have numbers from here on, so that none lies where the child's are put."""
 
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
-_SAID_BYTES = 4096
 
 
 class _Actions(ctypes.Structure):
@@ -30,7 +28,7 @@ class _Actions(ctypes.Structure):
 _libc = ctypes.CDLL(None)
 
 
-def spawn(command: Sequence[str], files: Mapping[int, int], variables: Mapping[str, str] = ENVIRONMENT) -> int:
+def spawn(command: Sequence[str], files: Mapping[int, int]) -> int:
     """Start `command` with `files` alone (the child's number, ours); its process, to be waited for.
 
     By the C library rather than by `os.posix_spawn`, which keeps all threads waiting until the child has been loaded,
@@ -48,40 +46,30 @@ def spawn(command: Sequence[str], files: Mapping[int, int], variables: Mapping[s
             _check(_libc.posix_spawn_file_actions_adddup2(ctypes.byref(actions), kept, number), command[0])
         pid = ctypes.c_int()
         words = _words(command)
-        environment = _words([f"{name}={value}" for name, value in variables.items()])
+        environment = _words([f"{name}={value}" for name, value in ENVIRONMENT.items()])
         _check(
             _libc.posix_spawn(ctypes.byref(pid), words[0], ctypes.byref(actions), None, words, environment), command[0]
         )
         return pid.value
 
 
-def run(command: Sequence[str], files: Mapping[int, int], variables: Mapping[str, str], *, timeout_s: float) -> int:
+def run(command: Sequence[str], files: Mapping[int, int], *, timeout_s: float) -> int:
     """Run to the end; the exit code. Raises: OSError; EnvironmentFailed: it did not end in time, and was killed."""
-    pid = spawn(command, files, variables)
-    with ended_unless_done(pid):
+    pid = spawn(command, files)
+    with _ended_unless_done(pid):
         handle = os.pidfd_open(pid)
         try:
             in_time = _ready(handle, timeout_s)
         finally:
             os.close(handle)
     if not in_time:
-        raise hung(pid, timeout_s)
+        _end(pid)
+        raise EnvironmentFailed(f"expected the runtime to start an environment within {timeout_s:.1f} s; it hung.")
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def last_words(words: int, timeout_s: float) -> bytes | None:
-    """What is written to a pipe (our end of it) until nobody can any more; None: not in time."""
-    found, until = b"", time.monotonic() + timeout_s
-    while _ready(words, until - time.monotonic()):
-        said = os.read(words, _SAID_BYTES)
-        if not said:
-            return found
-        found += said
-    return None
-
-
 @contextmanager
-def ended_unless_done(pid: int) -> Iterator[None]:
+def _ended_unless_done(pid: int) -> Iterator[None]:
     """Leave no child behind that nobody has waited for, when the block raises."""
     try:
         yield
@@ -93,12 +81,6 @@ def ended_unless_done(pid: int) -> Iterator[None]:
 def _end(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)  # ours and not waited for: the number is still its own
     os.waitpid(pid, 0)
-
-
-def hung(pid: int, timeout_s: float) -> EnvironmentFailed:
-    """End a child that nobody has waited for, and say why."""
-    _end(pid)
-    return EnvironmentFailed(f"expected the runtime to start an environment within {timeout_s:.1f} s; it hung.")
 
 
 def _ready(handle: int, timeout_s: float) -> bool:

@@ -13,16 +13,13 @@ import threading
 import time
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import structlog
 
-from app.environments import compiling
 from app.environments.oci.birth import Wish
 from app.environments.oci.body import Body, Site
-from app.environments.oci.launching import Launcher
 from app.environments.oci.records import Record, Records
 from app.environments.oci.runtime import Runtime, runtime_of
 from app.environments.oci.specification import CAPABILITIES, CAPABILITY_BITS
@@ -41,7 +38,6 @@ class Found:
 
     why_not: str | None = None  # no environment at all
     users_apart: bool = False  # users inside are nobody out here
-    launcher: Launcher | None = None  # our own, where it confines as crun does
     lasting: bool = True  # the next trial would find the same
 
 
@@ -93,51 +89,35 @@ def _found(home: Path) -> Found:
         return Found("no OCI runtime was found; install Debian's `crun`")
     try:
         _sweep(home, runtime)
-        launcher = _launcher(home)
-        note = home / "run" / f"oci-allowed-{_circumstances(runtime, binary(home), launcher)}"
-        return _noted(note, launcher) or _tried_all(home, runtime, launcher, note)
+        note = home / "run" / f"oci-allowed-{_circumstances(runtime, binary(home))}"
+        return _noted(note) or _tried_all(home, runtime, note)
     except (StationError, OSError) as error:
         return Found(f"a trial failed: {error}")
 
 
-def _launcher(home: Path) -> Launcher | None:
-    try:
-        return Launcher.of(home)
-    except compiling.NotCompiled as error:
-        log.info("oci.no_launcher", reason=str(error))
-        return None
-
-
-def _noted(note: Path, launcher: Launcher | None) -> Found | None:
+def _noted(note: Path) -> Found | None:
     """What another process found."""
     try:
-        told = json.loads(note.read_text())
-        return Found(users_apart=told["users_apart"], launcher=launcher if told["launcher"] else None)
+        return Found(users_apart=json.loads(note.read_text())["users_apart"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
 
 
-def _tried_all(home: Path, runtime: Runtime, launcher: Launcher | None, note: Path) -> Found:
-    """With users of their own where the kernel can translate the owners of files for overlayfs: since Linux 5.19. Then
-    by our own launcher, which takes the filter that crun has compiled for the first trial.
+def _tried_all(home: Path, runtime: Runtime, note: Path) -> Found:
+    """With users of their own where the kernel can translate the owners of files for overlayfs: since Linux 5.19.
 
     Noted for other processes is only what lasts: a moment's want of memory must not take away what protects the host.
     """
-    refusal = _refused(home, runtime, users_apart=True)
+    refusal = _refused(home, runtime)
     found = Found(users_apart=refusal is None)
     if refusal is not None:
         log.warning("oci.users_not_apart", reason=refusal.why)
         if (why_not := _tried(home, runtime, users_apart=False)) is not None:
             return Found(why_not)
-    elif launcher is not None and runtime.filter is not None:
-        refusal = _refused(home, runtime, users_apart=True, launcher=launcher)
-        if refusal is not None:
-            log.warning("oci.no_launcher", reason=refusal.why)
-        found = replace(found, launcher=launcher if refusal is None else None)
     if refusal is not None and not refusal.lasting:
-        return replace(found, lasting=False)
+        return Found(lasting=False)
     fresh = note.with_name(f"{note.name}.{os.getpid()}.{threading.get_ident()}")
-    fresh.write_text(json.dumps({"users_apart": found.users_apart, "launcher": found.launcher is not None}))
+    fresh.write_text(json.dumps({"users_apart": found.users_apart}))
     fresh.rename(note)
     return found
 
@@ -148,23 +128,22 @@ class _Refusal:
     lasting: bool
 
 
-def _refused(home: Path, runtime: Runtime, **how: Any) -> _Refusal | None:
-    """Why a trial showed that it cannot be done; what failed says so, too."""
+def _refused(home: Path, runtime: Runtime) -> _Refusal | None:
+    """Why users cannot be apart; what failed says so, too."""
     try:
-        why = _tried(home, runtime, **how)
+        why = _tried(home, runtime, users_apart=True)
     except (StationError, OSError) as error:
         cause = error if isinstance(error, OSError) else error.__cause__
         return _Refusal(str(error), isinstance(cause, OSError) and cause.errno in _LASTING)
     return None if why is None else _Refusal(why, lasting=True)
 
 
-def _circumstances(runtime: Runtime, helper: Path, launcher: Launcher | None) -> str:
+def _circumstances(runtime: Runtime, helper: Path) -> str:
     """What the outcome of a trial depends on, as a digest."""
     about = runtime.program.stat()
     kernel_side = [Path("/proc/sys/kernel/random/boot_id").read_text()]
     kernel_side += [os.readlink(f"/proc/self/ns/{name}") for name in ("mnt", "pid", "cgroup", "user")]
     parts = [*kernel_side, str(runtime.program), about.st_mtime_ns, about.st_size, helper.name]
-    parts.append(launcher.program.name if launcher else "")
     return hashlib.sha256("\0".join(str(part) for part in parts).encode()).hexdigest()[:24]
 
 
@@ -180,12 +159,11 @@ def _sweep(home: Path, runtime: Runtime) -> None:
             shutil.rmtree(place)
 
 
-def _tried(home: Path, runtime: Runtime, *, users_apart: bool, launcher: Launcher | None = None) -> str | None:
+def _tried(home: Path, runtime: Runtime, *, users_apart: bool) -> str | None:
     helper = binary(home)
     place = home / "run" / f"{_PLACE}{uuid.uuid4().hex[:12]}"  # on the same disk as the real ones
     place.mkdir(parents=True)
-    launcher = None if launcher is None else replace(launcher, home=place)
-    site = Site.of(place, runtime, helper, users_apart=users_apart, launcher=launcher)
+    site = Site.of(place, runtime, helper, users_apart=users_apart)
     body = Body(site, f"trial{uuid.uuid4().hex}")
     try:
         site.records.write(Record(body.id, {}, "trial", "trial"))
