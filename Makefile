@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap demo test test-extra check format lock worker-image services-image bench-main bench-control bench-env bench-gateway bench-cli chaos down clean
+.PHONY: help bootstrap demo test test-extra check format helper lock worker-image services-image bench-main bench-control bench-env bench-gateway bench-cli chaos down clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -32,6 +32,9 @@ check: bootstrap ## format, lint, types, import rules
 format: bootstrap ## put the code in the house's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+helper: bootstrap ## build the programs of app/environments/prebuilt again, for x86-64 and arm64
+	@PYTHONPATH=. $(BIN)/python scripts/build_programs.py
 
 lock: bootstrap ## renew requirements/*.lock; UPGRADE=--upgrade takes newer versions
 	cd requirements && ../$(BIN)/uv pip compile $(LOCK_OPTIONS) --all-extras -o all.lock ../pyproject.toml

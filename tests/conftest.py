@@ -4,7 +4,7 @@ import pytest
 
 from tests.integration import rows
 
-pytest_plugins = ["tests.services", "tests.helper_cache"]
+pytest_plugins = ["tests.services"]
 
 
 @pytest.fixture(autouse=True)

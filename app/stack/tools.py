@@ -12,18 +12,17 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from app.environments.session import HelperUnavailable, binary
 from app.settings import Settings
 from app.stack.engine import Report
 from app.stack.home import logs_folder, prepare, run_folder
 
-PACKAGES = {"cc": ("gcc", "libc6-dev"), "crun": ("crun",), "zstd": ("zstd",), "musl-gcc": ("musl-tools",)}
-"""Debian's packages of each program. The last one makes our own programs begin sooner: see `compiling`."""
+PACKAGES = {"crun": ("crun",), "zstd": ("zstd",)}
+"""Debian's packages of each program."""
 _PATIENCE_S = 120.0
 
 
 def ensure_tools(settings: Settings, *, may_install: bool, report: Report) -> tuple[str, ...]:
-    """Install what is missing, where that is possible, and have the session helper compiled; what is still missing."""
+    """Install what is missing, where that is possible; returns what is still missing."""
     prepare(settings)
     missing = [program for program in PACKAGES if shutil.which(program) is None]
     packages = [package for program in missing for package in PACKAGES[program]]
@@ -39,10 +38,6 @@ def ensure_tools(settings: Settings, *, may_install: bool, report: Report) -> tu
         report(f"installing {' '.join(packages)} from Debian's packages")
         _install(packages, logs_folder(settings) / "apt.log")
         tried.write_text(wanted)
-    try:
-        binary(settings.home)
-    except HelperUnavailable as error:
-        report(f"commands in environments will be slow: {error}")
     still = tuple(program for program in PACKAGES if shutil.which(program) is None)
     if "crun" in still and settings.container_runtime != "docker":
         report("environments need a container engine: crun is missing (Debian: apt-get install crun)")

@@ -10,9 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
-from app.environments.session import HelperUnavailable, SessionClient, binary, unix_connector
+from app.environments.session import SessionClient, unix_connector
 
 NAMESPACE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
@@ -22,13 +20,6 @@ def may_unshare() -> bool:
         shutil.which("unshare") is not None
         and subprocess.run([*NAMESPACE, "true"], capture_output=True, check=False).returncode == 0
     )
-
-
-def helper_or_skip(home: Path) -> Path:
-    try:
-        return binary(home)
-    except HelperUnavailable as error:
-        pytest.skip(str(error))
 
 
 class Ground:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.environments.oci import OciEnvironment, OciProvider, kernel, trial, users
-from app.environments.session import binary
+from app.environments.prebuilt import binary
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from tests.integration.oci_ground import add_image, left_over, tags

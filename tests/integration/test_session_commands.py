@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from app.environments.prebuilt import binary
 from app.environments.session import SessionClient, unix_connector
 from app.environments.session.protocol import ResultFlag
 from app.errors import EnvironmentFailed
 from app.workers.command_logs import CommandLogs
-from tests.integration.session_ground import Ground, ground, helper_or_skip, may_unshare, over_stdio
+from tests.integration.session_ground import Ground, ground, may_unshare, over_stdio
 from tests.patience import eventually
 
 MEBI = 1 << 20
@@ -27,7 +28,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return helper_or_skip(tmp_path_factory.mktemp("home"))
+    return binary(tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture(scope="module", params=["init", "beside"])

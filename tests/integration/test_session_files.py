@@ -12,16 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from app.environments.prebuilt import binary
 from app.environments.session import SessionClient
 from app.errors import DiskFull, EnvironmentFailed, SpecInvalid
-from tests.integration.session_ground import ground, helper_or_skip
+from tests.integration.session_ground import ground
 
 MEBI = 1 << 20
 
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionClient]:
-    program = helper_or_skip(tmp_path_factory.mktemp("home"))
+    program = binary(tmp_path_factory.mktemp("home"))
     with ground(program, as_init=False) as made:
         yield made.client()
 

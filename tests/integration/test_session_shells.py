@@ -12,17 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from app.environments.prebuilt import binary
 from app.environments.session import Interactive, SessionClient, ShellSession
 from app.environments.session.lane import Lane
 from app.errors import EnvironmentFailed
 from app.workers.command_logs import CommandLogs
-from tests.integration.session_ground import ground, helper_or_skip, may_unshare
+from tests.integration.session_ground import ground, may_unshare
 from tests.patience import eventually
 
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionClient]:
-    program = helper_or_skip(tmp_path_factory.mktemp("home"))
+    program = binary(tmp_path_factory.mktemp("home"))
     with ground(program, as_init=may_unshare()) as made:
         yield made.client()
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.session import HelperUnavailable, SessionClient, binary, outcomes, unix_connector
+from app.environments.session import SessionClient, outcomes, unix_connector
 from app.environments.session import connect as connecting
 from app.environments.session.lane import Lane, LaneLost
 from app.environments.session.protocol import Kind
@@ -312,46 +312,3 @@ def test_nobody_there_is_told_within_the_time(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFailed, match="void expected an answer"):
         client.wait_ready(0.1)
     assert time.monotonic() - begun < 20
-
-
-# --- The binary -----------------------------------------------------------------------------------------------------
-
-
-def test_without_a_compiler_the_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(HelperUnavailable, match="gcc and libc6-dev"):
-        binary(tmp_path)
-
-
-def compilers(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Every compiler of this host is a script."""
-    for name in ("cc", "musl-gcc"):
-        (folder / name).write_text(f"#!/bin/sh\n{script}")
-        (folder / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-
-
-def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compilers(tmp_path, monkeypatch, "echo no such header >&2\nexit 1\n")
-    with pytest.raises(HelperUnavailable, match="no such header"):
-        binary(tmp_path / "home")
-    assert list((tmp_path / "home/cache/session").iterdir()) == []
-
-
-def test_it_is_compiled_once_whoever_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = f'echo x >> {tmp_path}/calls\nwhile [ "$1" != -o ]; do shift; done\necho made > "$2"\n'
-    compilers(tmp_path, monkeypatch, script)
-    with ThreadPoolExecutor(4) as threads:
-        paths = {made.result() for made in [threads.submit(binary, tmp_path / "home") for _ in range(4)]}
-    (path,) = paths
-    assert os.access(path, os.X_OK)
-    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
-    calls = (tmp_path / "calls").read_text()
-    assert binary(tmp_path / "home") == path
-    assert (tmp_path / "calls").read_text() == calls
-
-
-def test_a_prebuilt_one_is_taken_as_it_is_when_it_can_run(tmp_path: Path) -> None:
-    assert binary(tmp_path, prebuilt=Path("/bin/sh")) == Path("/bin/sh")
-    with pytest.raises(HelperUnavailable, match="not-there"):
-        binary(tmp_path, prebuilt=tmp_path / "not-there")

@@ -1,24 +1,20 @@
-"""The relay's program (`relay.c`): compiled once per process, brought inside over a stream, started."""
+"""The relay's program (`relay.c`, built ahead): brought inside over a stream, started."""
 
 from __future__ import annotations
 
-import functools
-import tempfile
 import uuid
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-from app.environments import compiling
+from app.environments import prebuilt
 from app.errors import EnvironmentFailed
 from app.models.shell import Interactive
 
 Stream = Callable[[Sequence[str]], Interactive]
 """Starts a program inside, to be talked to: an environment's `stream`."""
 
-_SOURCE = Path(__file__).with_name("relay.c")
 _PATIENCE_S = 60.0
 _CHUNK_BYTES = 1 << 16
-_TAKE = 'umask 077 && cat > "$0" && chmod 700 "$0" && echo taken'
+_TAKE = 'uname -m && umask 077 && cat > "$0" && chmod 700 "$0" && echo taken'
 
 
 def start(stream: Stream, port: int, connections: int) -> Interactive:
@@ -26,7 +22,8 @@ def start(stream: Stream, port: int, connections: int) -> Interactive:
     place = f"/tmp/.relay-{uuid.uuid4().hex}"
     taking = stream(["sh", "-c", _TAKE, place])
     try:
-        program = binary()
+        machine = _read_line(taking)
+        program = prebuilt.content("relay", machine)
         for at in range(0, len(program), _CHUNK_BYTES):
             taking.write(program[at : at + _CHUNK_BYTES])
         taking.close_input()
@@ -40,16 +37,8 @@ def start(stream: Stream, port: int, connections: int) -> Interactive:
     return stream([place, str(port), str(connections)])
 
 
-@functools.lru_cache(maxsize=1)
-def binary() -> bytes:
-    """Static, for this machine. Raises: EnvironmentFailed: it cannot be compiled here."""
-    with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder, "relay")
-        try:
-            compiling.compile_to(made, [_SOURCE])
-        except compiling.NotCompiled as error:
-            raise EnvironmentFailed(
-                f"no relay of ports, which a worker needs unless it runs beside its engine, as root and in the host's"
-                f" process namespace: {error}"
-            ) from error
-        return made.read_bytes()
+def _read_line(stream: Interactive) -> str:
+    found = b""
+    while not found.endswith(b"\n") and (part := stream.read(_PATIENCE_S)):
+        found += part
+    return found.decode("utf-8", "replace").strip()

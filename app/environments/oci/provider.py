@@ -26,7 +26,7 @@ from app.environments.oci.records import Record, Records
 from app.environments.oci.runtime import runtime_of
 from app.environments.oci.store import ImageStore, StoredImage
 from app.environments.oci.trial import found
-from app.environments.session import binary
+from app.environments.prebuilt import binary
 from app.environments.setting_up import carry_out
 from app.environments.tools import Find, told, tools_of
 from app.environments.warm.wire import close_all

@@ -24,7 +24,8 @@ from app.environments.oci.records import Record, Records
 from app.environments.oci.runtime import Runtime, runtime_of
 from app.environments.oci.specification import CAPABILITIES, CAPABILITY_BITS
 from app.environments.oci.store import ImageStore, StoredImage
-from app.environments.session import SessionClient, binary, unix_connector
+from app.environments.prebuilt import binary
+from app.environments.session import SessionClient, unix_connector
 from app.errors import StationError
 from app.models.spec import Resources
 from app.settings import Settings

@@ -1,11 +1,10 @@
 """The command session: a small static helper inside an environment, and its client out here.
 
-`binary` gives the helper for a machine, `unix_connector` a way to it, `SessionClient` everything else.
+`prebuilt.binary` gives the helper for a machine, `unix_connector` a way to it, `SessionClient` everything else.
 """
 
 from __future__ import annotations
 
-from app.environments.session.build import HelperUnavailable, binary
 from app.environments.session.client import SessionClient
 from app.environments.session.connect import Connect, unix_connector
 from app.environments.session.interactive import Interactive
@@ -14,11 +13,9 @@ from app.environments.session.shells import ShellSession
 
 __all__ = [
     "Connect",
-    "HelperUnavailable",
     "Interactive",
     "SessionClient",
     "SessionStats",
     "ShellSession",
-    "binary",
     "unix_connector",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,8 @@ from docker.types import Mount
 from requests import RequestException
 
 from app.environments.engine import Engine
-from app.environments.session import Connect, HelperUnavailable, SessionClient, SessionStats, binary
+from app.environments.prebuilt import HelperUnavailable, binary
+from app.environments.session import Connect, SessionClient, SessionStats
 from app.errors import EnvironmentFailed
 from app.models.shell import CommandResult, Interactive, OutputLogs, StatefulShell
 
@@ -141,11 +141,8 @@ class Way(Protocol):
 
 def binary_for(engine: Engine, home: Path) -> Path:
     """Raises: WayClosed."""
-    theirs = engine.architecture
-    if theirs != platform.machine():
-        raise WayClosed(f"the engine runs on {theirs}, a session helper for {platform.machine()} is of no use there.")
     try:
-        return binary(home)
+        return binary(home, engine.architecture)
     except HelperUnavailable as error:
         raise WayClosed(str(error)) from error
 

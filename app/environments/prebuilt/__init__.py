@@ -1,0 +1,83 @@
+"""Static programs in C for x86-64 and arm64, shipped with the package: the session helper and the relay of ports.
+
+`make helper` builds them from their sources with Debian's compilers and writes `built.json`, which holds the digest of
+the sources and of each program. A test rebuilds them and compares.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from app.errors import EnvironmentFailed
+
+HERE = Path(__file__).parent
+BUILT = HERE / "built.json"
+MACHINES = ("x86_64", "aarch64")
+SOURCES = {"helper": HERE.parent / "session" / "helper", "relay": HERE.parent / "forwarding"}
+"""Each program's folder: all files of C in it."""
+
+
+class HelperUnavailable(EnvironmentFailed):
+    """There is no program for this machine; the message names it."""
+
+
+def content(program: str, machine: str) -> bytes:
+    """A program's bytes. Raises: HelperUnavailable: none for this machine, or not the one that was built."""
+    file = HERE / f"{program}-{machine}"
+    if machine not in MACHINES or not file.is_file():
+        raise HelperUnavailable(
+            f"expected a processor among {', '.join(MACHINES)} for the {program}, found {machine!r}; use another host"
+        )
+    found = file.read_bytes()
+    if hashlib.sha256(found).hexdigest() != _built()["programs"][file.name]["sha256"]:
+        raise HelperUnavailable(f"{file} is not the program that was built; install the package again")
+    return found
+
+
+def binary(home: Path, machine: str | None = None) -> Path:
+    """The session helper, executable, at `home`/cache/session/helper-HASH-MACHINE; copied there when it is missing.
+
+    machine: of the environment, as `uname -m` says it; None: this one. Safe when several processes ask at once.
+
+    Start it inside an environment as one of
+      helper --listen SOCKET [--orphan-exit SECONDS]   listens (mode 0600); as PID 1 it is also the init
+      helper --listen-fd N [--orphan-exit SECONDS]     the same on a listening socket that it inherits (crun
+                                                       --preserve-fds): no path is visible inside
+      helper --stdio                                   one lane over stdin and stdout (`docker exec -i`)
+      helper --bridge SOCKET                           carries stdin and stdout to a helper that listens
+
+    On this host it also makes user namespaces:
+      helper --apart                                   writes a byte when it is in one, and stays until its stdin ends
+
+    Raises: HelperUnavailable; OSError: the folder cannot be written.
+    """
+    machine = machine or platform.machine()
+    key = _built()["programs"].get(f"helper-{machine}", {}).get("sha256", "none")
+    made = home / "cache" / "session" / f"helper-{key[:16]}-{machine}"
+    if not made.exists():
+        program = content("helper", machine)
+        made.parent.mkdir(parents=True, exist_ok=True)
+        number, passing = tempfile.mkstemp(prefix=f".{made.name}-", dir=made.parent)
+        with open(number, "wb") as file:
+            file.write(program)
+        os.chmod(passing, 0o755)
+        os.replace(passing, made)
+    return made
+
+
+def source_digest(program: str) -> str:
+    """Of all that the program is built from."""
+    digest = hashlib.sha256()
+    for file in sorted(SOURCES[program].glob("*.[ch]")):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _built() -> dict[str, Any]:
+    return dict(json.loads(BUILT.read_text()))
