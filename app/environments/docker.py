@@ -184,8 +184,7 @@ class DockerProvider:
                     about = engine.api.inspect_container(container_id)
                     if network is None:
                         hosts_file.write(engine, about)
-                user = None if entrance.as_image_says else self._user(engine, image_id)
-                inside = Inside(container_id, spec.workdir, user)
+                inside = Inside(container_id, spec.workdir, self._user(engine, image_id))
                 layer = Layer.of(about, {str(mount["Target"]) for mount in _mounts(entrance, tools)})
                 self._images.refuse_unfit(container_id, image_id, spec.label)  # leaves files in the layer
                 environment = DockerEnvironment(
@@ -219,7 +218,7 @@ class DockerProvider:
                 image_id,
                 entrypoint=entrance.first_process,
                 command=[],
-                user=None if entrance.as_image_says else "0",
+                user="0",
                 name=tags.name(),
                 environment={**self._variables(spec), **spec.env},
                 working_dir=spec.workdir,
@@ -239,7 +238,6 @@ class DockerProvider:
     ) -> Any:
         resources = spec.resources
         return engine.api.create_host_config(
-            init=entrance.needs_init,
             mounts=_mounts(entrance, tools),
             network_mode=network or "none",
             cpu_shares=CPU_SHARES,

@@ -118,16 +118,6 @@ GROUNDS = [
         marks=ENGINE,
     ),
     Ground(
-        "docker-no-helper",
-        "docker",
-        by_way("NoHelper", "NoHelperNorInit"),
-        base_image,
-        hands_over=False,
-        bounds_inside=False,
-        shows_tools=True,
-        marks=ENGINE,
-    ),
-    Ground(
         "compose",
         "compose",
         several,

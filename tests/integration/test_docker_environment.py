@@ -23,7 +23,6 @@ from app.environments.docker import DockerEnvironment, DockerProvider
 from app.environments.engine import Engine, engine_of
 from app.environments.host_slots import HostSlots
 from app.environments.pool import EnvironmentPool
-from app.environments.processes import HostView
 from app.environments.sweeper import Sweeper
 from app.errors import EngineUnavailable, EnvironmentFailed, EnvironmentVanished, ImageUnavailable, ImageUnfit
 from app.models.spec import EnvironmentSpec, Network, Resources, Reuse
@@ -216,18 +215,12 @@ def test_labels_tell_whose_it_is(
 WAYS = {
     "mounted": (ways.MountedHelper,),
     "copied": (ways.CopiedHelper,),
-    "no helper": (ways.NoHelper, ways.NoHelperNorInit),
-    "no helper, engine elsewhere": (ways.NoHelper, ways.NoHelperNorInit),
 }
 
 
 @pytest.fixture(params=WAYS)
-def by_way(
-    request: pytest.FixtureRequest, settings: Settings, docker_engine: str, monkeypatch: pytest.MonkeyPatch
-) -> DockerProvider:
+def by_way(request: pytest.FixtureRequest, settings: Settings, docker_engine: str) -> DockerProvider:
     """A provider that knows one way into its containers."""
-    if "elsewhere" in request.param:
-        monkeypatch.setattr(HostView, "of_container", lambda container_id, init: None)
     return DockerProvider(settings, fetch_bundle=lambda bundle: b"", ways=WAYS[request.param])
 
 

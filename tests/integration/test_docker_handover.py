@@ -160,7 +160,7 @@ def test_a_ticket_of_another_kind_is_refused_and_its_files_closed(
 
 
 def test_what_is_entered_through_its_engine_cannot_be_given(base_image_tag: str, settings: Settings) -> None:
-    kinds = (ways.NoHelper, ways.NoHelperNorInit)
+    kinds = (ways.CopiedHelper,)
     provider = DockerProvider(settings, fetch_bundle=lambda bundle: b"", ways=kinds)
     environment = provider.create(spec_of(base_image_tag), tags_of(settings.installation), timeout_s=60)
     with pytest.raises(EnvironmentFailed, match="cannot change hands"):

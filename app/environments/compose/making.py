@@ -22,6 +22,7 @@ from app.environments.host_slots import Gate
 from app.environments.images import Images, host_of
 from app.environments.setting_up import carry_out
 from app.environments.tools import Find
+from app.environments.ways.contract import binary_for
 from app.errors import NoPlaceToStart, ServiceUnhealthy, StationError
 from app.settings import Settings
 
@@ -50,8 +51,9 @@ class Making:
         self._provider = MainProvider(settings, images, gate, ground, watch, tools)
         self._project = ground.plan.project
         self._main: DockerEnvironment | None = None
+        helper = binary_for(ground.engine, settings.home)
         self._peers = {
-            name: Peer(ground, one, image_ids[name])
+            name: Peer(ground, one, image_ids[name], helper)
             for name, one in self._project.services.items()
             if name != self._project.main
         }

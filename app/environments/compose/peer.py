@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from signal import Signals
+from pathlib import Path
 from typing import Any
 
 from docker.errors import NotFound
-from docker.types import LogConfig
+from docker.types import LogConfig, Mount
 
 from app.compose_file.model import Check, Condition, Service
-from app.environments import engine_disk
+from app.environments import archives, engine_disk
 from app.environments.base import ServiceMemory
 from app.environments.compose.ground import Ground
 from app.environments.compose.plan import bounded
-from app.environments.engine import Engine
 from app.environments.memory_watch import MemoryWatch, file_of
 from app.environments.privileges import CAP_DROP, CPU_SHARES
-from app.environments.processes import COMMAND, Process, ProcessView
-from app.environments.ways.exec_session import ExecSession
+from app.environments.session import SessionClient
+from app.environments.ways.hijacked import exec_stream
 from app.errors import EnvironmentFailed, ImageUnavailable, ServiceUnhealthy, StationError
 from app.models.shell import OutputLogs
 
+_COPIED, _MOUNTED = "/.megaflow-helper", "/dev/.megaflow-helper"
+"""The session's helper inside: nothing can be copied into a read-only container."""
 _FIRST_LOOK_S = 0.05
 _LOOK_S = 1.0
 """Between two looks at most; an engine looks at a service's health after the file's interval only, often 30 s."""
@@ -43,6 +42,8 @@ class Peer:
     ground: Ground
     service: Service
     image_id: str
+    helper: Path
+    """The session's, on this host; in the container each connection starts it anew."""
 
     def __post_init__(self) -> None:
         self.id = ""
@@ -67,14 +68,30 @@ class Peer:
             self.ground.join_others(self.service, self.id)
             for one in self.ground.plan.copies[name]:
                 engine.api.put_archive(self.id, "/", one.at_root)
+            if not self.service.read_only:
+                program = archives.of_file(_COPIED, self.helper.read_bytes(), mode=0o755)
+                engine.api.put_archive(self.id, "/", program)
             with engine.named(f"start service {name!r}", ServiceUnhealthy):  # nothing to execute, no such user
                 engine.api.start(self.id)
             about = engine.api.inspect_container(self.id)
-        workdir = about["Config"].get("WorkingDir") or "/"
-        self._session = session = ServiceSession(engine, self.id, cwd=workdir, ended=self.ground.raise_if_ended)
+        self._session = session = self._opened(about["Config"].get("WorkingDir") or "/")
         self._memory.close()
         self._killed = 0
         self._memory = MemoryWatch(file_of(self.id, about["State"]["Pid"]), lambda: session.stats().oom_kills)
+
+    def _opened(self, workdir: str) -> ServiceSession:
+        own = self.service.user or self.ground.engine.user_of(self.image_id)
+        return ServiceSession(self._client("", workdir), self._client("0", workdir) if own else None)
+
+    def _client(self, user: str, workdir: str) -> SessionClient:
+        engine, identity = self.ground.engine, self.id
+        program = _MOUNTED if self.service.read_only else _COPIED
+        return SessionClient(
+            lambda: exec_stream(engine, identity, [program, "--stdio"], user=user),
+            label=identity[:12],
+            cwd=workdir,
+            ended=self.ground.raise_if_ended,
+        )
 
     def _create(self) -> str:
         service, api = self.service, self.ground.engine.api
@@ -104,6 +121,7 @@ class Peer:
         return engine.api.create_host_config(
             init=service.init,
             read_only=service.read_only,
+            mounts=[Mount(_MOUNTED, str(self.helper), type="bind", read_only=True)] if service.read_only else [],
             network_mode=self.ground.network_of(service),
             cpu_shares=CPU_SHARES,
             nano_cpus=int(min(most.cpus, engine.cpus) * 1e9),
@@ -163,11 +181,11 @@ class Peer:
     def _check(self, test: list[str], timeout_s: float) -> bool:
         argv = ["/bin/sh", "-c", test[1]] if test[0] == "CMD-SHELL" else test[1:]
         try:
-            code, said = self.session.check(argv, timeout_s)
+            result = self.session.run(argv, timeout_s=timeout_s)
         except EnvironmentFailed:  # it is ending: the next look says how
             return False
-        self._said = said.decode("utf-8", "replace").strip()
-        return code == 0
+        self._said = (result.stdout + result.stderr).decode("utf-8", "replace").strip()
+        return result.ok
 
     def failure(self, what: str, state: dict[str, Any]) -> ServiceUnhealthy:
         """With all that helps: exit code, the last health check's words, the log's end."""
@@ -261,46 +279,33 @@ class Peer:
             return found
 
 
-class ServiceSession(ExecSession):
-    """Commands beside a service's own processes. `ended` raises when the whole project was ended for a reason."""
+class ServiceSession:
+    """Commands beside a service's own processes, as its user; files as root.
 
-    def __init__(self, engine: Engine, container_id: str, *, cwd: str, ended: Callable[[], None]) -> None:
-        super().__init__(engine, container_id, cwd=cwd)
-        self._ended = ended
+    An engine lets root, in a container of another user, become nobody else: so each has a helper of its own.
+    """
 
-    def check(self, argv: list[str], timeout_s: float) -> tuple[int | None, bytes]:
-        """A health check: exit code (None: out of time) and what it wrote. Raises: EnvironmentFailed."""
-        mark = uuid.uuid4().hex
-        with self._engine_says("check a service's health"):
-            exec_id = self._engine.api.exec_create(self._id, argv, environment={COMMAND: mark})["Id"]
-            with self._registered(mark, exec_id, None, argv[0]) as execution:
-                record = execution.finish(time.monotonic() + timeout_s)
-        said = execution.stdout.content() + execution.stderr.content()
-        return (None if execution.timed_out else record["ExitCode"]), said
-
-    def _raise_if_closed(self) -> None:
-        self._ended()
-        super()._raise_if_closed()
-
-    def _processes(self) -> ProcessView:
-        return _NoOrphans(super()._processes())
-
-
-@dataclass(frozen=True, slots=True)
-class _NoOrphans:
-    """A process without a mark may be the service's own: it is never taken for what a command left."""
-
-    view: ProcessView
+    def __init__(self, commands: SessionClient, files: SessionClient | None) -> None:
+        """files: None: the service's user is root."""
+        self._commands = commands
+        self._files = files or commands
+        self.run, self.shell, self.stream = commands.run, commands.shell, commands.stream
+        self.put, self.get = self._files.put, self._files.get
+        self.put_tree, self.get_tree = self._files.put_tree, self._files.get_tree
+        self.stats = commands.stats
 
     @property
-    def init(self) -> int | None:
-        return None
+    def logs(self) -> OutputLogs | None:
+        """Where all of a command's long output goes."""
+        return self._commands.logs
 
-    def scan(self) -> list[Process]:
-        return [found for found in self.view.scan() if found.pid != self.view.init]
+    @logs.setter
+    def logs(self, value: OutputLogs | None) -> None:
+        self._commands.logs = value
 
-    def send(self, pids: Iterable[int], number: Signals) -> None:
-        self.view.send(pids, number)
+    def close(self) -> None:
+        self._commands.close()
+        self._files.close()
 
 
 def _told(check: Check | None) -> dict[str, Any] | None:

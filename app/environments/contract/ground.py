@@ -44,8 +44,6 @@ class Ground:
     """`snapshot` keeps its files; where it does not, it is refused."""
     own_commands: bool = True
     """Its commands run in a way of its own; where they run in another ground's, floods and bombs are left to that."""
-    bounds_inside: bool = True
-    """What a command says beyond its bound stays inside; where it does not, ten gigabytes take minutes to come out."""
     shows_tools: bool = False
     """Its provider finds the tool NAME in `settings.home`/tools/NAME, and its environments see it."""
     mounts_tools: bool = False

@@ -25,12 +25,13 @@ def test_a_million_lines_keep_their_head_and_tail(shared: Environment) -> None:
     assert len(result.stdout) < 2 * MEBI + 100
 
 
-LONG = (pytest.mark.slow, pytest.mark.needs("bounds_inside"))
 _own_commands = pytest.mark.needs("own_commands")
 
 
 @_own_commands
-@pytest.mark.parametrize("size", [pytest.param("200M", id="200MB"), pytest.param("10G", id="10GB", marks=LONG)])
+@pytest.mark.parametrize(
+    "size", [pytest.param("200M", id="200MB"), pytest.param("10G", id="10GB", marks=pytest.mark.slow)]
+)
 def test_a_flood_takes_neither_our_memory_nor_the_session(shared: Environment, size: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     result = shared.run(f"head -c {size} /dev/zero; echo; echo end", timeout_s=280)

@@ -99,7 +99,7 @@ class LocalEnvironment:
                 return CommandResult(126, b"", f"{error}\n".encode(), False, False, time.monotonic() - begun)
             except OSError as error:
                 raise EnvironmentFailed(f"no command can be started in {self.root}: {error}.") from error
-            tree = Tree(mark, alone=False)
+            tree = Tree(mark)
             carrier = Carrier(process, stdin, lambda: kill_tree(HostView(), tree), self._gone, self._logs, command)
             code = carrier.finish(begun + timeout_s)
         self._raise_if_gone()
@@ -187,7 +187,7 @@ class LocalEnvironment:
         """Only the processes can be told from the host's others."""
         self._raise_if_gone()
         table = HostView(variable=ENVIRONMENT).scan()
-        return Stats(len(Tree(self.id, alone=False).living(table, None)), None, None, None, None)
+        return Stats(len(Tree(self.id).living(table)), None, None, None, None)
 
     def forward(self, port: int, serve: Serve) -> Forward:
         """A port of this host's own loopback: whoever is on this host can reach it, as everything in here."""

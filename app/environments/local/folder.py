@@ -95,7 +95,7 @@ def end(folder: Path) -> None:
 
     Raises: EnvironmentFailed: some of it is there yet.
     """
-    kill_tree(HostView(variable=ENVIRONMENT), Tree(folder.name, alone=False))
+    kill_tree(HostView(variable=ENVIRONMENT), Tree(folder.name))
     remove(folder)
 
 

@@ -187,7 +187,7 @@ def _run_recipe(spec: EnvironmentSpec, context: Path, root: Path, deadline: floa
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
-    carrier = Carrier(process, None, lambda: kill_tree(HostView(), Tree(mark, alone=False)), threading.Event())
+    carrier = Carrier(process, None, lambda: kill_tree(HostView(), Tree(mark)), threading.Event())
     code = carrier.finish(deadline)
     if code != 0:
         how = "took longer than its time" if code is None else f"left with {code}"

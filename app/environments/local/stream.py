@@ -118,7 +118,7 @@ class LocalInteractive:
                 return
             self._closed = True
         if self._process.poll() is None:
-            kill_tree(HostView(), Tree(self._mark, alone=False))
+            kill_tree(HostView(), Tree(self._mark))
             self._process.wait(timeout=10)
         _close(self._output, *(() if self._input_closed else (self._input,)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import BinaryIO
 
 from app.environments.session import protocol, transfer
@@ -34,12 +34,15 @@ class SessionClient:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
+        ended: Callable[[], None] | None = None,
     ) -> None:
         """`label` names the environment in messages; `cwd`, `env` and `user` hold for every command that names none.
 
+        `ended` raises when the environment was ended for a reason, instead of what is seen of it here.
+
         The helper's own environment (the image's) comes first, then `env`, then the command's.
         """
-        self._lanes = Lanes(connect, label)
+        self._lanes = Lanes(connect, label, ended)
         self.logs: OutputLogs | None = None
         """Where all of a stream goes that is longer than its limit, while its command runs; without a trace inside."""
         self._cwd = cwd

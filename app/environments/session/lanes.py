@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from app.environments.session.connect import Connect
@@ -24,8 +24,10 @@ class Lanes:
     apart does not count, since it goes with its program.
     """
 
-    def __init__(self, connect: Connect, label: str) -> None:
+    def __init__(self, connect: Connect, label: str, ended: Callable[[], None] | None = None) -> None:
+        """ended: raises when the environment was ended for a reason, which goes before what is seen here."""
         self._connect = connect
+        self._ended = ended
         self._label = label
         self._lock = threading.Lock()
         self._idle: list[Lane] = []
@@ -63,6 +65,8 @@ class Lanes:
 
     def take(self, timeout_s: float = _GREETING_S) -> Lane:
         """A lane of one's own: to be given back, or dropped."""
+        if self._ended is not None:
+            self._ended()
         while True:
             with self._lock:
                 if self._closed:
@@ -78,6 +82,8 @@ class Lanes:
 
     def take_apart(self) -> Lane:
         """A lane for as long as a program runs, to be dropped; another one stays connected."""
+        if self._ended is not None:
+            self._ended()
         lane = self._fresh(_GREETING_S)
         with self._lock:
             self._apart.add(lane)
@@ -156,4 +162,6 @@ class Lanes:
         return self.failed("was destroyed") if self._closed else self.failed(f"is gone: {error}")
 
     def failed(self, what: str) -> EnvironmentFailed:
+        if self._ended is not None:
+            self._ended()
         return EnvironmentFailed(f"environment {self._label} {what}.")

@@ -16,7 +16,6 @@ from app.environments.engine import Engine
 from app.environments.ways.contract import Entrance, Inside, Session, Way, WayClosed
 from app.environments.ways.copied import CopiedHelper
 from app.environments.ways.mounted import MountedEntrance, MountedHelper
-from app.environments.ways.sleeping import NoHelper, NoHelperNorInit
 
 __all__ = [
     "WAYS",
@@ -27,8 +26,6 @@ __all__ = [
     "Kinds",
     "MountedEntrance",
     "MountedHelper",
-    "NoHelper",
-    "NoHelperNorInit",
     "Session",
     "Way",
     "WayClosed",
@@ -38,7 +35,7 @@ __all__ = [
 log = structlog.get_logger()
 
 Kinds = tuple[Callable[[Engine, Path], Way], ...]
-WAYS: Kinds = (MountedHelper, CopiedHelper, NoHelper, NoHelperNorInit)
+WAYS: Kinds = (MountedHelper, CopiedHelper)
 
 
 @dataclass

@@ -75,8 +75,6 @@ class Entrance(Protocol):
 
     first_process: list[str]
     mounts: list[Mount]
-    needs_init: bool  # the first process adopts no orphans: the engine's own init must
-    as_image_says: bool  # the first process runs as the image's user, not as root
     shares_files: bool  # the engine sees files of this host: what else is to be seen inside is mounted, too
 
     def before_start(self, container_id: str) -> None:

@@ -45,8 +45,6 @@ class CopiedHelper:
 
 
 class CopiedEntrance(OwnEntrance):
-    needs_init = as_image_says = False
-
     def __init__(self, engine: Engine, archive: bytes) -> None:
         self._engine = engine
         self._archive = archive

@@ -1,4 +1,4 @@
-"""An exec's stream, taken over from the engine: frames of two streams (stdout, stderr) made one, or told apart."""
+"""An exec's stream, taken over from the engine: of its frames, stdout is handed on."""
 
 from __future__ import annotations
 
@@ -22,27 +22,22 @@ class ExecStream:
     Nothing is read ahead, so that whoever polls `fileno` hears of everything that is there.
     """
 
-    def __init__(self, connection: socket.socket, *, framed: bool = True, merged: bool = False) -> None:
-        """`framed`: the engine sends frames (it does so unless there is a terminal). `merged`: stderr is read, too."""
+    def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._framed = framed
-        self._merged = merged
         self._left = 0  # of the frame under way
-        self.said = b""  # on stderr, when it is not merged
+        self.said = b""  # on stderr
 
     def sendall(self, data: bytes | memoryview, /) -> None:
         self._connection.sendall(data)
 
     def recv_into(self, buffer: memoryview, /) -> int:
         """As a socket's: 0 at the end. Raises: TimeoutError, OSError."""
-        if not self._framed:
-            return self._connection.recv_into(buffer)
         while not self._left:
             header = self._exactly(_HEADER.size)
             if not header:
                 return 0
             stream, size = _HEADER.unpack(header)
-            if stream == _STDERR and not self._merged:
+            if stream == _STDERR:
                 self.said = (self.said + self._exactly(size))[:_SAID_BYTES]
             else:
                 self._left = size
@@ -75,13 +70,13 @@ class ExecStream:
         return self._connection.fileno()
 
 
-def exec_stream(engine: Engine, container_id: str, argv: list[str]) -> ExecStream:
-    """Start `argv` inside as root, with input, and take its stream.
+def exec_stream(engine: Engine, container_id: str, argv: list[str], *, user: str = "0") -> ExecStream:
+    """Start `argv` inside, with input, and take its stream. user: empty for the container's own.
 
     Raises: OSError: it cannot be started, or there is no container.
     """
     try:
-        exec_id = engine.api.exec_create(container_id, argv, stdin=True, user="0", workdir="/")["Id"]
+        exec_id = engine.api.exec_create(container_id, argv, stdin=True, user=user, workdir="/")["Id"]
         return ExecStream(engine.attach(exec_id))
     except (DockerException, RequestException) as error:
         raise ConnectionError(str(error)) from error

@@ -68,7 +68,6 @@ class MountedHelper:
 
 
 class MountedEntrance:
-    needs_init = as_image_says = False
     shares_files = True
 
     def __init__(self, engine: Engine, helper: Path, folder: Path) -> None:
