@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from app.environments.processes import COMMAND
 from app.errors import EnvironmentFailed
 from app.models.shell import Shell
 
@@ -221,7 +220,7 @@ _KERNEL: dict[str, tuple[str, _Read]] = {
 }
 
 _VARIABLE = re.compile(r"^(?:export|declare -x) ([A-Za-z_][A-Za-z0-9_]*)", re.MULTILINE)
-_OF_THE_COMMAND = {"PWD", "OLDPWD", "SHLVL", "_", COMMAND}
+_OF_THE_COMMAND = {"PWD", "OLDPWD", "SHLVL", "_"}
 
 
 def _variables(exported: str) -> Iterable[str]:

@@ -1,7 +1,6 @@
-"""Finding and killing every process that a command started, also those that left its session.
+"""Finding and killing the processes of this host that carry a mark: a variable in their environment.
 
-A command is known by a variable in its environment, which children inherit; who cleared it is still found as a child,
-or by the session.
+Children inherit it; who cleared it is still found as a child, or by the session.
 """
 
 from __future__ import annotations
@@ -9,101 +8,76 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
-COMMAND = "_MF_COMMAND"
-"""Variable that carries a command's mark."""
 _ROUNDS = 40
 _SMALL = 64
-"""A tree larger than this is stopped before it is killed, since it may grow as fast as it dies."""
+"""More than these are stopped before they are killed, since they may grow as fast as they die."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A line of the process table, as seen by whoever looked."""
+    """A line of the process table."""
 
     pid: int
     state: str
     parent: int
     session: int
-    mark: str  # of its command; "" when it has none, or hides it
-
-    @property
-    def dead(self) -> bool:
-        return self.state in "ZX"
+    marked: bool
 
 
-@dataclass
-class Tree:
-    """What is known of one command's processes, over several looks."""
-
-    mark: str
-    sessions: set[int] = field(default_factory=set)
-
-    def living(self, table: list[Process]) -> list[Process]:
-        """Those of `table` that belong to the command and are not dead."""
-        found = {p.pid for p in table if p.mark == self.mark}
-        self.sessions |= {p.session for p in table if p.pid in found and p.session > 0}
-        found |= {p.pid for p in table if p.session in self.sessions}
-        while children := {p.pid for p in table if p.parent in found} - found:
-            found |= children
-        return [p for p in table if p.pid in found and not p.dead]
+def living(variable: str, value: str) -> list[int]:
+    """The processes that have this mark, or descend from one that has; not the dead."""
+    return [process.pid for process in _living(variable, value, set())]
 
 
-def kill_tree(view: HostView, tree: Tree) -> bool:
-    """Kill until a look finds nobody left; False when some would not die."""
+def kill_marked(variable: str, value: str) -> bool:
+    """Kill them until a look finds nobody left; False when some would not die."""
+    sessions: set[int] = set()
     for attempt in range(_ROUNDS):
-        living = tree.living(view.scan())
-        if not living:
+        found = _living(variable, value, sessions)
+        if not found:
             return True
-        moving = [p.pid for p in living if p.state not in "Tt"]
-        if moving and len(living) > _SMALL and attempt < _ROUNDS // 2:
-            view.send(moving, signal.SIGSTOP)
+        moving = [process.pid for process in found if process.state not in "Tt"]
+        if moving and len(found) > _SMALL and attempt < _ROUNDS // 2:
+            _send(moving, signal.SIGSTOP)
         else:
-            view.send([p.pid for p in living], signal.SIGKILL)
+            _send([process.pid for process in found], signal.SIGKILL)
             time.sleep(0.002 * attempt)
     return False
 
 
-class HostView:
-    """This host's own process table."""
-
-    def __init__(self, variable: str = COMMAND) -> None:
-        self._variable = variable.encode() + b"="
-
-    def scan(self) -> list[Process]:
-        found = (self._look(int(name)) for name in os.listdir("/proc") if name.isdigit())
-        return [process for process in found if process is not None]
-
-    def send(self, pids: Iterable[int], number: signal.Signals) -> None:
-        for pid in pids:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
-
-    def _look(self, pid: int) -> Process | None:
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_bytes()
-        except OSError:
-            return None
-        try:
-            environment = Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:
-            environment = b""
-        return parse(pid, stat.decode("utf-8", "replace"), self._mark(environment))
-
-    def _mark(self, environment: bytes) -> str:
-        for entry in environment.split(b"\0"):
-            if entry.startswith(self._variable):
-                return entry[len(self._variable) :].decode("ascii", "replace")
-        return ""
+def _living(variable: str, value: str, sessions: set[int]) -> list[Process]:
+    """sessions: those seen before; new ones are added."""
+    mark = f"{variable}={value}".encode()
+    table = [found for name in os.listdir("/proc") if name.isdigit() and (found := _look(int(name), mark))]
+    sessions |= {process.session for process in table if process.marked and process.session > 0}
+    chosen = {process.pid for process in table if process.marked or process.session in sessions}
+    while children := {process.pid for process in table if process.parent in chosen} - chosen:
+        chosen |= children
+    return [process for process in table if process.pid in chosen and process.state not in "ZX"]
 
 
-def parse(pid: int, stat: str, mark: str) -> Process | None:
-    """A process from /proc/PID/stat, or from its part after the name; None when it is not one."""
-    fields = stat.rpartition(")")[2].split()
+def _send(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _look(pid: int, mark: bytes) -> Process | None:
+    """None when it has just ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
     if len(fields) < 4:
         return None
-    return Process(pid, fields[0], int(fields[1]), int(fields[3]), mark)
+    return Process(pid, fields[0].decode(), int(fields[1]), int(fields[3]), _is_marked(pid, mark))
+
+
+def _is_marked(pid: int, mark: bytes) -> bool:
+    with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+        return mark in file.read().split(b"\0")
+    return False

@@ -6,11 +6,9 @@ import io
 import tarfile
 from pathlib import Path
 
-import pytest
 import zstandard
 
 from app.artifacts import open_store
-from app.environments.capture import Capture
 from app.models.outcome import ArtifactKind
 from app.workers.command_logs import CommandLogs
 from app.workers.evidence import Evidence
@@ -68,27 +66,3 @@ def test_a_log_that_cannot_be_written_is_cut_and_costs_nothing_else(tmp_path: Pa
     log.close()
     assert "the first 0 bytes of it are 0001.stdout" in log.told(12)
     assert "could not be written" in log.told(12)
-
-
-@pytest.mark.parametrize("size", [0, 19, 20, 21, 29, 31, 100])
-def test_a_capture_on_this_host_keeps_all_of_what_is_too_long(tmp_path: Path, size: int) -> None:
-    content = bytes(range(size))
-    logs = CommandLogs(tmp_path / "logs", 1000)
-    capture = Capture(10, logs=logs, stream="stdout", command="x")
-    for at in range(0, size, 7):
-        capture.feed(content[at : at + 7])
-    capture.close()
-    if size <= 20:
-        assert (capture.content(), capture.log_names, bool(logs)) == (content, (), False)
-    else:
-        assert (tmp_path / "logs" / "0001.stdout").read_bytes() == content
-        gap = f"\n[... {size - 20} bytes left out; all of it is 0001.stdout in the attempt's command_logs ...]\n"
-        assert capture.content() == content[:10] + gap.encode() + content[-10:]
-        assert capture.log_names == ("0001.stdout",)
-
-
-def test_a_capture_without_room_says_so(tmp_path: Path) -> None:
-    capture = Capture(10, logs=CommandLogs(tmp_path / "logs", 0), stream="stdout", command="x")
-    capture.feed(bytes(30))
-    assert b"[... 10 bytes left out; the attempt's command_logs are full ...]" in capture.content()
-    assert capture.log_names == ()

@@ -12,7 +12,6 @@ from typing import Any
 import structlog
 
 from app.environments.base import CommandResult, Forward, ResetProof, Serve, ServiceMemory, Snapshot, Stats, Tags
-from app.environments.capture import KEEP_BYTES
 from app.environments.compose.footprint import Footprint
 from app.environments.compose.ground import Ground
 from app.environments.compose.main_container import LOG
@@ -21,6 +20,7 @@ from app.environments.compose.peer import Peer
 from app.environments.compose.project_cgroup import BOUNDED_APART
 from app.environments.compose.several import Things
 from app.environments.container import DockerEnvironment
+from app.environments.session.protocol import KEEP_BYTES
 from app.errors import EnvironmentFailed, StationError
 from app.models.shell import Interactive, OutputLogs, Shell, StatefulShell
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from app.environments.disk import no_space
-from app.environments.processes import HostView, Tree, kill_tree
+from app.environments.processes import kill_marked
 from app.errors import DiskFull, EnvironmentFailed
 from app.models.instance import MARK
 from app.models.spec import EnvironmentSpec
@@ -95,7 +95,7 @@ def end(folder: Path) -> None:
 
     Raises: EnvironmentFailed: some of it is there yet.
     """
-    kill_tree(HostView(variable=ENVIRONMENT), Tree(folder.name))
+    kill_marked(ENVIRONMENT, folder.name)
     remove(folder)
 
 

@@ -6,9 +6,7 @@ import hashlib
 import json
 import os
 import socket
-import subprocess
 import tempfile
-import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -22,11 +20,11 @@ from app.environments.disk import disk_named
 from app.environments.host_slots import Gate, HostGate, turn
 from app.environments.image_store.arrival import Arrival, tell
 from app.environments.living import give_up
-from app.environments.local.carrier import Carrier
 from app.environments.local.environment import LocalEnvironment
 from app.environments.local.folder import OWNER, copy, end, installation_of, lay_out, nobodys, variables_of
+from app.environments.local.session import HostSession
 from app.environments.local.snapshots import Snapshots
-from app.environments.processes import COMMAND, HostView, Tree, kill_tree
+from app.environments.prebuilt import binary
 from app.environments.setting_up import carry_out
 from app.environments.sources import fetch_sources
 from app.environments.tools import Find, tools_of
@@ -116,6 +114,7 @@ class LocalProvider:
                 owner = {"megaflow": tags.installation, "labels": tags.labels(), "pid": os.getpid()}
                 (folder / OWNER).write_text(json.dumps(owner))
                 copy(tree, environment.root, deadline)
+                environment.start(binary(self._settings.home))
             with measure("set_up"):
                 carry_out(setup, environment, deadline)
         except TimeoutError as error:
@@ -164,7 +163,7 @@ class LocalProvider:
                 )
             fetch_sources(context, cache=self._cache / "sources")
             lay_out(root, spec)
-            _run_recipe(spec, context, root, deadline)
+            _run_recipe(spec, context, root, binary(self._settings.home), deadline)
             os.replace(root, tree)
 
 
@@ -176,20 +175,13 @@ def _refuse_shared(spec: EnvironmentSpec) -> None:
         )
 
 
-def _run_recipe(spec: EnvironmentSpec, context: Path, root: Path, deadline: float) -> None:
-    mark = uuid.uuid4().hex
-    process = subprocess.Popen(  # noqa: S603 - running the context's recipe is the purpose
-        ["/bin/sh", str(context / "setup.sh")],
-        cwd=context,
-        env={**variables_of(root, spec), COMMAND: mark},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    carrier = Carrier(process, None, lambda: kill_tree(HostView(), Tree(mark)), threading.Event())
-    code = carrier.finish(deadline)
-    if code != 0:
-        how = "took longer than its time" if code is None else f"left with {code}"
-        tail = carrier.stdout.content()[-3000:].decode("utf-8", "replace")
-        raise ImageBuildFailed(f"setup.sh of {spec.label} {how}; its output ends:\n{tail}")
+def _run_recipe(spec: EnvironmentSpec, context: Path, root: Path, program: Path, deadline: float) -> None:
+    session = HostSession(program, context.parent, variables_of(root, spec), cwd=str(context))
+    try:
+        left_s = max(0.1, deadline - time.monotonic())
+        result = session.run(["/bin/sh", str(context / "setup.sh")], timeout_s=left_s)
+    finally:
+        session.close()
+    if not result.ok:
+        how = "took longer than its time" if result.timed_out else f"left with {result.exit_code}"
+        raise ImageBuildFailed(f"setup.sh of {spec.label} {how}; its output ends:\n{result.text()[-3000:]}")
