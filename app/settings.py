@@ -99,8 +99,6 @@ class Settings(BaseSettings):
     """An instance that is not ready by then has failed."""
     environment_starts: int = Field(default=8, ge=1)
     """Environments being created at once on one host: beyond about 8 only latency grows."""
-    warm_environments: int = Field(default=8, ge=0)
-    """Environments that a host keeps ready for the next waiting tasks, made ahead; 0: none."""
     image_builds: int = Field(default=2, ge=1)
     """Image builds and pulls at once on one host."""
     image_pulls: int = Field(default=32, ge=1)

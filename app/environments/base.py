@@ -38,10 +38,7 @@ __all__ = [
     "Snapshot",
     "Stats",
     "Tags",
-    "Taking",
-    "Ticket",
     "Times",
-    "Transferable",
     "noting",
 ]
 
@@ -57,7 +54,6 @@ class Route(StrEnum):
     """By which way an environment came to its attempt: what its phase times are to be compared with."""
 
     COLD = "cold"  # made while the attempt waited
-    WARM = "warm"  # made ahead, unused
     RECYCLED = "recycled"  # used by another task, reset, proven clean
     SNAPSHOT = "snapshot"  # made from files that were kept: what a set-up left, or a `Snapshot`
     SHARED = "shared"  # read-only, and another attempt of the run has it, too
@@ -69,13 +65,10 @@ class Times:
 
     Phases: `image`, `create`, `start`, `session` (until the first answer), `set_up`; `hand_out` of one that was there
     before it was asked for; `reset`, with the start that belongs to it, and `teardown` at the end.
-
-    ahead: the phases of its making, when that was before anybody asked for it.
     """
 
     route: Route = Route.COLD
     phases: dict[str, float] = field(default_factory=dict)
-    ahead: Mapping[str, float] = field(default_factory=dict)
     _inner_s: float = field(default=0.0, repr=False, compare=False)
 
     @contextmanager
@@ -97,27 +90,17 @@ class Times:
             self.phases[phase] = self.phases.get(phase, 0.0) + took_s - self._inner_s
             self._inner_s = outer_s + took_s
 
-    def taken(self, ticket: Ticket) -> None:
-        """It came from another process: the hand-out is all since it was asked for that no phase has."""
-        self.phases["hand_out"] = time.monotonic() - ticket.asked - sum(self.phases.values())
-        self.ahead = ticket.making
-
     @contextmanager
     def handed_on(self) -> Iterator[None]:
         """The block gives it to its next attempt, which pays for that alone when it was reset for it before."""
         begun, was_reset = time.monotonic(), "reset" in self.phases
         yield
         if was_reset:
-            self.phases, self.ahead = {"hand_out": time.monotonic() - begun}, {}
+            self.phases = {"hand_out": time.monotonic() - begun}
 
     def describe(self) -> dict[str, Any]:
-        """`path`, `phases` and, of one made ahead, `ahead`, as an attempt records them: to a tenth of a millisecond."""
-        told = {"path": self.route.value, "phases": _rounded(self.phases)}
-        return {**told, "ahead": _rounded(self.ahead)} if self.ahead else told
-
-
-def _rounded(phases: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(took_s, 4) for name, took_s in phases.items()}
+        """`path` and `phases`, as an attempt records them: to a tenth of a millisecond."""
+        return {"path": self.route.value, "phases": {name: round(took_s, 4) for name, took_s in self.phases.items()}}
 
 
 _noted: ContextVar[Times | None] = ContextVar("noted_times", default=None)
@@ -149,8 +132,7 @@ class Stats:
 class Tags:
     """Who an environment belongs to; every object created carries these as labels.
 
-    One that is made ahead has no run, task or attempt yet: until somebody takes it over it lives by its deadline alone,
-    which whoever keeps it (`instance_id` names the keeper) puts off.
+    One that a person tries has no run, task or attempt: it lives by its deadline alone.
     """
 
     installation: str
@@ -161,9 +143,9 @@ class Tags:
     deadline_unix_s: float
 
     @classmethod
-    def ahead(cls, installation: str, keeper_id: UUID, deadline_unix_s: float) -> Tags:
-        """Of an environment that is made before anybody needs it."""
-        return cls(installation, keeper_id, None, None, None, deadline_unix_s)
+    def of_nobody(cls, installation: str, owner_id: UUID, deadline_unix_s: float) -> Tags:
+        """Of an environment that belongs to no attempt."""
+        return cls(installation, owner_id, None, None, None, deadline_unix_s)
 
     def labels(self) -> dict[str, str]:
         """`megaflow` and its finer ones, as Docker labels; `megaflow.ready` while nobody has it."""
@@ -234,45 +216,6 @@ class Choosing(Protocol):
 
     def kind_of(self, spec: EnvironmentSpec) -> str:
         """What that environment says to be (`describe`)."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """What another process of this host needs to take an environment over."""
-
-    kind: str  # what `describe()` says
-    body: dict[str, Any]  # JSON
-    descriptors: tuple[int, ...] = ()  # open files that go with it; whoever holds the ticket closes them
-    making: Mapping[str, float] = field(default_factory=dict, compare=False)  # what it took, when it was made ahead
-    asked: float = field(default_factory=time.monotonic, compare=False)  # since when its taker has waited (monotonic)
-
-
-@runtime_checkable
-class Transferable(Protocol):
-    """An environment that may change hands between processes of one host."""
-
-    def hand_over(self) -> Ticket:
-        """Give it away: it lives on, and this object is good for nothing afterwards.
-
-        Raises: EnvironmentFailed: it is not alive, or not one that can be given away.
-        """
-        ...
-
-    def keep_until(self, deadline_unix_s: float) -> None:
-        """Put its deadline off, which is all that keeps one made ahead from the sweeper. Raises: EnvironmentFailed."""
-        ...
-
-
-@runtime_checkable
-class Taking(Protocol):
-    """A provider whose environments may change hands."""
-
-    def take_over(self, spec: EnvironmentSpec, ticket: Ticket, tags: Tags) -> Environment:
-        """The environment behind the ticket: ours from now on, labelled with `tags`, alive. Closes the ticket's files.
-
-        spec: what it was made from. Raises: EnvironmentFailed: it is gone.
-        """
         ...
 
 
@@ -359,7 +302,7 @@ class Environment(Shell, Protocol):
         """Keep its files as they are now. It goes on as before, its processes too, and a reset leads where it did.
 
         tags: whose the snapshot is and until when; it goes with its instance or at its deadline, whichever comes first
-        (`Tags.ahead`: at its deadline). What somebody writes meanwhile may be half in it.
+        (`Tags.of_nobody`: at its deadline). What somebody writes meanwhile may be half in it.
 
         Raises: EnvironmentFailed: it is gone, or has files that would not be in it (volumes, other services);
         EngineUnavailable, DiskFull. Then nothing is kept.

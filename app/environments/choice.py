@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from app.environments.base import Environment, EnvironmentProvider, Snapshot, Tags, Taking, Ticket
+from app.environments.base import Environment, EnvironmentProvider, Snapshot, Tags
 from app.environments.compose.provider import ComposeProvider
 from app.environments.docker import DockerProvider
 from app.environments.engine import engine_of, url_of
 from app.environments.host_slots import Gate
 from app.environments.oci import OciProvider, available
 from app.environments.tools import Find, versions_of
-from app.environments.warm.wire import close_all
-from app.errors import EngineUnavailable, EnvironmentFailed
+from app.errors import EngineUnavailable
 from app.models.spec import Bundle, EnvironmentSpec, Network
 from app.settings import Settings
 
@@ -45,11 +44,6 @@ class QuickestProvider:
     def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
         return self._for(spec).prepare_image(spec, timeout_s=timeout_s)
 
-    def has_image(self, spec: EnvironmentSpec) -> bool:
-        """See `warm.Looking`. Of several containers' images nobody looks for all."""
-        provider = self._for(spec)
-        return provider.has_image(spec) if isinstance(provider, (DockerProvider, OciProvider)) else False
-
     def tool_versions(self, spec: EnvironmentSpec) -> Mapping[str, str]:
         """See `tools.Showing`."""
         return versions_of(self._for(spec), spec)
@@ -67,14 +61,6 @@ class QuickestProvider:
 
     def _keeping(self, snapshot: Snapshot) -> EnvironmentProvider:
         return self._oci if snapshot.kind == "oci" else self._docker
-
-    def take_over(self, spec: EnvironmentSpec, ticket: Ticket, tags: Tags) -> Environment:
-        """By whoever makes its kind. Raises: EnvironmentFailed."""
-        provider: EnvironmentProvider = self._oci if ticket.kind == "oci" else self._docker
-        if not isinstance(provider, Taking):
-            close_all(ticket.descriptors)
-            raise EnvironmentFailed(f"an environment of the kind {ticket.kind!r} cannot change hands here.")
-        return provider.take_over(spec, ticket, tags)
 
     def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
         removed = self._oci.sweep(installation=installation, keep=keep) if self._engineless else []

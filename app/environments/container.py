@@ -16,7 +16,7 @@ from docker.errors import APIError, DockerException, NotFound
 from requests import RequestException
 
 from app.environments import engine_snapshots
-from app.environments.base import UNSEEN, Forward, Origin, ResetProof, Route, Serve, Snapshot, Tags, Ticket, Times
+from app.environments.base import UNSEEN, Forward, Origin, ResetProof, Route, Serve, Snapshot, Tags, Times
 from app.environments.control_groups import folders_of, is_of, processes_of
 from app.environments.disk_usage import Usage
 from app.environments.engine import Engine
@@ -26,8 +26,7 @@ from app.environments.living import Living, WatchedShell
 from app.environments.memory_watch import MemoryWatch, file_of
 from app.environments.outlets import Outlet, open_outlet
 from app.environments.pids_watch import PidsWatch
-from app.environments.tools import Tool, archived, refuse_others, told
-from app.environments.warm.wire import close_all
+from app.environments.tools import Tool, archived, told
 from app.environments.ways import Entrance, Inside, Session
 from app.errors import EnvironmentFailed, StationError
 from app.models.spec import EnvironmentSpec
@@ -109,7 +108,7 @@ class DockerEnvironment(Living):
             self._name = str(about["Name"]).lstrip("/")
             self._pid = int(about["State"]["Pid"])
             outside = outside_of(about)
-        self._watch_limits(0)
+        self._watch_limits()
         if self._layer is not None and self._origin is Origin.FRESH:
             self._layer.note_outside(outside)
 
@@ -120,10 +119,9 @@ class DockerEnvironment(Living):
         alone = self._engine.folder_of(self.id) / "hostname" if self._alone else None
         return [alone] if alone is not None and alone.exists() else None
 
-    def _watch_limits(self, known: int) -> None:
-        """known: kills for memory that were told before."""
+    def _watch_limits(self) -> None:
         memory = file_of(self.id, self._pid)
-        self._watch_memory(MemoryWatch(memory, lambda: self._session.stats().oom_kills, known))
+        self._watch_memory(MemoryWatch(memory, lambda: self._session.stats().oom_kills))
         self._pids = PidsWatch(folders_of(self.id, self._pid, "pids"))
 
     @property
@@ -192,7 +190,7 @@ class DockerEnvironment(Living):
             found.close()
         self._forwards.clear()
 
-    # --- From hand to hand ----------------------------------------------------------------------------------------
+    # --- Whose it is ----------------------------------------------------------------------------------------
 
     def adopt(self, tags: Tags) -> None:
         """From now on it belongs to this attempt: the name says so, since an engine cannot change labels.
@@ -226,10 +224,6 @@ class DockerEnvironment(Living):
             self._hurry.set()
             self._naming.join()
 
-    def keep_until(self, deadline_unix_s: float) -> None:
-        self._await_name()
-        self._rename(f"{self._name.rpartition('-')[0]}-{deadline_unix_s:.0f}", "put off the deadline")
-
     def _rename(self, name: str, doing: str) -> None:
         """The sweeper goes by the name's deadline."""
         told = self._engine.named(f"{doing} environment {self.id[:12]}", EnvironmentFailed)
@@ -237,75 +231,6 @@ class DockerEnvironment(Living):
             if name != self._name:
                 self._engine.api.rename(self.id, name)
                 self._name = name
-
-    def hand_over(self) -> Ticket:
-        self._await_name()
-        descriptors: tuple[int, ...] = ()
-        try:
-            with self._living("hand it over"):
-                self._session.stats()
-                way, descriptors = self._entrance.hand_over()
-                body = self._told(way)
-        except BaseException:  # also one that was ended for what it did meanwhile
-            close_all(descriptors)
-            raise
-        self._end = "was handed over"
-        self._gone.set()
-        self._close_ports()
-        self._session.close()
-        self._memory.close()
-        self._entrance.close()
-        return Ticket(KIND, body, descriptors)
-
-    def _told(self, way: dict[str, str]) -> dict[str, Any]:
-        """What its next owner must know."""
-        return {
-            "id": self.id,
-            "name": self._name,
-            "pid": self._pid,
-            "user": self._inside.user,
-            "image_id": self._image_id,
-            "entrance": way,
-            "layer": None if self._layer is None else self._layer.told(),
-            "origin": self._origin.value,
-            "set_up_inside": self._set_up_inside,
-            "tools": told(self._tools),
-            "oom_kills": self._memory.known,
-        }
-
-    @classmethod
-    def taken(
-        cls,
-        engine: Engine,
-        spec: EnvironmentSpec,
-        body: dict[str, Any],
-        entrance: Entrance,
-        tools: tuple[Tool, ...],
-    ) -> DockerEnvironment:
-        """What was handed over with that ticket, through a way of our own; its session answers.
-
-        Raises: EnvironmentFailed: it is gone, or has other tools; KeyError, TypeError, ValueError: that is no ticket.
-        """
-        refuse_others(tools, body["tools"])
-        origin = Origin(body["origin"])
-        layer = None if body["layer"] is None else Layer.from_told(body["layer"])
-        inside = Inside(str(body["id"]), spec.workdir, body["user"])
-        times = Times(Route.RECYCLED if origin is Origin.RECYCLED else Route.WARM)
-        environment = cls(engine, inside, spec, str(body["image_id"]), entrance, layer, times, tools)
-        environment._name, environment._pid = str(body["name"]), int(body["pid"])
-        environment._origin = origin
-        environment._set_up_inside = bool(body["set_up_inside"])
-        environment._watch_limits(int(body["oom_kills"]))
-        with times.measure("session"):
-            environment._session = entrance.open_again(inside)
-        try:
-            with times.measure("session"):
-                environment.stats()  # what greets us may have died since it wrote its greeting
-            environment._outlet = open_outlet(spec, environment.forward)  # its listener was the last owner's
-        except BaseException:
-            environment._session.close()
-            raise
-        return environment
 
     # --- Its files, kept --------------------------------------------------------------------------------------------
 
@@ -378,8 +303,6 @@ class DockerEnvironment(Living):
             self._engine.api.kill(self.id, signal="KILL")
 
     def destroy(self) -> None:
-        if self._end == "was handed over":
-            return
         first = not self._gone.is_set()
         self._gone.set()
         begun = time.monotonic()

@@ -14,7 +14,7 @@ from docker.types import LogConfig, Mount
 from requests import RequestException
 
 from app.environments import engine_disk, engine_snapshots, hosts_file
-from app.environments.base import Route, Snapshot, Tags, Ticket, Times
+from app.environments.base import Route, Snapshot, Tags, Times
 from app.environments.container import DockerEnvironment
 from app.environments.disk import disk_named
 from app.environments.disk_watch import DiskWatch
@@ -26,9 +26,7 @@ from app.environments.outlets import variables
 from app.environments.outlets.bridge import open_network
 from app.environments.privileges import CAP_DROP, CPU_SHARES
 from app.environments.setups import Order, Setups
-from app.environments.taking import take_over
 from app.environments.tools import Find, Tool, told, tools_of
-from app.environments.warm.wire import close_all
 from app.environments.ways import WAYS, Entrance, Inside, Kinds, Way, WayClosed, choice_for
 from app.errors import EnvironmentFailed, ImageUnavailable, NoPlaceToStart, StationError
 from app.models.spec import Bundle, EnvironmentSpec, Network, Reuse
@@ -72,10 +70,6 @@ class DockerProvider:
     def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
         return self._images.ensure(spec, timeout_s=timeout_s)
 
-    def has_image(self, spec: EnvironmentSpec) -> bool:
-        """See `warm.Looking`."""
-        return self._images.here(spec) is not None
-
     def tool_versions(self, spec: EnvironmentSpec) -> dict[str, str]:
         """See `tools.Showing`."""
         return told(tools_of(spec, self._find))
@@ -115,24 +109,6 @@ class DockerProvider:
             with suppress(StationError):
                 environment.destroy()
             raise
-
-    def take_over(self, spec: EnvironmentSpec, ticket: Ticket, tags: Tags) -> DockerEnvironment:
-        """See `base.Taking`. The labels stay those of whoever made it: an engine cannot change them, the name can."""
-        try:
-            watch, engine, tools = self._watch, self._engine, tools_of(spec, self._find)
-        except BaseException:
-            close_all(ticket.descriptors)
-            raise
-        environment = take_over(engine, spec, ticket, tags, tools)
-        try:
-            engine_disk.watched(watch, environment, spec)
-        except BaseException:
-            with suppress(StationError):
-                environment.destroy()
-            raise
-        environment.times.taken(ticket)
-        log.info("environment.taken_over", environment=environment.id, image=spec.label)
-        return environment
 
     def _started(self, order: Order, root: str | None) -> DockerEnvironment:
         """root: the image to stand on when it is not the task's own."""

@@ -83,33 +83,6 @@ class Layer:
             return None
         return None if layer.has_volumes(container) else layer
 
-    # --- For another process --------------------------------------------------------------------------------------
-
-    def told(self) -> dict[str, Any]:
-        """All of it, as JSON can say it."""
-        return {
-            "upper": str(self.upper),
-            "faces": [
-                [str(path), face.mode, face.uid, face.gid, face.mtime_ns, _texts(face.attributes)]
-                for path, face in self.faces.items()
-            ],
-            "ours": sorted(self.ours),
-            "outside": [[str(path), _text(content), *rest] for path, (content, *rest) in self.outside.items()],
-        }
-
-    @classmethod
-    def from_told(cls, told: dict[str, Any]) -> Layer:
-        """Raises: KeyError, TypeError, ValueError: nothing that `told` gave."""
-        faces = {
-            Path(path): Face(mode, uid, gid, mtime_ns, {name: base64.b64decode(text) for name, text in texts.items()})
-            for path, mode, uid, gid, mtime_ns, texts in told["faces"]
-        }
-        outside = {
-            Path(path): (base64.b64decode(text), int(mode), int(uid), int(gid))
-            for path, text, mode, uid, gid in told["outside"]
-        }
-        return cls(Path(told["upper"]), faces, frozenset(told["ours"]), outside)
-
     # --- Looking and mending --------------------------------------------------------------------------------------
 
     def has_volumes(self, container: dict[str, Any]) -> bool:

@@ -40,8 +40,7 @@ class Living(ABC):
 
     def __init__(self, spec: EnvironmentSpec) -> None:
         self._spec = spec
-        self._gone = threading.Event()  # ended by its owner, or given away
-        self._end = "was destroyed"
+        self._gone = threading.Event()  # ended by its owner
         self._memory = MemoryWatch(None, lambda: None)
         self._pids = PidsWatch()
         self._fate: tuple[type[EnvironmentFailed], str] | None = None  # what it was ended for, not by its owner
@@ -61,7 +60,7 @@ class Living(ABC):
 
     @property
     def gone(self) -> bool:
-        """Whether it was ended or given away, by its owner or for what it did."""
+        """Whether it was ended, by its owner or for what it did."""
         return self._gone.is_set() or self._fate is not None
 
     # --- Commands -------------------------------------------------------------------------------------------------
@@ -160,7 +159,7 @@ class Living(ABC):
     def _raise_if_gone(self) -> None:
         self._raise_if_ended()
         if self._gone.is_set():
-            raise EnvironmentFailed(f"environment {self.id[:12]} {self._end}.")
+            raise EnvironmentFailed(f"environment {self.id[:12]} was destroyed.")
 
     def _raise_if_ended(self) -> None:
         if self._fate is not None:

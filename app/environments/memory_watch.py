@@ -26,20 +26,12 @@ _NEAR_BYTES = 4 << 20
 class MemoryWatch:
     """Counts from one look to the next. Safe for many threads: a kill is told once."""
 
-    def __init__(self, file: Path | None, inside: Callable[[], int | None], known: int = 0) -> None:
-        """`file`: what this host shows of the group; `inside` asks the environment itself, which takes longer.
-
-        known: kills that were told before.
-        """
+    def __init__(self, file: Path | None, inside: Callable[[], int | None]) -> None:
+        """`file`: what this host shows of the group; `inside` asks the environment itself, which takes longer."""
         self._counter = None if file is None else _Counter(file)
         self._inside = inside
         self._lock = threading.Lock()
-        self._known = known
-
-    @property
-    def known(self) -> int:
-        """Kills that were told."""
-        return self._known
+        self._known = 0
 
     def killed(self, *, suspected: bool) -> bool:
         """True when there was a kill since the last look. Only when `suspected` is it worth asking inside."""

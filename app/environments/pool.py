@@ -1,7 +1,7 @@
 """What a worker has: environments for its attempts, and, of a standing one, what was reset and is ready for the next.
 
-An attempt gets one that was used and proven clean, where it may; else one that this host made ahead and nobody has used
-(`warm`), which is as good as a fresh one; else a fresh one. A shared one is lent to several at once.
+An attempt gets one that was used and proven clean, where it may; else a fresh one. A shared one is lent to several at
+once.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from typing import Protocol, runtime_checkable
 
 import structlog
 
-from app.environments.base import Environment, EnvironmentProvider, Origin, ResetProof, Tags, Taking
+from app.environments.base import Environment, EnvironmentProvider, Origin, ResetProof, Tags
 from app.environments.living import give_up
+from app.environments.pool_key import Key
 from app.environments.pristine import Fingerprint, differences
+from app.environments.sharing import Borrowed, Loans
 from app.environments.tools import versions_of
-from app.environments.warm.asking import Warm
-from app.environments.warm.key import Key
-from app.environments.warm.shared import Borrowed, Loans
 from app.errors import StationError
 from app.models.spec import EnvironmentSpec, Reuse
 
@@ -56,14 +55,11 @@ class EnvironmentPool:
     """The environments of one worker, lent and idle. Safe to share between threads.
 
     A recycled container keeps the labels of the attempt that it was made for, but gets a name for its new one.
-
-    warm: where ready ones are to be had; None: nowhere.
     """
 
-    def __init__(self, *, max_idle: int, max_age_s: float = MAX_AGE_S, warm: Warm | None = None) -> None:
+    def __init__(self, *, max_idle: int, max_age_s: float = MAX_AGE_S) -> None:
         self._max_idle = max_idle
         self._max_age_s = max_age_s
-        self._warm = warm
         self._lock = threading.Lock()
         self._idle: deque[Holding] = deque()  # least recently used first
         self._lent: dict[str, Holding] = {}
@@ -134,7 +130,7 @@ class EnvironmentPool:
             if _answers(holding, asked.tags):
                 return holding, Origin.RECYCLED
             self._discard([holding])
-        environment = self._ready(asked) or asked.provider.create(asked.spec, asked.tags, timeout_s=asked.timeout_s)
+        environment = asked.provider.create(asked.spec, asked.tags, timeout_s=asked.timeout_s)
         try:
             pristine = Fingerprint.take(environment) if allow_reuse and self._max_idle else None
         except BaseException:
@@ -142,12 +138,6 @@ class EnvironmentPool:
             raise
         key, made = _key_of(environment, asked), time.monotonic()
         return Holding(environment, key, made, asked.tags.deadline_unix_s, pristine), Origin.FRESH
-
-    def _ready(self, asked: _Asked) -> Environment | None:
-        """One that was made ahead and that nobody has used."""
-        if self._warm is None or not isinstance(asked.provider, Taking):
-            return None
-        return self._warm.take(asked.provider, asked.spec, asked.key, asked.tags)
 
     def idle_ids(self) -> list[str]:
         """Environments that wait for a task: a sweeper must keep them."""

@@ -31,13 +31,10 @@ from app.environments.base import (
     Snapshot,
     Stats,
     Tags,
-    Taking,
-    Ticket,
 )
 from app.environments.compose.several import Several
 from app.environments.pool import Adoptable
 from app.environments.tools import versions_of
-from app.environments.warm.wire import close_all
 from app.errors import DatabaseUnavailable, EnvironmentFailed, StationError
 from app.ledger import receipts
 from app.ledger.database import Database
@@ -232,16 +229,6 @@ class Recording:
                 environment.destroy()
             raise
         return RecordedEnvironment(environment, own, owner_of(tags), self._database)
-
-    def take_over(self, spec: EnvironmentSpec, ticket: Ticket, tags: Tags) -> RecordedEnvironment:
-        """What nobody had before is recorded as this attempt's, made now.
-
-        Raises: EnvironmentFailed: it is gone, or this provider's do not change hands.
-        """
-        if not isinstance(self._provider, Taking):
-            close_all(ticket.descriptors)
-            raise EnvironmentFailed(f"environments of the kind {spec.kind.value} do not change hands here.")
-        return self._recorded(self._provider.take_over(spec, ticket, tags), spec, tags, time.time())
 
     def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
         return self._provider.sweep(installation=installation, keep=keep)

@@ -3,8 +3,7 @@
 An attempt has an environment for its agent and may have another for its grading; each counts. What the attempt paid
 before the first command of each stands in `phases`, with `image_by` for how the image came; all that it waited, in
 `ready_s`. What followed its last command, a reset for the next attempt or the teardown, stands in `reset` and `after`.
-Of one that had been made before it was asked for, `ahead` has what its making took: it counts by that path, beside what
-its attempt paid (`warm`). Where none came, the phases until then stand by a path of their own.
+Where none came, the phases until then stand by a path of their own.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ BUCKETS_S: tuple[float, ...] = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0),
 )
-"""Upper bounds of the histogram: from a warm handout to a set-up that takes its whole time."""
+"""Upper bounds of the histogram: from a recycled handout to a set-up that takes its whole time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +65,18 @@ _SPANS = """
             ELSE jsonb_build_object('agent', a.environment) END) each
         WHERE {chosen}
     ), spans AS MATERIALIZED (
-        SELECT u.kind, coalesce(s.path, u.one->>'path') AS path, s.phase, s.took_s FROM used u, LATERAL (
-            SELECT CAST(NULL AS text) AS path, key AS phase, value::float8 AS took_s
+        SELECT u.kind, u.one->>'path' AS path, s.phase, s.took_s FROM used u, LATERAL (
+            SELECT key AS phase, value::float8 AS took_s
             FROM jsonb_each_text(u.one->'phases') WHERE key NOT IN ('reset', 'teardown')
             UNION ALL
-            SELECT NULL, u.one->>'image_by', (u.one#>>'{{phases,image}}')::float8
+            SELECT u.one->>'image_by', (u.one#>>'{{phases,image}}')::float8
             WHERE u.one->>'image_by' IN ('pull', 'build')
             UNION ALL
-            SELECT NULL, 'ready', (u.one->>'ready_s')::float8
+            SELECT 'ready', (u.one->>'ready_s')::float8
             UNION ALL
-            SELECT NULL, 'reset', (u.one#>>'{{reset,took_s}}')::float8
+            SELECT 'reset', (u.one#>>'{{reset,took_s}}')::float8
             UNION ALL
-            SELECT NULL, 'teardown', (u.one#>>'{{after,teardown}}')::float8
-            UNION ALL
-            SELECT 'ahead', key, value::float8 FROM jsonb_each_text(u.one->'ahead')
+            SELECT 'teardown', (u.one#>>'{{after,teardown}}')::float8
         ) s
         WHERE jsonb_typeof(u.one->'phases') = 'object' AND s.took_s IS NOT NULL
     )

@@ -34,10 +34,8 @@ WITH gone AS (
     WHERE NOT EXISTS (SELECT 1 FROM host_images h WHERE h.host = :host AND h.image = image.image)
     ON CONFLICT DO NOTHING
 )
-INSERT INTO hosts (name, launches, ready) VALUES (:host, :launches, :ready) ON CONFLICT (name)
-DO UPDATE SET seen_at = clock_timestamp(), launches = :launches, ready = :ready
+INSERT INTO hosts (name) VALUES (:host) ON CONFLICT (name) DO UPDATE SET seen_at = clock_timestamp()
 """)
-_PRESENT = text("UPDATE hosts SET seen_at = clock_timestamp(), launches = :launches, ready = :ready WHERE name = :host")
 _FORGET = text("""
 WITH gone AS (
     DELETE FROM hosts WHERE seen_at < clock_timestamp() - make_interval(secs => :age) RETURNING name
@@ -46,26 +44,14 @@ DELETE FROM host_images h USING gone WHERE h.host = gone.name
 """)
 
 
-def report(database: Database, host: str, images: Collection[str], *, launches: bool = False, ready: int = 0) -> None:
+def report(database: Database, host: str, images: Collection[str]) -> None:
     """All that a host has, now: only what has changed is written, and that it lives. Hosts that are gone are forgotten.
 
-    launches: whether instances are started from there. ready: environments that it made ahead and still has.
-
     Raises: DatabaseUnavailable.
     """
     with database.begin() as connection:
-        told = {"host": host, "images": sorted(images), "launches": launches, "ready": ready}
-        connection.execute(_REPORT, told)
+        connection.execute(_REPORT, {"host": host, "images": sorted(images)})
         connection.execute(_FORGET, {"age": GONE_S})
-
-
-def present(database: Database, host: str, *, launches: bool = False, ready: int = 0) -> None:
-    """As `report`, of a host that has told its images, which are the same still.
-
-    Raises: DatabaseUnavailable.
-    """
-    with database.begin() as connection:
-        connection.execute(_PRESENT, {"host": host, "launches": launches, "ready": ready})
 
 
 def stands_on(database: Database, instance_id: UUID, host: str) -> None:

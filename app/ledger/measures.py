@@ -10,7 +10,6 @@ from datetime import datetime
 from sqlalchemy import Connection, text
 
 from app.ledger.environment_times import finished
-from app.ledger.host_images import GONE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +19,6 @@ class Now:
     tasks: Mapping[str, int]  # by state
     instances: Mapping[tuple[str, str], int]  # by mode and state
     waiting: Mapping[tuple[str, str], int]  # tasks that could be admitted, by class and requested mode
-    ready: Mapping[str, int]  # environments made ahead, by host
 
 
 def now(connection: Connection) -> Now:
@@ -38,15 +36,10 @@ def now(connection: Connection) -> Now:
             " GROUP BY 1, 2"
         )
     ).all()
-    ready = connection.execute(
-        text("SELECT name, ready FROM hosts WHERE seen_at > clock_timestamp() - make_interval(secs => :gone)"),
-        {"gone": GONE_S},
-    ).all()
     return Now(
         {row.state: row.number for row in tasks},
         {(row.mode, row.state): row.number for row in instances},
         {(row.resource_class, row.requested_mode): row.number for row in waiting},
-        {row.name: row.ready for row in ready},
     )
 
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 import heapq
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 from pydantic import ValidationError
-from sqlalchemy import Connection, Row, text
+from sqlalchemy import Connection, text
 
 from app.ledger import pauses, quotas, waiting
 from app.ledger.database import Database
-from app.ledger.waiting import Candidate, Key, LineKey
-from app.models.spec import IMAGELESS, EnvironmentSpec, Limits, Mode, Reuse
+from app.ledger.waiting import Candidate, LineKey
+from app.models.spec import IMAGELESS, EnvironmentSpec
 
 MOST = 2000
 """Tasks that are looked at: a line further back may yet change its order."""
@@ -39,38 +39,12 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class NextOne:
-    """One environment that one task will need, and has not got yet. `position` as for `Need`."""
-
-    environment: EnvironmentSpec
-    position: int
-    timeout_s: float  # that the task allows for its making
-    line: Key  # the mode that the task asked for, or has, and its class
-    host: str | None = None  # where the task is, or was sent; None: not known
-
-
-@dataclass(frozen=True, slots=True)
 class _Turn:
     """A task's place in the order."""
 
     spec_digest: str
     user_name: str
     position: int
-    line: Key
-    run_id: UUID | None = None
-    host: str | None = None
-    asked: bool = False  # for one that is ready, which it does once: it has one now, or makes its own
-    served: bool = False  # the agent has its environment
-    graded_next: bool = False  # the agent is at work: what follows is the grading
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What a spec wants of its host; `again`: a second environment of the same kind, for the grading."""
-
-    environment: EnvironmentSpec
-    timeout_s: float
-    again: bool
 
 
 class Upcoming:
@@ -82,7 +56,7 @@ class Upcoming:
     def __init__(self, database: Database, *, fair: bool = True) -> None:
         self._database = database
         self._fair = fair
-        self._known: dict[str, _Wanted | None] = {}
+        self._known: dict[str, EnvironmentSpec | None] = {}
         self._lock = threading.Lock()
 
     def needs(self, most: int = MOST) -> list[Need]:
@@ -91,58 +65,26 @@ class Upcoming:
         Raises: DatabaseUnavailable.
         """
         found: dict[tuple[str | None, ...], Need] = {}
-        for turn, wanted in self._turns(most):
-            environment = wanted.environment
+        for turn, environment in self._turns(most):
             image = _image(environment)
             first = found.get(image) or Need(environment, turn.position, 0, turn.user_name)
             found[image] = Need(first.environment, first.position, first.tasks + 1, first.user_name)
         return list(found.values())
 
-    def one_by_one(self, most: int = MOST, *, of: Collection[Key] | None = None) -> list[NextOne]:
-        """Every environment that is still to be made, soonest first: an entry for each, replicas too.
-
-        of: for the tasks of these modes and classes alone; None: for all.
-
-        A task that is graded in an environment of its own needs that one, too, once its agent has ended: nobody knows
-        when, and so it is taken to come as soon as the task in the same place of the line. Of one that is shared by
-        the tasks of a run there is a single entry.
-
-        Raises: DatabaseUnavailable.
-        """
-        found, gradings = [], 0
-        shared: set[tuple[str, UUID | None]] = set()
-        for turn, wanted in self._turns(most, of):
-            environment, position = wanted.environment, turn.position
-            if turn.asked and not turn.served:
-                continue
-            if not turn.served and wanted.environment.reuse is Reuse.SHARED_READONLY:
-                if (turn.spec_digest, turn.run_id) in shared:
-                    continue
-                shared.add((turn.spec_digest, turn.run_id))
-            if turn.served:
-                if not (turn.graded_next and wanted.again):
-                    continue
-                gradings += 1
-                environment, position = environment.for_grading(), gradings
-            found.append(NextOne(environment, position, wanted.timeout_s, turn.line, turn.host))
-        return sorted(found, key=lambda one: one.position)
-
-    def _turns(self, most: int, of: Collection[Key] | None = None) -> list[tuple[_Turn, _Wanted]]:
+    def _turns(self, most: int) -> list[tuple[_Turn, EnvironmentSpec]]:
         """Without those that need no image."""
         with self._database.begin() as connection:
-            turns = [*_under_way(connection, most, of), *self._in_line(connection, most, of)]
+            turns = [*_under_way(connection, most), *self._in_line(connection, most)]
             self._learn(connection, {turn.spec_digest for turn in turns})
         pairs = [(turn, self._known.get(turn.spec_digest)) for turn in turns]
-        return [(turn, wanted) for turn, wanted in pairs if wanted is not None]
+        return [(turn, environment) for turn, environment in pairs if environment is not None]
 
-    def _in_line(self, connection: Connection, most: int, of: Collection[Key] | None) -> list[_Turn]:
+    def _in_line(self, connection: Connection, most: int) -> list[_Turn]:
         paused = pauses.paused(connection)
         keys = [
             key
             for key in waiting.lines(connection)
-            if key.user_name not in paused.users
-            and key.resource_class not in paused.classes
-            and (of is None or (key.mode, key.resource_class) in of)
+            if key.user_name not in paused.users and key.resource_class not in paused.classes
         ]
         least = _LEAST if len(keys) <= most else 1
         take = min(most, max(least, most // max(1, len(keys))))
@@ -154,9 +96,8 @@ class Upcoming:
         weights = {key.user_name: book.of(key.user_name).weight for key in keys}
         ordered = list(in_order(heads, held, weights, fair=self._fair))[:most]
         found = _specs(connection, [task_id for task_id, _ in ordered])
-        lines = {one.task_id: (key.mode, key.resource_class) for key, line in heads.items() for one in line}
         return [
-            _Turn(found[task_id].spec_digest, user, place, lines[task_id], found[task_id].run_id)
+            _Turn(found[task_id], user, place)
             for place, (task_id, user) in enumerate(ordered, start=1)
             if task_id in found
         ]
@@ -168,7 +109,7 @@ class Upcoming:
             unknown = [digest for digest in digests if digest not in self._known]
         if unknown:
             rows = connection.execute(_ENVIRONMENTS, {"digests": unknown})
-            learnt = {row.digest: _wanted(row) for row in rows}
+            learnt = {row.digest: _environment(row.environment) for row in rows}
             with self._lock:
                 self._known.update(learnt)
 
@@ -206,65 +147,39 @@ def in_order(
 
 
 _UNDER_WAY = text("""
-SELECT t.spec_digest, t.user_name, t.run_id, a.mode, a.resource_class, coalesce(i.host, a.hint_host) AS host,
-    jsonb_exists(a.phases, 'image_ready') AS asked, jsonb_exists(a.phases, 'environment_ready') AS served,
-    jsonb_exists(a.phases, 'agent_ended') AS past_agent
-FROM (
-    SELECT id, task_id, instance_id, mode, resource_class, hint_host, phases FROM attempts
-    WHERE state IN ('dispatched', 'running') AND (:all OR (mode, resource_class) IN (
-        SELECT * FROM unnest(CAST(:modes AS text[]), CAST(:classes AS text[]))))
-    ORDER BY id LIMIT :most
-) a JOIN tasks t ON t.id = a.task_id LEFT JOIN instances i ON i.id = a.instance_id ORDER BY a.id
+SELECT t.spec_digest, t.user_name FROM (
+    SELECT id, task_id FROM attempts WHERE state IN ('dispatched', 'running') ORDER BY id LIMIT :most
+) a JOIN tasks t ON t.id = a.task_id ORDER BY a.id
 """)
 
 
-def _under_way(connection: Connection, most: int, of: Collection[Key] | None) -> list[_Turn]:
+def _under_way(connection: Connection, most: int) -> list[_Turn]:
     """The longest under way first."""
-    lines = list(of or ())
-    values = {"all": of is None, "modes": [mode.value for mode, _ in lines], "classes": [name for _, name in lines]}
-    return [
-        _Turn(
-            row.spec_digest,
-            row.user_name,
-            0,
-            (Mode(row.mode), row.resource_class),
-            row.run_id,
-            row.host,
-            asked=row.asked,
-            served=row.served,
-            graded_next=row.served and not row.past_agent,
-        )
-        for row in connection.execute(_UNDER_WAY, {"most": most, **values})
-    ]
+    return [_Turn(row.spec_digest, row.user_name, 0) for row in connection.execute(_UNDER_WAY, {"most": most})]
 
 
-def _specs(connection: Connection, task_ids: Sequence[UUID]) -> dict[UUID, Row[Any]]:
-    """Of each of these tasks: `spec_digest`, `run_id`."""
+def _specs(connection: Connection, task_ids: Sequence[UUID]) -> dict[UUID, str]:
+    """The digest of each of these tasks' specs."""
     rows = connection.execute(
-        text("SELECT id, run_id, spec_digest FROM tasks WHERE id = ANY(CAST(:ids AS uuid[]))"), {"ids": list(task_ids)}
+        text("SELECT id, spec_digest FROM tasks WHERE id = ANY(CAST(:ids AS uuid[]))"), {"ids": list(task_ids)}
     )
-    return {row.id: row for row in rows}
+    return {row.id: row.spec_digest for row in rows}
 
 
 # Only so much leaves the server: the rest of a spec may be a large patch.
 _ENVIRONMENTS = text(
-    "SELECT digest, task -> 'environment' AS environment, task -> 'goal' ->> 'kind' AS goal,"
-    " CAST(task -> 'limits' ->> 'environment_timeout_s' AS float) AS timeout_s"
-    " FROM (SELECT digest, CAST(body AS json) -> 'task' AS task FROM specs"
-    " WHERE digest = ANY(CAST(:digests AS text[]))) AS found"
+    "SELECT digest, CAST(body AS json) -> 'task' -> 'environment' AS environment FROM specs"
+    " WHERE digest = ANY(CAST(:digests AS text[]))"
 )
 
 
-def _wanted(row: Row[Any]) -> _Wanted | None:
+def _environment(told: Any) -> EnvironmentSpec | None:
     """None: it needs no image, or a newer version of ours wrote it."""
     try:
-        found = EnvironmentSpec.model_validate(row.environment)
+        found = EnvironmentSpec.model_validate(told)
     except ValidationError:
         return None
-    if found.kind in IMAGELESS:
-        return None
-    timeout_s = Limits().environment_timeout_s if row.timeout_s is None else row.timeout_s
-    return _Wanted(found, timeout_s, again=row.goal == "tests")
+    return None if found.kind in IMAGELESS else found
 
 
 def _image(environment: EnvironmentSpec) -> tuple[str | None, ...]:

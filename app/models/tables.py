@@ -437,8 +437,6 @@ class Host(Base):
     __tablename__ = "hosts"
     name: Mapped[str] = mapped_column(primary_key=True)
     seen_at: Mapped[datetime] = mapped_column(server_default=NOW)
-    launches: Mapped[bool] = mapped_column(server_default=text("false"))  # the dispatcher that decides is there
-    ready: Mapped[int] = mapped_column(server_default=text("0"))  # environments made ahead that wait for a task
 
 
 class HostImage(Base):

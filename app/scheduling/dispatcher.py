@@ -54,8 +54,7 @@ _MOST_REST_S = 0.1
 class Dispatcher:
     """One stand-by or deciding dispatcher; `run` blocks until told to stop.
 
-    image_key: what hosts call an environment's image; with it, tasks go where their image is. lead_here: called again
-    and again while this one decides: instances are started from here.
+    image_key: what hosts call an environment's image; with it, tasks go where their image is.
     """
 
     def __init__(
@@ -65,13 +64,11 @@ class Dispatcher:
         launch: Launch,
         publish: Publish,
         image_key: ImageKey | None = None,
-        lead_here: Callable[[], None] = lambda: None,
     ) -> None:
         self._database = database
         self._settings = settings
         self._launch = launch
         self._publish = publish
-        self._lead_here = lead_here
         self._retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
         self._rests = Rests()
         self._surplus = Surplus()
@@ -87,7 +84,6 @@ class Dispatcher:
                 try:
                     due_s = 1.0
                     if lead.held():
-                        self._lead_here()
                         due_s = self._decide(stop)
                     else:
                         self._forget()
@@ -110,7 +106,7 @@ class Dispatcher:
         """Look until nothing is left to do; how long to sleep at most. A storm of wake-ups costs half the time."""
         began = time.monotonic()
         while self.pass_once() and not stop.is_set():
-            self._lead_here()  # each may take long: instances are started
+            pass
         stop.wait(min(_MOST_REST_S, time.monotonic() - began))
         with self._database.begin() as connection:
             due_s = admission.next_due_s(connection)

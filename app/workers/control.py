@@ -37,7 +37,7 @@ from app.scheduling.placement import queue_at
 from app.scheduling.reconciler import Hands, Reconciler
 from app.settings import Settings, load
 from app.stopping import nudge
-from app.workers import host_care, host_sweep, marks, metrics, seat
+from app.workers import host_care, host_sweep, metrics, seat
 from app.workers.evaluations import Calendar
 from app.workers.webhooks import Webhooks
 
@@ -58,8 +58,8 @@ class Control:
         self._providers: dict[str, Provider] = {
             name: providers.provider_named(name, settings) for name in self._names()
         }
-        send, dispatch_here = partial(publish, app), partial(marks.make, settings, marks.DISPATCHES)
-        self._dispatcher = Dispatcher(self._database, settings, self._launch, send, key_of, dispatch_here)
+        send = partial(publish, app)
+        self._dispatcher = Dispatcher(self._database, settings, self._launch, send, key_of)
         lead_here = partial(host_sweep.lead_here, settings)
         hands = Hands(self._alive, self._terminate, lead_here, partial(nudge, settings))
         self._reconciler = Reconciler(self._database, settings, hands)

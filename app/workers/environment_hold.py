@@ -121,22 +121,17 @@ def _let_go(rollout: Rollout, environment: Environment, purpose: str, *, reuse: 
 
 
 def _came(environment: Environment, image_s: float, *, ready_s: float) -> dict[str, Any]:
-    """By which path it came and what the attempt waited for it, by phase; `other`: what lies between the phases.
-
-    `ahead`: what the making of one had cost that was there before.
-    """
+    """By which path it came and what the attempt waited for it, by phase; `other`: what lies between the phases."""
     about = environment.describe()
     phases = dict(about.get("phases", {}))
     phases["image"] = round(phases.get("image", 0.0) + image_s, 4)
     phases["other"] = round(max(0.0, ready_s - sum(phases.values())), 4)
-    ahead = {"ahead": about["ahead"]} if "ahead" in about else {}
     kind = {"kind": about["kind"]} if "kind" in about else {}
     return {
         **kind,
         "path": about.get("path", Route.COLD.value),
         "phases": phases,
         "ready_s": round(ready_s, 4),
-        **ahead,
     }
 
 

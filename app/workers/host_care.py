@@ -1,4 +1,4 @@
-"""What one standing process of a host does beside the attempts: sweeps, tells of its images, pulls and makes ahead.
+"""What one standing process of a host does beside the attempts: sweeps, tells of its images, pulls ahead.
 
     with host_care.caring(settings, database): …
 
@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 
 import structlog
@@ -23,7 +23,7 @@ from app.ledger import host_images
 from app.ledger.database import Database
 from app.scheduling.placement import home_of
 from app.settings import Settings
-from app.workers import host_sweep, image_care, marks, warm_care
+from app.workers import host_sweep, image_care
 
 log = structlog.get_logger()
 
@@ -46,15 +46,12 @@ def host_name() -> str:
 
 def works(settings: Settings, database: Database) -> dict[str, Work]:
     """All that is done for a host, by name."""
-    ahead = warm_care.Ahead(settings, database, host_name())
     found: dict[str, Work] = {
-        "presence": Reporter(settings, database, host_name(), ahead.ready).run,
+        "presence": Reporter(settings, database, host_name()).run,
         "sweep": partial(host_sweep.keep, settings, database, host_name()),
     }
     if settings.image_prefetch:
         found["prefetch"] = partial(_pull_ahead, settings, database)
-    if settings.warm_environments:
-        found["warm"] = ahead.keep
     return found
 
 
@@ -74,7 +71,6 @@ def caring(settings: Settings, database: Database) -> Iterator[None]:
 def care(settings: Settings, database: Database, stop: threading.Event) -> None:
     """As `caring`, until told to stop."""
     while not stop.is_set():
-        marks.host_is_here(settings, host_name())
         try:
             with turn(settings.home / "run" / "slots" / "host-care", timeout_s=0.0):
                 _work(works(settings, database), stop)
@@ -113,42 +109,30 @@ def _keep_working(name: str, work: Work, stop: threading.Event) -> None:
 
 
 class Reporter:
-    """Keeps what the ledger knows of this host true: writes when it changes, and now and then that it lives.
+    """Keeps what the ledger knows of this host true: writes when it changes, and now and then that it lives."""
 
-    ready: tells how many environments it has ready.
-    """
-
-    def __init__(self, settings: Settings, database: Database, host: str, ready: Callable[[], int] = lambda: 0) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, database: Database, host: str) -> None:
         self._presence = Presence(settings)
         self._database = database
         self._host = host
-        self._ready = ready
         self._images: frozenset[str] | None = None  # as told
-        self._told: tuple[bool, int] | None = None
         self._told_at = 0.0  # monotonic seconds
 
     def run(self, stop: threading.Event) -> None:
         while not stop.is_set():
-            marks.host_is_here(self._settings, self._host)
             try:
                 self.look()
             except DatabaseUnavailable as error:
                 log.debug("host_care.away", reason=str(error))
             stop.wait(_LOOK_S)
-        with suppress(DatabaseUnavailable):  # else it is known soon enough
-            host_images.present(self._database, self._host)
 
     def look(self) -> None:
         """Raises: DatabaseUnavailable."""
         now = time.monotonic()
-        images, launches, ready = self._presence.here(), marks.stands(self._settings, marks.DISPATCHES), self._ready()
+        images = self._presence.here()
         if images != self._images or now - self._told_at > host_images.ALIVE_S:
-            host_images.report(self._database, self._host, images, launches=launches, ready=ready)
-            self._images, self._told, self._told_at = images, (launches, ready), now
-        elif (launches, ready) != self._told:
-            host_images.present(self._database, self._host, launches=launches, ready=ready)
-            self._told = launches, ready
+            host_images.report(self._database, self._host, images)
+            self._images, self._told_at = images, now
 
 
 # --- What this host leaves to others ----------------------------------------------------------------------------------

@@ -77,12 +77,7 @@ class LedgerCollector(Collector):
         waiting = GaugeMetricFamily("megaflow_waiting_tasks", "Tasks that wait to be admitted.", labels=labels)
         for (resource_class, mode), count in sorted(now.waiting.items()):
             waiting.add_metric([resource_class, mode], count)
-        ready = GaugeMetricFamily(
-            "megaflow_ready_environments", "Environments made ahead that wait for a task.", labels=["host"]
-        )
-        for host, count in sorted(now.ready.items()):
-            ready.add_metric([host], count)
-        return [tasks, instances, waiting, ready]
+        return [tasks, instances, waiting]
 
     def _limits(self) -> list[Metric]:
         held = GaugeMetricFamily("megaflow_limit_held", "Places of a limit that are taken.", labels=["limit"])
@@ -106,7 +101,7 @@ def _ended(counts: Mapping[tuple[str, str], int]) -> Metric:
 def _phases(times: Mapping[str, PhaseHistogram]) -> Metric:
     family = HistogramMetricFamily(
         "megaflow_environment_phase_seconds",
-        "How long environments took, by kind, path (cold, warm, recycled, snapshot, shared, ahead, failed) and phase.",
+        "How long environments took, by kind, path (cold, recycled, snapshot, shared, failed) and phase.",
         labels=["kind", "path", "phase"],
     )
     for one in times.values():

@@ -18,7 +18,6 @@ from app.environments import provider_for, tool_inside
 from app.environments.base import EnvironmentProvider
 from app.environments.host_slots import Gate
 from app.environments.pool import EnvironmentPool
-from app.environments.warm import Warm
 from app.grading import grader_for
 from app.grading.base import Grader
 from app.ledger.database import Database
@@ -108,6 +107,6 @@ def build(settings: Settings, *, pooled: bool, max_idle: int) -> Stations:
         settings=settings,
         database=Database(settings.database(), pooled=pooled),
         store=open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url),
-        pool=EnvironmentPool(max_idle=max_idle, warm=Warm(settings.home) if settings.warm_environments else None),
+        pool=EnvironmentPool(max_idle=max_idle),
         retry=RetryPolicy(settings.retry_base_s, settings.retry_cap_s),
     )

@@ -1,4 +1,4 @@
-"""Part 7, warm: hand-outs by the pool (made ahead, or used before); resets and teardowns beside the engine's own."""
+"""Part 7, warm: hand-outs by the pool (used before); resets and teardowns beside the engine's own."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def measure(scale: Scale, crew: Crew) -> Part:
                 if (told := crew.ask(name, asked, count=scale.each)) is not None:
                     found[what][name].append(told["took_s"])
         elif (told := crew.ask(name, "pooled", count=scale.each)) is not None:
-            for what in ("ahead", "handout", "recycle", "teardown"):
+            for what in ("handout", "recycle", "teardown"):
                 found[what][name].append(told[f"{what}_s"])
-    goals = {"ahead": GOAL_HANDOUT_MS, "handout": GOAL_HANDOUT_MS, "recycle": GOAL_RECYCLE_MS}
+    goals = {"handout": GOAL_HANDOUT_MS, "recycle": GOAL_RECYCLE_MS}
     rows: list[Row] = []
     for what, took in found.items():
         for name in took:

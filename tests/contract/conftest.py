@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-PARTS = ("commands", "files", "handing_over", "life", "limits", "ports", "shells", "snapshots", "streams", "tools")
+PARTS = ("commands", "files", "life", "limits", "ports", "shells", "snapshots", "streams", "tools")
 pytest.register_assert_rewrite(*(f"app.environments.contract.test_{part}" for part in PARTS))
 
 from app.environments.contract.fixtures import *  # noqa: E402, F403

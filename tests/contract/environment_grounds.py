@@ -112,7 +112,6 @@ GROUNDS = [
         "docker",
         by_way("CopiedHelper"),
         base_image,
-        hands_over=False,
         shares=False,
         shows_tools=True,
         marks=ENGINE,
@@ -122,7 +121,6 @@ GROUNDS = [
         "compose",
         several,
         two_services,
-        hands_over=False,
         shares=False,
         keeps=False,
         own_commands=False,
@@ -136,7 +134,6 @@ GROUNDS = [
         of_kind(EnvironmentKind.LOCAL),
         prepared_folder,
         isolates=False,
-        hands_over=False,
         shows_tools=True,
     ),
 ]

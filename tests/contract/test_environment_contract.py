@@ -4,7 +4,6 @@
 
 from app.environments.contract.test_commands import *
 from app.environments.contract.test_files import *
-from app.environments.contract.test_handing_over import *
 from app.environments.contract.test_life import *
 from app.environments.contract.test_ports import *
 from app.environments.contract.test_snapshots import *

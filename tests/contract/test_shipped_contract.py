@@ -23,7 +23,7 @@ SPEC = EnvironmentSpec(kind=EnvironmentKind.LOCAL, build=BUILD, env={"GIVEN": "b
 def ground(kind, keeps=True):
     return Ground(
         "mine", kind, lambda settings: provider_for(EnvironmentKind.LOCAL, settings, lambda bundle: CONTEXT),
-        lambda request: SPEC, isolates=False, hands_over=False, keeps=keeps,
+        lambda request: SPEC, isolates=False, keeps=keeps,
     )
 
 GROUND, WRONG = ground("local"), [ground("something else", keeps=False)]

@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 
 from app.environments import engine_disk
-from app.environments.docker import DockerProvider
 from app.environments.engine import Engine
 from app.errors import EnvironmentFailed, EnvironmentOverLimit
 from app.models.spec import EnvironmentSpec, Network, Resources, Reuse
-from app.settings import Settings
 from tests.integration import docker_ground
-from tests.integration.docker_ground import Create, out, provider_of, tags_of
+from tests.integration.docker_ground import Create, out
 
 pytestmark = pytest.mark.docker
 
@@ -36,14 +34,6 @@ def test_who_writes_more_than_it_may_is_ended_and_told(create: Create) -> None:
         with pytest.raises(EnvironmentOverLimit, match="disk limit"):
             use()
     assert neighbour.run("true", timeout_s=20).ok
-
-
-def test_who_was_taken_over_is_watched_on(create: Create, provider: DockerProvider, settings: Settings) -> None:
-    given = create(resources=Resources(disk_bytes=64 * MIB))
-    taken = provider_of(settings).take_over(given._spec, given.hand_over(), tags_of(settings.installation))
-    with pytest.raises(EnvironmentOverLimit, match="disk limit"):
-        taken.run("dd if=/dev/zero of=/more bs=1M count=96; sleep 30", timeout_s=60)
-    taken.destroy()
 
 
 def test_all_that_an_engine_has_is_measured_by_id(create: Create, engine: Engine) -> None:
@@ -111,24 +101,17 @@ def test_a_port_inside_leads_here_until_a_reset(create: Create) -> None:
     assert not environment.run(_ASK.format(port=again.port), timeout_s=20).ok
 
 
-def test_a_port_is_given_up_with_the_environment(create: Create, provider: DockerProvider, settings: Settings) -> None:
-    given = create()
-    port = given.forward(0, greet).port
-    taken = provider.take_over(given._spec, given.hand_over(), tags_of(settings.installation))
-    assert not taken.run(_ASK.format(port=port), timeout_s=20).ok
-    taken.forward(port, greet)
-    assert out(taken, _ASK.format(port=port)) == "from outside\n"
-    taken.destroy()
+def test_a_destroyed_environment_opens_no_port(create: Create) -> None:
+    environment = create()
+    environment.destroy()
     with pytest.raises(EnvironmentFailed):
-        taken.forward(0, greet)
+        environment.forward(0, greet)
 
 
 _FETCH = "python3 -c \"import urllib.request as u; u.urlopen('http://other.invalid/', timeout=5)\""
 
 
-def test_a_host_that_is_not_allowed_is_refused_in_all_its_life(
-    create: Create, provider: DockerProvider, settings: Settings
-) -> None:
+def test_a_host_that_is_not_allowed_is_refused_in_all_its_life(create: Create) -> None:
     environment = create(network=Network.ALLOWLIST, allowed_hosts=("example.invalid",), setup=("env > /env",))
     assert "HTTP_PROXY=http://127.0.0.1:" in environment.get("/env").decode()
     assert out(environment, "ls /sys/class/net").split() == ["lo"]
@@ -136,9 +119,6 @@ def test_a_host_that_is_not_allowed_is_refused_in_all_its_life(
     assert environment.describe()["outlet"]["hosts"]
     assert environment.reset().clean
     assert b"403" in environment.run(_FETCH, timeout_s=30).stderr
-    taken = provider.take_over(environment._spec, environment.hand_over(), tags_of(settings.installation))
-    assert b"403" in taken.run(_FETCH, timeout_s=30).stderr
-    taken.destroy()
 
 
 def test_nothing_listens_where_only_the_model_may_be_reached(create: Create) -> None:

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from app.artifacts.bundles import store_bundle
 from app.client import MegaFlow
-from app.environments.base import UNSEEN, Taking
+from app.environments.base import UNSEEN
 from app.environments.engine import engine_of
 from app.environments.image_store.registry import Registries
 from app.environments.images import Images
 from app.environments.oci import available
-from app.environments.warm import Keeper, Wish
 from app.errors import ImageUnavailable, SetupFailed
 from app.ledger import attempts, ends, environment_times
 from app.ledger.accept import Accepted
@@ -193,44 +189,6 @@ def test_a_set_up_that_is_kept_by_nobody_is_paid_once_by_each(ground: Ground, sp
     for told in (ground.had(unkept), ground.had(unkept)):
         assert (told["path"], told["phases"].keys()) == ("cold", {"image", *MADE, "other"})
         assert told["phases"]["set_up"] > 0
-
-
-@contextmanager
-def kept_ready(ground: Ground, spec: EnvironmentSpec) -> Iterator[None]:
-    """One of these stands ready, made by a keeper of this process."""
-    provider = ground.stations.environments(spec.kind)
-    assert isinstance(provider, Taking)
-    settings, stop = ground.stations.settings, threading.Event()
-    queue = [Wish(spec, 60.0)]
-    kept = Keeper(settings.home, settings.installation, queue=lambda: queue, provide=lambda kind: provider, most=1)
-    thread = threading.Thread(target=kept.run, args=(stop,))
-    thread.start()
-    try:
-        give_up = time.monotonic() + 60
-        while kept._shift is None or not kept._shift.shelf.all():
-            assert time.monotonic() < give_up
-            time.sleep(0.01)
-        yield
-    finally:
-        stop.set()
-        thread.join(20)
-
-
-@pytest.mark.parametrize("kind", ["docker", "oci"], indirect=True)
-def test_who_gets_one_made_ahead_pays_for_the_hand_out_and_its_making_is_told_beside_it(
-    ground: Ground, spec: EnvironmentSpec
-) -> None:
-    ground.stations.environments(spec.kind).prepare_image(spec, timeout_s=60)
-    with capture_logs() as logs, kept_ready(ground, spec):
-        told = ground.had(spec)
-    assert (told["path"], told["image_by"]) == ("warm", "here")
-    assert told["phases"].keys() == {"image", "hand_out", "session", "other"}
-    made = [one for one in logs if one["event"] == "warm.made" and one["environment"] == told["id"]]
-    assert [one["phases"] for one in made] == [told["ahead"]]
-    assert told["ahead"].keys() >= {"create", "start", "session"}
-    found = {(one.path, one.phase): one for one in environment_times.table(ground.flow.database)}
-    assert found["ahead", "create"].p50_s == told["ahead"]["create"]
-    assert ("cold", "create") not in found
 
 
 # --- What never comes -------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from app.cli import environments
 from app.errors import SettingsInvalid, UnknownName
-from app.ledger import environment_times, host_images, limits
+from app.ledger import environment_times, limits
 from app.ledger.database import Database
 from app.ledger.environment_times import PhaseTimes
 from app.settings import Settings
@@ -34,7 +34,6 @@ def used(
     after, kind, grading = more.pop("after", {}), more.pop("kind", "docker"), more.pop("grading", None)
     came = {"path": path, "phases": phases, "ready_s": sum(phases.values()) + 0.001}
     came["image_by"] = more.pop("image_by", "here")
-    came |= {"ahead": more.pop("ahead")} if "ahead" in more else {}
     told = {"kind": kind, **came}
     torn = {"agent": {**came, "after": phases | after, "reset": more.pop("reset", None)}}
     if grading is not None:
@@ -97,9 +96,9 @@ def test_images_that_were_pulled_or_built_are_told_apart(database: Database) -> 
 
 
 def test_an_environment_for_the_grading_counts_too(database: Database) -> None:
-    used(database, a_run(database), {"create": 0.1}, path="warm", grading={"create": 0.3})
+    used(database, a_run(database), {"create": 0.1}, path="recycled", grading={"create": 0.3})
     found = by_phase(environment_times.table(database))
-    assert (found["warm", "create"].p50_s, found["cold", "create"].p50_s) == (0.1, 0.3)
+    assert (found["recycled", "create"].p50_s, found["cold", "create"].p50_s) == (0.1, 0.3)
 
 
 def test_what_never_came_is_told_by_a_path_of_its_own(database: Database) -> None:
@@ -113,16 +112,6 @@ def test_what_never_came_is_told_by_a_path_of_its_own(database: Database) -> Non
     assert [found["oci", "failed", phase].p50_s for phase in ("image", "pull", "ready")] == [30.0, 30.0, 30.1]
     assert found["docker", "cold", "image"].p99_s == 0.01
     assert ("docker", "cold", "pull") not in found
-
-
-def test_what_one_cost_that_was_made_ahead_stands_beside_what_its_attempt_paid(database: Database) -> None:
-    used(database, a_run(database), {"hand_out": 0.002}, path="warm", ahead={"create": 0.1, "set_up": 9.0})
-    used(database, a_run(database), {"create": 0.2})
-    found = by_phase(environment_times.table(database))
-    assert (found["ahead", "create"].p50_s, found["ahead", "set_up"].p50_s) == (0.1, 9.0)
-    assert ("ahead", "ready") not in found
-    assert found["warm", "ready"].p50_s == pytest.approx(0.003)
-    assert found["cold", "create"].count == 1
 
 
 def test_an_attempt_without_a_recorded_teardown_counts_with_what_it_has(database: Database) -> None:
@@ -209,7 +198,6 @@ def test_the_exposition_has_the_phases_and_the_counts(
     a_task(database, a_run(database))
     an_instance(database, state="busy")
     limits.set_limit(database, "image_pulls:ghcr.io", 3)
-    host_images.report(database, "alpha", [], ready=3)
     found = samples(exposition(settings, database))
     of_create = "[('kind', 'docker'), ('le', '{}'), ('path', 'cold'), ('phase', 'create')]"
     assert found["megaflow_environment_phase_seconds_bucket" + of_create.format("0.025")] == 0
@@ -225,7 +213,6 @@ def test_the_exposition_has_the_phases_and_the_counts(
     assert found["megaflow_waiting_tasks[('mode', 'ephemeral'), ('resource_class', 'standard')]"] == 1
     assert found["megaflow_limit_capacity[('limit', 'image_pulls:ghcr.io')]"] == 3
     assert found["megaflow_limit_held[('limit', 'image_pulls:ghcr.io')]"] == 0
-    assert found["megaflow_ready_environments[('host', 'alpha')]"] == 3
     assert found["megaflow_ledger_up[]"] == 1
     printed = samples(said(megaflow, "metrics"))
     assert printed == found

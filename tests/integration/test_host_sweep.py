@@ -65,7 +65,7 @@ time.sleep(600)
 
 @pytest.fixture
 def settings(make_settings: MakeSettings) -> Settings:
-    return make_settings(image_prefetch=0, warm_environments=0, sweep_s=0.5)
+    return make_settings(image_prefetch=0, sweep_s=0.5)
 
 
 def swept(database: Database, instance_id: UUID) -> bool:
@@ -205,7 +205,7 @@ def test_an_instance_that_has_ended_is_swept_at_once_and_no_round_is_made_for_on
 
 
 def test_every_host_sweeps_whatever_else_it_does(make_settings: MakeSettings, database: Database) -> None:
-    assert "sweep" in host_care.works(make_settings(image_prefetch=0, warm_environments=0), database)
+    assert "sweep" in host_care.works(make_settings(image_prefetch=0), database)
 
 
 def test_a_deadline_goes_by_the_ledgers_clock(

@@ -209,7 +209,7 @@ def test_a_disk_filler_is_ended_with_its_reason(
     environment, neighbour = create(oci, tiny, oci_settings), create(oci, tiny, oci_settings)
     with pytest.raises(EnvironmentOverLimit, match=r"disk limit of 104857600 bytes reached, \d+ written"):
         environment.run("dd if=/dev/zero of=/big bs=1M count=400; sleep 30", timeout_s=40)
-    for use in (lambda: environment.run("true", timeout_s=5), environment.hand_over, lambda: environment.get("/big")):
+    for use in (lambda: environment.run("true", timeout_s=5), lambda: environment.get("/big")):
         with pytest.raises(EnvironmentOverLimit, match="disk limit"):
             use()
     assert neighbour.run("true", timeout_s=10).ok

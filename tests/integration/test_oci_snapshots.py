@@ -187,7 +187,10 @@ def test_the_sweeper_takes_those_of_the_dead_and_the_overdue_and_what_was_remove
 ) -> None:
     owner = tags(oci_settings.installation)
     environment = oci.create(tiny, owner, timeout_s=30)
-    dead, late = tags(oci_settings.installation), Tags.ahead(oci_settings.installation, uuid.uuid4(), time.time() - 1)
+    dead, late = (
+        tags(oci_settings.installation),
+        Tags.of_nobody(oci_settings.installation, uuid.uuid4(), time.time() - 1),
+    )
     in_use, kept, *_ = [environment.snapshot(one) for one in (owner, owner, dead, late)]
     sweeper = Sweeper(oci_settings)
     assert sweeper.sweep({owner.instance_id}, ended=[dead.instance_id]).removed == 2

@@ -240,7 +240,7 @@ def test_a_thousand_with_one_failure_or_one_left_misses_its_goal() -> None:
 
 
 def test_the_warm_part_holds_our_teardown_against_the_engines_own() -> None:
-    ours = {"ahead_s": [0.004], "handout_s": [0.004], "recycle_s": [0.05], "teardown_s": [0.03]}
+    ours = {"handout_s": [0.004], "recycle_s": [0.05], "teardown_s": [0.03]}
     part = warm.measure(warm.Scale(rounds=2), Canned({"pooled": ours, "removals": {"took_s": [0.02]}}))  # type: ignore[arg-type]
     assert all(holds(part).values())
     part = warm.measure(warm.Scale(rounds=2), Canned({"pooled": ours, "removals": {"took_s": [0.01]}}))  # type: ignore[arg-type]
@@ -248,7 +248,7 @@ def test_the_warm_part_holds_our_teardown_against_the_engines_own() -> None:
 
 
 def test_a_reset_is_held_against_the_engines_own_replacement() -> None:
-    ours = {"ahead_s": [0.004], "handout_s": [0.004], "recycle_s": [0.1], "teardown_s": [0.03]}
+    ours = {"handout_s": [0.004], "recycle_s": [0.1], "teardown_s": [0.03]}
     metric = f"warm: recycle: {DOCKER} to raw kill + remove + create + start"
     for raw_s, held in ((0.3, True), (0.2, False)):
         answers = {"pooled": ours, "removals": {"took_s": [0.03]}, "replacements": {"took_s": [raw_s]}}

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from app.environments.base import Route, Ticket, Times, noting
+from app.environments.base import Times, noting
 from app.environments.image_store.arrival import Arrival, noted, tell
 
 
@@ -46,30 +46,6 @@ def test_what_fails_has_taken_its_time(clock: list[float]) -> None:
     with pytest.raises(OSError, match="no"):
         fails()
     assert times.phases == {"create": 0.0, "start": 1.0}
-
-
-def test_a_hand_out_is_what_no_other_phase_has(clock: list[float]) -> None:
-    times, asked = Times(Route.WARM), clock[0]
-    clock[0] += 1
-    with times.measure("session"):
-        clock[0] += 2
-    clock[0] += 4
-    times.taken(Ticket("docker", {}, making={"create": 0.30004}, asked=asked))
-    assert times.phases == {"hand_out": 5.0, "session": 2.0}
-    assert times.describe()["ahead"] == {"create": 0.3}
-
-
-def test_what_the_making_ahead_took_is_told_for_the_first_that_has_it_alone(clock: list[float]) -> None:
-    times = Times(Route.WARM)
-    times.taken(Ticket("docker", {}, making={"create": 0.3}, asked=clock[0]))
-    with times.handed_on():
-        clock[0] += 1
-    assert times.describe()["ahead"] == {"create": 0.3}
-    with times.measure("reset"):
-        clock[0] += 1
-    with times.handed_on():
-        clock[0] += 1
-    assert times.describe() == {"path": "warm", "phases": {"hand_out": 1.0}}
 
 
 def test_what_was_measured_is_noted_whichever_it_was_of_and_no_second_twice(clock: list[float]) -> None:

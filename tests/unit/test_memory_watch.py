@@ -45,14 +45,6 @@ def test_a_kill_is_told_once(counter: Counter) -> None:
         counter.set(kills)
         told.append(watch.killed(suspected=False))
     assert told == [False, True, False, True, False]
-    assert watch.known == 3
-    watch.close()
-
-
-def test_what_was_known_is_not_told_again(counter: Counter) -> None:
-    counter.set(2)
-    watch = MemoryWatch(counter.file, _none, known=2)
-    assert not watch.killed(suspected=True)
     watch.close()
 
 

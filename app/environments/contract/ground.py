@@ -36,8 +36,6 @@ class Ground:
     """`stream(tty=True)` gives one."""
     forwards: bool = True
     """`forward` works; where it does not, it is refused."""
-    hands_over: bool = True
-    """It may change hands between processes; where it may not, `hand_over` is missing or refuses."""
     shares: bool = True
     """It makes environments whose root is read-only; where it does not, it refuses to."""
     keeps: bool = True

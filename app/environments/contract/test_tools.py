@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.base import Environment, EnvironmentProvider, Taking, Transferable
+from app.environments.base import Environment, EnvironmentProvider
 from app.environments.contract.ground import Ground, tags_of
 from app.environments.pool import EnvironmentPool
 from app.environments.pristine import Fingerprint, differences
@@ -121,28 +121,6 @@ def test_a_tool_that_is_not_on_this_host_is_told(
     with pytest.raises(AgentUnavailable, match="unknown"):
         provider.create(asking.model_copy(update={"tools": ("unknown",)}), tags_of("nobody"), timeout_s=60)
     assert provider.sweep(installation="nobody") == []
-
-
-@_shown
-@pytest.mark.needs("hands_over")
-def test_who_takes_an_environment_over_gets_its_own_version_or_none(
-    provider: EnvironmentProvider, asking: EnvironmentSpec, settings: Settings, place: str
-) -> None:
-    assert isinstance(provider, Taking)
-    made = provider.create(asking, tags_of(settings.installation), timeout_s=60)
-    assert isinstance(made, Transferable)
-    taken = provider.take_over(asking, made.hand_over(), tags_of(settings.installation))
-    assert taken.run(f"{place}/bin/hello", timeout_s=20).ok
-    assert isinstance(taken, Transferable)
-    ticket = taken.hand_over()
-    installed(settings, "toy-2")
-    try:
-        with pytest.raises(EnvironmentFailed, match=r"toy-2.*toy-1"):
-            provider.take_over(asking, ticket, tags_of(settings.installation))
-    finally:
-        link = settings.home / "tools" / NAME
-        link.unlink()
-        link.symlink_to("toy-1")
 
 
 @_shown

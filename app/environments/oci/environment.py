@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 import uuid
@@ -15,12 +14,12 @@ from typing import Any
 import structlog
 
 from app.environments import forwarding
-from app.environments.base import Forward, Origin, ResetProof, Route, Serve, Snapshot, Tags, Ticket, Times
+from app.environments.base import Forward, Origin, ResetProof, Route, Serve, Snapshot, Tags, Times
 from app.environments.disk import disk_named
 from app.environments.disk_usage import Usage
 from app.environments.living import Living
 from app.environments.memory_watch import MemoryWatch
-from app.environments.oci import copying, handing, kernel
+from app.environments.oci import copying, kernel
 from app.environments.oci.birth import Wish
 from app.environments.oci.body import Body, Site, usage_of
 from app.environments.oci.records import Records
@@ -30,15 +29,13 @@ from app.environments.outlets import Outlet, open_outlet, variables
 from app.environments.pids_watch import PidsWatch
 from app.environments.session import SessionClient, unix_connector
 from app.environments.session.connect import Connect
-from app.environments.tools import Tool, refuse_others, told
+from app.environments.tools import Tool, told
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
 from app.models.spec import EnvironmentSpec, Reuse
 
 log = structlog.get_logger()
 
 _READY_S = 20.0
-_TAKE_S = 5.0
-"""So long a living environment may take to answer its new owner."""
 
 
 class OciEnvironment(Living):
@@ -60,7 +57,6 @@ class OciEnvironment(Living):
         self._body = Body(site, identity)
         self._origin = Origin.FRESH
         self._life = threading.Lock()  # one start, reset or end at a time
-        self._given_away = False
         self._set_up_inside = False
         self._forwards: weakref.WeakSet[Forward] = weakref.WeakSet()  # those that are closed are forgotten
         self._outlet: Outlet | None = None
@@ -93,12 +89,6 @@ class OciEnvironment(Living):
             self._raise_if_gone()
             self._note(lambda records: records.relabel(self.id, tags.labels()))
 
-    # --- Change of hands --------------------------------------------------------------------------------------------
-
-    def keep_until(self, deadline_unix_s: float) -> None:
-        self._raise_if_gone()
-        self._note(lambda records: records.put_off(self.id, deadline_unix_s))
-
     def _note(self, change: Callable[[Records], bool]) -> None:
         """Change its record."""
         try:
@@ -107,51 +97,6 @@ class OciEnvironment(Living):
             raise EnvironmentFailed(f"the record of environment {self.id[:12]} cannot be written: {error}.") from error
         if not known:
             raise EnvironmentVanished(f"environment {self.id[:12]} was removed by somebody else.")
-
-    def hand_over(self) -> Ticket:
-        with self._life:
-            self._raise_if_gone()
-            handed = handing.Handed(self.id, self._image, self._origin, self._set_up_inside, told(self._tools))
-            self._close_ports()
-            try:
-                connection = handing.connection_to(self._body.place.address)
-            except OSError as error:
-                why = f"{error}{self._how_it_ended()}"
-                raise EnvironmentFailed(f"environment {self.id[:12]} cannot be reached: {why}") from error
-            # Nothing may raise from here on: nobody could end it. Whoever takes it finds out whether it lives.
-            self._end, self._given_away = "was given away", True
-            self._gone.set()
-            self._session.close()
-            self._memory.close()
-            return handed.ticket(connection)
-
-    @classmethod
-    def taken_over(
-        cls, site: Site, spec: EnvironmentSpec, ticket: Ticket, tags: Tags, tools: tuple[Tool, ...] = ()
-    ) -> OciEnvironment:
-        """The environment of a ticket, ours from now on. Raises: EnvironmentFailed: then it was ended."""
-        with handing.files_of(ticket) as connections:
-            handed = handing.Handed.of(ticket)
-            environment = cls(site, handed.id, spec, handed.image, handed.times, tools)
-            try:
-                refuse_others(tools, handed.tools)
-                environment._take_over(handed, tags, connections)
-            except BaseException:
-                environment.destroy()
-                raise
-            return environment
-
-    def _take_over(self, handed: handing.Handed, tags: Tags, connections: list[socket.socket]) -> None:
-        self._origin, self._set_up_inside = handed.origin, handed.set_up_inside
-        self._note(lambda records: records.relabel(self.id, tags.labels()))
-        if not handing.holds(connections) and not self._body.lives:
-            raise EnvironmentVanished(f"environment {self.id[:12]} ended before it was taken over.")
-        self._watch_memory(self._new_memory_watch())
-        self._memory.killed(suspected=True)  # what was killed before is not ours
-        self._session = self._new_session(handing.first(connections, unix_connector(self._body.place.address)))
-        with self.times.measure("session"):
-            self._session.wait_ready(_TAKE_S)
-        self._outlet = open_outlet(self._spec, self._forward)  # its listener was the last owner's
 
     # --- Ports ----------------------------------------------------------------------------------------------------
 
@@ -322,15 +267,11 @@ class OciEnvironment(Living):
         self._body.cgroup.end(timeout_s=_READY_S)
 
     def destroy(self) -> None:
-        if self._given_away:
-            return
         first = not self._gone.is_set()
         self._gone.set()
         begun = time.monotonic()
         self._session.close()
         with self._life:
-            if self._given_away:  # while we waited
-                return
             self._close_ports()
             self._session.close()  # a reset may have opened another
             self._memory.close()

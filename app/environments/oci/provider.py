@@ -14,7 +14,7 @@ from pathlib import Path
 
 import structlog
 
-from app.environments.base import Route, Snapshot, Tags, Ticket, Times
+from app.environments.base import Route, Snapshot, Tags, Times
 from app.environments.disk_usage import Usage
 from app.environments.disk_watch import DiskWatch, limit_of
 from app.environments.host_slots import Gate, HostGate, turn
@@ -29,7 +29,6 @@ from app.environments.oci.trial import found
 from app.environments.prebuilt import binary
 from app.environments.setting_up import carry_out
 from app.environments.tools import Find, told, tools_of
-from app.environments.warm.wire import close_all
 from app.errors import (
     EnvironmentFailed,
     EnvironmentVanished,
@@ -94,10 +93,6 @@ class OciProvider:
 
     def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
         return self._images.ensure(spec, timeout_s=timeout_s).id
-
-    def has_image(self, spec: EnvironmentSpec) -> bool:
-        """See `warm.Looking`."""
-        return self._images.here(spec)
 
     def tool_versions(self, spec: EnvironmentSpec) -> dict[str, str]:
         """See `tools.Showing`."""
@@ -210,23 +205,6 @@ class OciProvider:
         except BaseException:
             give_up(environment)
             raise
-        return environment
-
-    def take_over(self, spec: EnvironmentSpec, ticket: Ticket, tags: Tags) -> OciEnvironment:
-        """Also for one that another process of this home made. Raises: EnvironmentFailed: it is gone."""
-        try:
-            site, tools = self._site, tools_of(spec, self._find)
-        except BaseException:
-            close_all(ticket.descriptors)
-            raise
-        environment = OciEnvironment.taken_over(site, spec, ticket, tags, tools)
-        try:
-            self._watch.watch(environment, limit_of(spec))
-        except BaseException:
-            give_up(environment)
-            raise
-        environment.times.taken(ticket)
-        log.info("environment.taken_over", environment=environment.id, image=spec.label)
         return environment
 
     # --- Removal --------------------------------------------------------------------------------------------------

@@ -88,11 +88,6 @@ class Records:
             self.write(replace(found, labels=labels))
         return found is not None
 
-    def put_off(self, identity: str, deadline_unix_s: float) -> bool:
-        """Let it live until then. False: it is gone."""
-        found = self.read(identity)
-        return found is not None and self.relabel(identity, {**found.labels, DEADLINE: f"{deadline_unix_s:.0f}"})
-
     def restack(self, identity: str, layers: Sequence[str]) -> None:
         """Note that an environment stands on other layers now."""
         found = self.read(identity)

@@ -85,42 +85,11 @@ class Entrance(Protocol):
         """Once after each start. Raises: WayClosed."""
         ...
 
-    def hand_over(self) -> tuple[dict[str, str], tuple[int, ...]]:
-        """What another process of this host needs for `open_again`, as JSON, and open files for it.
-
-        Raises: EnvironmentFailed: this way cannot be given away.
-        """
-        ...
-
-    def open_again(self, inside: Inside) -> Session:
-        """A session of what runs already. Raises: EnvironmentFailed."""
-        ...
-
     def init(self) -> int | None:
         """The container's first process by this host's numbers, as the last start has it; None: not to be seen."""
         ...
 
     def close(self) -> None: ...
-
-
-class OwnEntrance:
-    """For ways that lead through this process alone."""
-
-    shares_files = False
-
-    def init(self) -> int | None:
-        return None
-
-    def hand_over(self) -> tuple[dict[str, str], tuple[int, ...]]:
-        raise EnvironmentFailed(
-            "expected an environment that is entered by a socket on this host, found one that is entered through its "
-            "engine: it cannot change hands; use an engine of this host."
-        )
-
-    def open_again(self, inside: Inside) -> Session:
-        raise EnvironmentFailed(
-            f"environment {inside.container_id[:12]} cannot be taken over: it is entered otherwise."
-        )
 
 
 class Way(Protocol):

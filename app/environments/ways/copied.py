@@ -14,7 +14,6 @@ from app.environments.ways.contract import (
     ORPHAN_EXIT_S,
     Entrance,
     Inside,
-    OwnEntrance,
     Session,
     binary_for,
     opened,
@@ -44,7 +43,9 @@ class CopiedHelper:
         return _HELPER in str(error) or "exec format error" in str(error)
 
 
-class CopiedEntrance(OwnEntrance):
+class CopiedEntrance:
+    shares_files = False
+
     def __init__(self, engine: Engine, archive: bytes) -> None:
         self._engine = engine
         self._archive = archive
@@ -71,5 +72,9 @@ class CopiedEntrance(OwnEntrance):
         argv = [_HELPER, "--bridge", _SOCKET]
         deadline = time.monotonic() + patience_s(proven=proven)
         return opened(lambda: exec_stream(self._engine, inside.container_id, argv), inside, deadline)
+
+    def init(self) -> int | None:
+        """Not to be seen: the engine may be elsewhere."""
+        return None
 
     def close(self) -> None: ...

@@ -10,7 +10,6 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,12 +28,9 @@ from app.environments.ways.contract import (
     patience_s,
     running,
 )
-from app.errors import EnvironmentFailed
 
 _STALE_S = 3600.0
 _WHO = struct.Struct("iII")  # process, user, group
-_AGAIN_S = 5.0
-"""So long a helper that ran before may take to answer its new owner."""
 _HELPER = "/dev/.megaflow-helper"  # /dev is the engine's own: no trace in the container's layer
 _SOCKETS = "/dev/.megaflow"
 
@@ -75,7 +71,6 @@ class MountedEntrance:
         self._helper = helper
         self._folder = folder
         self._held: HeldSocket | None = None
-        self._waiting: list[socket.socket] = []
         self.first_process = [_HELPER, "--listen", f"{_SOCKETS}/s", "--orphan-exit", str(ORPHAN_EXIT_S)]
         self.mounts = [
             Mount(_HELPER, str(helper), type="bind", read_only=True),
@@ -93,43 +88,13 @@ class MountedEntrance:
         self._clear()
         return opened(self._connect, inside, deadline)
 
-    def hand_over(self) -> tuple[dict[str, str], tuple[int, ...]]:
-        """The socket's place, and a connection that nobody has read from: it keeps the helper waiting for its owner."""
-        if self._held is None:
-            raise EnvironmentFailed("expected an environment that was opened, found none to hand over.")
-        told = {"helper": str(self._helper), "folder": str(self._folder)}
-        try:
-            return told, self._held.duplicates()
-        except OSError as error:
-            raise EnvironmentFailed(f"its socket cannot be handed over: {error}.") from error
-
-    @classmethod
-    def taken(cls, engine: Engine, told: Mapping[str, str], descriptors: Sequence[int]) -> MountedEntrance:
-        """Of what `hand_over` gave; owns the descriptors.
-
-        Raises: KeyError, TypeError, ValueError: they are not of that kind, and still the caller's.
-        """
-        made = cls(engine, Path(told["helper"]), Path(told["folder"]))
-        place, connection = descriptors
-        try:
-            made._waiting.append(socket.socket(fileno=connection))
-        except OSError as error:
-            raise ValueError(f"no connection came along: {error}") from error
-        made._waiting[0].setblocking(False)
-        made._held = HeldSocket(place)
-        return made
-
-    def open_again(self, inside: Inside) -> Session:
-        return opened(self._connect, inside, time.monotonic() + _AGAIN_S)
-
     def init(self) -> int | None:
         return None if self._held is None else self._held.listener
 
     def _connect(self) -> socket.socket:
-        """The connection that came along first; then others."""
         if self._held is None:
             raise ConnectionRefusedError("this environment's socket was given up")
-        return self._waiting.pop() if self._waiting else self._held.connect()
+        return self._held.connect()
 
     def _await_socket(self, container_id: str, deadline: float) -> int:
         """A descriptor of the socket, itself, not of what a link may lead to."""
@@ -153,9 +118,6 @@ class MountedEntrance:
             shutil.rmtree(self._folder)
 
     def _release(self) -> None:
-        for connection in self._waiting:
-            connection.close()
-        self._waiting.clear()
         if self._held is not None:
             self._held.close()
 
@@ -192,18 +154,6 @@ class HeldSocket:
             connection.close()
             raise
         return connection
-
-    def duplicates(self) -> tuple[int, int]:
-        """Open files for another process: the place, and a connection to it. Raises: OSError."""
-        connection = self.connect()
-        try:
-            with self._lock:
-                if self._closed:
-                    raise ConnectionRefusedError("this environment's socket was given up")
-                return os.dup(self._place), connection.detach()
-        except OSError:
-            connection.close()
-            raise
 
     def close(self) -> None:
         with self._lock:

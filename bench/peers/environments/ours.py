@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -21,13 +17,10 @@ from live import Live, Simple
 from app import logs
 from app.environments.base import Environment, EnvironmentProvider, Tags
 from app.environments.pool import EnvironmentPool
-from app.environments.warm import Warm
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 
 TIMEOUT_S = 300.0
-_READY = 4
-_PAUSE_S = 0.5
 
 
 class Ours:
@@ -99,41 +92,7 @@ class Ours:
             begun = time.perf_counter()
             single.destroy()
             ended.append(time.perf_counter() - begun)
-        return {"handout_s": handed, "ahead_s": self._made_ahead(count), "recycle_s": reset, "teardown_s": ended}
-
-    def _made_ahead(self, count: int) -> list[float]:
-        """Seconds until the pool has one that the host's keeper had ready and nobody had used."""
-        pool = EnvironmentPool(max_idle=0, warm=Warm(self._settings.home))
-        take = partial(pool.acquire, self._provider, self._spec, image_id=self._image_id, timeout_s=TIMEOUT_S)
-        took: list[float] = []
-        give_up = time.monotonic() + TIMEOUT_S
-        with self._keeper(), closing(pool):
-            while len(took) < count and time.monotonic() < give_up:
-                time.sleep(_PAUSE_S)  # until there are some again
-                begun = time.perf_counter()
-                environment, _ = take(tags=self._tags(), allow_reuse=False)
-                if environment.describe()["path"] == "warm":
-                    took.append(time.perf_counter() - begun)
-                pool.release(environment, reuse=False)
-        return took
-
-    @contextmanager
-    def _keeper(self) -> Iterator[None]:
-        """A keeper beside us, as long as the block runs."""
-        told = {
-            "home": str(self._settings.home),
-            "installation": self._settings.installation,
-            "kind": self._kind,
-            "image": self._spec.image,
-            "ready": _READY,
-        }
-        command = [sys.executable, str(Path(__file__).with_name("ours_keeper.py")), json.dumps(told)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:  # noqa: S603 (ours)
-            assert process.stdin is not None
-            try:
-                yield
-            finally:
-                process.stdin.close()
+        return {"handout_s": handed, "recycle_s": reset, "teardown_s": ended}
 
     def setups(self, tasks: int, replicas: int, width: int, setup_s: float) -> dict[str, Any]:
         """How often set-ups ran. Each leaves a name that the kernel made up: as many names, as many set-ups."""

@@ -56,7 +56,6 @@ class Borrowed:
         told = {**self._environment.describe(), "shared": True}
         if self._times is None:
             return told
-        told.pop("ahead", None)  # it counts once, for whoever has it first
         own, ended = self._times.describe(), told.get("phases", {})
         own["phases"] |= {phase: ended[phase] for phase in ("reset", "teardown") if phase in ended}
         return told | own

@@ -1,18 +1,16 @@
-"""What makes two environments the same: whoever asks with a key gets one that no command could tell from its own."""
+"""What makes two environments the same: who asks with a key gets one that no command could tell from its own."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from app.models.spec import IMAGELESS, Compose, EnvironmentKind, EnvironmentSpec, Network, Resources, Reuse
+from app.models.spec import Compose, EnvironmentKind, EnvironmentSpec, Network, Resources, Reuse
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What two tasks must share so that one may have the other's environment, or one made ahead of both."""
+    """What two tasks must share so that one may have the other's environment."""
 
     kind: EnvironmentKind
     image_id: str  # not the reference: a tag may move
@@ -43,25 +41,3 @@ class Key:
             compose=spec.compose,
             read_only=spec.reuse is Reuse.SHARED_READONLY,
         )
-
-    def digest(self) -> str:
-        """The same in every process: what goes over the wire."""
-        parts = [
-            self.kind.value,
-            self.image_id,
-            self.resources.model_dump(mode="json"),
-            self.network.value,
-            sorted(self.allowed_hosts),
-            self.workdir,
-            sorted(self.env),
-            list(self.setup),
-            sorted(self.tools),
-            self.compose and self.compose.model_dump(mode="json"),
-            self.read_only,
-        ]
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def may_be_ready(spec: EnvironmentSpec) -> bool:
-    """Whether one is worth making ahead: a folder costs nothing, and several containers do not change hands."""
-    return spec.compose is None and spec.kind not in IMAGELESS

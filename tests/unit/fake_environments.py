@@ -1,9 +1,8 @@
-"""Environments that are only noted, and change hands: what keepers and pools are tried on without a container."""
+"""Environments that are only noted: what pools are tried on without a container."""
 
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 import time
 import uuid
@@ -11,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.environments.base import CommandResult, Forward, ResetProof, Route, Serve, Stats, Tags, Ticket
+from app.environments.base import CommandResult, Forward, ResetProof, Route, Serve, Stats, Tags
 from app.errors import EnvironmentFailed, ImageUnavailable
 from app.models.shell import Interactive, StatefulShell
 from app.models.spec import EnvironmentSpec
@@ -120,16 +119,6 @@ class FakeEnvironment:
         with self.world.lock:
             self.world.alive.pop(self.id, None)
 
-    def keep_until(self, deadline_unix_s: float) -> None:
-        self._raise_if_gone()
-        self.world.deadlines[self.id] = deadline_unix_s
-
-    def hand_over(self) -> Ticket:
-        self._raise_if_gone()
-        if self.stays:
-            raise EnvironmentFailed("this way cannot be given away")
-        return Ticket("fake", {"id": self.id}, (os.open("/dev/null", os.O_RDONLY),))
-
 
 class FakeShell:
     def __init__(self, environment: FakeEnvironment) -> None:
@@ -164,10 +153,6 @@ class FakeProvider:
         self.made: dict[str, FakeEnvironment] = {}
         self._numbers = itertools.count()
 
-    def has_image(self, spec: EnvironmentSpec) -> bool:
-        self.looked.append(spec.label)
-        return spec.label not in self.absent
-
     def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
         self.prepared.append(spec.label)
         if spec.label in self.absent:
@@ -187,16 +172,6 @@ class FakeProvider:
         self.world.born(identity, tags)
         time.sleep(self.takes_s)
         return made
-
-    def take_over(self, spec: EnvironmentSpec, ticket: Ticket, tags: Tags) -> FakeEnvironment:
-        for descriptor in ticket.descriptors:
-            os.close(descriptor)
-        taken = FakeEnvironment(self.world, ticket.body["id"], spec)
-        if self.refuses_to_take:
-            raise EnvironmentFailed("this one does not answer")
-        taken.adopt(tags)
-        taken.route = Route.WARM
-        return taken
 
     def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
         return []

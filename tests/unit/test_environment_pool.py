@@ -1,4 +1,4 @@
-"""What a worker's pool gives out: recycled before ready before fresh, and shared ones to several at once."""
+"""What a worker's pool gives out: recycled before fresh, and shared ones to several at once."""
 
 from __future__ import annotations
 
@@ -12,25 +12,13 @@ import pytest
 
 from app.environments.base import Environment, Origin, Tags
 from app.environments.pool import EnvironmentPool
-from app.environments.warm import Key
 from app.errors import EnvironmentFailed
 from app.models.spec import EnvironmentSpec, Reuse
-from tests.unit.warm_fake import FakeEnvironment, FakeProvider, World, an_attempts
+from tests.unit.fake_environments import FakeEnvironment, FakeProvider, World, an_attempts
 
 PLAIN = EnvironmentSpec(image="a")
 SHARED = EnvironmentSpec(image="a", reuse=Reuse.SHARED_READONLY)
 RUN = uuid.uuid4()
-
-
-class Ready:
-    """In place of a keeper: has what it was given, by key."""
-
-    def __init__(self) -> None:
-        self.shelf: dict[Key, list[FakeEnvironment]] = {}
-
-    def take(self, provider: object, spec: EnvironmentSpec, key: Key, tags: Tags) -> FakeEnvironment | None:
-        found = self.shelf.get(key)
-        return found.pop() if found else None
 
 
 @pytest.fixture
@@ -44,13 +32,8 @@ def provider(world: World) -> FakeProvider:
 
 
 @pytest.fixture
-def ready() -> Ready:
-    return Ready()
-
-
-@pytest.fixture
-def pool(ready: Ready) -> Iterator[EnvironmentPool]:
-    made = EnvironmentPool(max_idle=2, warm=ready)  # type: ignore[arg-type]
+def pool() -> Iterator[EnvironmentPool]:
+    made = EnvironmentPool(max_idle=2)
     yield made
     made.close()
 
@@ -69,32 +52,13 @@ def acquire(pool: EnvironmentPool, provider: FakeProvider) -> Acquire:
     return ask
 
 
-def put_ready(ready: Ready, provider: FakeProvider, spec: EnvironmentSpec = PLAIN) -> FakeEnvironment:
-    made = provider.create(spec, an_attempts(), timeout_s=1)
-    ready.shelf.setdefault(Key.of(spec, "id-of-a"), []).append(made)
-    return made
-
-
-def test_a_recycled_one_goes_before_a_ready_one_and_that_before_a_new_one(
-    pool: EnvironmentPool, provider: FakeProvider, ready: Ready, acquire: Acquire
-) -> None:
+def test_a_recycled_one_goes_before_a_new_one(pool: EnvironmentPool, acquire: Acquire) -> None:
     used, origin = acquire()
     assert origin is Origin.FRESH
     pool.release(used, reuse=True)
-    waiting = put_ready(ready, provider)
     assert acquire() == (used, Origin.RECYCLED)
-    assert acquire() == (waiting, Origin.FRESH)
     third, origin = acquire()
-    assert (third.id not in (used.id, waiting.id), origin) == (True, Origin.FRESH)
-
-
-def test_who_wants_none_that_others_used_may_have_a_ready_one(
-    pool: EnvironmentPool, provider: FakeProvider, ready: Ready, acquire: Acquire
-) -> None:
-    used, _ = acquire()
-    pool.release(used, reuse=True)
-    waiting = put_ready(ready, provider)
-    assert acquire(reuse=False) == (waiting, Origin.FRESH)
+    assert (third.id != used.id, origin) == (True, Origin.FRESH)
 
 
 @pytest.mark.parametrize("clean", [True, False])
