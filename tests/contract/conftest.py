@@ -1,14 +1,14 @@
-"""The environments' contract suite (`app.environments.contract`) on ours: every test runs on each of `GROUNDS`."""
+"""The environments' contract suite (`megaflow.contract.environments`) on ours: every test runs on each of `GROUNDS`."""
 
 from __future__ import annotations
 
 import pytest
 
 PARTS = ("commands", "files", "life", "limits", "ports", "shells", "snapshots", "streams", "tools")
-pytest.register_assert_rewrite(*(f"app.environments.contract.test_{part}" for part in PARTS))
+pytest.register_assert_rewrite(*(f"megaflow.contract.environments.test_{part}" for part in PARTS))
 
-from app.environments.contract.fixtures import *  # noqa: E402, F403
-from app.environments.contract.fixtures import Create as Create  # noqa: E402  other tests take it from here
+from megaflow.contract.environments.fixtures import *  # noqa: E402, F403
+from megaflow.contract.environments.fixtures import Create as Create  # noqa: E402  other tests take it from here
 from tests.contract.environment_grounds import GROUNDS, Ground  # noqa: E402
 
 

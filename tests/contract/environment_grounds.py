@@ -10,10 +10,10 @@ import pytest
 
 from app.environments import provider_for
 from app.environments.base import EnvironmentProvider
-from app.environments.contract.ground import Ground, tags_of, tar_of
 from app.errors import AgentUnavailable
 from app.models.spec import Build, Bundle, Compose, EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
+from megaflow.contract.environments.ground import Ground, tags_of, tar_of
 
 __all__ = [
     "CONTEXT",

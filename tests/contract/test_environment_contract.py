@@ -2,9 +2,9 @@
 
 # ruff: noqa: F403
 
-from app.environments.contract.test_commands import *
-from app.environments.contract.test_files import *
-from app.environments.contract.test_life import *
-from app.environments.contract.test_ports import *
-from app.environments.contract.test_snapshots import *
-from app.environments.contract.test_tools import *
+from megaflow.contract.environments.test_commands import *
+from megaflow.contract.environments.test_files import *
+from megaflow.contract.environments.test_life import *
+from megaflow.contract.environments.test_ports import *
+from megaflow.contract.environments.test_snapshots import *
+from megaflow.contract.environments.test_tools import *

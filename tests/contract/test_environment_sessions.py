@@ -2,6 +2,6 @@
 
 # ruff: noqa: F403
 
-from app.environments.contract.test_limits import *
-from app.environments.contract.test_shells import *
-from app.environments.contract.test_streams import *
+from megaflow.contract.environments.test_limits import *
+from megaflow.contract.environments.test_shells import *
+from megaflow.contract.environments.test_streams import *

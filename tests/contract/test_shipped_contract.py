@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from app.environments import contract
+from megaflow.contract import environments as contract
 
 GROUND = """
 from app.environments import provider_for
-from app.environments.contract.ground import Ground, tar_of
+from megaflow.contract.environments.ground import Ground, tar_of
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec
 
 CONTEXT = tar_of({"setup.sh": b"mkdir -p $MEGAFLOW_ROOT/testbed"})
@@ -38,9 +38,18 @@ def elsewhere(tmp_path: Path) -> Path:
 
 def suite(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     root = Path(__file__).parents[2]
-    command = [sys.executable, "-m", "pytest", "-p", "app.environments.contract.plugin", "-p", "no:cacheprovider", "-q"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "megaflow.contract.environments.plugin",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+    ]
     return subprocess.run(
-        [*command, "--pyargs", "app.environments.contract", *words],
+        [*command, "--pyargs", "megaflow.contract.environments", *words],
         cwd=folder,
         env={"PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": f"{folder}:{root}"},
         capture_output=True,

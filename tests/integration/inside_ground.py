@@ -14,15 +14,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.agents.contract.fixtures import wait_until
 from app.agents.framework import Bundle
 from app.agents.trial import Stage, write_scripts
 from app.environments import provider_for
-from app.environments.contract.ground import tags_of
 from app.environments.outlets.model import model_outlet
 from app.environments.tools import tool_inside
 from app.models.spec import EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
+from megaflow.contract.agents.fixtures import wait_until
+from megaflow.contract.environments.ground import tags_of
 
 SEEN = "seen.txt"
 ENV_SCENE = f'[{{thought: I look around, command: "env > {SEEN}; echo HOME=$HOME >> {SEEN}"}}, {{submit: true}}]'

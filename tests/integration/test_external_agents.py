@@ -12,7 +12,6 @@ import pytest
 from pydantic import SecretStr
 
 from app.agents.base import AgentJob, AgentReport, ModelEndpoint
-from app.agents.contract.fixtures import *  # noqa: F403  an environment, and its provider
 from app.agents.external import read
 from app.agents.external.agent import ExternalAgent
 from app.agents.external.framework import ExternalFramework
@@ -22,6 +21,7 @@ from app.environments.base import Environment
 from app.errors import AgentFailed, AgentUnavailable, EnvironmentFailed
 from app.models.endings import EndReason
 from app.models.spec import Limits
+from megaflow.contract.agents.fixtures import *  # noqa: F403  an environment, and its provider
 from tests.contract.agents.example import EXAMPLE
 
 KEY = "sk-of-this-attempt-0123456789"

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from app.environments.base import Tags
-from app.environments.contract.ground import tags_of, tar_of
 from app.environments.host_slots import HostGate
 from app.environments.local import LocalProvider
 from app.environments.sweeper import Sweeper
 from app.errors import EnvironmentFailed, NoPlaceToStart, SetupFailed, SetupTimedOut, SpecInvalid
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec, Reuse
 from app.settings import Settings
+from megaflow.contract.environments.ground import tags_of, tar_of
 
 CONTEXT = tar_of({"setup.sh": b"true\n"})
 BUNDLE = Bundle(sha256=hashlib.sha256(CONTEXT).hexdigest(), size_bytes=len(CONTEXT))

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from app.environments.contract.fixtures import create, own, provider, settings, shared, spec
+from megaflow.contract.environments.fixtures import create, own, provider, settings, shared, spec
 
 __all__ = ["create", "own", "provider", "settings", "shared", "spec"]

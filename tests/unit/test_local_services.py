@@ -12,7 +12,6 @@ from app.agents.base import AgentJob
 from app.agents.oracle import OracleAgent
 from app.agents.patch import head_commit, take_patch
 from app.environments.base import Environment
-from app.environments.contract.ground import tags_of, tar_of
 from app.environments.local import LocalProvider
 from app.grading.base import Submission
 from app.grading.script_goal import ScriptGrader
@@ -28,6 +27,7 @@ from app.models.spec import (
     ScriptSolution,
 )
 from app.settings import Settings
+from megaflow.contract.environments.ground import tags_of, tar_of
 
 BUNDLE = Bundle(sha256="0" * 64, size_bytes=1)
 GOAL = ScriptGoal(tests=BUNDLE, command='bash "$TESTS_DIR/test.sh"')

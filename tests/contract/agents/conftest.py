@@ -1,4 +1,4 @@
-"""The agents' contract suite (`app.agents.contract`) on ours: every test runs on each of `SUBJECTS`.
+"""The agents' contract suite (`megaflow.contract.agents`) on ours: every test runs on each of `SUBJECTS`.
 
 Qwen Code's own retries cannot be set and take minutes for each broken engine, OpenHands takes ten seconds to start and
 mini-swe-agent five: of these only the tests of `ALWAYS` run, the others are `extra` (`make test-extra`).
@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 PARTS = ("ends", "engine_faults", "stops")
-pytest.register_assert_rewrite(*(f"app.agents.contract.test_{part}" for part in PARTS))
+pytest.register_assert_rewrite(*(f"megaflow.contract.agents.test_{part}" for part in PARTS))
 
-from app.agents.contract.fixtures import *  # noqa: E402, F403
-from app.agents.contract.subject import Subject, subject_named  # noqa: E402
+from megaflow.contract.agents.fixtures import *  # noqa: E402, F403
+from megaflow.contract.agents.subject import Subject, subject_named  # noqa: E402
 from tests.contract.agents.example import EXAMPLE  # noqa: E402
 
 NEEDS_INSTALLING = (pytest.mark.agents, pytest.mark.slow, pytest.mark.timeout(900))

@@ -21,9 +21,9 @@ def elsewhere(tmp_path: Path) -> Path:
 
 def suite(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     root = Path(__file__).parents[3]
-    command = [sys.executable, "-m", "pytest", "-p", "app.agents.contract.plugin", "-p", "no:cacheprovider", "-q"]
+    command = [sys.executable, "-m", "pytest", "-p", "megaflow.contract.agents.plugin", "-p", "no:cacheprovider", "-q"]
     return subprocess.run(
-        [*command, "--pyargs", "app.agents.contract", "--tools", str(folder / "tools"), *words],
+        [*command, "--pyargs", "megaflow.contract.agents", "--tools", str(folder / "tools"), *words],
         cwd=folder,
         env={"PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": str(root)},
         capture_output=True,

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from app.environments.base import Environment, EnvironmentProvider, Snapshot
-from app.environments.contract.fixtures import Create
-from app.environments.contract.ground import Ground, tags_of
 from app.errors import EnvironmentFailed
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
+from megaflow.contract.environments.fixtures import Create
+from megaflow.contract.environments.ground import Ground, tags_of
 
 _kept = pytest.mark.needs("keeps")
 

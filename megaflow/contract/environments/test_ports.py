@@ -11,9 +11,9 @@ from contextlib import suppress
 import pytest
 
 from app.environments.base import Environment
-from app.environments.contract.fixtures import Create
-from app.environments.contract.ground import Ground
 from app.errors import EnvironmentFailed
+from megaflow.contract.environments.fixtures import Create
+from megaflow.contract.environments.ground import Ground
 
 
 def shout(connection: socket.socket) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from app.environments.contract.fixtures import *  # noqa: F403
-from app.environments.contract.ground import Ground
+from megaflow.contract.environments.fixtures import *  # noqa: F403
+from megaflow.contract.environments.ground import Ground
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

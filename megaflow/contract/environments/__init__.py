@@ -3,16 +3,16 @@
 Describe yours once, in a module that Python finds:
 
     # my_ground.py
-    from app.environments.contract.ground import Ground
+    from megaflow.contract.environments.ground import Ground
     GROUND = Ground("mine", "my-kind", my_provider, my_spec)
 
 and run all of it:
 
-    pytest -p app.environments.contract.plugin --pyargs app.environments.contract --ground my_ground
+    pytest -p megaflow.contract.environments.plugin --pyargs megaflow.contract.environments --ground my_ground
 
 To have it among your own tests, write a `conftest.py` with a fixture `ground` (scope "module") and
-`from app.environments.contract.fixtures import *`, and a test file with
-`from app.environments.contract.test_commands import *` for each of the parts that you want.
+`from megaflow.contract.environments.fixtures import *`, and a test file with
+`from megaflow.contract.environments.test_commands import *` for each of the parts that you want.
 
 Nothing outside of this package imports it.
 """

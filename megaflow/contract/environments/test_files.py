@@ -8,8 +8,8 @@ import tarfile
 import pytest
 
 from app.environments.base import Environment
-from app.environments.contract.ground import tar_of
 from app.errors import SpecInvalid
+from megaflow.contract.environments.ground import tar_of
 
 
 def test_a_file_comes_back_as_it_went_with_its_folders_and_mode(shared: Environment) -> None:

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from app.environments.base import Environment
-from app.environments.contract.fixtures import Create
 from app.errors import EnvironmentFailed
 from app.models.shell import Interactive
+from megaflow.contract.environments.fixtures import Create
 
 
 def until(stream: Interactive, wanted: bytes, timeout_s: float = 15) -> bytes:

@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from app.environments.base import Environment, EnvironmentProvider
-from app.environments.contract.fixtures import Create
-from app.environments.contract.ground import Ground, tags_of, tar_of
 from app.errors import EnvironmentFailed
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
+from megaflow.contract.environments.fixtures import Create
+from megaflow.contract.environments.ground import Ground, tags_of, tar_of
 
 PHASES = {"image", "create", "start", "session", "set_up", "reset", "teardown"}
 

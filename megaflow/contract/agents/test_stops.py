@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from app.agents.contract.fixtures import LIMITS, Play, wait_until
 from app.agents.framework import Framework, Placement
 from app.agents.trial import STARTED, WORKDIR, Trial
 from app.environments.base import Environment
 from app.errors import EnvironmentFailed
 from app.models.endings import EndReason
+from megaflow.contract.agents.fixtures import LIMITS, Play, wait_until
 
 _SCENE = "works"
 """One command, and then one without end."""

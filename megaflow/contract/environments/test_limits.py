@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from app.environments.base import Environment, EnvironmentProvider
-from app.environments.contract.fixtures import Create
-from app.environments.contract.ground import tags_of
 from app.models.spec import EnvironmentSpec, Resources
 from app.settings import Settings
+from megaflow.contract.environments.fixtures import Create
+from megaflow.contract.environments.ground import tags_of
 
 MEBI = 1 << 20
 

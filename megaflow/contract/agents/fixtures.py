@@ -18,7 +18,6 @@ from urllib.request import urlopen
 import pytest
 
 from app.agents.base import Agent
-from app.agents.contract.subject import Subject
 from app.agents.framework import Framework, Placement
 from app.agents.trial import NeverCancelled, Stage, Trial, write_scripts
 from app.environments import provider_for
@@ -26,6 +25,7 @@ from app.environments.base import Environment, EnvironmentProvider, Tags
 from app.models.shell import CancelToken
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec, Limits
 from app.settings import Settings
+from megaflow.contract.agents.subject import Subject
 
 __all__ = ["Play", "agent", "engine_url", "environment", "framework", "play", "provider", "stage"]
 

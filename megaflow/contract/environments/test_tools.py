@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from app.environments.base import Environment, EnvironmentProvider
-from app.environments.contract.ground import Ground, tags_of
 from app.environments.pool import EnvironmentPool
 from app.environments.pristine import Fingerprint, differences
 from app.environments.tools import tool_inside
 from app.errors import AgentUnavailable, EnvironmentFailed
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
+from megaflow.contract.environments.ground import Ground, tags_of
 
 _shown = pytest.mark.needs("shows_tools")
 

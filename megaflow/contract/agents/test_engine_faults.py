@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from app.agents.contract.fixtures import Play
-from app.agents.contract.test_ends import assert_evidence
 from app.agents.reconcile import reconciled
 from app.models.endings import EndReason
 from app.models.model_calls import Account, CallEnd
+from megaflow.contract.agents.fixtures import Play
+from megaflow.contract.agents.test_ends import assert_evidence
 
 _MAY_SAY = (EndReason.MODEL_ERROR, EndReason.AGENT_ERROR, EndReason.SUBMITTED)
 """A framework may take rubbish for an answer, or a refused key for an error of its own. What it must not do is to try

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from app.agents.contract.fixtures import *  # noqa: F403
-from app.agents.contract.subject import subject_named
 from app.errors import MegaFlowError
 from app.settings import Settings
+from megaflow.contract.agents.fixtures import *  # noqa: F403
+from megaflow.contract.agents.subject import subject_named
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
