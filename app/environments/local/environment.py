@@ -6,6 +6,7 @@ host as it is, and learn from WORKDIR, TESTS_DIR, LOGS_DIR and SOLUTION_DIR wher
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,9 +22,6 @@ from app.environments.local.snapshots import Snapshots
 from app.environments.processes import living
 from app.errors import EnvironmentFailed
 from app.models.spec import EnvironmentSpec
-
-_HELPERS = 2
-"""Processes of the session itself that carry the environment's mark: the helper and a lane at least."""
 
 
 class LocalEnvironment(Living):
@@ -52,7 +50,7 @@ class LocalEnvironment(Living):
             {**variables_of(self.root, self._spec), ENVIRONMENT: self.id},
             cwd=self._spec.workdir,
             within=self._below,
-            count=self._count,
+            count=lambda: sum(not _runs(pid, program) for pid in living(ENVIRONMENT, self.id)),
         )
 
     def describe(self) -> dict[str, Any]:
@@ -108,9 +106,6 @@ class LocalEnvironment(Living):
             return Path(clean)
         return self.root / clean.lstrip("/")
 
-    def _count(self) -> int:
-        return max(0, len(living(ENVIRONMENT, self.id)) - _HELPERS)
-
     def _how_it_ended(self) -> str:
         return ""
 
@@ -118,3 +113,11 @@ class LocalEnvironment(Living):
         super()._raise_if_gone()
         if not self.root.is_dir():
             raise EnvironmentFailed(f"environment {self.id} was destroyed.")
+
+
+def _runs(pid: int, program: Path) -> bool:
+    """Whether it is a process of the session's own."""
+    try:
+        return os.path.samefile(f"/proc/{pid}/exe", program)
+    except OSError:  # it has just ended
+        return True
