@@ -23,11 +23,12 @@ test: bootstrap ## all tests but those marked `extra`; PYTEST="tests/unit -k sta
 test-extra: bootstrap ## tests marked `extra`: fuzzing, and the rest of the agents' contract; an hour
 	@sh scripts/test -m extra $(PYTEST)
 
-check: bootstrap ## format, lint, types, import rules
+check: bootstrap ## format, lint, types, import rules, budgets
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/budgets.py
 
 format: bootstrap ## put the code in the house's format
 	$(BIN)/ruff format .
