@@ -82,19 +82,34 @@ def _spread(arguments: Sequence[str]) -> list[str]:
     return ["-n", count, "--dist", "loadfile", "--no-loadscope-reorder"]
 
 
-PACKAGES = {"docker-registry": "docker-registry", "docker-compose": "docker-compose", "runc": "runc"}
+PACKAGES = {
+    "docker-registry": ("docker-registry",),
+    "docker-compose": ("docker-compose",),
+    "runc": ("runc",),
+    "gcc": ("gcc", "libc6-dev"),  # the session helper under sanitizers
+}
 """Programs that some tests drive, and their Debian packages. Without them, those tests skip, or fail in CI."""
 
 
 def _install_programs() -> None:
-    missing = sorted(package for program, package in PACKAGES.items() if shutil.which(program) is None)
+    absent = [program for program in PACKAGES if shutil.which(program) is None]
+    missing = [package for program in absent for package in PACKAGES[program]]
     if missing and os.geteuid() == 0 and shutil.which("apt-get") is not None:
         _say(f"installing {' and '.join(missing)} from Debian's packages")
-        command = ["apt-get", "install", "-y", "--no-install-recommends", *missing]
-        environ = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, stdin=subprocess.DEVNULL)  # noqa: S603
+        install = ["install", "-y", "--no-install-recommends", *missing]
+        done = _apt(install)
+        if done.returncode != 0:  # perhaps it has never looked what there is
+            _apt(["update"])
+            done = _apt(install)
         if done.returncode != 0:
             _say(f"apt-get could not install them: {done.stderr.strip().splitlines()[-1:]}")
+
+
+def _apt(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    environ = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    return subprocess.run(  # noqa: S603 (constants of this module)
+        ["apt-get", *words], env=environ, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
 
 
 def _prepare(settings: Settings) -> bool:
