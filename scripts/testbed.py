@@ -107,9 +107,8 @@ def _install_programs() -> None:
 
 def _apt(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
     environ = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    return subprocess.run(  # noqa: S603 (constants of this module)
-        ["apt-get", *words], env=environ, capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )
+    command = ["apt-get", *words]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, stdin=subprocess.DEVNULL)  # noqa: S603
 
 
 def _prepare(settings: Settings) -> bool:
