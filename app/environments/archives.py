@@ -39,16 +39,6 @@ def of_folder(path: str) -> bytes:
     return buffer.getvalue()
 
 
-def check(archive: bytes) -> None:
-    """Refuse what no task needs: names that lead outside, devices, pipes, links to outside.
-
-    Raises: SpecInvalid: names the member.
-    """
-    with _opened(archive) as tar:
-        for member in tar:
-            _refuse_unsafe(member)
-
-
 def unpack(archive: bytes, folder: Path) -> None:
     """Unpack into `folder`, made if missing; owners and set-uid bits of the archive are not taken over.
 
@@ -88,38 +78,6 @@ def _refuse_unsafe(member: tarfile.TarInfo) -> None:
         clean = posixpath.normpath(target)
         if clean.startswith(("/", "../")) or clean == "..":
             raise SpecInvalid(f"archive member {member.name!r} is refused: it leads outside of its folder.")
-
-
-def only_member(archive: bytes) -> tuple[tarfile.TarInfo, bytes]:
-    """The first member and, for a regular file, its content."""
-    with _opened(archive) as tar:
-        member = tar.next()
-        if member is None:
-            raise SpecInvalid("expected an archive with one member, found an empty one.")
-        reader = tar.extractfile(member) if member.isreg() else None
-        return member, reader.read() if reader else b""
-
-
-def of_tree(folder: Path) -> bytes:
-    """A tar of what is in `folder`, by names relative to it."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for entry in sorted(os.listdir(folder)):
-            tar.add(folder / entry, entry)
-    return buffer.getvalue()
-
-
-def below(archive: bytes) -> bytes:
-    """The same archive without its first folder, below which everything is."""
-    buffer = io.BytesIO()
-    with _opened(archive) as tar, tarfile.open(fileobj=buffer, mode="w") as made:
-        for member in tar:
-            member.name = member.name.partition("/")[2]
-            if member.islnk():
-                member.linkname = member.linkname.partition("/")[2]
-            if member.name:
-                made.addfile(member, tar.extractfile(member) if member.isreg() else None)
-    return buffer.getvalue()
 
 
 def absolute(path: str) -> str:

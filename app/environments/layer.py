@@ -7,7 +7,6 @@ changes to an overlay's upper folder while it is not mounted, that is, while the
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import os
 import shutil
@@ -164,14 +163,6 @@ def _emptied(folder: Path) -> int:
             raise OSError(f"cannot empty {folder}: {done.stderr[-500:].decode(errors='replace')}") from None
         count = max(count, len(names))
     return count
-
-
-def _text(content: bytes) -> str:
-    return base64.b64encode(content).decode()
-
-
-def _texts(attributes: dict[str, bytes]) -> dict[str, str]:
-    return {name: _text(value) for name, value in attributes.items()}
 
 
 def _content(path: Path) -> tuple[bytes, int, int, int]:

@@ -198,10 +198,6 @@ class SessionClient:
         """A tar of what is in the folder `path`. Raises: FileNotFoundError."""
         return transfer.get(self._lanes, Kind.GET_TREE, path, limit_bytes=limit_bytes)
 
-    def get_tree_to(self, path: str, file: BinaryIO, *, limit_bytes: int | None = None) -> int:
-        """The same into `file`; its size."""
-        return transfer.get_to(self._lanes, Kind.GET_TREE, path, file.write, limit_bytes=limit_bytes)
-
     # --- The whole ------------------------------------------------------------------------------------------------
 
     def stats(self) -> SessionStats:
