@@ -80,7 +80,7 @@ class _Relay(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    do_GET = do_POST = do_DELETE = do_HEAD = _answer  # noqa: N815 - the base's names
+    do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = _answer  # noqa: N815 - the base's names
 
     @staticmethod
     def _refused(status: int, message: str) -> tuple[int, bytes]:
@@ -89,7 +89,8 @@ class _Relay(BaseHTTPRequestHandler):
     def _relayed(self, body: bytes) -> tuple[int, bytes]:
         engine = _Connection(self.server.target)
         try:
-            engine.request(self.command, self.path, body, {"Content-Type": "application/json"})
+            kind = {"Content-Type": self.headers.get("Content-Type", "application/json")}
+            engine.request(self.command, self.path, body, kind)
             answer = engine.getresponse()
             return answer.status, answer.read()
         finally:

@@ -611,7 +611,7 @@ def test_a_command_out_of_time_in_a_service_takes_none_of_the_services_own_proce
 
 
 def test_a_service_that_dies_is_seen_with_its_exit_code(create: Create) -> None:
-    environment = create("services: {main: {image: BASE}, db: {image: BASE, command: [sh, -c, 'sleep 1; exit 9']}}")
+    environment = create("services: {main: {image: BASE}, db: {image: BASE, command: [sh, -c, 'sleep 5; exit 9']}}")
     eventually(lambda: services(environment)["db"]["state"] != "running")
     assert (services(environment)["db"]["state"], services(environment)["db"]["exit_code"]) == ("exited", 9)
     assert environment.run("true", timeout_s=20).ok

@@ -234,7 +234,7 @@ def test_a_port_that_is_taken_is_said(inside: Inside) -> None:
 
 
 def test_a_program_for_another_machine_is_said(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "binary", lambda: b"\x7fELF of another machine")
+    monkeypatch.setattr(relay.prebuilt, "content", lambda program, machine: b"\x7fELF of another machine")
     with pytest.raises(EnvironmentFailed):
         inside.forward(echo)
 

@@ -23,7 +23,6 @@ def test_what_is_missing_is_brought_once_and_named_when_it_cannot_be(
 
     monkeypatch.setattr(tools, "PACKAGES", {"no-such-program": ("no-such-package",)})
     monkeypatch.setattr(tools.subprocess, "run", refuse)
-    monkeypatch.setattr(tools, "binary", lambda home: home)
     monkeypatch.setattr(tools.shutil, "which", lambda name: None if name == "no-such-program" else f"/usr/bin/{name}")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     settings, said = Settings(home=home_folder), list[str]()

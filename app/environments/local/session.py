@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -45,6 +46,7 @@ class HostSession:
         except OSError as error:
             raise EnvironmentFailed(f"no session can be started in {folder}: {error}.") from error
         self._client = SessionClient(unix_connector(folder / _SOCKET), label=folder.name)
+        self._end = weakref.finalize(self, _ended, self._client, self._process)  # also when nobody closes it
         try:
             self._client.wait_ready(_READY_S)
         except BaseException:
@@ -103,17 +105,21 @@ class HostSession:
 
     def close(self) -> None:
         """End it and all that its commands left. Safe to call twice."""
-        self._client.close()
-        with suppress(ProcessLookupError):
-            self._process.terminate()
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(_END_S)
+        self._end()
 
     def _folder(self, cwd: str | None) -> str:
         return str(self._within(cwd or self._cwd))
+
+
+def _ended(client: SessionClient, process: subprocess.Popen[bytes]) -> None:
+    client.close()
+    with suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(_END_S)
 
 
 def _started(program: Path, folder: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
