@@ -72,7 +72,7 @@ def written(budgets: dict[str, dict[str, int]]) -> str:
 
 
 def _room(table: str, value: int) -> int:
-    """Lines are counted by the hundred, so that not every mend needs a raise."""
+    """Round lines up to the next hundred: a small fix needs no new budget."""
     return -(-value // 100) * 100 if table == "lines" else value
 
 

@@ -197,7 +197,7 @@ def _environment(
 
 def _tags(settings: Settings) -> Tags:
     """Of nobody: should we be killed, the sweeper takes the environment when it is overdue, and not before."""
-    return Tags.of_nobody(settings.installation, uuid.uuid4(), time.time() + 3600)
+    return Tags.without_attempt(settings.installation, uuid.uuid4(), time.time() + 3600)
 
 
 def _recipe() -> bytes:

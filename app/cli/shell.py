@@ -158,7 +158,7 @@ def _standing(asked: _Asked, settings: Settings, timeout_s: float, end: terminal
     provider.prepare_image(spec, timeout_s=limit_s)
     deadline = time.time() + limit_s + timeout_s + _SWEPT_AFTER_S
     environment = provider.create(
-        spec, Tags.of_nobody(settings.installation, uuid.uuid4(), deadline), timeout_s=limit_s
+        spec, Tags.without_attempt(settings.installation, uuid.uuid4(), deadline), timeout_s=limit_s
     )
     try:
         yield environment

@@ -143,7 +143,7 @@ class Tags:
     deadline_unix_s: float
 
     @classmethod
-    def of_nobody(cls, installation: str, owner_id: UUID, deadline_unix_s: float) -> Tags:
+    def without_attempt(cls, installation: str, owner_id: UUID, deadline_unix_s: float) -> Tags:
         """Of an environment that belongs to no attempt."""
         return cls(installation, owner_id, None, None, None, deadline_unix_s)
 
@@ -302,7 +302,7 @@ class Environment(Shell, Protocol):
         """Keep its files as they are now. It goes on as before, its processes too, and a reset leads where it did.
 
         tags: whose the snapshot is and until when; it goes with its instance or at its deadline, whichever comes first
-        (`Tags.of_nobody`: at its deadline). What somebody writes meanwhile may be half in it.
+        (`Tags.without_attempt`: at its deadline). Files written during the copy may be incomplete in it.
 
         Raises: EnvironmentFailed: it is gone, or has files that would not be in it (volumes, other services);
         EngineUnavailable, DiskFull. Then nothing is kept.

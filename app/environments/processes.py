@@ -33,7 +33,7 @@ def living(variable: str, value: str) -> list[int]:
 
 
 def kill_marked(variable: str, value: str) -> bool:
-    """Kill them until a look finds nobody left; False when some would not die."""
+    """Kill them until none is left; False when some do not end."""
     sessions: set[int] = set()
     for attempt in range(_ROUNDS):
         found = _living(variable, value, sessions)

@@ -82,7 +82,7 @@ def test_one_made_ahead_hands_its_labels_to_nobody(
     provider: DockerProvider, engine: Engine, base_image_tag: str, settings: Settings
 ) -> None:
     spec = EnvironmentSpec(image=base_image_tag, setup=(once(),))
-    ahead = Tags.of_nobody(settings.installation, uuid.uuid4(), tags_of(settings.installation).deadline_unix_s)
+    ahead = Tags.without_attempt(settings.installation, uuid.uuid4(), tags_of(settings.installation).deadline_unix_s)
     made = [provider.create(spec, tags, timeout_s=60) for tags in (ahead, tags_of(settings.installation))]
     labels = [engine.api.inspect_container(one.id)["Config"]["Labels"] for one in made]
     assert [one["megaflow.ready"] for one in labels] == ["1", ""]

@@ -48,7 +48,7 @@ def _owner(engine: Engine, container_id: str) -> uuid.UUID:
 
 
 def ahead(settings: Settings, deadline_s: float = 600) -> Tags:
-    return Tags.of_nobody(settings.installation, uuid.uuid4(), time.time() + deadline_s)
+    return Tags.without_attempt(settings.installation, uuid.uuid4(), time.time() + deadline_s)
 
 
 def test_the_sweeper_takes_those_of_the_dead_and_the_overdue(

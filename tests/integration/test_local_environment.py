@@ -89,7 +89,7 @@ def test_the_sweeper_takes_overdue_snapshots_and_halves_of_them(tmp_path: Path) 
     provider = LocalProvider(settings, fetch_bundle=lambda bundle: CONTEXT)
     owner = tags_of("test")
     environment = provider.create(SPEC, owner, timeout_s=20)
-    late = Tags.of_nobody("test", uuid.uuid4(), time.time() - 1)
+    late = Tags.without_attempt("test", uuid.uuid4(), time.time() - 1)
     kept, overdue = environment.snapshot(owner), environment.snapshot(late)
     half = tmp_path / "snapshots" / "local" / "half"  # as its maker leaves it when it is killed
     (half / ".root").mkdir(parents=True)

@@ -189,7 +189,7 @@ def test_the_sweeper_takes_those_of_the_dead_and_the_overdue_and_what_was_remove
     environment = oci.create(tiny, owner, timeout_s=30)
     dead, late = (
         tags(oci_settings.installation),
-        Tags.of_nobody(oci_settings.installation, uuid.uuid4(), time.time() - 1),
+        Tags.without_attempt(oci_settings.installation, uuid.uuid4(), time.time() - 1),
     )
     in_use, kept, *_ = [environment.snapshot(one) for one in (owner, owner, dead, late)]
     sweeper = Sweeper(oci_settings)

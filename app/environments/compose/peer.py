@@ -282,7 +282,7 @@ class Peer:
 class ServiceSession:
     """Commands beside a service's own processes, as its user; files as root.
 
-    An engine lets root, in a container of another user, become nobody else: so each has a helper of its own.
+    In a container with another user the engine starts root without the right to change users: each has its own helper.
     """
 
     def __init__(self, commands: SessionClient, files: SessionClient | None) -> None:

@@ -46,7 +46,7 @@ class HostSession:
         except OSError as error:
             raise EnvironmentFailed(f"no session can be started in {folder}: {error}.") from error
         self._client = SessionClient(unix_connector(folder / _SOCKET), label=folder.name)
-        self._end = weakref.finalize(self, _ended, self._client, self._process)  # also when nobody closes it
+        self._end = weakref.finalize(self, _ended, self._client, self._process)  # also without `close`
         try:
             self._client.wait_ready(_READY_S)
         except BaseException:

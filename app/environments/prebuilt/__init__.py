@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import tempfile
 from pathlib import Path
@@ -63,11 +62,11 @@ def binary(home: Path, machine: str | None = None) -> Path:
     if not made.exists():
         program = content("helper", machine)
         made.parent.mkdir(parents=True, exist_ok=True)
-        number, passing = tempfile.mkstemp(prefix=f".{made.name}-", dir=made.parent)
-        with open(number, "wb") as file:
-            file.write(program)
-        os.chmod(passing, 0o755)
-        os.replace(passing, made)
+        with tempfile.TemporaryDirectory(dir=made.parent) as folder:
+            passing = Path(folder, made.name)
+            passing.write_bytes(program)
+            passing.chmod(0o755)
+            passing.replace(made)
     return made
 
 
