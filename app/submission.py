@@ -11,8 +11,8 @@ from pydantic import TypeAdapter, ValidationError
 from app.agents import catalogue
 from app.agents.recorded import recorded_run
 from app.compose_file.file import read_project
-from app.environments import archives
 from app.errors import ArtifactMissing, LimitInvalid, SpecInvalid
+from app.host import archives
 from app.ledger import model_replicas
 from app.ledger.database import Database
 from app.ledger.model_endpoints import Registered

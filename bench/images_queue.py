@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 from typing import NamedTuple
 
-from app.environments.image_store.eviction import Held, Layer
+from app.images.eviction import Held, Layer
 from app.ledger.upcoming import MOST, in_order
 from app.ledger.waiting import Candidate, LineKey
 from app.models.spec import Mode

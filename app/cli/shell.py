@@ -21,10 +21,10 @@ from app.artifacts.bundles import fetch_bundle
 from app.cli import terminal
 from app.cli.later import later
 from app.cli.show import say
+from app.compose_file.plan import planned
 from app.environments import provider_for
-from app.environments.base import Environment, Tags
-from app.environments.compose.plan import planned
-from app.environments.compose.several import Several
+from app.environments.contract import Environment, Tags
+from app.environments.runtimes.compose.services import Several
 from app.errors import SpecInvalid, UnknownName
 from app.models.shell import CommandResult, Shell
 from app.models.spec import IMAGELESS, REPLAY_MODEL, AgentTask, Bundle, EnvironmentKind, ModelChoice, Network

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from app.environments.engine import ROLE, Engine, engine_of
-from app.environments.local import OWNER
-from app.environments.oci import Records
+from app.environments.runtimes.local import OWNER
+from app.environments.runtimes.oci import Records
 from app.errors import EngineUnavailable, EnvironmentFailed
+from app.host.engine import ROLE, Engine, engine_of
 from app.ledger.receipt_check import Listed
 from app.ledger.receipts import ObjectKind
 from app.settings import Settings

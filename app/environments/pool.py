@@ -14,10 +14,10 @@ from typing import Protocol, runtime_checkable
 
 import structlog
 
-from app.environments.base import Environment, EnvironmentProvider, Origin, ResetProof, Tags
-from app.environments.living import give_up
+from app.environments.contract import Environment, EnvironmentProvider, Origin, ResetProof, Tags
+from app.environments.isolation.fingerprint import Fingerprint, differences
 from app.environments.pool_key import Key
-from app.environments.pristine import Fingerprint, differences
+from app.environments.runtimes.session_environment import give_up
 from app.environments.sharing import Borrowed, Loans
 from app.environments.tools import versions_of
 from app.errors import StationError

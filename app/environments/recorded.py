@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 
-from app.environments.base import (
+from app.environments.contract import (
     Chronicling,
     CommandResult,
     Environment,
@@ -32,8 +32,8 @@ from app.environments.base import (
     Stats,
     Tags,
 )
-from app.environments.compose.several import Several
 from app.environments.pool import Adoptable
+from app.environments.runtimes.compose.services import Several
 from app.environments.tools import versions_of
 from app.errors import DatabaseUnavailable, EnvironmentFailed, StationError
 from app.ledger import receipts

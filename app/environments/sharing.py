@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from app.environments.base import (
+from app.environments.contract import (
     CommandResult,
     Environment,
     Forward,

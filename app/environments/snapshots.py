@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from app.environments import engine_snapshots
-from app.environments.engine import Engine, engine_of
-from app.environments.local.snapshots import Snapshots
-from app.environments.oci.provider import remove_snapshot
-from app.environments.oci.store import ImageStore
+from app.environments.runtimes.docker import snapshots
+from app.environments.runtimes.local.snapshots import Snapshots
+from app.environments.runtimes.oci.provider import remove_snapshot
 from app.errors import EngineUnavailable, EnvironmentFailed
+from app.host.engine import Engine, engine_of
+from app.images.layer_store import ImageStore
 from app.settings import Settings
 
 
@@ -47,7 +47,7 @@ def standing(settings: Settings) -> Iterator[Standing]:
     try:
         engine = engine_of(settings)
         with engine.named("list snapshots", EnvironmentFailed):
-            found = list(engine_snapshots.kept(engine, ours))
+            found = list(snapshots.kept(engine, ours))
     except (EngineUnavailable, EnvironmentFailed):
         return
     for kept in found:
@@ -55,6 +55,6 @@ def standing(settings: Settings) -> Iterator[Standing]:
         yield Standing(kept.id or kept.image_id, kept.labels, kept.made_unix_s, not kept.id, end)
 
 
-def _remove(engine: Engine, kept: engine_snapshots.Kept) -> None:
+def _remove(engine: Engine, kept: snapshots.Kept) -> None:
     with engine.named(f"remove snapshot {kept.id or kept.image_id}", EnvironmentFailed):
         kept.remove(engine)

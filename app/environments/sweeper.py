@@ -17,14 +17,14 @@ from uuid import UUID
 import structlog
 
 from app.environments import snapshots
-from app.environments.compose.sweeping import remove_container, shared
-from app.environments.engine import ROLE, Engine, engine_of
 from app.environments.listing import READY, attempt_in, label_id, label_ready, labels_of, listed, unix_of
-from app.environments.local import OWNER, end, nobodys
-from app.environments.oci import Records, remove_abandoned
-from app.environments.oci import end as end_environment
-from app.environments.oci.records import Record
+from app.environments.runtimes.compose.sweep import remove_container, shared
+from app.environments.runtimes.local import OWNER, end, nobodys
+from app.environments.runtimes.oci import Records, remove_abandoned
+from app.environments.runtimes.oci import end as end_environment
 from app.errors import EngineUnavailable, EnvironmentFailed, StationError
+from app.host.engine import ROLE, Engine, engine_of
+from app.host.environment_records import Record
 from app.ledger import receipts, sweeps
 from app.ledger.database import Database
 from app.ledger.owners import Taker, takers

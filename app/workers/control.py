@@ -22,8 +22,8 @@ from celery.worker.control import Panel
 from app import instances as providers
 from app import logs
 from app.celery_app import CONTROL, app
-from app.environments.image_store.names import key_of
 from app.errors import DatabaseUnavailable, InstanceFailed, MegaFlowError, UnknownName
+from app.images.references import key_of
 from app.instances.base import Provider
 from app.ledger import classes, host_images, instances
 from app.ledger.classes import Offer

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 import structlog
 
-from app.environments.base import Choosing, Environment, EnvironmentProvider, Logging, Route, Tags, Times, noting
-from app.environments.image_store import arrival
+from app.environments.contract import Choosing, Environment, EnvironmentProvider, Logging, Route, Tags, Times, noting
 from app.environments.recorded import Recording
 from app.errors import EngineUnavailable, MegaFlowError, StationError
+from app.images import pull_source
 from app.ledger.environment_times import FAILED
 from app.models.outcome import Phase
 from app.models.spec import EnvironmentSpec, Mode, Reuse
@@ -70,7 +70,7 @@ class _Asking:
     """What an attempt pays while it waits for an environment."""
 
     spent: Times
-    arrivals: arrival.Arrivals
+    arrivals: pull_source.Arrivals
     begun: float = field(default_factory=time.monotonic)
 
     @property
@@ -81,7 +81,7 @@ class _Asking:
 @contextmanager
 def _asking(rollout: Rollout, spec: EnvironmentSpec, purpose: str) -> Iterator[_Asking]:
     """The block gets an environment; what it cost is on record also when none comes."""
-    with arrival.noted() as arrivals, noting() as spent:
+    with pull_source.noted() as arrivals, noting() as spent:
         asking = _Asking(spent, arrivals)
         try:
             yield asking

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from app.environments.base import Environment, MemoryCounting, ProcessCounting, ServicesCounting
+from app.environments.contract import Environment, MemoryCounting, ProcessCounting, ServicesCounting
 from app.models.spec import Resources
 
 

@@ -18,7 +18,7 @@ import app.tasks.attempt
 import app.tasks.schedule  # noqa: F401
 from app import logs
 from app.celery_app import app as celery_app
-from app.environments.oci import available
+from app.environments.runtimes.oci import available
 from app.errors import MegaFlowError
 from app.instances import nursery
 from app.models.instance import MARK

@@ -22,8 +22,8 @@ from app.agents.external import known_agents
 from app.agents.patch import head_commit, take_patch
 from app.agents.reconcile import reconciled, would_end_the_same
 from app.agents.recorded import recorded_run
-from app.environments.base import Chronicling, Environment
-from app.environments.outlets import MODEL_PORT, model_outlet
+from app.environments.contract import Chronicling, Environment
+from app.environments.networks import MODEL_PORT, model_outlet
 from app.errors import AgentFailed, EnvironmentOverLimit, MegaFlowError, ModelRefused, StaleWriter
 from app.grading.base import Grade, Submission
 from app.ledger import attempts, ends, recordings

@@ -15,11 +15,11 @@ from app.artifacts import open_store
 from app.artifacts.base import ArtifactStore
 from app.artifacts.bundles import fetch_bundle
 from app.environments import provider_for, tool_inside
-from app.environments.base import EnvironmentProvider
-from app.environments.host_slots import Gate
+from app.environments.contract import EnvironmentProvider
 from app.environments.pool import EnvironmentPool
 from app.grading import grader_for
 from app.grading.base import Grader
+from app.host.slots import Gate
 from app.ledger.database import Database
 from app.models.endings import RetryPolicy
 from app.models.instance import MARK

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from app.client import MegaFlow
-from app.environments.compose.ground import PROJECT
-from app.environments.engine import ROLE
-from app.environments.oci import available
+from app.environments.runtimes.compose.resources import PROJECT
+from app.environments.runtimes.oci import available
+from app.host.engine import ROLE
 from app.models.spec import AgentTask
 from app.settings import PREFIX, Settings
 from app.stack import engine, lifecycle

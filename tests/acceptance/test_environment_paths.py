@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from app.environments.base import UNSEEN
+from app.environments.contract import UNSEEN
 from app.ledger import classes
 from app.models.outcome import TaskResult
 from app.models.spec import AgentTask, EnvironmentKind, Mode, Network, Reuse, ScriptSolution

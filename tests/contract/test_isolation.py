@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from app.environments import archives
-from app.environments.base import Environment, EnvironmentProvider, Logging, MemoryCounting, ProcessCounting
-from app.environments.pristine import Fingerprint, differences
+from app.environments.contract import Environment, EnvironmentProvider, Logging, MemoryCounting, ProcessCounting
+from app.environments.isolation.fingerprint import Fingerprint, differences
 from app.errors import EnvironmentOverLimit, SpecInvalid, StationError
+from app.host import archives
 from app.models.spec import EnvironmentSpec, Resources
 from app.settings import Settings
 from app.workers.command_logs import CommandLogs

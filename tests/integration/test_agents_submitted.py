@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.client import MegaFlow
-from app.environments.local import LocalProvider
+from app.environments.runtimes.local import LocalProvider
 from app.errors import SettingsInvalid, UnknownName
 from app.ledger import attempts
 from app.ledger.accept import Accepted

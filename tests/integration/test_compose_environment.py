@@ -20,22 +20,18 @@ import pytest
 from app.artifacts.bundles import pack
 from app.datasets import load
 from app.datasets.base import Reading
-from app.environments import engine_disk
-from app.environments.base import Snapshot, Tags
-from app.environments.choice import QuickestProvider
-from app.environments.compose import network
-from app.environments.compose.environment import ComposeEnvironment
-from app.environments.compose.network import make_network
-from app.environments.compose.provider import ComposeProvider
-from app.environments.compose.several import Several, Things
-from app.environments.compose.sweeping import shared
-from app.environments.engine import ROLE, Engine, engine_of
-from app.environments.image_store.book import Book
-from app.environments.image_store.names import key_of
-from app.environments.image_store.presence import Presence
-from app.environments.oci import available
-from app.environments.outlets import firewall
-from app.environments.outlets.addresses import admissible
+from app.environments.contract import Snapshot, Tags
+from app.environments.networks import firewall
+from app.environments.networks.addresses import admissible
+from app.environments.runtimes.auto import QuickestProvider
+from app.environments.runtimes.compose import network
+from app.environments.runtimes.compose.environment import ComposeEnvironment
+from app.environments.runtimes.compose.network import make_network
+from app.environments.runtimes.compose.provider import ComposeProvider
+from app.environments.runtimes.compose.services import Several, Things
+from app.environments.runtimes.compose.sweep import shared
+from app.environments.runtimes.docker import disk_limits
+from app.environments.runtimes.oci import available
 from app.errors import (
     EngineUnavailable,
     EnvironmentFailed,
@@ -48,6 +44,10 @@ from app.errors import (
 )
 from app.grading import grader_for
 from app.grading.base import Submission
+from app.host.engine import ROLE, Engine, engine_of
+from app.images.metadata import Book
+from app.images.presence import Presence
+from app.images.references import key_of
 from app.models.hosts import AllowedHosts
 from app.models.spec import (
     Bundle,
@@ -439,7 +439,7 @@ def test_what_all_services_wrote_counts_together_and_under_the_environments_id(c
         assert environment.run_in(service, small.format(place), timeout_s=30).ok
     written = environment._footprint.written()
     assert 12 * MIB <= written.size_bytes < 13 * MIB
-    sizes = engine_disk._sizes(engine)
+    sizes = disk_limits._sizes(engine)
     assert sizes[environment.id] == written
     assert not {one["id"] for one in services(environment).values()} - {environment.id} & sizes.keys()
     own = environment._main.written()  # as a single container's, with its volumes

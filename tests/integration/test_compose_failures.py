@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from app.environments.base import MemoryCounting, ServicesCounting
-from app.environments.engine import Engine
+from app.environments.contract import MemoryCounting, ServicesCounting
 from app.errors import ServiceUnhealthy
+from app.host.engine import Engine
 from app.settings import Settings
 from app.workers.limit_account import LimitAccount
 from tests.integration.test_compose_environment import (

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from app.environments.compose import project_cgroup
-from app.environments.compose.environment import ComposeEnvironment
-from app.environments.compose.project_cgroup import BOUNDED_APART
-from app.environments.compose.provider import ComposeProvider
-from app.environments.compose.sweeping import shared
-from app.environments.engine import Engine, engine_of
-from app.environments.oci import cgroups
+from app.environments.runtimes.compose import project_cgroup
+from app.environments.runtimes.compose.environment import ComposeEnvironment
+from app.environments.runtimes.compose.project_cgroup import BOUNDED_APART
+from app.environments.runtimes.compose.provider import ComposeProvider
+from app.environments.runtimes.compose.sweep import shared
+from app.host import cgroups
+from app.host.engine import Engine, engine_of
 from app.models.spec import Resources
 from app.settings import Settings
 from tests.integration.test_compose_environment import STORED, services, spec_of, tags_of

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.base import Tags
-from app.environments.docker import DockerProvider
-from app.environments.engine import Engine
-from app.environments.engine_snapshots import BASE
-from app.environments.image_store.cache import ImageCache
-from app.environments.setups import KEY
+from app.environments.contract import Tags
+from app.environments.runtimes.docker.provider import DockerProvider
+from app.environments.runtimes.docker.setups import KEY
+from app.environments.runtimes.docker.snapshots import BASE
 from app.errors import SetupFailed
+from app.host.engine import Engine
+from app.images.cache import ImageCache
 from app.models.spec import EnvironmentSpec, Reuse
 from app.settings import Settings
 from tests.integration import docker_ground

@@ -19,9 +19,9 @@ from app.agents.nop import NopAgent
 from app.artifacts import open_store
 from app.artifacts.bundles import store_bundle
 from app.client import MegaFlow
-from app.environments.compose.provider import ComposeProvider
-from app.environments.engine import engine_of
+from app.environments.runtimes.compose.provider import ComposeProvider
 from app.grading.script_goal import ScriptGrader
+from app.host.engine import engine_of
 from app.ledger import attempts
 from app.ledger.accept import Accepted
 from app.models.endings import EndReason

@@ -13,12 +13,12 @@ import pytest
 
 from app.artifacts.bundles import store_bundle
 from app.client import MegaFlow
-from app.environments.base import UNSEEN
-from app.environments.engine import engine_of
-from app.environments.image_store.registry import Registries
-from app.environments.images import Images
-from app.environments.oci import available
+from app.environments.contract import UNSEEN
+from app.environments.runtimes.oci import available
 from app.errors import ImageUnavailable, SetupFailed
+from app.host.engine import engine_of
+from app.images.engine_registry import Registries
+from app.images.task_images import Images
 from app.ledger import attempts, ends, environment_times
 from app.ledger.accept import Accepted
 from app.models.outcome import Phase

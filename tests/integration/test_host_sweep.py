@@ -15,11 +15,11 @@ import pytest
 
 from app.cli import agent_trial
 from app.environments import sweeper
-from app.environments.compose.ground import PROJECT
-from app.environments.compose.provider import ComposeProvider
-from app.environments.engine import engine_of
-from app.environments.local import LocalProvider
-from app.environments.oci import OciProvider, available
+from app.environments.runtimes.compose.provider import ComposeProvider
+from app.environments.runtimes.compose.resources import PROJECT
+from app.environments.runtimes.local import LocalProvider
+from app.environments.runtimes.oci import OciProvider, available
+from app.host.engine import engine_of
 from app.ledger import host_images, instances, sweeps
 from app.ledger.database import Database
 from app.ledger.sweeps import Ended
@@ -43,11 +43,11 @@ WORKER = """
 import sys, time
 from pathlib import Path
 from uuid import UUID
-from app.environments.base import Tags
+from app.environments.contract import Tags
 from app.cli import agent_trial
 from app.environments import sweeper
-from app.environments.compose.provider import ComposeProvider
-from app.environments.oci import OciProvider
+from app.environments.runtimes.compose.provider import ComposeProvider
+from app.environments.runtimes.oci import OciProvider
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 

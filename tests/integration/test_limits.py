@@ -29,14 +29,14 @@ from typer.testing import CliRunner
 
 from app.cli import limits as commands
 from app.client import MegaFlow
-from app.environments.base import Tags
-from app.environments.docker import DockerProvider
-from app.environments.host_slots import Gate, turn
-from app.environments.images import Images, _short
-from app.environments.local import LocalProvider
-from app.environments.oci.images import OciImages
-from app.environments.oci.store import ImageStore
+from app.environments.contract import Tags
+from app.environments.runtimes.docker.provider import DockerProvider
+from app.environments.runtimes.local import LocalProvider
 from app.errors import DatabaseUnavailable, EnvironmentFailed, ImageUnavailable, LimitInvalid, QuotaExceeded
+from app.host.slots import Gate, turn
+from app.images.layer_store import ImageStore
+from app.images.task_images import Images, _short
+from app.images.unpacked_images import OciImages
 from app.ledger import attempts, audit, ends, limits, quotas, semaphores
 from app.ledger.database import Database
 from app.ledger.quotas import Quota

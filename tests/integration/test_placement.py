@@ -21,12 +21,12 @@ from celery import Celery
 from sqlalchemy import text
 
 from app.celery_app import build
-from app.environments.engine import engine_of
-from app.environments.image_store.book import Book
-from app.environments.image_store.names import key_of
-from app.environments.image_store.prefetch import Prefetcher
-from app.environments.image_store.presence import Presence
-from app.environments.oci.store import ImageStore, StoredImage
+from app.host.engine import engine_of
+from app.images.layer_store import ImageStore, StoredImage
+from app.images.metadata import Book
+from app.images.prefetch import Prefetcher
+from app.images.presence import Presence
+from app.images.references import key_of
 from app.ledger import accept, attempts, host_images
 from app.ledger.accept import Accepted, NewRun
 from app.ledger.admission import Published

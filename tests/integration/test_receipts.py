@@ -20,15 +20,15 @@ from typer.testing import CliRunner
 
 from app.cli import audit as audit_commands
 from app.environments import listing
-from app.environments.base import Environment, Tags
-from app.environments.docker import DockerProvider
-from app.environments.engine import Engine, engine_of
-from app.environments.local import LocalProvider
-from app.environments.outlets import firewall
+from app.environments.contract import Environment, Tags
+from app.environments.networks import firewall
 from app.environments.pool import EnvironmentPool
 from app.environments.recorded import Recording
+from app.environments.runtimes.docker.provider import DockerProvider
+from app.environments.runtimes.local import LocalProvider
 from app.environments.sweeper import Sweeper
 from app.errors import EnvironmentFailed, UnknownName
+from app.host.engine import Engine, engine_of
 from app.ledger import attempts, receipt_check, receipts
 from app.ledger.attempts import Claim
 from app.ledger.database import Database

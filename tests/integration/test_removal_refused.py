@@ -13,16 +13,16 @@ from uuid import UUID
 
 import pytest
 
-from app.environments import engine as engine_module
-from app.environments.base import Tags
-from app.environments.compose.provider import ComposeProvider
-from app.environments.docker import DockerProvider
-from app.environments.engine import Engine, engine_of
-from app.environments.local import LocalProvider
-from app.environments.oci import OciProvider
+from app.environments.contract import Tags
 from app.environments.recorded import Recording
+from app.environments.runtimes.compose.provider import ComposeProvider
+from app.environments.runtimes.docker.provider import DockerProvider
+from app.environments.runtimes.local import LocalProvider
+from app.environments.runtimes.oci import OciProvider
 from app.environments.sweeper import Sweeper, Swept
 from app.errors import EnvironmentFailed
+from app.host import engine as engine_module
+from app.host.engine import Engine, engine_of
 from app.ledger.database import Database
 from app.ledger.receipts import ObjectKind, of_run
 from app.models.spec import EnvironmentSpec

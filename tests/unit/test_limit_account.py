@@ -6,7 +6,7 @@ from typing import cast
 from uuid import uuid4
 
 from app.cli.show import limit_lines
-from app.environments.base import Environment, ServiceMemory
+from app.environments.contract import Environment, ServiceMemory
 from app.models.outcome import AttemptRecord
 from app.models.spec import Mode, Resources
 from app.models.states import AttemptState

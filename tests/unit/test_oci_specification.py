@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.docker import CAP_DROP
-from app.environments.image_store.names import Reference
-from app.environments.oci import seccomp
-from app.environments.oci.provider import setup_key
-from app.environments.oci.specification import ENGINE_CAPABILITIES, Plan, configuration
-from app.environments.oci.store import image_of
-from app.environments.oci.system_layer import stacked
+from app.environments.isolation import seccomp
+from app.environments.runtimes.docker.provider import CAP_DROP
+from app.environments.runtimes.oci.provider import setup_key
+from app.environments.runtimes.oci.specification import ENGINE_CAPABILITIES, Plan, configuration
+from app.environments.runtimes.oci.system_layer import stacked
+from app.images.layer_store import image_of
+from app.images.references import Reference
 from app.models.spec import EnvironmentSpec, Network
 
 

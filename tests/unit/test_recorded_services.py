@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from app.environments.base import ServiceMemory
-from app.environments.compose.several import Several
+from app.environments.contract import ServiceMemory
 from app.environments.recorded import RecordedEnvironment
+from app.environments.runtimes.compose.services import Several
 from app.errors import EnvironmentFailed
 from app.ledger.receipts import Owner
 from app.models.shell import CommandResult, Services, Shell

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from app.environments.base import Environment, Logging
+from app.environments.contract import Environment, Logging
 
 MEBI = 1 << 20
 _own_commands = pytest.mark.needs("own_commands")
