@@ -24,7 +24,6 @@ from app.cli.show import say
 from app.compose_file.plan import planned
 from app.environments import provider_for
 from app.environments.contract import Environment, Tags
-from app.environments.runtimes.compose.services import Several
 from app.errors import SpecInvalid, UnknownName
 from app.models.shell import CommandResult, Shell
 from app.models.spec import IMAGELESS, REPLAY_MODEL, AgentTask, Bundle, EnvironmentKind, ModelChoice, Network
@@ -170,7 +169,7 @@ def _standing(asked: _Asked, settings: Settings, timeout_s: float, end: terminal
 def _terminal(environment: Environment, service: str | None, timeout_s: float) -> int:
     """The shell's exit code. Raises: EnvironmentFailed."""
     inside: Shell = environment
-    if service is not None and isinstance(environment, Several):
+    if service is not None and environment.services:
         inside = environment.service(service)
     until = time.monotonic() + timeout_s
     rows, columns = terminal.size()
@@ -188,7 +187,7 @@ def _terminal(environment: Environment, service: str | None, timeout_s: float) -
 
 def _ran(environment: Environment, service: str | None, command: str, timeout_s: float) -> int:
     """The command's exit code; what it wrote goes where it would have gone here. Raises: EnvironmentFailed."""
-    if service is not None and isinstance(environment, Several):
+    if service is not None and environment.services:
         result = environment.run_in(service, command, timeout_s=timeout_s)
     else:
         result = environment.run(command, timeout_s=timeout_s)

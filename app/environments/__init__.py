@@ -36,9 +36,9 @@ def provider_for(
     """
     match kind:
         case EnvironmentKind.DOCKER:
-            from app.environments.runtimes.auto import QuickestProvider
+            from app.environments.runtimes.auto import AutoProvider
 
-            return QuickestProvider(settings, fetch_bundle=fetch_bundle, gate=gate, tools=tools)
+            return AutoProvider(settings, fetch_bundle=fetch_bundle, gate=gate, tools=tools)
         case EnvironmentKind.OCI:
             from app.environments.runtimes.oci import OciProvider
 

@@ -12,29 +12,26 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 from uuid import UUID, uuid4
 
+from app.errors import EnvironmentFailed
 from app.models.shell import CommandResult, OutputLogs, Shell
 from app.models.spec import EnvironmentSpec
 
 __all__ = [
     "UNSEEN",
-    "Choosing",
-    "Chronicling",
     "CommandResult",
+    "CreatedResources",
     "Environment",
     "EnvironmentProvider",
+    "EnvironmentReceipt",
     "Forward",
-    "Logging",
-    "MemoryCounting",
     "Origin",
-    "ProcessCounting",
     "ResetProof",
     "Route",
     "Serve",
     "ServiceMemory",
-    "ServicesCounting",
     "Snapshot",
     "Stats",
     "Tags",
@@ -210,42 +207,6 @@ class Forward(Protocol):
         ...
 
 
-@runtime_checkable
-class Choosing(Protocol):
-    """A provider that decides for each spec what kind of environment it makes of it."""
-
-    def kind_of(self, spec: EnvironmentSpec) -> str:
-        """What that environment says to be (`describe`)."""
-        ...
-
-
-@runtime_checkable
-class Chronicling(Protocol):
-    """An environment in which more runs than commands: services of its own, whose output is evidence."""
-
-    def logs(self) -> dict[str, bytes]:
-        """What each service has written, by its name, while it stands; of much the end. Never raises."""
-        ...
-
-
-@runtime_checkable
-class Logging(Protocol):
-    """An environment that keeps all of what a command writes, where that is too long to be handed on whole."""
-
-    def keep_logs(self, logs: OutputLogs | None) -> bool:
-        """From now on there; None: nowhere. Nothing of it is written inside. False: it cannot, after all."""
-        ...
-
-
-@runtime_checkable
-class MemoryCounting(Protocol):
-    """An environment with a memory limit that counts whom the kernel killed for it."""
-
-    def memory_kills(self) -> int | None:
-        """Processes killed since it was made or last reset; None where nobody shows it. Never raises."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class ServiceMemory:
     """The memory limit of one service, and how many processes the kernel killed for it since it was started."""
@@ -254,26 +215,35 @@ class ServiceMemory:
     kills: int
 
 
-@runtime_checkable
-class ServicesCounting(Protocol):
-    """An environment with services beside the one that `MemoryCounting` is about."""
+@dataclass(frozen=True, slots=True)
+class CreatedResources:
+    """Ids of what an environment consists of on a container engine."""
 
-    def memory_beside(self) -> dict[str, ServiceMemory]:
-        """By service; of one that has ended what is known. Never raises."""
+    containers: tuple[str, ...]
+    networks: tuple[str, ...]
+    volumes: tuple[str, ...]
+
+    @property
+    def none(self) -> bool:
+        return not (self.containers or self.networks or self.volumes)
+
+
+class EnvironmentReceipt(Protocol):
+    """Records the resets and the end of one environment."""
+
+    def was_reset(self) -> None:
+        """Its other services are new ones. Never raises."""
         ...
 
-
-@runtime_checkable
-class ProcessCounting(Protocol):
-    """An environment with a limit of processes that counts how many the kernel refused for it."""
-
-    def processes_refused(self) -> int | None:
-        """Since it was made or last reset; None where nobody shows it. Never raises."""
+    def was_destroyed(self) -> None:
+        """Safe to call twice. Never raises."""
         ...
 
 
 class Environment(Shell, Protocol):
-    """One live environment."""
+    """One live environment. Drivers inherit; what only some can do has a default here that says so."""
+
+    receipt: EnvironmentReceipt | None = None
 
     @property
     def id(self) -> str:
@@ -287,9 +257,29 @@ class Environment(Shell, Protocol):
         """
         ...
 
+    def adopt(self, tags: Tags) -> None:
+        """Show outside to which attempt it belongs from now on, where it can. Raises: EnvironmentFailed."""
+        return
+
     def stats(self) -> Stats:
         """What it uses now. Raises: EnvironmentFailed."""
         ...
+
+    def memory_kills(self) -> int | None:
+        """Processes killed for its memory limit since creation or reset; None: not counted here. Never raises."""
+        return None
+
+    def memory_beside(self) -> dict[str, ServiceMemory]:
+        """Memory limits and kills of its other services, by name; the last known of an ended one. Never raises."""
+        return {}
+
+    def processes_refused(self) -> int | None:
+        """Processes refused for its limit since creation or reset; None: not counted here. Never raises."""
+        return None
+
+    def keep_logs(self, logs: OutputLogs | None) -> bool:
+        """Keep long outputs of commands whole, there; None: nowhere. False: it cannot."""
+        return False
 
     def forward(self, port: int, serve: Serve) -> Forward:
         """Have connections to `port` of its own loopback (127.0.0.1) come to `serve`. A reset ends it.
@@ -297,6 +287,35 @@ class Environment(Shell, Protocol):
         port: 0 for one that is free. Raises: EnvironmentFailed: not possible here, or the port is taken.
         """
         ...
+
+    # --- Services of a compose file; one container has none -------------------------------------------------------
+
+    @property
+    def services(self) -> tuple[str, ...]:
+        """Names of all services, the main one too."""
+        return ()
+
+    def service(self, name: str) -> Shell:
+        """Commands and files in one of the services. Raises: EnvironmentFailed: no such service."""
+        raise EnvironmentFailed(f"environment {self.id[:12]} has no services: it is one container.")
+
+    def run_in(self, service: str, command: str, *, timeout_s: float) -> CommandResult:
+        """One command in any of the services. Raises: EnvironmentFailed."""
+        return self.service(service).run(command, timeout_s=timeout_s)
+
+    def logs(self) -> dict[str, bytes]:
+        """What each service has written, while it runs; of much the end (2 MB or 4). Never raises."""
+        return {}
+
+    def assure(self) -> None:
+        """Check that the services' names and logs are reachable. Raises: EnvironmentFailed, EngineUnavailable."""
+        return
+
+    def created_resources(self) -> CreatedResources | None:
+        """What it consists of on the engine; None: one container. Raises: EnvironmentFailed, EngineUnavailable."""
+        return None
+
+    # --- Life -----------------------------------------------------------------------------------------------------
 
     def snapshot(self, tags: Tags) -> Snapshot:
         """Keep its files as they are now. It goes on as before, its processes too, and a reset leads where it did.
@@ -310,20 +329,37 @@ class Environment(Shell, Protocol):
         ...
 
     def reset(self) -> ResetProof:
-        """Bring it back to how it was after creation: files, processes. Does not raise for what it cannot mend."""
-        ...
+        """Bring it back to how it was after creation: files, processes. Does not raise for what it cannot fix."""
+        proof = self._reset()
+        if self.receipt is not None:
+            self.receipt.was_reset()
+        return proof
 
     def destroy(self) -> None:
         """End it now, with everything in it. Safe to call twice, and from another thread to abort a command.
 
-        Raises: EnvironmentFailed, EngineUnavailable: something of it stands yet. Nobody can use it all the same, and
+        Raises: EnvironmentFailed, EngineUnavailable: something of it stands yet. No one can use it all the same, and
         the sweeper removes it.
         """
-        ...
+        self._destroy()
+        if self.receipt is not None:
+            self.receipt.was_destroyed()
+
+    def _reset(self) -> ResetProof: ...
+
+    def _destroy(self) -> None: ...
 
 
 class EnvironmentProvider(Protocol):
     """Makes environments of one kind."""
+
+    def kind_of(self, spec: EnvironmentSpec) -> str:
+        """The kind that `describe` of this spec's environment would name."""
+        return spec.kind.value
+
+    def tool_versions(self, spec: EnvironmentSpec) -> Mapping[str, str]:
+        """Versions of the spec's tools by name, where they are mounted at a fixed place. Raises: AgentUnavailable."""
+        return {}
 
     def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
         """Have the image here: found, built or pulled, once however many ask. Returns its identity.

@@ -22,7 +22,7 @@ from app.agents.external import known_agents
 from app.agents.patch import head_commit, take_patch
 from app.agents.reconcile import reconciled, would_end_the_same
 from app.agents.recorded import recorded_run
-from app.environments.contract import Chronicling, Environment
+from app.environments.contract import Environment
 from app.environments.networks import MODEL_PORT, model_outlet
 from app.errors import AgentFailed, EnvironmentOverLimit, MegaFlowError, ModelRefused, StaleWriter
 from app.grading.base import Grade, Submission
@@ -32,7 +32,6 @@ from app.ledger.recordings import Recorded
 from app.models.endings import BLAME, PERMANENT, PERMANENT_WHEN_REPEATED, Blame, EndReason, reason_of
 from app.models.model_calls import Account
 from app.models.outcome import Artifact, ArtifactKind, Failure, Phase, Verdict
-from app.models.shell import Services
 from app.models.spec import EnvironmentKind, Network, Reuse, ScriptGoal, ScriptSolution, TestsGoal
 from app.workers.environment_hold import environment_for
 from app.workers.lease import StopToken
@@ -100,7 +99,7 @@ def _act_and_grade(rollout: Rollout) -> Grade:
 
 def _chronicle(rollout: Rollout, environment: Environment) -> None:
     """Keep as evidence what else happened in the agent's environment, while it is still there."""
-    logs = environment.logs() if isinstance(environment, Chronicling) else {}
+    logs = environment.logs()
     rollout.evidence.environment(logs, environment.describe().get("outlet"))
 
 
@@ -267,8 +266,7 @@ def _assure(environment: Environment) -> None:
 
     Raises: EngineUnavailable, EnvironmentFailed.
     """
-    if isinstance(environment, Services):
-        environment.assure()
+    environment.assure()
 
 
 def _judged(rollout: Rollout, verdict: Verdict) -> Grade:

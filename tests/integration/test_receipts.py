@@ -23,11 +23,11 @@ from app.environments import listing
 from app.environments.contract import Environment, Tags
 from app.environments.networks import firewall
 from app.environments.pool import EnvironmentPool
-from app.environments.recorded import Recording
+from app.environments.receipts import EnvironmentRecorder
 from app.environments.runtimes.docker.provider import DockerProvider
 from app.environments.runtimes.local import LocalProvider
 from app.environments.sweeper import Sweeper
-from app.errors import EnvironmentFailed, UnknownName
+from app.errors import UnknownName
 from app.host.engine import Engine, engine_of
 from app.ledger import attempts, receipt_check, receipts
 from app.ledger.attempts import Claim
@@ -43,6 +43,7 @@ from app.workers.lease import StopToken
 from app.workers.rollout import carry_out
 from tests.building import new_id
 from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, facts, insert, one
+from tests.recorded import Recording
 
 
 @dataclass
@@ -183,24 +184,6 @@ def test_a_folder_has_its_line_from_its_making_to_its_end(
     assert one(database, "SELECT run_id, attempt_id FROM events LIMIT 1") == (job.run_id, job.attempt_id)
 
 
-def test_what_is_made_from_a_snapshot_has_its_line_and_the_snapshot_none(
-    local: Recording, database: Database, settings: Settings
-) -> None:
-    job = a_job(database)
-    environment = local.create(FOLDER, job.tags(settings), timeout_s=30)
-    environment.put("/testbed/file", b"kept")
-    snapshot = environment.snapshot(job.tags(settings))
-    made = local.create_from(snapshot, FOLDER, job.tags(settings), timeout_s=30)
-    assert made.get("/testbed/file") == b"kept"
-    assert {line.engine_id for line in of_run(database, job.run_id).objects} == {environment.id, made.id}
-    environment.destroy()
-    made.destroy()
-    assert {line.destroyed_by for line in of_run(database, job.run_id).objects} == {"worker"}
-    local.remove_snapshot(snapshot)
-    with pytest.raises(EnvironmentFailed, match="gone"):
-        local.create_from(snapshot, FOLDER, job.tags(settings), timeout_s=30)
-
-
 def test_a_ledger_that_is_away_does_not_cost_the_environment_and_the_end_makes_up_for_it(
     settings: Settings, database: Database
 ) -> None:
@@ -209,7 +192,7 @@ def test_a_ledger_that_is_away_does_not_cost_the_environment_and_the_end_makes_u
     recording = Recording(LocalProvider(settings, fetch_bundle=lambda bundle: _recipe()), settings, away)
     environment = recording.create(FOLDER, job.tags(settings), timeout_s=30)
     assert of_run(database, job.run_id).objects == ()
-    environment._database = database
+    environment.receipt._database = database
     environment.destroy()
     (line,) = of_run(database, job.run_id).objects
     assert line.destroyed_by == "worker"
@@ -235,7 +218,7 @@ def test_what_is_gone_without_a_word_is_recorded_as_gone(
     job = a_job(database)
     kept = local.create(FOLDER, job.tags(settings), timeout_s=30)
     lost = local.create(FOLDER, job.tags(settings), timeout_s=30)
-    lost._environment.destroy()
+    lost._destroy()  # as if it had crashed
     sweeper = Sweeper(settings, database)
     sweeper.sweep({job.instance_id})
     assert [line.why for line in of_run(database, job.run_id).objects] == ["its attempt runs"] * 2, "too young to tell"
@@ -583,7 +566,7 @@ def test_a_container_a_crash_and_the_sweeper_agree_with_the_engine(
         return [found.id for found in compare(of_run(database, job.run_id), world)]
 
     assert differences() == []
-    crashed = containers._provider.create(spec, job.tags(settings), timeout_s=60)  # its line was never written
+    crashed = containers.provider.create(spec, job.tags(settings), timeout_s=60)  # its line was never written
     assert differences() == [crashed.id]
     environment.destroy()
     time.sleep(3.1)  # younger ones are left alone
@@ -601,11 +584,13 @@ def test_a_recycled_container_keeps_its_line_until_the_pool_lets_it_go(
 ) -> None:
     job, other = a_job(database, "persistent"), a_job(database, "persistent")
     spec = EnvironmentSpec(image=base_image_tag)
-    image = containers.prepare_image(spec, timeout_s=30)
-    pool = EnvironmentPool(max_idle=1)
+    image = containers.provider.prepare_image(spec, timeout_s=30)
+    pool = EnvironmentPool(max_idle=1, create=EnvironmentRecorder(settings, database).create)
 
     def used_by(who: Job) -> Environment:
-        environment, _ = pool.acquire(containers, spec, who.tags(settings), image, timeout_s=60, allow_reuse=True)
+        environment, _ = pool.acquire(
+            containers.provider, spec, who.tags(settings), image, timeout_s=60, allow_reuse=True
+        )
         pool.release(environment, reuse=True)
         return environment
 
@@ -674,7 +659,7 @@ def test_the_command_compares_and_says_so(
     job.end_instance(swept=True)
     code, said = _command(settings, monkeypatch, "receipt", job.run_id)
     assert (code, "agrees" in said) == (0, True)
-    stray = local._provider.create(FOLDER, job.tags(settings), timeout_s=30)
+    stray = local.provider.create(FOLDER, job.tags(settings), timeout_s=30)
     monkeypatch.setattr(receipt_check, "_YOUNG_S", -1.0)
     code, said = _command(settings, monkeypatch, "receipt", job.run_id)
     assert code == 1

@@ -1,4 +1,4 @@
-"""Containers, made the quickest way that this host allows: without a daemon where that gives the same, else by one.
+"""Chooses how a container is made on this host: without a daemon where that gives the same, else by one.
 
 Several containers for one task are always an engine's.
 """
@@ -11,7 +11,7 @@ from app.environments.contract import Environment, EnvironmentProvider, Snapshot
 from app.environments.runtimes.compose.provider import ComposeProvider
 from app.environments.runtimes.docker.provider import DockerProvider
 from app.environments.runtimes.oci import OciProvider, available
-from app.environments.tools import Find, versions_of
+from app.environments.tools import Find
 from app.errors import EngineUnavailable
 from app.host.engine import engine_of, url_of
 from app.host.slots import Gate
@@ -19,7 +19,7 @@ from app.models.spec import Bundle, EnvironmentSpec, Network
 from app.settings import Settings
 
 
-class QuickestProvider:
+class AutoProvider(EnvironmentProvider):
     """Decides for each environment. An engine on another host is there for its capacity: it makes them all."""
 
     def __init__(
@@ -36,7 +36,6 @@ class QuickestProvider:
         self._compose = ComposeProvider(settings, fetch_bundle=fetch_bundle, gate=gate, tools=tools)
 
     def kind_of(self, spec: EnvironmentSpec) -> str:
-        """See `base.Choosing`."""
         if spec.compose is not None:
             return "compose"
         return "oci" if self._for(spec) is self._oci else "docker"
@@ -45,8 +44,7 @@ class QuickestProvider:
         return self._for(spec).prepare_image(spec, timeout_s=timeout_s)
 
     def tool_versions(self, spec: EnvironmentSpec) -> Mapping[str, str]:
-        """See `tools.Showing`."""
-        return versions_of(self._for(spec), spec)
+        return self._for(spec).tool_versions(spec)
 
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> Environment:
         return self._for(spec).create(spec, tags, timeout_s=timeout_s)

@@ -1,6 +1,6 @@
-"""What every environment with a session does in the same way: commands and files that say how it ended, if it did.
+"""Base class of environments with a session: runs commands, moves files, and names how the environment ended.
 
-An environment brings its session and its watches and says how it ended; this part never starts or ends anything.
+A subclass opens the session and its watches and says how it ended; this class never starts or ends anything.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Inner(Shell, Protocol):
     def stats(self) -> SessionStats: ...
 
 
-class Living(ABC):
-    """The outside of one environment's session. Safe for many threads."""
+class SessionEnvironment(Environment, ABC):
+    """An environment by its session. Safe for many threads."""
 
     _session: Inner
 
@@ -49,10 +49,6 @@ class Living(ABC):
         """From now on that one: what it watches was started just now, or taken over."""
         self._memory.close()
         self._memory = watch
-
-    @property
-    @abstractmethod
-    def id(self) -> str: ...
 
     @abstractmethod
     def _how_it_ended(self) -> str:

@@ -40,7 +40,7 @@ class Footprint:
 
     def written(self) -> Usage:
         """Raises: EnvironmentFailed, EngineUnavailable."""
-        engine, containers = self._ground.engine, self._ground.things().containers
+        engine, containers = self._ground.engine, self._ground.created().containers
         with engine.named("look where services write", EnvironmentFailed):
             found = [engine.api.inspect_container(one) for one in containers]
         return usage_of(engine, found)

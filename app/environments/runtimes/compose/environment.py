@@ -11,13 +11,23 @@ from typing import Any
 
 import structlog
 
-from app.environments.contract import CommandResult, Forward, ResetProof, Serve, ServiceMemory, Snapshot, Stats, Tags
+from app.environments.contract import (
+    CommandResult,
+    CreatedResources,
+    Environment,
+    Forward,
+    ResetProof,
+    Serve,
+    ServiceMemory,
+    Snapshot,
+    Stats,
+    Tags,
+)
 from app.environments.runtimes.compose.disk_usage import Footprint
 from app.environments.runtimes.compose.main_container import LOG
 from app.environments.runtimes.compose.project_cgroup import BOUNDED_APART
 from app.environments.runtimes.compose.resources import Ground
 from app.environments.runtimes.compose.service import Peer
-from app.environments.runtimes.compose.services import Things
 from app.environments.runtimes.compose.start_order import logs_of
 from app.environments.runtimes.docker.container import DockerEnvironment
 from app.environments.session.protocol import KEEP_BYTES
@@ -35,7 +45,7 @@ _LOG_BYTES = 2 * KEEP_BYTES
 _LOG_S = 20.0
 
 
-class ComposeEnvironment:
+class ComposeEnvironment(Environment):
     """A whole project. Safe to share between threads.
 
     start_again: starts the other services, and what the main one runs of its own, by a deadline (monotonic).
@@ -83,7 +93,7 @@ class ComposeEnvironment:
         """Of the main service."""
         return self._main.processes_refused()
 
-    # --- See `Several` ----------------------------------------------------------------------------------------------
+    # --- Its services -----------------------------------------------------------------------------------------------
 
     @property
     def services(self) -> tuple[str, ...]:
@@ -96,9 +106,6 @@ class ComposeEnvironment:
         if name not in self._peers:
             raise EnvironmentFailed(f"no service {name!r} in this environment; known: {', '.join(self.services)}")
         return self._peers[name].session
-
-    def run_in(self, service: str, command: str, *, timeout_s: float) -> CommandResult:
-        return self.service(service).run(command, timeout_s=timeout_s)
 
     def logs(self) -> dict[str, bytes]:
         found = logs_of(self._peers)
@@ -121,8 +128,8 @@ class ComposeEnvironment:
         if not running:
             raise EnvironmentFailed(f"expected the main service of project {self._ground.id} running, found it ended.")
 
-    def things(self) -> Things:
-        found = self._ground.things()
+    def created_resources(self) -> CreatedResources:
+        found = self._ground.created()
         volumes = (*found.volumes, *self._ground.anonymous_volumes(found.containers))
         return dataclasses.replace(found, volumes=volumes)
 
@@ -218,7 +225,7 @@ class ComposeEnvironment:
         """Raises: EnvironmentFailed: always; the main service's files alone would be half of what was there."""
         raise EnvironmentFailed(NO_SNAPSHOTS)
 
-    def reset(self) -> ResetProof:
+    def _reset(self) -> ResetProof:
         """The main container as every container; the others are made anew, their volumes with them."""
         if self._ground.spec.setup:
             return ResetProof(clean=False, left=("set-up commands ran: what they made is in no image",))
@@ -249,7 +256,7 @@ class ComposeEnvironment:
         phases = self._main.times.phases
         phases["reset"] = phases.get("reset", 0.0) + time.monotonic() - begun
 
-    def destroy(self) -> None:
+    def _destroy(self) -> None:
         first = not self._gone.is_set()
         begun = time.monotonic()
         if first:

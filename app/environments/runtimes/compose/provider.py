@@ -13,14 +13,14 @@ import structlog
 from docker.errors import APIError
 
 from app.compose_file.plan import Plan, identity_of, planned
-from app.environments.contract import Snapshot, Tags, Times
+from app.environments.contract import EnvironmentProvider, Snapshot, Tags, Times
 from app.environments.runtimes.compose import project_cgroup
 from app.environments.runtimes.compose.environment import NO_SNAPSHOTS, ComposeEnvironment
 from app.environments.runtimes.compose.resources import BESIDE, PROJECT, Ground
 from app.environments.runtimes.compose.start import Making
 from app.environments.runtimes.compose.sweep import InUse, shared
 from app.environments.runtimes.docker import disk_limits, snapshots
-from app.environments.tools import Find, told, tools_of
+from app.environments.tools import Find, tools_of, versions
 from app.errors import EnvironmentFailed
 from app.host.disk_watch import DiskWatch
 from app.host.engine import ROLE, Engine, engine_of
@@ -36,7 +36,7 @@ log = structlog.get_logger()
 _PLANS = 8
 
 
-class ComposeProvider:
+class ComposeProvider(EnvironmentProvider):
     """Makes projects on the engine of the settings; `gate` bounds how many containers start at a time."""
 
     def __init__(
@@ -72,8 +72,7 @@ class ComposeProvider:
             return identity_of(spec, found)
 
     def tool_versions(self, spec: EnvironmentSpec) -> dict[str, str]:
-        """See `tools.Showing`."""
-        return told(tools_of(spec, self._tools))
+        return versions(tools_of(spec, self._tools))
 
     @contextmanager
     def _kept(self, spec: EnvironmentSpec, plan: Plan, deadline: float) -> Iterator[dict[str, str]]:

@@ -15,11 +15,10 @@ from docker.types import EndpointConfig, Mount, Ulimit
 
 from app.compose_file.model import MountKind, Service
 from app.compose_file.plan import Plan
-from app.environments.contract import Tags
+from app.environments.contract import CreatedResources, Tags
 from app.environments.networks import firewall
 from app.environments.runtimes.compose import project_cgroup
 from app.environments.runtimes.compose.network import Net, make_network
-from app.environments.runtimes.compose.services import Things
 from app.errors import EnvironmentFailed
 from app.host.engine import ROLE, Engine
 from app.models.spec import EnvironmentSpec, Network
@@ -165,11 +164,11 @@ class Ground:
 
     # --- Removing ---------------------------------------------------------------------------------------------------
 
-    def things(self) -> Things:
+    def created(self) -> CreatedResources:
         """What stands now. Raises: EnvironmentFailed, EngineUnavailable."""
         api, ours = self.engine.api, {"label": f"{PROJECT}={self.id}"}
         with self.engine.named("list a project's objects", EnvironmentFailed):
-            return Things(
+            return CreatedResources(
                 tuple(str(found["Id"]) for found in api.containers(all=True, filters=ours)),
                 tuple(str(found["Id"]) for found in api.networks(filters=ours)),
                 tuple(str(found["Name"]) for found in api.volumes(filters=ours)["Volumes"] or ()),
@@ -189,7 +188,7 @@ class Ground:
         """
         with self._removing:
             for _ in range(_ROUNDS):
-                left = self.things()
+                left = self.created()
                 if left.none:
                     project_cgroup.remove(self.id)
                     return
@@ -200,23 +199,23 @@ class Ground:
     def kill(self) -> None:
         """End what runs in all containers; they stay. Raises: EnvironmentFailed, EngineUnavailable."""
         with self.engine.named(f"end project {self.id}", EnvironmentFailed):
-            for container in self.things().containers:
+            for container in self.created().containers:
                 with suppress(APIError):  # ended, or gone
                     self.engine.api.kill(container, signal="KILL")
 
     def remove_containers(self, but: str) -> None:
         """All but one. Raises: EnvironmentFailed, EngineUnavailable."""
-        doomed = tuple(one for one in self.things().containers if one != but)
-        self._remove(Things(doomed, (), ()))
+        doomed = tuple(one for one in self.created().containers if one != but)
+        self._remove(CreatedResources(doomed, (), ()))
 
-    def _remove(self, things: Things) -> None:
+    def _remove(self, created: CreatedResources) -> None:
         """A container that would not go keeps only what it uses."""
         with self.engine.named(f"remove project {self.id}", EnvironmentFailed):
-            with ThreadPoolExecutor(len(things.containers) or 1) as pool:
-                tried = [pool.submit(self.engine.remove, one) for one in things.containers]
-            for volume in things.volumes:
+            with ThreadPoolExecutor(len(created.containers) or 1) as pool:
+                tried = [pool.submit(self.engine.remove, one) for one in created.containers]
+            for volume in created.volumes:
                 self._unless_busy(self.engine.api.remove_volume, volume)
-            for network in things.networks:
+            for network in created.networks:
                 self._unless_busy(self.engine.api.remove_network, network)
             for one in tried:
                 one.result()

@@ -19,9 +19,9 @@ from app.environments.contract import UNSEEN, Forward, Origin, ResetProof, Route
 from app.environments.networks import Outlet, open_outlet
 from app.environments.networks.forwarding import forward
 from app.environments.runtimes.docker import snapshots
-from app.environments.runtimes.session_environment import Living, WatchedShell
+from app.environments.runtimes.session_environment import SessionEnvironment, WatchedShell
 from app.environments.session.transports import Entrance, Inside, Session
-from app.environments.tools import Tool, archived, told
+from app.environments.tools import Tool, archived, versions
 from app.errors import EnvironmentFailed, StationError
 from app.host.container_layer import Layer, outside_of, places_of, usage_of
 from app.host.control_groups import folders_of, is_of, processes_of
@@ -44,7 +44,7 @@ _HANDED_OUT_S = 0.05
 KIND = "docker"
 
 
-class DockerEnvironment(Living):
+class DockerEnvironment(SessionEnvironment):
     """One container. Its first process is the session's helper, or sleeps: see `ways`."""
 
     _session: Session
@@ -136,7 +136,7 @@ class DockerEnvironment(Living):
             "image_id": self._image_id,
             "origin": self._origin.value,
             "network": self._spec.network.value,
-            **({"tools": told(self._tools)} if self._tools else {}),
+            **({"tools": versions(self._tools)} if self._tools else {}),
             **({} if self._outlet is None else {"outlet": self._outlet.describe()}),
             **self.times.describe(),
         }
@@ -242,7 +242,7 @@ class DockerEnvironment(Living):
 
     # --- The end, and back to the beginning -----------------------------------------------------------------------
 
-    def reset(self) -> ResetProof:
+    def _reset(self) -> ResetProof:
         """See `Layer`: kill everything, empty the container's own layer, prove it empty, start again."""
         if self._set_up_inside:
             return ResetProof(clean=False, left=("set-up commands ran: what they made is not in the image",))
@@ -253,12 +253,12 @@ class DockerEnvironment(Living):
             self._raise_if_gone()
             self.times.phases.clear()  # what it cost to make it was the last attempt's
             with self.times.measure("reset"):
-                return self._reset(self._layer)
+                return self._reset_files(self._layer)
         except (DockerException, RequestException, OSError, StationError) as error:
             log.warning("environment.reset_failed", environment=self.id, reason=str(error))
             return ResetProof(clean=False, left=(f"the reset itself failed: {error}",))
 
-    def _reset(self, layer: Layer) -> ResetProof:
+    def _reset_files(self, layer: Layer) -> ResetProof:
         killed = self._session.stats().processes
         self._close_ports()
         self._session.close()
@@ -302,7 +302,7 @@ class DockerEnvironment(Living):
         with self._engine.named(f"end environment {self.id[:12]}", EnvironmentFailed), suppress(APIError):  # ended
             self._engine.api.kill(self.id, signal="KILL")
 
-    def destroy(self) -> None:
+    def _destroy(self) -> None:
         first = not self._gone.is_set()
         self._gone.set()
         begun = time.monotonic()

@@ -13,7 +13,7 @@ from docker.errors import APIError, DockerException, NotFound
 from docker.types import LogConfig, Mount
 from requests import RequestException
 
-from app.environments.contract import Route, Snapshot, Tags, Times
+from app.environments.contract import EnvironmentProvider, Route, Snapshot, Tags, Times
 from app.environments.networks import variables
 from app.environments.networks.bridge import open_network
 from app.environments.runtimes import hosts_file
@@ -21,7 +21,7 @@ from app.environments.runtimes.docker import disk_limits, snapshots
 from app.environments.runtimes.docker.container import DockerEnvironment
 from app.environments.runtimes.docker.setups import Order, Setups
 from app.environments.session.transports import WAYS, Entrance, Inside, Kinds, Way, WayClosed, choice_for
-from app.environments.tools import Find, Tool, told, tools_of
+from app.environments.tools import Find, Tool, tools_of, versions
 from app.errors import EnvironmentFailed, ImageUnavailable, NoPlaceToStart, StationError
 from app.host.container_layer import Layer
 from app.host.disk import disk_named
@@ -38,7 +38,7 @@ __all__ = ["CAP_DROP", "DockerEnvironment", "DockerProvider"]
 log = structlog.get_logger()
 
 
-class DockerProvider:
+class DockerProvider(EnvironmentProvider):
     """Makes containers on the engine of the settings; `gate` bounds how many at a time (None: on this host alone).
 
     `ways`: which ways into a container are tried, best first. `tools`: gives the folders of tools.
@@ -72,8 +72,7 @@ class DockerProvider:
         return self._images.ensure(spec, timeout_s=timeout_s)
 
     def tool_versions(self, spec: EnvironmentSpec) -> dict[str, str]:
-        """See `tools.Showing`."""
-        return told(tools_of(spec, self._find))
+        return versions(tools_of(spec, self._find))
 
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> DockerEnvironment:
         """As every provider; set-up commands run once per image and engine, see `Setups`."""

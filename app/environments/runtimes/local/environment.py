@@ -18,13 +18,13 @@ from app.environments.runtimes.local.folder import ENVIRONMENT, end, variables_o
 from app.environments.runtimes.local.processes import living
 from app.environments.runtimes.local.session import HostSession
 from app.environments.runtimes.local.snapshots import Snapshots
-from app.environments.runtimes.session_environment import Living
+from app.environments.runtimes.session_environment import SessionEnvironment
 from app.errors import EnvironmentFailed
 from app.host import archives
 from app.models.spec import EnvironmentSpec
 
 
-class LocalEnvironment(Living):
+class LocalEnvironment(SessionEnvironment):
     """One folder, `root`, with everything in it."""
 
     def __init__(self, folder: Path, spec: EnvironmentSpec, times: Times | None = None) -> None:
@@ -83,11 +83,11 @@ class LocalEnvironment(Living):
             self._raise_if_gone()
         return found
 
-    def reset(self) -> ResetProof:
+    def _reset(self) -> ResetProof:
         """Never clean: commands may have written anywhere on the host, and a new folder costs little."""
         return ResetProof(clean=False, left=("without isolation nothing can be proven",))
 
-    def destroy(self) -> None:
+    def _destroy(self) -> None:
         first = not self._gone.is_set()
         self._gone.set()
         with self.times.measure("teardown") if first else nullcontext():

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import structlog
 
-from app.environments.contract import Route, Snapshot, Tags, Times
+from app.environments.contract import EnvironmentProvider, Route, Snapshot, Tags, Times
 from app.environments.prebuilt import binary
 from app.environments.runtimes.local.environment import LocalEnvironment
 from app.environments.runtimes.local.folder import OWNER, copy, end, installation_of, lay_out, nobodys, variables_of
@@ -35,7 +35,7 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 
-class LocalProvider:
+class LocalProvider(EnvironmentProvider):
     """Makes folders under `home`/local; `gate` bounds how many at a time (None: on this host alone)."""
 
     def __init__(

@@ -19,10 +19,10 @@ from app.environments.runtimes.oci import copying
 from app.environments.runtimes.oci.instance import Body, Site, usage_of
 from app.environments.runtimes.oci.start_request import Wish
 from app.environments.runtimes.oci.system_layer import HELPER
-from app.environments.runtimes.session_environment import Living
+from app.environments.runtimes.session_environment import SessionEnvironment
 from app.environments.session import SessionClient, unix_connector
 from app.environments.session.connect import Connect
-from app.environments.tools import Tool, told
+from app.environments.tools import Tool, versions
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
 from app.host import kernel
 from app.host.disk import disk_named
@@ -38,7 +38,7 @@ log = structlog.get_logger()
 _READY_S = 20.0
 
 
-class OciEnvironment(Living):
+class OciEnvironment(SessionEnvironment):
     """One environment. Made by `OciProvider.create`, which has written its record."""
 
     def __init__(
@@ -78,7 +78,7 @@ class OciEnvironment(Living):
             "network": self._spec.network.value,
             "runtime": self._body.started_by,
             "user_namespace": self._site.users_apart,
-            **({"tools": told(self._tools)} if self._tools else {}),
+            **({"tools": versions(self._tools)} if self._tools else {}),
             **({} if self._outlet is None else {"outlet": self._outlet.describe()}),
             **self.times.describe(),
         }
@@ -168,7 +168,7 @@ class OciEnvironment(Living):
             user=self._image.user or None,
         )
 
-    def reset(self) -> ResetProof:
+    def _reset(self) -> ResetProof:
         """End everything in it, throw its layer away, start it again under the same id: a new one in all but name."""
         if self._set_up_inside:
             return ResetProof(clean=False, left=("set-up commands ran: what they made is not in the image",))
@@ -176,12 +176,12 @@ class OciEnvironment(Living):
             with self._life:
                 self.times.phases.clear()  # what follows is another environment's beginning
                 with self.times.measure("reset"):
-                    return self._reset()
+                    return self._reset_files()
         except (OSError, StationError) as error:
             log.warning("environment.reset_failed", environment=self.id, reason=str(error))
             return ResetProof(clean=False, left=(f"the reset itself failed: {error}",))
 
-    def _reset(self) -> ResetProof:
+    def _reset_files(self) -> ResetProof:
         self._raise_if_gone()
         killed = len(self._body.processes())
         self._body.stop()
@@ -266,7 +266,7 @@ class OciEnvironment(Living):
         self._session.close()
         self._body.cgroup.end(timeout_s=_READY_S)
 
-    def destroy(self) -> None:
+    def _destroy(self) -> None:
         first = not self._gone.is_set()
         self._gone.set()
         begun = time.monotonic()

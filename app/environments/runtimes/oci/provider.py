@@ -14,7 +14,7 @@ from pathlib import Path
 
 import structlog
 
-from app.environments.contract import Route, Snapshot, Tags, Times
+from app.environments.contract import EnvironmentProvider, Route, Snapshot, Tags, Times
 from app.environments.prebuilt import binary
 from app.environments.runtimes.oci.environment import OciEnvironment
 from app.environments.runtimes.oci.instance import Body, Site, usage_of
@@ -22,7 +22,7 @@ from app.environments.runtimes.oci.probe import found
 from app.environments.runtimes.oci.runtime import runtime_of
 from app.environments.runtimes.session_environment import give_up
 from app.environments.runtimes.setup import carry_out
-from app.environments.tools import Find, told, tools_of
+from app.environments.tools import Find, tools_of, versions
 from app.errors import (
     EnvironmentFailed,
     EnvironmentVanished,
@@ -57,7 +57,7 @@ class Order:
         return self.deadline - time.monotonic()
 
 
-class OciProvider:
+class OciProvider(EnvironmentProvider):
     """Makes environments on this host; `gate` bounds how many at a time (None: on this host alone)."""
 
     def __init__(
@@ -95,8 +95,7 @@ class OciProvider:
         return self._images.ensure(spec, timeout_s=timeout_s).id
 
     def tool_versions(self, spec: EnvironmentSpec) -> dict[str, str]:
-        """See `tools.Showing`."""
-        return told(tools_of(spec, self._find))
+        return versions(tools_of(spec, self._find))
 
     # --- Creation -------------------------------------------------------------------------------------------------
 
