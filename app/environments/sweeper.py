@@ -7,7 +7,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -17,7 +17,7 @@ from uuid import UUID
 import structlog
 
 from app.environments import snapshots
-from app.environments.listing import READY, attempt_in, label_id, label_ready, labels_of, listed, unix_of
+from app.environments.listing import label_id, labels_of, listed, unix_of
 from app.environments.runtimes.compose.sweep import remove_container, shared
 from app.environments.runtimes.local import OWNER, end, nobodys
 from app.environments.runtimes.oci import Records, remove_abandoned
@@ -27,7 +27,6 @@ from app.host.engine import ROLE, Engine, engine_of
 from app.host.environment_records import Record
 from app.ledger import receipts, sweeps
 from app.ledger.database import Database
-from app.ledger.owners import Taker, takers
 from app.ledger.receipts import ObjectKind, Owner, Remover, Thing
 from app.settings import Settings
 
@@ -191,9 +190,8 @@ class Sweeper:
         labels = [f"megaflow={self._settings.installation}", f"{ROLE}=environment"]
         with engine.named("list environments", EnvironmentFailed):
             containers = engine.api.containers(all=True, filters={"label": labels})
-        taken = self._takers(containers)
         for container in sorted(containers, key=lambda container: container["Id"] in self._last):
-            one = _Found.of(container, taken)
+            one = _Found.of(container)
             if one.doomed(owners):
                 remove = partial(remove_container, engine, labels=container["Labels"])
                 self._remove(ObjectKind.CONTAINER, one, partial(_told, engine, remove, one.id))
@@ -206,12 +204,6 @@ class Sweeper:
             one = _Found(part.id, part.labels, unix_of(part.created), _deadline_of(part.labels))
             if one.doomed(owners):
                 self._remove(ObjectKind(part.kind), one, partial(_told, engine, part.remove, engine))
-
-    def _takers(self, containers: Sequence[dict[str, Any]]) -> dict[UUID, Taker]:
-        """Who has those that were made for nobody: their labels cannot say it, their names do."""
-        named = {attempt_in(_name(one)) for one in containers if label_ready(one["Labels"])} - {None}
-        attempts = [attempt for attempt in named if attempt is not None]
-        return {} if self._database is None else takers(self._database, attempts)
 
     # --- What was kept ------------------------------------------------------------------------------------------------
 
@@ -290,27 +282,17 @@ class _Found:
     labels: dict[str, str]
     made_unix_s: float
     deadline_unix_s: float
-    taken: bool = False  # by an instance that lived just now, whatever older lists say
 
     @classmethod
-    def of(cls, container: dict[str, Any], takers: Mapping[UUID, Taker]) -> _Found:
-        labels, made = container["Labels"], float(container["Created"])
-        attempt = attempt_in(_name(container)) if label_ready(labels) else None
-        taker = None if attempt is None else takers.get(attempt)
-        if taker is None:
-            return cls(container["Id"], labels, made, _deadline(container))
-        owner = {f"megaflow.{part.removesuffix('_id')}": str(found) for part, found in taker.owner._asdict().items()}
-        labels = {name: value for name, value in labels.items() if name != READY} | owner
-        return cls(container["Id"], labels, made, _deadline(container), taken=taker.lives)
+    def of(cls, container: dict[str, Any]) -> _Found:
+        return cls(container["Id"], container["Labels"], float(container["Created"]), _deadline(container))
 
     def doomed(self, owners: _Owners) -> bool:
-        """What was made for nobody has no owner who could be gone: its deadline alone tells, by this host's clock."""
-        ready = label_ready(self.labels)
-        if time.time() + (0.0 if ready else owners.ahead_s) > self.deadline_unix_s:
+        """Without an attempt (a trial, a kept snapshot) its deadline alone counts, by this host's clock."""
+        trial = not self.labels.get("megaflow.attempt")
+        if time.time() + (0.0 if trial else owners.ahead_s) > self.deadline_unix_s:
             return True
-        if ready or self.taken:
-            return False
-        return owners.lack(self.labels.get("megaflow.instance"), self.made_unix_s, _YOUNG_S)
+        return not trial and owners.lack(self.labels.get("megaflow.instance"), self.made_unix_s, _YOUNG_S)
 
 
 def _given(records: Records, one: Record) -> float:

@@ -9,9 +9,9 @@ import pytest
 
 from app.environments.isolation import seccomp
 from app.environments.runtimes.docker.provider import CAP_DROP
-from app.environments.runtimes.oci.provider import setup_key
 from app.environments.runtimes.oci.specification import ENGINE_CAPABILITIES, Plan, configuration
 from app.environments.runtimes.oci.system_layer import stacked
+from app.environments.runtimes.setup import setup_key
 from app.images.layer_store import image_of
 from app.images.references import Reference
 from app.models.spec import EnvironmentSpec, Network

@@ -22,7 +22,7 @@ BASE = "megaflow.setup.base"
 _LABEL = "megaflow.snapshot"
 """Label of a snapshot: the labels of whoever it belongs to, as JSON. As labels they would be its containers', too."""
 _REPOSITORY = "megaflow/snapshot"
-_OWNERS = ("instance", "run", "task", "attempt", "ready", "deadline")
+_OWNERS = ("instance", "run", "task", "attempt", "deadline")
 """Labels of the container, which an image would give to all that stand on it."""
 
 

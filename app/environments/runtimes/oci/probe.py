@@ -19,10 +19,10 @@ from pathlib import Path
 import structlog
 
 from app.environments.prebuilt import binary
-from app.environments.runtimes.oci.instance import Body, Site
+from app.environments.runtimes.oci.instance import OciHost, OciInstance
 from app.environments.runtimes.oci.runtime import Runtime, runtime_of
 from app.environments.runtimes.oci.specification import CAPABILITIES, CAPABILITY_BITS
-from app.environments.runtimes.oci.start_request import Wish
+from app.environments.runtimes.oci.start import StartOptions
 from app.environments.session import SessionClient, unix_connector
 from app.errors import StationError
 from app.host.environment_records import Record, Records
@@ -154,9 +154,9 @@ def _sweep(home: Path, runtime: Runtime) -> None:
         with suppress(StationError, OSError):  # the next process tries again
             if time.time() - place.stat().st_mtime < _YOUNG_S:
                 continue
-            site = Site(place, Records(place), ImageStore(place), runtime, "", users_apart=False)
+            site = OciHost(place, Records(place), ImageStore(place), runtime, "", users_apart=False)
             for body in list(site.records.folder.iterdir()) if site.records.folder.exists() else []:
-                Body(site, body.name).end()
+                OciInstance(site, body.name).end()
             shutil.rmtree(place)
 
 
@@ -164,13 +164,15 @@ def _tried(home: Path, runtime: Runtime, *, users_apart: bool) -> str | None:
     helper = binary(home)
     place = home / "run" / f"{_PLACE}{uuid.uuid4().hex[:12]}"  # on the same disk as the real ones
     place.mkdir(parents=True)
-    site = Site.of(place, runtime, helper, users_apart=users_apart)
-    body = Body(site, f"trial{uuid.uuid4().hex}")
+    site = OciHost.of(place, runtime, helper, users_apart=users_apart)
+    body = OciInstance(site, f"trial{uuid.uuid4().hex}")
     try:
         site.records.write(Record(body.id, {}, "trial", "trial"))
         (site.store.layers / "empty").mkdir(parents=True)
         until = time.monotonic() + _READY_S
-        body.start(Wish(StoredImage("trial", ("empty",)), _LIMITS, {}, "/testbed", needs_shell=False, deadline=until))
+        body.start(
+            StartOptions(StoredImage("trial", ("empty",)), _LIMITS, {}, "/testbed", needs_shell=False, deadline=until)
+        )
         return _looked_at(body, site)
     finally:
         with suppress(StationError):
@@ -178,7 +180,7 @@ def _tried(home: Path, runtime: Runtime, *, users_apart: bool) -> str | None:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _looked_at(body: Body, site: Site) -> str | None:
+def _looked_at(body: OciInstance, site: OciHost) -> str | None:
     session = SessionClient(unix_connector(body.place.address), label="the trial")
     try:
         session.wait_ready(_READY_S)
@@ -193,7 +195,7 @@ def _looked_at(body: Body, site: Site) -> str | None:
     return _shared(first, site) or _loose(status)
 
 
-def _shared(first: int, site: Site) -> str | None:
+def _shared(first: int, site: OciHost) -> str | None:
     """Which namespace it has in common with us."""
     for name in ("mnt", "net", "uts", "pid", "ipc", *(["user"] if site.users_apart else [])):
         if os.readlink(f"/proc/{first}/ns/{name}") == os.readlink(f"/proc/self/ns/{name}"):
@@ -201,7 +203,7 @@ def _shared(first: int, site: Site) -> str | None:
     return None
 
 
-def _same_users(body: Body, session: SessionClient, status: dict[str, str]) -> str | None:
+def _same_users(body: OciInstance, session: SessionClient, status: dict[str, str]) -> str | None:
     """What of the users' being apart the kernel does not confirm."""
     if "0" in status["Uid"].split() + status["Gid"].split():
         return "root inside is root out here"
