@@ -42,7 +42,7 @@ _NAMES = {ObjectKind.NETWORK: "network", ObjectKind.VOLUME: "volume"}
 """What the log calls a thing that is no environment."""
 
 
-class Refusal(NamedTuple):
+class SweepRefusal(NamedTuple):
     """What would not go, and why. `instance_id`: whose it is, where its labels say so."""
 
     kind: str
@@ -56,7 +56,7 @@ class Swept:
     """What a round did: how many environments and shared things it removed, and what would not go."""
 
     removed: int
-    refused: tuple[Refusal, ...]
+    refused: tuple[SweepRefusal, ...]
 
 
 class Sweeper:
@@ -73,7 +73,7 @@ class Sweeper:
         self._stop = stop or threading.Event()
         self._cgroups_next = 0.0  # monotonic
         self._removed = 0
-        self._refused: list[Refusal] = []
+        self._refused: list[SweepRefusal] = []
         self._last: frozenset[str] = frozenset()  # would not go the last time, which may take long: comes last
 
     def sweep(
@@ -109,7 +109,7 @@ class Sweeper:
 
     # --- One thing ----------------------------------------------------------------------------------------------------
 
-    def _remove(self, kind: ObjectKind, one: _Found, remove: Callable[[], object]) -> None:
+    def _remove(self, kind: ObjectKind, one: _Candidate, remove: Callable[[], object]) -> None:
         """A refusal is told, and the next is tried. What answers False is not to go yet.
 
         Raises: EngineUnavailable, DatabaseUnavailable.
@@ -133,7 +133,7 @@ class Sweeper:
 
     def _refuse(self, kind: str, identity: str, error: Exception, instance_id: UUID | None) -> None:
         log.warning("sweeper.refused", kind=str(kind), id=identity, reason=str(error))
-        self._refused.append(Refusal(str(kind), identity, str(error), instance_id))
+        self._refused.append(SweepRefusal(str(kind), identity, str(error), instance_id))
 
     # --- On this host's disk ------------------------------------------------------------------------------------------
 
@@ -155,11 +155,11 @@ class Sweeper:
             except OSError:  # going
                 continue
             ours = labels.get("megaflow") == self._settings.installation  # not when it is half written
-            one = _Found(file.parent.name, labels, made, _deadline_of(labels))
+            one = _Candidate(file.parent.name, labels, made, _deadline_of(labels))
             if ours and one.doomed(owners):
                 self._remove(ObjectKind.FOLDER, one, partial(end, file.parent))
         for folder in nobodys(self._settings.home):
-            self._remove(ObjectKind.FOLDER, _Found(folder.name, {}, time.time(), 0.0), partial(end, folder))
+            self._remove(ObjectKind.FOLDER, _Candidate(folder.name, {}, time.time(), 0.0), partial(end, folder))
 
     def _sweep_engineless(self, owners: _Owners) -> None:
         """What stands here without an engine."""
@@ -167,7 +167,7 @@ class Sweeper:
         records = Records(home)
         for record in sorted(records.all(), key=lambda record: record.id in self._last):
             ours = record.installation == self._settings.installation
-            one = _Found(record.id, record.labels, _given(records, record), record.deadline_unix_s or math.inf)
+            one = _Candidate(record.id, record.labels, _given(records, record), record.deadline_unix_s or math.inf)
             # Without labels it was being made when its maker died.
             if not record.labels or (ours and one.doomed(owners)):
                 one = replace(one, made_unix_s=record.made_unix_s)
@@ -191,7 +191,7 @@ class Sweeper:
         with engine.named("list environments", EnvironmentFailed):
             containers = engine.api.containers(all=True, filters={"label": labels})
         for container in sorted(containers, key=lambda container: container["Id"] in self._last):
-            one = _Found.of(container)
+            one = _Candidate.of(container)
             if one.doomed(owners):
                 remove = partial(remove_container, engine, labels=container["Labels"])
                 self._remove(ObjectKind.CONTAINER, one, partial(_told, engine, remove, one.id))
@@ -201,7 +201,7 @@ class Sweeper:
         with engine.named("list what projects share", EnvironmentFailed):
             standing = shared(engine, self._settings.installation)
         for part in standing:
-            one = _Found(part.id, part.labels, unix_of(part.created), _deadline_of(part.labels))
+            one = _Candidate(part.id, part.labels, unix_of(part.created), _deadline_of(part.labels))
             if one.doomed(owners):
                 self._remove(ObjectKind(part.kind), one, partial(_told, engine, part.remove, engine))
 
@@ -210,7 +210,7 @@ class Sweeper:
     def _sweep_snapshots(self, owners: _Owners) -> None:
         """What environments stand on yet loses its name, and goes with a later sweep."""
         for one in snapshots.standing(self._settings):
-            doomed = _Found(one.id, one.labels, one.made_unix_s, one.deadline_unix_s).doomed(owners)
+            doomed = _Candidate(one.id, one.labels, one.made_unix_s, one.deadline_unix_s).doomed(owners)
             if self._stop.is_set() or not (doomed or one.removed):
                 continue
             try:
@@ -275,7 +275,7 @@ class _Owners:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Candidate:
     """An environment, whose it is, and since when: one that changed hands is as young as its taker's claim to it."""
 
     id: str
@@ -284,7 +284,7 @@ class _Found:
     deadline_unix_s: float
 
     @classmethod
-    def of(cls, container: dict[str, Any]) -> _Found:
+    def of(cls, container: dict[str, Any]) -> _Candidate:
         return cls(container["Id"], container["Labels"], float(container["Created"]), _deadline(container))
 
     def doomed(self, owners: _Owners) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from app.environments.isolation.users import Users
 from app.environments.runtimes.oci.runtime import EnvironmentFolder, Launch, Runtime
-from app.environments.runtimes.oci.specification import Plan, configuration
+from app.environments.runtimes.oci.specification import ConfigOptions, configuration
 from app.environments.tools import Tool
 from app.host import kernel, mount_namespace
 from app.host.cgroups import Cgroup
@@ -81,7 +81,7 @@ class Starter:
 
     def _configure(self, birth: StartRequest) -> None:
         annotations, rules = self.runtime.seccomp()
-        plan = Plan(
+        plan = ConfigOptions(
             root=self.stage.root,
             env=birth.env,
             cgroup_mounts=birth.cgroup.mounts(),
