@@ -6,7 +6,7 @@ import asyncio
 import io
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -34,10 +34,6 @@ from tests.building import a_task, dispatched, ready_instance
 
 MODEL = "writer"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-def run(story: Coroutine[Any, Any, None], *, within_s: float = 60) -> None:
-    asyncio.run(asyncio.wait_for(story, within_s))
 
 
 # --- Engines --------------------------------------------------------------------------------------------------------
