@@ -19,6 +19,7 @@ import pytest
 from app.errors import SpecInvalid
 from app.model_service.dialects import Message, Reply, Request, codec_for
 from app.models.model_calls import Dialect
+from tests.dialect_requests import body_of
 
 SCRIPTS = {
     "frob": """
@@ -111,11 +112,10 @@ def conversation(text: str, answers: int = 0) -> list[Message]:
 
 def body(dialect: Dialect, text: str, answers: int = 0, *, model: str = "any", **more: Any) -> dict[str, Any]:
     """A request in a dialect, made by the project's own codec."""
-    codec = codec_for(dialect)
     tools = more.pop("tools", (BASH_TOOL,))
     messages = tuple(more.pop("messages", conversation(text, answers)))
     asked = Request(model, messages, tools, stream=bool(more.pop("stream", False)), max_tokens=None, parameters=more)
-    return codec.body(asked)
+    return body_of(dialect, asked)
 
 
 def ask(url: str, text: str, answers: int = 0, *, dialect: Dialect = Dialect.CHAT, **more: Any) -> httpx.Response:

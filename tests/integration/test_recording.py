@@ -28,6 +28,7 @@ from app.models.model_calls import CallEnd, Dialect, Exchange, ModelLimits, Mode
 from app.models.spec import ModelChoice
 from app.settings import Settings
 from tests.building import new_id
+from tests.dialect_requests import body_of
 from tests.integration.rows import insert, one
 
 TOOLS = ({"name": "bash", "description": "", "parameters": {"type": "object"}},)
@@ -72,7 +73,7 @@ def an_exchange(
         "session": session,
         "dialect": dialect,
         "started_at": datetime.now(UTC) + timedelta(microseconds=next(_number)),
-        "request": orjson.dumps(codec.body(asked)),
+        "request": orjson.dumps(body_of(dialect, asked)),
         "response": b"".join(codec.events(reply, id="a", request=with_usage)) if streamed else whole,
         "streamed": streamed,
         "status": 200,

@@ -17,6 +17,7 @@ from app.model_service.replay.scenes import Scenes
 from app.model_service.replay.script import Script, Turn
 from app.model_service.replay.volatile import Digests, steady
 from app.models.model_calls import TokenUse
+from tests.dialect_requests import body_of
 
 BASH = {
     "name": "bash",
@@ -201,7 +202,7 @@ def test_conversations_may_cross_in_any_dialect_and_each_gets_its_own_turn(steps
         messages: list[Message] = [{"role": "user", "content": "Please: the sentence."}]
         codec = codec_for(dialect)
         for at in range(turns + 1):
-            body = json.loads(json.dumps(codec.body(request(messages))))
+            body = json.loads(json.dumps(body_of(codec.dialect, request(messages))))
             read = codec.request(body)
             answer = scenes.play(read, body, prompt_tokens=1, caller="", script=None)
             assert isinstance(answer.content, Reply)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import orjson
@@ -13,7 +12,6 @@ from sseclient import SSEClient
 from app.errors import SpecInvalid
 from app.models.model_calls import TokenUse
 
-_WRONG_SHAPE = (KeyError, TypeError, AttributeError, IndexError)
 _LAST_EVENTS = 8
 """So many events from the end of a stream are looked at for the tokens: engines tell them in one of the last."""
 _QUOTED = 200
@@ -183,31 +181,6 @@ def quoted(content: bytes) -> str:
     """The beginning of a stranger's bytes, for an error message."""
     text = content[: _QUOTED * 4].decode("utf-8", "replace")
     return repr(text[:_QUOTED] + ("…" if len(text) > _QUOTED else ""))
-
-
-# --- Errors ---------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def as_request(of: str) -> Iterator[None]:
-    """What has another shape than a request of that dialect is refused. Raises: SpecInvalid."""
-    try:
-        yield
-    except _WRONG_SHAPE as error:
-        raise SpecInvalid(f"expected a request of {of}; found one with another shape: {_told(error)}") from error
-
-
-@contextmanager
-def as_answer(of: str) -> Iterator[None]:
-    """What has another shape than an answer of that dialect is refused. Raises: ValueError."""
-    try:
-        yield
-    except _WRONG_SHAPE as error:
-        raise ValueError(f"expected an answer of {of}; found one with another shape: {_told(error)}") from error
-
-
-def _told(error: BaseException) -> str:
-    return f"no {error}" if isinstance(error, KeyError) else str(error)
 
 
 def refused(of: str, expected: str, found: object) -> SpecInvalid:
