@@ -14,7 +14,7 @@ import pytest
 
 from app.ledger.model_calls import StoredCall
 from app.model_service.dialects import Message, Reply, Request, codec_for
-from app.model_service.replay.takes import file_name
+from app.model_service.replay.recordings import file_name
 from app.model_service.trajectory import export
 from app.models.model_calls import CallEnd, Dialect, TokenUse
 from tests.contract.test_replay_engine import BASH_TOOL, engine

@@ -11,7 +11,7 @@ from aiohttp import web
 from app.ledger import limits
 from app.ledger.database import Database
 from app.model_service.client import GatewayClient
-from app.model_service.gateway.app import create_app
+from app.model_service.gateway.app import Gateway
 from app.model_service.gateway.callers import Callers
 from app.models.model_calls import CallEnd, Dialect, Exchange
 from app.models.spec import ModelChoice
@@ -225,7 +225,7 @@ async def test_what_is_not_on_record_yet_is_written_whatever_else_fails(
         closed.append(True)
 
     notes.close = closes  # type: ignore[method-assign]
-    app = create_app(settings, database, recorder=lambda: notes)
+    app = Gateway(settings, database, recorder=lambda: notes)
     monkeypatch.setattr(Callers, "close", fails)
     lifespan = app._lifespan(app._rest)
     await lifespan.__aenter__()
@@ -290,7 +290,7 @@ async def test_an_option_counts_as_unknown_when_it_goes_without_it(make_settings
 
         g.engine.handler = answers(404, b'{"detail": "Not Found"}')
         assert (await g.ask(Dialect.MESSAGES))[0] in {404, 501}
-        assert not engine.deaf, "chat completions are not there either"
+        assert not engine.unspoken, "chat completions are not there either"
 
 
 async def test_one_broken_connection_does_not_put_an_engine_aside(make_settings: MakeSettings) -> None:

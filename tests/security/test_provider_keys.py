@@ -23,7 +23,7 @@ from app.errors import LimitInvalid, SpecInvalid
 from app.ledger import model_replicas
 from app.ledger.database import Database
 from app.ledger.model_replicas import NewReplica
-from app.model_service.gateway.connections import http_client
+from app.model_service.gateway.engines import http_client
 from app.models.addresses import forbidden
 from app.models.model_calls import CallEnd
 from app.models.provider_keys import is_key_variable

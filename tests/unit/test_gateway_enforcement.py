@@ -13,10 +13,9 @@ import pytest
 
 from app.model_service.dialects import codec_for
 from app.model_service.gateway import enforcement
-from app.model_service.gateway.attempts import AttemptCalls
-from app.model_service.gateway.refusals import Refusal
-from app.model_service.gateway.state import CallState
-from app.model_service.recording.base import Recorder
+from app.model_service.gateway.state import AttemptCalls, CallState
+from app.model_service.recording.recorder import Recorder
+from app.model_service.serving import CallRefusal
 from app.models.model_calls import Account, CallEnd, Dialect, ModelLimits, ModelSession
 from app.models.spec import ModelChoice
 
@@ -61,7 +60,7 @@ class Attempt:
         self.calls.enter()
         try:
             await enforcement.allow(call, cast(Recorder, self.accounts))
-        except Refusal:
+        except CallRefusal:
             self.calls.leave(allowed=False, turn=False, tools=call.tools)
             raise
         return call
@@ -87,7 +86,7 @@ async def until(condition: Any) -> None:
 
 
 async def refused(coming: Any) -> CallEnd:
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(CallRefusal) as caught:
         await coming
     return caught.value.end
 

@@ -9,22 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from app.model_service.gateway import faults
-from app.model_service.gateway.bodies import read_request
+from app.model_service.gateway import engine_faults
 from app.model_service.gateway.callers import token_of
-from app.model_service.gateway.congestion import Window
+from app.model_service.gateway.congestion import CongestionWindow
+from app.model_service.gateway.engines import waiting_of
 from app.model_service.gateway.keys import Keys
-from app.model_service.gateway.loads import waiting_of
-from app.model_service.gateway.refusals import Refusal
 from app.model_service.gateway.relay import without_usage
 from app.model_service.gateway.translation import Interrupted, chunks_of
+from app.model_service.serving import CallRefusal, read_request
 from app.models.model_calls import CallEnd
 
 # --- Windows --------------------------------------------------------------------------------------------------------
 
 
 async def test_a_window_doubles_while_nothing_is_lost_and_then_grows_by_one() -> None:
-    window = Window(start=4)
+    window = CongestionWindow(start=4)
     for _ in range(4):
         assert window.try_enter()
     assert not window.try_enter()
@@ -47,7 +46,7 @@ async def test_a_window_doubles_while_nothing_is_lost_and_then_grows_by_one() ->
 
 
 async def test_a_crowd_that_is_refused_together_halves_it_once() -> None:
-    window = Window(start=64)
+    window = CongestionWindow(start=64)
     for _ in range(64):
         assert window.try_enter()
     entered = time.monotonic()
@@ -59,7 +58,7 @@ async def test_a_crowd_that_is_refused_together_halves_it_once() -> None:
 
 
 async def test_who_waits_goes_in_the_order_of_coming_and_who_leaves_the_line_takes_no_place() -> None:
-    window = Window(start=1)
+    window = CongestionWindow(start=1)
     order: list[int] = []
     assert window.try_enter()
 
@@ -83,7 +82,7 @@ async def test_who_waits_goes_in_the_order_of_coming_and_who_leaves_the_line_tak
 
 
 async def test_a_pause_ends_by_itself() -> None:
-    window = Window(start=4)
+    window = CongestionWindow(start=4)
     assert window.try_enter()
     window.leave()
     window.busy(time.monotonic(), 0.05)
@@ -96,7 +95,7 @@ async def test_a_pause_ends_by_itself() -> None:
 
 
 async def test_a_long_line_at_the_engine_makes_the_window_smaller_and_a_short_one_does_not() -> None:
-    window = Window(start=100)
+    window = CongestionWindow(start=100)
     for _ in range(100):
         assert window.try_enter()
     window.loaded(10)
@@ -154,7 +153,7 @@ def test_a_variable_of_ours_is_no_key() -> None:
     ],
 )
 def test_what_an_engines_error_means(status: int, content: bytes, end: CallEnd) -> None:
-    assert faults.end_of(status, faults.said(content), "m-1") is end
+    assert engine_faults.end_of(status, engine_faults.message_of(content), "m-1") is end
 
 
 @pytest.mark.parametrize(
@@ -162,15 +161,15 @@ def test_what_an_engines_error_means(status: int, content: bytes, end: CallEnd) 
     [(None, None), ("", None), ("3", 3.0), ("0.5", 0.5), ("-1", 0.0), ("9999", 60.0), ("soon", None), ("nan", None)],
 )
 def test_retry_after(value: str | None, seconds: float | None) -> None:
-    assert faults.retry_after_s(value, 60.0) == seconds
-    assert faults.retry_after_s("Wed, 21 Oct 2015 07:28:00 GMT", 60.0) == 0.0
+    assert engine_faults.retry_after_s(value, 60.0) == seconds
+    assert engine_faults.retry_after_s("Wed, 21 Oct 2015 07:28:00 GMT", 60.0) == 0.0
 
 
 def test_a_path_that_is_not_known_is_told_from_a_model_that_is_not_known() -> None:
-    assert faults.no_such_path(404, b'{"detail": "Not Found"}', "m-7b")
-    assert faults.no_such_path(405, b"", "m-7b")
-    assert not faults.no_such_path(404, b'{"error": {"message": "The model `m-7b` does not exist"}}', "m-7b")
-    assert not faults.no_such_path(400, b"", "m-7b")
+    assert engine_faults.no_such_path(404, b'{"detail": "Not Found"}', "m-7b")
+    assert engine_faults.no_such_path(405, b"", "m-7b")
+    assert not engine_faults.no_such_path(404, b'{"error": {"message": "The model `m-7b` does not exist"}}', "m-7b")
+    assert not engine_faults.no_such_path(400, b"", "m-7b")
 
 
 def test_tokens_come_in_two_headers() -> None:
@@ -184,7 +183,7 @@ def test_tokens_come_in_two_headers() -> None:
 def test_a_request_has_a_model() -> None:
     assert read_request(b'{"model": "m"}') == {"model": "m"}
     for raw in (b"", b"{", b"[]", b'"m"', b"{}", b'{"model": ""}', b'{"model": []}', b"null"):
-        with pytest.raises(Refusal) as refused:
+        with pytest.raises(CallRefusal) as refused:
             read_request(raw)
         assert refused.value.status == 400
 

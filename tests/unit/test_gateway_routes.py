@@ -13,11 +13,11 @@ from app.agents.external import known_agents
 from app.errors import LimitInvalid, SpecInvalid
 from app.ledger.model_replicas import plain_url
 from app.model_service.gateway import routes as routes_module
-from app.model_service.gateway.congestion import Window
+from app.model_service.gateway.congestion import CongestionWindow
+from app.model_service.gateway.engines import waiting_of
 from app.model_service.gateway.keys import Keys
-from app.model_service.gateway.loads import waiting_of
-from app.model_service.gateway.refusals import Refusal
 from app.model_service.gateway.routes import Routes
+from app.model_service.serving import CallRefusal
 from app.models.model_calls import ENGINE_FAULTS, CallEnd, ModelLimits, ModelSession
 from app.models.spec import ModelChoice
 from app.settings import Settings
@@ -74,7 +74,7 @@ async def test_a_key_goes_only_to_urls_that_it_was_registered_for() -> None:
     assert key_of(routes, None, "PROVIDER_SECRET") == "PROVIDER_SECRET"
     assert key_of(routes, OURS + "/", "PROVIDER_SECRET") == "PROVIDER_SECRET"
     for url, name in [(THEIRS, "PROVIDER_SECRET"), (OURS, "OTHER_API_KEY"), (None, "OTHER_API_KEY")]:
-        with pytest.raises(Refusal) as refused:
+        with pytest.raises(CallRefusal) as refused:
             routes.choose(session(url, name), "m", {})
         assert f"`megaflow models add m {url or OURS} --api-key-env {name}`" in refused.value.message
         assert refused.value.end in ENGINE_FAULTS, "not the agent's fault"
@@ -83,7 +83,7 @@ async def test_a_key_goes_only_to_urls_that_it_was_registered_for() -> None:
 async def test_a_shared_installation_calls_registered_urls_alone() -> None:
     routes = routes_of(shared_installation=True)
     assert key_of(routes, OURS, None) is None
-    with pytest.raises(Refusal, match="megaflow models add m http://other"):
+    with pytest.raises(CallRefusal, match="megaflow models add m http://other"):
         routes.choose(session(THEIRS), "m", {})
 
 
@@ -94,7 +94,7 @@ async def test_a_url_with_a_secret_is_refused_and_not_shown(url: str) -> None:
     assert "\ns3cret" in url or "s3cret" not in str(refused.value)
 
     routes = routes_of()
-    with pytest.raises(Refusal) as told:
+    with pytest.raises(CallRefusal) as told:
         routes.choose(session(url), "m", {})
     assert told.value.end is CallEnd.UNAUTHORISED
     assert "s3cret" not in told.value.message
@@ -135,7 +135,7 @@ async def test_engines_of_no_route_are_forgotten(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_an_engine_that_says_at_once_is_not_asked_at_once() -> None:
-    window = Window()
+    window = CongestionWindow()
     window.busy(time.monotonic(), 0.0)
     assert not window.try_enter()
     for _ in range(1200):

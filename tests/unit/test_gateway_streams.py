@@ -11,13 +11,12 @@ from typing import Any, cast
 import pytest
 
 from app.model_service.dialects import codec_for
-from app.model_service.gateway import reading, relay
-from app.model_service.gateway.bodies import read_request
+from app.model_service.gateway import engine_faults, relay
 from app.model_service.gateway.keys import Keys
-from app.model_service.gateway.plans import Answer, Plan
-from app.model_service.gateway.refusals import Refusal
-from app.model_service.gateway.relay import Stream, begins_with_error, without_usage
+from app.model_service.gateway.plans import CallPlan, EngineAnswer
+from app.model_service.gateway.relay import RelayedStream, begins_with_error, without_usage
 from app.model_service.gateway.translation import Interrupted, chunks_of, translation_for
+from app.model_service.serving import CallRefusal, read_request
 from app.models.model_calls import CallEnd, Dialect, TokenUse
 
 KEY = "sk-very-secret-0123456789"
@@ -38,13 +37,13 @@ class _Source:
         self.content = _Content(pieces)
 
 
-def stream_of(dialect: Dialect, pieces: list[bytes], keys: Keys | None = None) -> Stream:
-    plan = Plan(cast(Any, None), dialect, b"")
+def stream_of(dialect: Dialect, pieces: list[bytes], keys: Keys | None = None) -> RelayedStream:
+    plan = CallPlan(cast(Any, None), dialect, b"")
     redact = keys.redact_bytes if keys else bytes
-    return Stream(Answer(plan, 200, {}, pieces[0], cast(Any, _Source(pieces[1:])), redact))
+    return RelayedStream(EngineAnswer(plan, 200, {}, pieces[0], cast(Any, _Source(pieces[1:])), redact))
 
 
-async def passed(stream: Stream) -> bytes:
+async def passed(stream: RelayedStream) -> bytes:
     return b"".join([piece async for piece in stream.pieces()])
 
 
@@ -136,7 +135,9 @@ async def test_half_characters_and_nan_are_no_faults() -> None:
     body = read_request(raw)
     assert body["model"] == "m"
     json.dumps(body).encode()
-    reading.check(Dialect.CHAT, b'{"choices": [{"logprob": -Infinity, "message": {"content": "\\ud83d"}}]}')
+    engine_faults.check_answer(
+        Dialect.CHAT, b'{"choices": [{"logprob": -Infinity, "message": {"content": "\\ud83d"}}]}'
+    )
 
     chunks = [one async for one in chunks_of(_one(b'data: {"choices":[{"finish_reason":"stop","x":NaN}]}\n\n'))]
     assert len(chunks) == 1
@@ -186,7 +187,7 @@ async def test_a_translated_stream_that_breaks_is_not_made_whole() -> None:
         try:
             async for event in translation.events(stream.pieces()):
                 out += event
-        except Refusal as refusal:
+        except CallRefusal as refusal:
             return refusal.end, out
         assert stream.detail or stream.end is CallEnd.ANSWERED
         return stream.end, out
