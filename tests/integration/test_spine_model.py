@@ -35,8 +35,8 @@ from app.ledger.attempts import Claim
 from app.ledger.database import Database
 from app.ledger.model_replicas import NewReplica
 from app.model_service import trajectory
-from app.model_service.gateway.app import Gateway, create_app
-from app.model_service.recording import LedgerRecorder
+from app.model_service.gateway.app import Gateway
+from app.model_service.recording.recorder import Recorder
 from app.models.endings import EndReason
 from app.models.model_calls import Dialect
 from app.models.outcome import ArtifactKind, Phase
@@ -48,7 +48,7 @@ from app.workers.lease import StopToken
 from app.workers.rollout import carry_out
 from app.workers.stations import Stations
 from tests.building import dispatched, ready_instance
-from tests.integration.gateway_ground import MODEL, Engine, request, run, says
+from tests.integration.gateway_ground import MODEL, Engine, request, says
 from tests.services import MakeSettings
 
 COST_USD = 110e-6  # of one call: the engine's 110 tokens at $1 for a million
@@ -146,7 +146,7 @@ async def ground(make_settings: MakeSettings) -> AsyncIterator[Ground]:
     database, engine = Database(settings.database()), Engine()
     await engine.start()
     await asyncio.to_thread(model_replicas.add, database, NewReplica(MODEL, engine.url))
-    app = create_app(settings, database, recorder=lambda: LedgerRecorder(settings, database))
+    app = Gateway(settings, database, recorder=lambda: Recorder(settings, database))
     config = uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="on", log_config=None, access_log=False)
     server, listener = uvicorn.Server(config), config.bind_socket()
     settings = settings.model_copy(update={"gateway_url": (f"http://127.0.0.1:{listener.getsockname()[1]}",)})
@@ -193,7 +193,7 @@ def story(make_settings: MakeSettings, tell: Callable[[Ground], Any]) -> None:
         async with ground(make_settings) as here:
             await tell(here)
 
-    run(within())
+    asyncio.run(within())
 
 
 @pytest.mark.parametrize(
