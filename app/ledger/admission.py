@@ -45,7 +45,7 @@ WITH chosen AS (
     RETURNING t.id AS task_id, t.run_id, t.group_id, t.attempts AS number, t.resource_class, t.user_name,
         t.accepted_at, t.name, t.agent, c.attempt_id, c.mode, c.host, free.group_started AS had_started
 ), dispatched AS (
-    INSERT INTO attempts (id, task_id, number, user_name, mode, resource_class, hint_host, phases)
+    INSERT INTO attempts (id, task_id, number, user_name, mode, resource_class, queue_host, phases)
     SELECT attempt_id, task_id, number, user_name, mode, resource_class, host,
            jsonb_build_object('accepted', accepted_at, 'admitted', clock_timestamp())
     FROM moved
@@ -135,7 +135,7 @@ def unpublished(
             "SELECT a.id AS attempt_id, a.number, a.mode, a.resource_class, NULL AS host, t.name, t.agent,"
             " r.name AS run_name FROM attempts a JOIN tasks t ON t.id = a.task_id LEFT JOIN runs r ON r.id = t.run_id"
             " WHERE a.state = 'dispatched' AND (a.published_at IS NULL OR a.published_at < clock_timestamp()"
-            " - make_interval(secs => CASE WHEN a.hint_host IS NULL THEN :age ELSE :at_host END))"
+            " - make_interval(secs => CASE WHEN a.queue_host IS NULL THEN :age ELSE :at_host END))"
             " ORDER BY a.dispatched_at LIMIT :limit"
         ),
         {"age": older_than_s, "at_host": min(older_than_s, at_host_s or older_than_s), "limit": limit},
@@ -150,7 +150,7 @@ def mark_published(connection: Connection, hints: Sequence[Published]) -> None:
             "WITH sent AS MATERIALIZED (SELECT a.id, h.host"
             " FROM unnest(CAST(:ids AS uuid[]), CAST(:hosts AS text[])) AS h(id, host) JOIN attempts a ON a.id = h.id"
             " WHERE a.state = 'dispatched' ORDER BY a.id FOR UPDATE OF a SKIP LOCKED)"
-            " UPDATE attempts a SET published_at = clock_timestamp(), hint_host = sent.host FROM sent"
+            " UPDATE attempts a SET published_at = clock_timestamp(), queue_host = sent.host FROM sent"
             " WHERE a.id = sent.id"
         ),
         {"ids": [item.hint.attempt_id for item in hints], "hosts": [item.host for item in hints]},
@@ -170,7 +170,7 @@ def give_back(database: Database, hint: Hint) -> None:
     with database.begin() as connection:
         connection.execute(
             text(
-                "UPDATE attempts SET published_at = NULL, hint_host = NULL"
+                "UPDATE attempts SET published_at = NULL, queue_host = NULL"
                 " WHERE id = :id AND number = :number AND state = 'dispatched'"
             ),
             {"id": hint.attempt_id, "number": hint.number},

@@ -136,7 +136,7 @@ def claim_any(database: Database, instance_id: UUID, *, lease_s: float) -> Claim
                 "SELECT a.id, a.number FROM attempts a JOIN instances i"
                 " ON i.mode = a.mode AND i.resource_class = a.resource_class"
                 " WHERE i.id = :instance_id AND i.state = 'ready' AND a.state = 'dispatched'"
-                " AND (a.hint_host IS NULL OR a.hint_host = i.host) ORDER BY a.dispatched_at LIMIT 1"
+                " AND (a.queue_host IS NULL OR a.queue_host = i.host) ORDER BY a.dispatched_at LIMIT 1"
                 " FOR UPDATE OF a SKIP LOCKED"
             ),
             {"instance_id": instance_id},

@@ -247,7 +247,7 @@ def _mend(database: Database, check: Check, ids: Sequence[str], values: Mapping[
 
 _KEYS = {
     "leases": ("attempt_id", "uuid[]"),
-    "holds": ("limit_name || ' ' || holder", "text[]"),
+    "semaphore_holders": ("limit_name || ' ' || holder", "text[]"),
     "bindings": ("id", "bigint[]"),
 }
 """What the ids of a table's rows are, and as which array they are looked for; else `id`, a UUID."""
@@ -287,7 +287,7 @@ def _mend_rows(connection: Connection, check: Check, ids: list[str], retry: Retr
             return _tell(connection, _IN_LINE, ids, check, "task.repaired")
         case _:
             return 0
-    if check.table == "holds":
+    if check.table == "semaphore_holders":
         limits.wake_waiters(connection, sorted({one.rpartition(" ")[0] for one in ids}))
     return connection.execute(text(statement), {"ids": ids}).rowcount
 

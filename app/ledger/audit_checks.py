@@ -233,7 +233,7 @@ _INSTANCES = (
         Severity.ERROR,
         "a container, volume or folder stands although its instance ended long ago: it would not go, or its host is"
         " away; `megaflow receipt RUN` names it, the log of its host says why (sweeper.refused)",
-        "SELECT o.engine_id AS id FROM engine_objects o JOIN instances i ON i.id = o.instance_id"
+        "SELECT o.engine_id AS id FROM created_resources o JOIN instances i ON i.id = o.instance_id"
         " WHERE o.destroyed_at IS NULL AND o.kind <> 'network'"
         " AND i.state IN ('terminated', 'failed')"
         " AND coalesce(i.swept_at, i.ended_at + make_interval(secs => :overstay))"
@@ -293,12 +293,12 @@ _WAITING = (
         "hold.orphan",
         Severity.WARNING,
         "a place at a limit whose holder has long stopped renewing it",
-        "SELECT h.limit_name || ' ' || h.holder AS id FROM holds h"
+        "SELECT h.limit_name || ' ' || h.holder AS id FROM semaphore_holders h"
         " LEFT JOIN attempts a ON a.id = h.attempt_id LEFT JOIN instances i ON i.id = h.instance_id"
         " WHERE h.expires_at < now() - make_interval(secs => :patience)"
         " AND NOT (coalesce(a.state = 'running', a.id IS NULL AND i.id IS NOT NULL)"
         " AND coalesce(i.state NOT IN ('terminated', 'failed'), true))",
-        "holds",
+        "semaphore_holders",
         Mend.FREE,
     ),
     Check(
@@ -355,7 +355,7 @@ WITH live AS (SELECT a.mode, a.resource_class, a.user_name FROM attempts a WHERE
 SELECT 'slots' AS tier, resource_class AS key, count(*)::float8 AS used FROM live WHERE mode = 'ephemeral' GROUP BY 2
 UNION ALL SELECT 'running', user_name, count(*) FROM live GROUP BY 2
 UNION ALL SELECT 'instances', user_name, count(*) FROM live WHERE mode = 'ephemeral' GROUP BY 2
-UNION ALL SELECT 'hold', h.limit_name, count(*) FROM holds h
+UNION ALL SELECT 'hold', h.limit_name, count(*) FROM semaphore_holders h
     WHERE h.granted_at IS NOT NULL GROUP BY 2
 """
 """What is used of every limit that has holders."""

@@ -59,7 +59,7 @@ WITH ending AS (
 ), freed AS (
     DELETE FROM leases WHERE attempt_id = ANY(CAST(:ids AS uuid[])) AND attempt_id IN (SELECT id FROM done)
 ), left_line AS (
-    DELETE FROM holds WHERE attempt_id = ANY(CAST(:ids AS uuid[])) AND attempt_id IN (SELECT id FROM done)
+    DELETE FROM semaphore_holders WHERE attempt_id = ANY(CAST(:ids AS uuid[])) AND attempt_id IN (SELECT id FROM done)
 ), ended AS (
     UPDATE tasks t SET state = 'succeeded', finished_at = clock_timestamp(), end_reason = done.reason,
         verdict = done.verdict, scripted = done.scripted, failure = NULL
@@ -127,7 +127,7 @@ WITH ending AS (
 ), freed AS (
     DELETE FROM leases WHERE attempt_id = ANY(CAST(:ids AS uuid[])) AND attempt_id IN (SELECT id FROM done)
 ), left_line AS (
-    DELETE FROM holds WHERE attempt_id = ANY(CAST(:ids AS uuid[])) AND attempt_id IN (SELECT id FROM done)
+    DELETE FROM semaphore_holders WHERE attempt_id = ANY(CAST(:ids AS uuid[])) AND attempt_id IN (SELECT id FROM done)
 ), locked AS MATERIALIZED (
     SELECT t.id, t.run_id, t.faults, t.max_attempts, t.cancel_requested_at, t.cancel_reason, t.requested_mode,
         t.resource_class, t.user_name

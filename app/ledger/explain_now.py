@@ -147,14 +147,14 @@ def _unclaimed(connection: Connection, attempt: Row[Any], since: datetime) -> No
 
 _HOLDS = text("""
 SELECT mine.limit_name, mine.asked_at, l.capacity,
-    (SELECT count(*) FROM holds h WHERE h.limit_name = mine.limit_name AND h.granted_at IS NOT NULL
+    (SELECT count(*) FROM semaphore_holders h WHERE h.limit_name = mine.limit_name AND h.granted_at IS NOT NULL
         AND h.expires_at > clock_timestamp()) AS used,
     (SELECT string_agg(who, ', ') FROM (
         SELECT coalesce('task ' || right(a.task_id::text, 12), 'holder ' || right(h.holder::text, 12)) AS who
-        FROM holds h LEFT JOIN attempts a ON a.id = h.attempt_id
+        FROM semaphore_holders h LEFT JOIN attempts a ON a.id = h.attempt_id
         WHERE h.limit_name = mine.limit_name AND h.granted_at IS NOT NULL AND h.expires_at > clock_timestamp()
         ORDER BY h.granted_at LIMIT 5) oldest) AS held_by
-FROM holds mine LEFT JOIN limits l ON l.name = mine.limit_name
+FROM semaphore_holders mine LEFT JOIN limits l ON l.name = mine.limit_name
 WHERE mine.attempt_id = :id AND mine.granted_at IS NULL ORDER BY mine.asked_at
 """)
 

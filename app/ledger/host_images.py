@@ -88,8 +88,8 @@ WITH standing AS MATERIALIZED (
     SELECT s.host FROM attempts a JOIN standing s ON s.id = a.instance_id
     WHERE a.mode = 'persistent' AND a.resource_class = :class AND a.state = 'running'
     UNION ALL
-    SELECT hint_host FROM attempts
-    WHERE mode = 'persistent' AND resource_class = :class AND state = 'dispatched' AND hint_host IS NOT NULL
+    SELECT queue_host FROM attempts
+    WHERE mode = 'persistent' AND resource_class = :class AND state = 'dispatched' AND queue_host IS NOT NULL
 )
 SELECT host, sum(slots)::int - (SELECT count(*) FROM held WHERE held.host = standing.host)::int AS free
 FROM standing GROUP BY host

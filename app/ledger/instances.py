@@ -244,7 +244,7 @@ WITH gone AS (
     INSERT INTO events (kind, instance_id, data)
     SELECT 'instance.' || state, id, jsonb_build_object('exit_code', code, 'why', why) FROM closed
 ), left_line AS (
-    DELETE FROM holds h USING closed WHERE h.instance_id = closed.id
+    DELETE FROM semaphore_holders h USING closed WHERE h.instance_id = closed.id
 )
 SELECT id, code, why FROM closed
 """)

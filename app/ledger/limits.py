@@ -180,7 +180,7 @@ def _semaphores(connection: Connection, settings: Settings) -> Iterator[Use]:
 _HELD = text(
     "SELECT limit_name, count(granted_at) AS used, count(*) - count(granted_at) AS waiting, min(granted_at) AS since,"
     " (array_agg(attempt_id ORDER BY granted_at) FILTER (WHERE granted_at IS NOT NULL))[1] AS attempt_id"
-    " FROM holds WHERE expires_at > clock_timestamp() GROUP BY 1"
+    " FROM semaphore_holders WHERE expires_at > clock_timestamp() GROUP BY 1"
 )
 
 

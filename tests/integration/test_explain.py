@@ -277,11 +277,17 @@ def test_a_running_task_names_the_semaphore_that_it_waits_for_and_who_holds_it(
     limit = "environment_starts:host-1"
     insert(database, "limits", name=limit, capacity=1)
     insert(
-        database, "holds", limit_name=limit, holder=new_id(), attempt_id=attempt_id, asked_at=ago(9), expires_at=soon
+        database,
+        "semaphore_holders",
+        limit_name=limit,
+        holder=new_id(),
+        attempt_id=attempt_id,
+        asked_at=ago(9),
+        expires_at=soon,
     )
     insert(
         database,
-        "holds",
+        "semaphore_holders",
         limit_name=limit,
         holder=new_id(),
         attempt_id=holding,

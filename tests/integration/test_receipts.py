@@ -222,7 +222,7 @@ def test_what_is_gone_without_a_word_is_recorded_as_gone(
     sweeper = Sweeper(settings, database)
     sweeper.sweep({job.instance_id})
     assert [line.why for line in of_run(database, job.run_id).objects] == ["its attempt runs"] * 2, "too young to tell"
-    job.set("UPDATE engine_objects SET created_at = created_at - interval '1 min'")
+    job.set("UPDATE created_resources SET created_at = created_at - interval '1 min'")
     sweeper.sweep({job.instance_id})
     lines = {line.engine_id: line.destroyed_by for line in of_run(database, job.run_id).objects}
     assert lines == {kept.id: None, lost.id: "unknown"}
@@ -232,7 +232,7 @@ def test_what_is_gone_without_a_word_is_recorded_as_gone(
 def test_what_stands_on_another_host_is_not_taken_for_gone(database: Database, settings: Settings) -> None:
     job = a_job(database, "persistent", provider="static", handle="elsewhere:77")
     made(database, job, "c1")
-    job.set("UPDATE engine_objects SET created_at = created_at - interval '1 min'")
+    job.set("UPDATE created_resources SET created_at = created_at - interval '1 min'")
     Sweeper(settings, database).sweep({job.instance_id})
     (line,) = of_run(database, job.run_id).objects
     assert line.destroyed_at is None
@@ -244,7 +244,7 @@ def test_what_was_launched_is_missed_only_where_the_control_plane_is(
 ) -> None:
     job = a_job(database)
     made(database, job, "f1", ObjectKind.FOLDER)
-    job.set("UPDATE engine_objects SET created_at = created_at - interval '1 min'")
+    job.set("UPDATE created_resources SET created_at = created_at - interval '1 min'")
     Sweeper(settings, database).sweep({job.instance_id}, control=control)
     (line,) = of_run(database, job.run_id).objects
     assert line.destroyed_by == expected

@@ -276,7 +276,7 @@ def test_between_its_rounds_the_leader_says_where_it_is_and_frees_the_places_of_
 
 def _held(database: Database) -> int:
     with database.begin() as connection:
-        return int(connection.execute(text("SELECT count(*) FROM holds")).scalar_one())
+        return int(connection.execute(text("SELECT count(*) FROM semaphore_holders")).scalar_one())
 
 
 def test_an_instance_that_its_provider_no_longer_has_gives_its_attempts_back(
