@@ -157,9 +157,9 @@ def _tries(connection: Connection, row: Row[Any], attempts: Sequence[Row[Any]]) 
 
 
 def _steps(attempt: Row[Any], now: datetime) -> list[Step]:
-    doors = {Phase(door): datetime.fromisoformat(at) for door, at in attempt.phases.items() if at}
+    reached = {Phase(name): datetime.fromisoformat(at) for name, at in attempt.phases.items() if at}
     waits: dict[str, list[Share]] = defaultdict(list)
-    found = spans(doors, attempt.dispatched_at, attempt.finished_at, now)
+    found = spans(reached, attempt.dispatched_at, attempt.finished_at, now)
     last = found[-1].phase if found else ""
     for limit, seconds in attempt.waits.items():
         waits[phase_of_limit(limit) or last].append(Share(limit, float(seconds)))

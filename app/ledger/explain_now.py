@@ -124,23 +124,23 @@ SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM ready_at -
 def _unclaimed(connection: Connection, attempt: Row[Any], since: datetime) -> Now:
     key = {"mode": attempt.mode, "class": attempt.resource_class}
     coming = connection.execute(_COMING, key).one()
-    hint = "its hint is not in the broker yet"
+    message = "its message is not in the broker yet"
     if attempt.published_at is not None:
-        hint = f"its hint was published at {attempt.published_at:%H:%M:%S} UTC"
+        message = f"its message was published at {attempt.published_at:%H:%M:%S} UTC"
     if attempt.mode == Mode.PERSISTENT:
         used = connection.execute(
             text("SELECT count(*) FROM attempts WHERE mode = :mode AND resource_class = :class AND state = 'running'"),
             key,
         ).scalar_one()
         doing = f"waits for a free worker: {used} of {coming.slots} slots on {coming.ready} ready instance(s) in use"
-        return Now(f"{doing}; {hint}", since)
+        return Now(f"{doing}; {message}", since)
     doing = f"waits for an instance: {coming.requested} requested, {coming.booting} booting, {coming.ready} ready"
     usual = connection.execute(_BOOT, key).scalar()
     if coming.oldest_s is not None:
         doing += f"; the oldest was asked for {coming.oldest_s:.1f} s ago"
     if usual is not None:
         doing += f"; they usually take {usual:.1f} s"
-    return Now(f"{doing}; {hint}", since)
+    return Now(f"{doing}; {message}", since)
 
 
 # --- Running --------------------------------------------------------------------------------------------------------

@@ -83,8 +83,8 @@ class _Times:
             self._windows[explain.line_of(row)].append((window, due))
             self._note(own, LINE, window.seconds(self._now), over=window.end is not None)
         for attempt in attempts:
-            doors = {Phase(door): datetime.fromisoformat(at) for door, at in attempt.phases.items() if at}
-            for span in spans(doors, attempt.dispatched_at, attempt.finished_at, self._now):
+            reached = {Phase(name): datetime.fromisoformat(at) for name, at in attempt.phases.items() if at}
+            for span in spans(reached, attempt.dispatched_at, attempt.finished_at, self._now):
                 self._note(own, span.phase, span.seconds, over=span.end is not None)
         seconds = ((row.finished_at or self._now) - row.accepted_at).total_seconds()
         self._tasks.append((seconds, row, own))

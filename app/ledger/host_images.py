@@ -97,7 +97,7 @@ FROM standing GROUP BY host
 
 
 def free_slots(connection: Connection, resource_class: str) -> dict[str, int]:
-    """Slots of a standing pool that nobody holds and no hint is on its way to, by host; none below 0."""
+    """Slots of a standing pool that nobody holds and no message is on its way to, by host; none below 0."""
     rows = connection.execute(_FREE, {"class": resource_class})
     return {row.host: max(0, row.free) for row in rows}
 

@@ -1,4 +1,4 @@
-"""Where an attempt's time went, from its doors: pure functions, no I/O."""
+"""Where an attempt's time went, from the times of its phases: pure functions, no I/O."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ PHASES: Mapping[Phase, str] = {
     Phase.STORED: "storing",
     Phase.TORN_DOWN: "teardown",
 }
-"""What lies before each door that is passed after the admission, in order."""
+"""What an attempt did until it reached each phase after the admission, in order."""
 
-_DOORS = tuple(PHASES)
+_ORDER = tuple(PHASES)
 
 NAMES = (LINE, *PHASES.values())
 """Every phase, in order."""
@@ -57,24 +57,24 @@ class Span:
 
 
 def spans(
-    doors: Mapping[Phase, datetime], admitted_at: datetime, finished_at: datetime | None, now: datetime
+    reached: Mapping[Phase, datetime], admitted_at: datetime, finished_at: datetime | None, now: datetime
 ) -> list[Span]:
     """The phases from the admission on.
 
-    The last door of an attempt that failed lies before the phase in which it failed: that one ends with the attempt.
+    The last phase that a failed attempt reached lies before the one in which it failed: that one ends with the attempt.
     """
     found: list[Span] = []
     begin, following = admitted_at, 0
-    for index, door in enumerate(_DOORS):
-        if door not in doors:
+    for index, phase in enumerate(_ORDER):
+        if phase not in reached:
             continue
-        if door is Phase.TORN_DOWN and finished_at is not None and index > following:
-            found.append(_span(_DOORS[following], begin, finished_at))
+        if phase is Phase.TORN_DOWN and finished_at is not None and index > following:
+            found.append(_span(_ORDER[following], begin, finished_at))
             begin = max(begin, finished_at)
-        found.append(_span(door, begin, doors[door]))
-        begin, following = doors[door], index + 1
-    if following < len(_DOORS):
-        underway = _DOORS[following]
+        found.append(_span(phase, begin, reached[phase]))
+        begin, following = reached[phase], index + 1
+    if following < len(_ORDER):
+        underway = _ORDER[following]
         if finished_at is None:
             found.append(Span(PHASES[underway], begin, None, _between(begin, now)))
         elif underway is not Phase.TORN_DOWN:
@@ -82,8 +82,8 @@ def spans(
     return found
 
 
-def _span(door: Phase, begin: datetime, end: datetime) -> Span:
-    return Span(PHASES[door], begin, end, _between(begin, end))
+def _span(phase: Phase, begin: datetime, end: datetime) -> Span:
+    return Span(PHASES[phase], begin, end, _between(begin, end))
 
 
 def _between(begin: datetime, end: datetime) -> float:

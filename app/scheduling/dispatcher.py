@@ -1,4 +1,4 @@
-"""The dispatcher: admits what has a slot, asks for the instances that it needs, publishes the hints.
+"""The dispatcher: admits what has a slot, asks for the instances that it needs, publishes wake-up messages.
 
 Woken by NOTIFY, decides in batches; any number may stand by, one decides at a time.
 """
@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 
 from app.errors import DatabaseUnavailable, InstanceFailed, LaunchUnclear
 from app.ledger import admission, budgets, classes, instances, model_sessions, pauses, quotas, waiting
-from app.ledger.admission import Published
+from app.ledger.admission import QueuedMessage
 from app.ledger.classes import Offer
 from app.ledger.database import DISPATCHER, Database, Leadership, Listener
 from app.ledger.events import WORK
@@ -36,15 +36,15 @@ log = structlog.get_logger()
 
 Launch = Callable[[str, Sequence[InstanceRequest]], dict[UUID, str]]
 """Asks a provider, by name, for instances; the handles of those that were started. Raises as `Provider.launch`."""
-Publish = Callable[[Sequence[Published]], None]
-"""Puts hints into their queues. Raises what the broker raises: they are sent again later."""
+Publish = Callable[[Sequence[QueuedMessage]], None]
+"""Puts messages into their queues. Raises what the broker raises: they are sent again later."""
 
 _STILLBORN = 5
 """After so many instances in a row that came to nothing, no more are asked for until time has passed."""
 _HOUSEKEEPING_S = 2.0
-"""Between two looks at what events do not tell: instances never asked for, hints that nobody claimed, idle pools."""
+"""Between two looks at what events do not tell: instances never asked for, messages that nobody claimed, idle pools."""
 _AT_HOST_S = 1.0
-"""A hint that its host has not claimed by then goes to all: the host is gone, or its slots were taken meanwhile."""
+"""A message that its host has not claimed by then goes to all: the host is gone, or its slots were taken meanwhile."""
 _POOL_GONE_S = 5.0
 """What was dispatched to a pool that has gone waits so long for it to come back, then stands in line again."""
 _MOST_REST_S = 0.1
@@ -133,7 +133,7 @@ class Dispatcher:
             if keep_house:  # it also finds what has just been admitted, and for no host
                 due = admission.unpublished(connection, settings.republish_s, 1000, at_host_s=_AT_HOST_S) + admitted
             self._note_bindings(connection, decision, waiting.bounded_runs(connection) if view.bounded else ())
-        self._send({item.hint.attempt_id: item for item in due})
+        self._send({item.message.attempt_id: item for item in due})
         for want, ids in requested:
             self._start(want, ids)
         if keep_house:
@@ -308,16 +308,16 @@ class Dispatcher:
             log.info("dispatcher.pool_shrinks", instances=[str(i) for i in spare])
             instances.drain(self._database, spare, "the pool needs fewer")
 
-    # --- Hints ------------------------------------------------------------------------------------------------------
+    # --- Messages ---------------------------------------------------------------------------------------------------
 
-    def _send(self, due: dict[UUID, Published]) -> None:
+    def _send(self, due: dict[UUID, QueuedMessage]) -> None:
         if not due:
             return
         items = list(due.values())
         try:
             self._publish(items)
         except Exception as error:  # noqa: BLE001  whatever a broker raises, the rows are safe and sent again
-            log.warning("dispatcher.publish_failed", hints=len(items), error=str(error))
+            log.warning("dispatcher.publish_failed", messages=len(items), error=str(error))
             self._kept_house_at = -_HOUSEKEEPING_S  # the next look sends them again
             return
         with self._database.begin() as connection:

@@ -149,7 +149,7 @@ def _account_for_what_was_done(rollout: Rollout, agent: Agent) -> None:
         if account is not None:
             usage = account.describe()
             ended = {"environment": {"usage": usage}, "cost_usd": usage.get("cost_usd")}
-            rollout.write(attempts.pass_door, Phase.AGENT_ENDED, **ended)
+            rollout.write(attempts.record_phase, Phase.AGENT_ENDED, **ended)
     except Exception:  # the error that ended the agent is the one to be told
         log.exception("attempt.agent_unaccounted")
 
@@ -301,7 +301,7 @@ def _record_failure(rollout: Rollout, error: Exception) -> EndReason:
     reason = rollout.token.reason or getattr(error, "reason", None) or reason_of(error)
     if not isinstance(error, MegaFlowError):
         log.exception("attempt.unexpected_error")
-    failure = Failure(error=type(error).__name__, message=str(error)[:4000], phase=rollout.last_door)
+    failure = Failure(error=type(error).__name__, message=str(error)[:4000], phase=rollout.last_phase)
     try:
         artifacts = _store(rollout)
     except MegaFlowError as unstored:

@@ -14,7 +14,7 @@ from sqlalchemy import text
 
 from app.ledger import accept, admission, attempts, instances, model_sessions
 from app.ledger.accept import NewRun
-from app.ledger.attempts import Offer
+from app.ledger.attempts import ClaimRequest
 from app.ledger.database import Database
 from app.ledger.instances import Wanted
 from app.models.spec import AgentTask, Bundle, EnvironmentSpec, Limits, Mode, ModelChoice, ScriptGoal, TaskSpec
@@ -45,7 +45,7 @@ class Gateway:
             wanted = Wanted("process", Mode.PERSISTENT, "standard", 1, count, None)
             standing = instances.request(connection, wanted)
         instances.ready_many(self.database, standing)
-        offers = [Offer(item.hint, instance) for item, instance in zip(published, standing, strict=True)]
+        offers = [ClaimRequest(item.message, instance) for item, instance in zip(published, standing, strict=True)]
         claims = attempts.claim_many(self.database, offers, lease_s=86_400)
         assert len(claims) == count
         made = tuple(secrets.token_urlsafe(32) for _ in claims)

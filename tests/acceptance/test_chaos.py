@@ -103,9 +103,9 @@ def _finished(here: Ground) -> Claim:
         (item,) = admission.admit(connection, [(task_id, Mode.EPHEMERAL) for task_id in batch.task_ids])
         (instance_id,) = instances.request(connection, Wanted("process", Mode.EPHEMERAL, "standard", 1, 1, None))
     assert instances.ready(here.database, instance_id)
-    claim = attempts.claim(here.database, item.hint, instance_id, lease_s=30)
+    claim = attempts.claim(here.database, item.message, instance_id, lease_s=30)
     assert claim is not None
-    attempts.pass_door(here.database, claim, Phase.STORED)
+    attempts.record_phase(here.database, claim, Phase.STORED)
     verdict = Verdict(reward=1.0, counts=True)
     ends.finish(here.database, claim, end_reason=EndReason.SUBMITTED, verdict=verdict, artifacts=[])
     return claim

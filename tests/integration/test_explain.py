@@ -250,7 +250,7 @@ def test_an_admitted_task_says_which_instances_are_coming(database: Database, as
     an_attempt(database, task_id, published_at=ago(0), dispatched_at=ago(0))
     doing = asking.now(task_id).doing
     assert doing.startswith("waits for an instance: 0 requested, 1 booting, 0 ready; the oldest was asked for 2.")
-    assert f"they usually take 3.0 s; its hint was published at {ago(0):%H:%M:%S} UTC" in doing
+    assert f"they usually take 3.0 s; its message was published at {ago(0):%H:%M:%S} UTC" in doing
 
 
 def test_an_admitted_task_of_the_pool_waits_for_a_worker(database: Database, asking: Asking) -> None:
@@ -260,7 +260,7 @@ def test_an_admitted_task_of_the_pool_waits_for_a_worker(database: Database, ask
     an_attempt(database, task_id, mode="persistent")
     doing = asking.now(task_id).doing
     assert doing == (
-        "waits for a free worker: 1 of 3 slots on 1 ready instance(s) in use; its hint is not in the broker yet"
+        "waits for a free worker: 1 of 3 slots on 1 ready instance(s) in use; its message is not in the broker yet"
     )
 
 

@@ -179,7 +179,7 @@ def test_two_enqueues_of_one_user_cannot_take_the_same_room(database: Database) 
 def test_what_attempts_cost_adds_up_and_an_account_can_begin_again(database: Database) -> None:
     first, second = claimed(database), claimed(database)
     for claim, cost in ((first, 0.25), (first, 0.5), (second, 0.125), (second, 0.0)):  # of the attempt, so far
-        attempts.pass_door(database, claim, Phase.AGENT_STARTED, cost_usd=cost)
+        attempts.record_phase(database, claim, Phase.AGENT_STARTED, cost_usd=cost)
     user = one(database, "SELECT DISTINCT user_name FROM tasks").user_name
     assert _book(database).spent(user) == 0.625
     assert _book(database).spent("bob") == 0.0

@@ -527,7 +527,7 @@ def test_a_task_that_is_stopped_has_the_end_of_its_environment_on_record(
             token.stop(EndReason.CANCELLED)
         original(connection_database, *values, **named)
 
-    original = attempts.pass_door
+    original = attempts.record_phase
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attempts, "pass_door", stop_at_the_door)
         claimed = _claim(database, job, settings, EnvironmentKind.LOCAL, Mode.EPHEMERAL)

@@ -18,21 +18,25 @@ def at(seconds: float) -> datetime:
     return T0 + timedelta(seconds=seconds)
 
 
-def told(doors: dict[Phase, float], finished: float | None = None, now: float = 100.0) -> list[tuple[str, float, bool]]:
+def told(
+    reached: dict[Phase, float], finished: float | None = None, now: float = 100.0
+) -> list[tuple[str, float, bool]]:
     """Phase, seconds, over, for an attempt that was admitted at 0."""
-    found = spans({door: at(s) for door, s in doors.items()}, T0, None if finished is None else at(finished), at(now))
+    found = spans(
+        {phase: at(s) for phase, s in reached.items()}, T0, None if finished is None else at(finished), at(now)
+    )
     return [(span.phase, span.seconds, span.end is not None) for span in found]
 
 
-def test_an_attempt_that_ended_well_has_a_span_for_every_door() -> None:
-    doors = {door: float(n) for n, door in enumerate(PHASES, start=1)}
-    assert told(doors, finished=7.5) == [(name, 1.0, True) for name in PHASES.values()]
+def test_an_attempt_that_ended_well_has_a_span_for_every_phase() -> None:
+    reached = {phase: float(n) for n, phase in enumerate(PHASES, start=1)}
+    assert told(reached, finished=7.5) == [(name, 1.0, True) for name in PHASES.values()]
     assert ("line", *PHASES.values()) == NAMES
 
 
 def test_what_is_underway_has_no_end_yet() -> None:
-    doors = {Phase.CLAIMED: 2.0, Phase.IMAGE_READY: 3.0}
-    assert told(doors, now=10) == [("start", 2.0, True), ("image", 1.0, True), ("environment", 7.0, False)]
+    reached = {Phase.CLAIMED: 2.0, Phase.IMAGE_READY: 3.0}
+    assert told(reached, now=10) == [("start", 2.0, True), ("image", 1.0, True), ("environment", 7.0, False)]
 
 
 def test_an_attempt_that_nobody_has_claimed_is_starting() -> None:
@@ -40,24 +44,24 @@ def test_an_attempt_that_nobody_has_claimed_is_starting() -> None:
 
 
 def test_the_phase_in_which_an_attempt_failed_ends_with_it_and_is_not_taken_for_the_teardown() -> None:
-    doors = {Phase.CLAIMED: 1.0, Phase.IMAGE_READY: 2.0, Phase.TORN_DOWN: 30.0}
-    assert told(doors, finished=20) == [
+    reached = {Phase.CLAIMED: 1.0, Phase.IMAGE_READY: 2.0, Phase.TORN_DOWN: 30.0}
+    assert told(reached, finished=20) == [
         ("start", 1.0, True),
         ("image", 1.0, True),
         ("environment", 18.0, True),
         ("teardown", 10.0, True),
     ]
-    del doors[Phase.TORN_DOWN]
-    assert told(doors, finished=20)[-1] == ("environment", 18.0, True)
+    del reached[Phase.TORN_DOWN]
+    assert told(reached, finished=20)[-1] == ("environment", 18.0, True)
 
 
 def test_an_attempt_that_ended_unclaimed_spent_all_of_its_time_starting() -> None:
     assert told({}, finished=5) == [("start", 5.0, True)]
 
 
-def test_a_door_that_is_not_on_the_way_is_passed_over() -> None:
-    doors = {Phase.CLAIMED: 1.0, Phase.ENVIRONMENT_READY: 4.0}
-    assert told(doors, now=5) == [("start", 1.0, True), ("environment", 3.0, True), ("set-up", 1.0, False)]
+def test_a_phase_that_is_not_on_the_way_is_passed_over() -> None:
+    reached = {Phase.CLAIMED: 1.0, Phase.ENVIRONMENT_READY: 4.0}
+    assert told(reached, now=5) == [("start", 1.0, True), ("environment", 3.0, True), ("set-up", 1.0, False)]
 
 
 def test_spans_of_clocks_that_disagree_are_never_negative() -> None:
