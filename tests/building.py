@@ -11,7 +11,7 @@ from app.ledger.accept import Accepted, NewRun
 from app.ledger.admission import QueuedMessage
 from app.ledger.attempts import Claim
 from app.ledger.database import Database
-from app.ledger.instances import Wanted
+from app.ledger.instances import InstanceDemand
 from app.models.endings import RetryPolicy
 from app.models.spec import (
     AgentTask,
@@ -53,7 +53,7 @@ def dispatched(database: Database, run: Accepted, mode: Mode = Mode.PERSISTENT) 
 
 
 def ready_instance(database: Database, mode: Mode = Mode.PERSISTENT) -> UUID:
-    wanted = Wanted("process", mode, "standard", 1 if mode is Mode.EPHEMERAL else 4, 1, None)
+    wanted = InstanceDemand("process", mode, "standard", 1 if mode is Mode.EPHEMERAL else 4, 1, None)
     with database.begin() as connection:
         (instance_id,) = instances.request(connection, wanted)
     assert instances.ready(database, instance_id)

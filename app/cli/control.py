@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from app.ledger import deadlines, fleet, pauses
     from app.ledger import instances as instances_
     from app.ledger.database import Database
-    from app.ledger.fleet import Seen
+    from app.ledger.fleet import LiveInstance
     from app.ledger.pauses import Change
     from app.stopping import nudge
 else:
@@ -155,7 +155,7 @@ def instances(json: Json = False) -> None:
     console.print(table if found else "no live instances")
 
 
-def _cells(row: Seen) -> Sequence[str]:
+def _cells(row: LiveInstance) -> Sequence[str]:
     return (
         str(row.id)[-12:],
         row.mode,

@@ -27,8 +27,8 @@ from app.host.engine import ROLE, Engine, engine_of
 from app.host.environment_records import Record
 from app.ledger import receipts, sweeps
 from app.ledger.database import Database
-from app.ledger.owners import Taker, takers
-from app.ledger.receipts import ObjectKind, Owner, Remover, Thing
+from app.ledger.owners import ResourceUser, resource_users
+from app.ledger.receipts import NewResource, ObjectKind, Owner, Remover
 from app.settings import Settings
 
 log = structlog.get_logger()
@@ -207,11 +207,11 @@ class Sweeper:
             if one.doomed(owners):
                 self._remove(ObjectKind(part.kind), one, partial(_told, engine, part.remove, engine))
 
-    def _takers(self, containers: Sequence[dict[str, Any]]) -> dict[UUID, Taker]:
+    def _takers(self, containers: Sequence[dict[str, Any]]) -> dict[UUID, ResourceUser]:
         """Who has those that were made for nobody: their labels cannot say it, their names do."""
         named = {attempt_in(_name(one)) for one in containers if label_ready(one["Labels"])} - {None}
         attempts = [attempt for attempt in named if attempt is not None]
-        return {} if self._database is None else takers(self._database, attempts)
+        return {} if self._database is None else resource_users(self._database, attempts)
 
     # --- What was kept ------------------------------------------------------------------------------------------------
 
@@ -258,11 +258,11 @@ def _told(engine: Engine, remove: Callable[[Any], object], what: Any) -> object:
         raise EnvironmentFailed(str(error)) from error
 
 
-def _thing(kind: ObjectKind, identity: str, labels: Mapping[str, str], made: float) -> Thing | None:
+def _thing(kind: ObjectKind, identity: str, labels: Mapping[str, str], made: float) -> NewResource | None:
     run, task, attempt, instance = (label_id(labels, part) for part in ("run", "task", "attempt", "instance"))
     if run is None or task is None or attempt is None or instance is None:
         return None
-    return Thing(kind, identity, Owner(run, task, attempt, instance), datetime.fromtimestamp(made, UTC))
+    return NewResource(kind, identity, Owner(run, task, attempt, instance), datetime.fromtimestamp(made, UTC))
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,10 +293,10 @@ class _Found:
     taken: bool = False  # by an instance that lived just now, whatever older lists say
 
     @classmethod
-    def of(cls, container: dict[str, Any], takers: Mapping[UUID, Taker]) -> _Found:
+    def of(cls, container: dict[str, Any], resource_users: Mapping[UUID, ResourceUser]) -> _Found:
         labels, made = container["Labels"], float(container["Created"])
         attempt = attempt_in(_name(container)) if label_ready(labels) else None
-        taker = None if attempt is None else takers.get(attempt)
+        taker = None if attempt is None else resource_users.get(attempt)
         if taker is None:
             return cls(container["Id"], labels, made, _deadline(container))
         owner = {f"megaflow.{part.removesuffix('_id')}": str(found) for part, found in taker.owner._asdict().items()}

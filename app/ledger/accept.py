@@ -21,7 +21,7 @@ from app.ledger.database import Database
 from app.ledger.events import Fact
 from app.ledger.names import LATEST
 from app.models.spec import MOST_PRIORITY, LabelText, TaskSpec
-from app.models.tables import Run, Task
+from app.models.tables import RunRow, TaskRow
 from app.settings import Settings
 
 
@@ -135,7 +135,7 @@ def _first_of_its_key(connection: Connection, run_id: UUID, new: NewRun) -> bool
 
 
 def _earlier(connection: Connection, new: NewRun) -> Accepted:
-    runs, tasks = Run.__table__.c, Task.__table__.c
+    runs, tasks = RunRow.__table__.c, TaskRow.__table__.c
     run_id = connection.execute(
         select(runs.id).where(runs.user_name == new.user_name, runs.idempotency_key == new.idempotency_key)
     ).scalar_one()
@@ -154,7 +154,7 @@ def _earlier(connection: Connection, new: NewRun) -> Accepted:
 def _load(connection: Connection, run_id: UUID, new: NewRun) -> Accepted:
     driver = _driver_connection(connection)
     digests = _copy_specs(driver, new.specs)
-    rows = _Rows(run_id, new)
+    rows = _TaskRows(run_id, new)
     with driver.cursor().copy(f"COPY tasks ({', '.join(_COLUMNS)}) FROM STDIN") as copy:
         for block in rows.blocks(digests):
             copy.write(block)
@@ -232,7 +232,7 @@ _COLUMNS = (
 )
 
 
-class _Rows:
+class _TaskRows:
     """The rows of a run's tasks in COPY's text format, and the ids and names that they got."""
 
     def __init__(self, run_id: UUID, new: NewRun) -> None:

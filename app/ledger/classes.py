@@ -26,7 +26,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,40}")  # it becomes part of a queue's 
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class ResourceClass:
     """What one class offers, with nothing left open. One instance has `cpus`, `memory_bytes` and `gpus`."""
 
     name: str
@@ -48,18 +48,18 @@ class Offer:
         return any(options.values()) if mode is Mode.AUTO else options[mode]
 
 
-def load(connection: Connection, settings: Settings) -> dict[str, Offer]:
+def load(connection: Connection, settings: Settings) -> dict[str, ResourceClass]:
     """Every class by its name; `standard` is always among them."""
     rows = connection.execute(text("SELECT * FROM resource_classes ORDER BY name"))
     return {row.name: _resolved(row, settings) for row in rows}
 
 
-def _resolved(row: Row[Any], settings: Settings) -> Offer:
+def _resolved(row: Row[Any], settings: Settings) -> ResourceClass:
     standard = row.name == STANDARD
     pool = settings.persistent_instances if standard else 0
     # One end of the pool that was set moves the other, so that the minimum never exceeds the maximum.
     pool_min = _or(row.pool_min, pool if row.pool_max is None else min(pool, row.pool_max))
-    return Offer(
+    return ResourceClass(
         name=row.name,
         cpus=row.cpus,
         memory_bytes=row.memory_bytes,

@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Connection, insert, select, text
 
 from app.ledger.database import Database
-from app.models.tables import Event
+from app.models.tables import EventRow
 
 WORK = "megaflow_work"
 """Channel: something for the dispatcher to do. No payload."""
@@ -32,7 +32,7 @@ class Fact(NamedTuple):
 def append(connection: Connection, *facts: Fact) -> None:
     """Append facts within the caller's transaction."""
     if facts:
-        connection.execute(insert(Event), [fact._asdict() for fact in facts])
+        connection.execute(insert(EventRow), [fact._asdict() for fact in facts])
 
 
 def wake_dispatcher(connection: Connection) -> None:
@@ -48,7 +48,7 @@ def tell_outcome(connection: Connection, task_ids: Sequence[UUID]) -> None:
     )
 
 
-class Recorded(NamedTuple):
+class EventRecord(NamedTuple):
     """One event as kept."""
 
     id: int
@@ -61,10 +61,10 @@ class Recorded(NamedTuple):
     data: dict[str, Any]
 
 
-def of_task(database: Database, task_id: UUID) -> list[Recorded]:
+def of_task(database: Database, task_id: UUID) -> list[EventRecord]:
     """Everything that happened to a task, in order."""
-    columns = Event.__table__.c
+    columns = EventRow.__table__.c
     with database.begin() as connection:
-        wanted = [columns[name] for name in Recorded._fields]
+        wanted = [columns[name] for name in EventRecord._fields]
         rows = connection.execute(select(*wanted).where(columns.task_id == task_id).order_by(columns.id))
-        return [Recorded(*row) for row in rows]
+        return [EventRecord(*row) for row in rows]

@@ -12,11 +12,11 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, text
 
 from app.errors import UnknownName
-from app.ledger import binding, explain, explain_now
-from app.ledger.binding import Line
+from app.ledger import explain, explain_now, limiting_factors
 from app.ledger.database import Database
-from app.ledger.stories import LineNow, RunStory, Share, Slow, Spread
-from app.ledger.timeline import LINE, NAMES, Tried, Window, spans, windows
+from app.ledger.stories import QueueNow, RunStory, Share, SlowTask, Spread
+from app.ledger.timeline import LINE, NAMES, AttemptTimes, WaitingWindow, spans, windows
+from app.ledger.waiting import QueueKey
 from app.models.kinds import PauseKind
 from app.models.outcome import Phase
 from app.models.states import LIVE_ATTEMPT
@@ -62,7 +62,7 @@ class _Times:
     def __init__(self, connection: Connection, run_row: Row[Any]) -> None:
         self._run, self._now = run_row, run_row.now
         self._seconds: dict[str, list[float]] = defaultdict(list)  # by phase
-        self._windows: dict[Line, list[tuple[Window, datetime | None]]] = defaultdict(list)
+        self._windows: dict[QueueKey, list[tuple[WaitingWindow, datetime | None]]] = defaultdict(list)
         self._tasks: list[tuple[float, Row[Any], dict[str, float]]] = []
         ids = {"id": run_row.id}
         tries: dict[UUID, list[Row[Any]]] = defaultdict(list)
@@ -76,7 +76,7 @@ class _Times:
 
     def _add(self, row: Row[Any], attempts: Sequence[Row[Any]], reopened: Iterable[datetime]) -> None:
         own: dict[str, float] = defaultdict(float)
-        tried = [Tried(attempt.dispatched_at, attempt.finished_at) for attempt in attempts]
+        tried = [AttemptTimes(attempt.dispatched_at, attempt.finished_at) for attempt in attempts]
         found = windows(row.accepted_at, row.finished_at, tried, reopened)
         for window in found:
             due = explain.due_at(row, window) if window is found[-1] else None
@@ -97,10 +97,10 @@ class _Times:
     def spreads(self) -> tuple[Spread, ...]:
         return tuple(spread(phase, self._seconds[phase]) for phase in NAMES if self._seconds[phase])
 
-    def slowest(self) -> tuple[Slow, ...]:
+    def slowest(self) -> tuple[SlowTask, ...]:
         ranked = sorted(self._tasks, key=lambda item: -item[0])[:_SLOWEST]
         return tuple(
-            Slow(row.id, row.name, row.state, seconds, max(own, key=lambda phase: own[phase], default=""))
+            SlowTask(row.id, row.name, row.state, seconds, max(own, key=lambda phase: own[phase], default=""))
             for seconds, row, own in ranked
         )
 
@@ -156,9 +156,9 @@ def _retries(connection: Connection, run_id: UUID) -> tuple[tuple[str, int], ...
     return tuple((row.reason, row.attempts) for row in rows)
 
 
-def _lines(connection: Connection, settings: Settings, run_row: Row[Any]) -> tuple[tuple[LineNow, ...], int, str]:
+def _lines(connection: Connection, settings: Settings, run_row: Row[Any]) -> tuple[tuple[QueueNow, ...], int, str]:
     """What binds each line of the run's waiting tasks; how many are delayed; and a hint."""
-    look = binding.look(connection, settings)
+    state = limiting_factors.state(connection, settings)
     rows = connection.execute(
         text(
             "SELECT user_name, requested_mode, resource_class,"
@@ -166,13 +166,13 @@ def _lines(connection: Connection, settings: Settings, run_row: Row[Any]) -> tup
             " count(*) FILTER (WHERE NOT in_line AND available_at > :now AND NOT :paused) AS delayed"
             " FROM tasks WHERE run_id = :id AND state = 'pending' GROUP BY 1, 2, 3 ORDER BY 4 DESC"
         ),
-        {"id": run_row.id, "now": run_row.now, "paused": (PauseKind.RUN, str(run_row.id)) in look.paused},
+        {"id": run_row.id, "now": run_row.now, "paused": (PauseKind.RUN, str(run_row.id)) in state.paused},
     ).all()
     found = []
     for row in rows:
         line = explain.line_of(row)
         if row.waiting:
-            found.append(LineNow(line, row.waiting, tuple(look.binding(line, run_row.id, row.waiting))))
+            found.append(QueueNow(line, row.waiting, tuple(state.factors(line, run_row.id, row.waiting))))
     free = any(not line.bounds for line in found)
     hint = explain_now.NO_DISPATCHER if free and not explain_now.dispatcher_leads(connection) else ""
     return tuple(found), sum(row.delayed for row in rows), hint

@@ -15,7 +15,7 @@ from app.models.spec import Mode
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LiveInstance:
     """One live instance. Ages in seconds."""
 
     id: UUID
@@ -41,7 +41,7 @@ FROM instances i WHERE i.state NOT IN ('terminated', 'failed')
 """
 
 
-def live(database: Database, ids: Sequence[UUID] | None = None) -> list[Seen]:
+def live(database: Database, ids: Sequence[UUID] | None = None) -> list[LiveInstance]:
     """Instances that have not ended, by mode, class and age; only those of `ids` when given."""
     chosen = "" if ids is None else " AND i.id = ANY(:ids)"
     with database.begin() as connection:
@@ -49,7 +49,7 @@ def live(database: Database, ids: Sequence[UUID] | None = None) -> list[Seen]:
             text(f"{_LIVE}{chosen} ORDER BY i.mode, i.resource_class, i.requested_at, i.id"),
             {} if ids is None else {"ids": list(ids)},
         )
-        return [Seen(**{**row._asdict(), "mode": Mode(row.mode)}) for row in rows]
+        return [LiveInstance(**{**row._asdict(), "mode": Mode(row.mode)}) for row in rows]
 
 
 def find(database: Database, name: str) -> UUID:

@@ -23,7 +23,7 @@ INTERRUPTED_EXIT = 75
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class InstanceDemand:
     """One kind of instance, and how many more of it are wanted."""
 
     provider: str
@@ -46,7 +46,7 @@ SELECT 'instance.requested', id, jsonb_build_object('mode', mode, 'class', CAST(
 """)
 
 
-def request(connection: Connection, wanted: Wanted) -> list[UUID]:
+def request(connection: Connection, wanted: InstanceDemand) -> list[UUID]:
     """Write the rows of instances about to be asked for; a crash in between leaves rows that are asked for again."""
     ids = [uuids.uuid7() for _ in range(wanted.count)]
     connection.execute(
@@ -64,7 +64,7 @@ def request(connection: Connection, wanted: Wanted) -> list[UUID]:
 
 
 @dataclass(frozen=True, slots=True)
-class Unasked:
+class PendingRequest:
     """An instance whose row was written, and of which no provider has said that it has it."""
 
     id: UUID
@@ -75,7 +75,7 @@ class Unasked:
     lifetime_s: float | None
 
 
-def unasked(connection: Connection, older_than_s: float, limit: int) -> list[Unasked]:
+def pending_requests(connection: Connection, older_than_s: float, limit: int) -> list[PendingRequest]:
     """Requested this long ago and never started, as far as we know: to be asked for again, which is safe."""
     rows = connection.execute(
         text(
@@ -86,7 +86,7 @@ def unasked(connection: Connection, older_than_s: float, limit: int) -> list[Una
         ),
         {"age": older_than_s, "limit": limit},
     )
-    return [Unasked(r.id, r.provider, Mode(r.mode), r.resource_class, r.slots, r.lifetime_s) for r in rows]
+    return [PendingRequest(r.id, r.provider, Mode(r.mode), r.resource_class, r.slots, r.lifetime_s) for r in rows]
 
 
 def launched(database: Database, handles: dict[UUID, str]) -> None:

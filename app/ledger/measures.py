@@ -13,7 +13,7 @@ from app.ledger.environment_times import finished
 
 
 @dataclass(frozen=True, slots=True)
-class Now:
+class Measures:
     """Numbers of this moment."""
 
     tasks: Mapping[str, int]  # by state
@@ -21,7 +21,7 @@ class Now:
     waiting: Mapping[tuple[str, str], int]  # tasks that could be admitted, by class and requested mode
 
 
-def now(connection: Connection) -> Now:
+def now(connection: Connection) -> Measures:
     """Ended instances are left out: they only grow."""
     tasks = connection.execute(text("SELECT state, count(*) AS number FROM tasks GROUP BY 1")).all()
     instances = connection.execute(
@@ -36,7 +36,7 @@ def now(connection: Connection) -> Now:
             " GROUP BY 1, 2"
         )
     ).all()
-    return Now(
+    return Measures(
         {row.state: row.number for row in tasks},
         {(row.mode, row.state): row.number for row in instances},
         {(row.resource_class, row.requested_mode): row.number for row in waiting},

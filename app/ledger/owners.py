@@ -14,7 +14,7 @@ from app.models.states import LIVE_INSTANCE
 
 
 @dataclass(frozen=True, slots=True)
-class Taker:
+class ResourceUser:
     """An attempt that took something over, and whether the instance that it runs on has not ended."""
 
     owner: Owner
@@ -27,7 +27,7 @@ _TAKERS = text(
 )
 
 
-def takers(database: Database, attempt_ids: Collection[UUID]) -> dict[UUID, Taker]:
+def resource_users(database: Database, attempt_ids: Collection[UUID]) -> dict[UUID, ResourceUser]:
     """By attempt; without those that the ledger does not know, or that nobody has claimed.
 
     Raises: DatabaseUnavailable.
@@ -37,6 +37,6 @@ def takers(database: Database, attempt_ids: Collection[UUID]) -> dict[UUID, Take
     with database.begin() as connection:
         rows = connection.execute(_TAKERS, {"ids": list(attempt_ids)})
         return {
-            row.id: Taker(Owner(row.run_id, row.task_id, row.id, row.instance_id), row.state in LIVE_INSTANCE)
+            row.id: ResourceUser(Owner(row.run_id, row.task_id, row.id, row.instance_id), row.state in LIVE_INSTANCE)
             for row in rows
         }

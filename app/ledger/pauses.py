@@ -17,7 +17,7 @@ from app.models.tables import PAUSED
 
 
 @dataclass(frozen=True, slots=True)
-class Paused:
+class PausedNames:
     """What the dispatcher passes over."""
 
     runs: set[UUID]
@@ -36,7 +36,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class PauseRow:
+class Pause:
     """One pause as kept."""
 
     kind: PauseKind
@@ -139,9 +139,9 @@ def _tell(
     events.wake_dispatcher(connection)
 
 
-def paused(connection: Connection) -> Paused:
+def paused(connection: Connection) -> PausedNames:
     """Everything that is paused now."""
-    found = Paused(set(), set(), set())
+    found = PausedNames(set(), set(), set())
     for row in connection.execute(text("SELECT kind, name FROM pauses")):
         match PauseKind(row.kind):
             case PauseKind.RUN:
@@ -153,12 +153,12 @@ def paused(connection: Connection) -> Paused:
     return found
 
 
-def all_of(database: Database) -> list[PauseRow]:
+def all_of(database: Database) -> list[Pause]:
     """Every pause, oldest first, with how many tasks it keeps waiting."""
     with database.begin() as connection:
         rows = connection.execute(text("SELECT kind, name, since, reason FROM pauses ORDER BY since, kind, name")).all()
         return [
-            PauseRow(
+            Pause(
                 PauseKind(row.kind),
                 row.name,
                 row.since,

@@ -196,7 +196,7 @@ def reset_spent(database: Database, user_name: str) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class QuotaUsage:
     """A user's quota, and what they have of it at this moment. `own`: it is their own row and not that of `*`."""
 
     quota: Quota
@@ -226,12 +226,12 @@ _USAGE = text(
 )
 
 
-def usage(database: Database) -> list[Usage]:
+def usage(database: Database) -> list[QuotaUsage]:
     """Everybody who has a quota, an account or something that waits or runs; `*` first, without use of its own."""
     with database.begin() as connection:
         book = load(connection)
         return [
-            Usage(
+            QuotaUsage(
                 quota=book.of(row.user_name),
                 own=row.user_name in book.quotas,
                 running=row.running,

@@ -51,7 +51,7 @@ class Owner(NamedTuple):
     instance_id: UUID
 
 
-class Thing(NamedTuple):
+class NewResource(NamedTuple):
     """One engine object or folder. `created_at` None: just now."""
 
     kind: ObjectKind
@@ -98,13 +98,13 @@ _VANISHED = text(
 )
 
 
-def created(connection: Connection, things: Sequence[Thing]) -> None:
+def created(connection: Connection, things: Sequence[NewResource]) -> None:
     """Record that these exist, within the caller's transaction. What is on record already keeps its line."""
     if things:
         connection.execute(_CREATED, _arrays(things))
 
 
-def destroyed(connection: Connection, things: Sequence[Thing], by: Remover) -> None:
+def destroyed(connection: Connection, things: Sequence[NewResource], by: Remover) -> None:
     """Record that these are gone; one that was never recorded gets its whole line. Only the first end counts."""
     if things:
         connection.execute(_DESTROYED, {**_arrays(things), "by": by.value})
@@ -116,7 +116,7 @@ def vanished(connection: Connection, ids: Sequence[str]) -> None:
         connection.execute(_VANISHED, {"ids": list(ids)})
 
 
-def _arrays(things: Sequence[Thing]) -> dict[str, list[Any]]:
+def _arrays(things: Sequence[NewResource]) -> dict[str, list[Any]]:
     return {
         "ids": [thing.id for thing in things],
         "kinds": [thing.kind.value for thing in things],

@@ -23,14 +23,14 @@ ORDER BY own DESC, t.replica, t.id
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class StoredTrajectory:
     """An attempt's trajectory in the artifact store, and how the attempt ended."""
 
     key: str
     end_reason: EndReason
 
 
-def recorded(database: Database, run: str, task_id: UUID, name: str) -> Recorded:
+def trajectory_of(database: Database, run: str, task_id: UUID, name: str) -> StoredTrajectory:
     """What was recorded in `run` (an id or the end of one) of the task called `name`; of the same replica if it can be.
 
     run: of several agents with the one meant, `RUN@AGENT`.
@@ -52,4 +52,4 @@ def recorded(database: Database, run: str, task_id: UUID, name: str) -> Recorded
             f"expected run {run!r} to have a trajectory of task {name!r}, found none; record it with one that calls"
             " a model"
         )
-    return Recorded(row.key, EndReason(row.end_reason))
+    return StoredTrajectory(row.key, EndReason(row.end_reason))

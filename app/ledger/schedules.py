@@ -19,7 +19,7 @@ from app.ledger.events import Fact
 
 
 @dataclass(frozen=True, slots=True)
-class ScheduleRow:
+class Schedule:
     """One schedule as stored. `settled_until`: every due time up to here was fired or passed over."""
 
     id: UUID
@@ -62,16 +62,16 @@ def remove(database: Database, name: str) -> None:
             raise UnknownName(f"unknown schedule {name!r}; `megaflow schedule list` shows them")
 
 
-def all_of(database: Database) -> list[ScheduleRow]:
+def all_of(database: Database) -> list[Schedule]:
     """By name."""
     with database.begin() as connection:
         rows = connection.execute(
             text("SELECT id, name, cron, dataset, submission, misfire, settled_until FROM schedules ORDER BY name")
         )
-        return [ScheduleRow(*row) for row in rows]
+        return [Schedule(*row) for row in rows]
 
 
-def claim_due(database: Database, schedule: ScheduleRow, due: Sequence[datetime], until: datetime) -> list[datetime]:
+def claim_due(database: Database, schedule: Schedule, due: Sequence[datetime], until: datetime) -> list[datetime]:
     """Take those due times that nobody has taken, and settle everything up to `until`, in one transaction.
 
     Two beats that tick at once get disjoint answers: the primary key (schedule, due time) decides.
@@ -96,7 +96,7 @@ def claim_due(database: Database, schedule: ScheduleRow, due: Sequence[datetime]
     return taken
 
 
-def unfinished(database: Database, older_than_s: float) -> list[tuple[ScheduleRow, datetime]]:
+def unfinished(database: Database, older_than_s: float) -> list[tuple[Schedule, datetime]]:
     """Due times that were taken, but whose run was never noted: the firing process died in between."""
     with database.begin() as connection:
         rows = connection.execute(
@@ -108,7 +108,7 @@ def unfinished(database: Database, older_than_s: float) -> list[tuple[ScheduleRo
             ),
             {"age": older_than_s},
         )
-        return [(ScheduleRow(*row[:7]), row[7]) for row in rows]
+        return [(Schedule(*row[:7]), row[7]) for row in rows]
 
 
 def note(

@@ -19,7 +19,7 @@ from app.ledger.database import Database
 from app.ledger.limits import everybody, wake_waiters
 
 
-class Answer(NamedTuple):
+class SemaphoreAnswer(NamedTuple):
     """Whether the place is ours; if not, how many stand before us (0: next)."""
 
     granted: bool
@@ -35,7 +35,7 @@ def ask(
     lease_s: float,
     attempt_id: UUID | None = None,
     instance_id: UUID | None = None,
-) -> Answer:
+) -> SemaphoreAnswer:
     """Take a place, or stand in line for one. Ask again until it is granted; safe to repeat, and renews the lease.
 
     A place in line is leased as well: who does not ask for `lease_s` has left it. `capacity_default` is what holds
@@ -49,14 +49,14 @@ def ask(
         connection.execute(_DROP_LAPSED, values)
         granted = connection.execute(_ENTER, {**values, "attempt": attempt_id, "instance": instance_id}).scalar()
         if granted is not None:
-            return Answer(True, 0)
+            return SemaphoreAnswer(True, 0)
         capacity = {"everybody": everybody(limit_name), "default": capacity_default}
         chosen = set(connection.execute(_GRANT, {**values, **capacity}).scalars())
         if chosen - {holder}:
             wake_waiters(connection, [limit_name])
         if holder in chosen:
-            return Answer(True, 0)
-        return Answer(False, connection.execute(_AHEAD, values).scalar_one())
+            return SemaphoreAnswer(True, 0)
+        return SemaphoreAnswer(False, connection.execute(_AHEAD, values).scalar_one())
 
 
 # A client that is stopped in the middle must not keep the others out for longer than a few seconds.

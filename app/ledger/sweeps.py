@@ -17,7 +17,7 @@ from app.ledger.database import Database
 from app.ledger.host_images import GONE_S
 
 
-class Ended(NamedTuple):
+class EndedInstance(NamedTuple):
     """An instance that was not swept yet. `ours`: nobody else is to say that it was."""
 
     id: UUID
@@ -36,14 +36,14 @@ WHERE stood IS NULL OR stood NOT IN (SELECT name FROM others) ORDER BY ended_at 
 """)
 
 
-def unswept(database: Database, host: str, *, control: bool) -> list[Ended]:
+def unswept(database: Database, host: str, *, control: bool) -> list[EndedInstance]:
     """Those that may have left something on `host`; the first to end first. control: the leader is there.
 
     Raises: DatabaseUnavailable.
     """
     with database.begin() as connection:
         rows = connection.execute(_UNSWEPT, {"host": host, "control": control, "gone": GONE_S})
-        return [Ended(row.id, row.ours) for row in rows]
+        return [EndedInstance(row.id, row.ours) for row in rows]
 
 
 def clock_ahead_s(database: Database) -> float:

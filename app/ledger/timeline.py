@@ -93,7 +93,7 @@ def _between(begin: datetime, end: datetime) -> float:
 # --- Waiting --------------------------------------------------------------------------------------------------------
 
 
-class Window(NamedTuple):
+class WaitingWindow(NamedTuple):
     """A time in which a task waited for its admission. `end` is None while it does."""
 
     begin: datetime
@@ -104,7 +104,7 @@ class Window(NamedTuple):
         return _between(self.begin, self.end or now)
 
 
-class Tried(NamedTuple):
+class AttemptTimes(NamedTuple):
     """When one attempt was admitted and when it ended."""
 
     admitted_at: datetime
@@ -112,32 +112,35 @@ class Tried(NamedTuple):
 
 
 def windows(
-    accepted_at: datetime, ended_at: datetime | None, attempts: Sequence[Tried], reopened: Iterable[datetime] = ()
-) -> list[Window]:
+    accepted_at: datetime,
+    ended_at: datetime | None,
+    attempts: Sequence[AttemptTimes],
+    reopened: Iterable[datetime] = (),
+) -> list[WaitingWindow]:
     """The times in which a task waited: before its first attempt, between two, and now.
 
     attempts: in the order of their numbers. reopened: when `megaflow retry` put the task back in line; what lies
     between an end and that was no waiting.
     """
-    found: list[Window] = []
+    found: list[WaitingWindow] = []
     begin: datetime | None = accepted_at
     moments = sorted(reopened)
     for number, attempt in enumerate(attempts, start=1):
         if begin is not None:
             again = [at for at in moments if begin < at <= attempt.admitted_at]
-            found.append(Window(again[-1] if again else begin, attempt.admitted_at, number))
+            found.append(WaitingWindow(again[-1] if again else begin, attempt.admitted_at, number))
         begin = attempt.finished_at
     if begin is None:
         return found
     if ended_at is None:
         again = [at for at in moments if at > begin]
-        found.append(Window(again[-1] if again else begin, None, len(attempts) + 1))
+        found.append(WaitingWindow(again[-1] if again else begin, None, len(attempts) + 1))
     elif ended_at > begin and not attempts:  # it ended in line
-        found.append(Window(begin, ended_at, 1))
+        found.append(WaitingWindow(begin, ended_at, 1))
     return found
 
 
-class Bounds:
+class LimitIntervals:
     """When one limit was binding: answers quickly how much of a window that was, for many windows."""
 
     def __init__(self, intervals: Iterable[tuple[datetime, datetime]]) -> None:

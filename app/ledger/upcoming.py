@@ -18,7 +18,7 @@ from sqlalchemy import Connection, text
 
 from app.ledger import pauses, quotas, waiting
 from app.ledger.database import Database
-from app.ledger.waiting import Candidate, LineKey
+from app.ledger.waiting import QueueKey, WaitingTask
 from app.models.spec import IMAGELESS, EnvironmentSpec
 
 MOST = 2000
@@ -39,7 +39,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class _QueuedSpec:
     """A task's place in the order."""
 
     spec_digest: str
@@ -71,7 +71,7 @@ class Upcoming:
             found[image] = Need(first.environment, first.position, first.tasks + 1, first.user_name)
         return list(found.values())
 
-    def _turns(self, most: int) -> list[tuple[_Turn, EnvironmentSpec]]:
+    def _turns(self, most: int) -> list[tuple[_QueuedSpec, EnvironmentSpec]]:
         """Without those that need no image."""
         with self._database.begin() as connection:
             turns = [*_under_way(connection, most), *self._in_line(connection, most)]
@@ -79,11 +79,11 @@ class Upcoming:
         pairs = [(turn, self._known.get(turn.spec_digest)) for turn in turns]
         return [(turn, environment) for turn, environment in pairs if environment is not None]
 
-    def _in_line(self, connection: Connection, most: int) -> list[_Turn]:
+    def _in_line(self, connection: Connection, most: int) -> list[_QueuedSpec]:
         paused = pauses.paused(connection)
         keys = [
             key
-            for key in waiting.lines(connection)
+            for key in waiting.queues(connection)
             if key.user_name not in paused.users and key.resource_class not in paused.classes
         ]
         least = _LEAST if len(keys) <= most else 1
@@ -97,7 +97,7 @@ class Upcoming:
         ordered = list(in_order(heads, held, weights, fair=self._fair))[:most]
         found = _specs(connection, [task_id for task_id, _ in ordered])
         return [
-            _Turn(found[task_id], user, place)
+            _QueuedSpec(found[task_id], user, place)
             for place, (task_id, user) in enumerate(ordered, start=1)
             if task_id in found
         ]
@@ -115,7 +115,7 @@ class Upcoming:
 
 
 def in_order(
-    heads: Mapping[LineKey, Sequence[Candidate]],
+    heads: Mapping[QueueKey, Sequence[WaitingTask]],
     held: Mapping[tuple[str, str], int],
     weights: Mapping[str, float],
     *,
@@ -127,7 +127,7 @@ def in_order(
     """
     shares = Counter(held)
 
-    def rank(key: LineKey, place: int) -> tuple[int, float, UUID]:
+    def rank(key: QueueKey, place: int) -> tuple[int, float, UUID]:
         candidate = heads[key][place]
         share = shares[key.user_name, key.resource_class] / weights[key.user_name] if fair else 0.0
         return -candidate.priority, share, candidate.run_id
@@ -153,9 +153,9 @@ SELECT t.spec_digest, t.user_name FROM (
 """)
 
 
-def _under_way(connection: Connection, most: int) -> list[_Turn]:
+def _under_way(connection: Connection, most: int) -> list[_QueuedSpec]:
     """The longest under way first."""
-    return [_Turn(row.spec_digest, row.user_name, 0) for row in connection.execute(_UNDER_WAY, {"most": most})]
+    return [_QueuedSpec(row.spec_digest, row.user_name, 0) for row in connection.execute(_UNDER_WAY, {"most": most})]
 
 
 def _specs(connection: Connection, task_ids: Sequence[UUID]) -> dict[UUID, str]:

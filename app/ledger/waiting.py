@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
@@ -19,7 +20,7 @@ Key = tuple[Mode, str]
 """A mode and a resource class."""
 
 
-class LineKey(NamedTuple):
+class QueueKey(NamedTuple):
     """One line: the tasks of a user that asked for this mode and class."""
 
     mode: Mode  # as asked for; may be AUTO
@@ -28,7 +29,7 @@ class LineKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class WaitingTask:
     """A task that may be admitted now."""
 
     task_id: UUID
@@ -52,9 +53,9 @@ SELECT * FROM lines
 """)
 
 
-def lines(connection: Connection) -> list[LineKey]:
+def queues(connection: Connection) -> list[QueueKey]:
     """The lines in which anybody stands."""
-    return [LineKey(Mode(row[0]), row[1], row[2]) for row in connection.execute(_LINES)]
+    return [QueueKey(Mode(row[0]), row[1], row[2]) for row in connection.execute(_LINES)]
 
 
 _HEADS = text("""
@@ -71,8 +72,8 @@ ORDER BY l.ord, c.priority DESC, c.again DESC, c.run_id, c.group_started DESC, c
 
 
 def heads(
-    connection: Connection, wanted: Sequence[tuple[LineKey, int]], full: Iterable[UUID] = ()
-) -> dict[LineKey, list[Candidate]]:
+    connection: Connection, wanted: Sequence[tuple[QueueKey, int]], full: Iterable[UUID] = ()
+) -> dict[QueueKey, list[WaitingTask]]:
     """The first so many of each line: by priority, what lost its turn, run, started groups first, then arrival.
 
     full: bounded runs whose tasks are passed over.
@@ -86,9 +87,9 @@ def heads(
         "takes": [take for _, take in wanted],
         "full": list(full),
     }
-    found: dict[LineKey, list[Candidate]] = {line: [] for line, _ in wanted}
+    found: dict[QueueKey, list[WaitingTask]] = {line: [] for line, _ in wanted}
     for row in connection.execute(_HEADS, values):
-        found[wanted[row.ord - 1][0]].append(Candidate(row.id, row.priority, row.run_id, row.again))
+        found[wanted[row.ord - 1][0]].append(WaitingTask(row.id, row.priority, row.run_id, row.again))
     return found
 
 
@@ -97,7 +98,7 @@ class BoundedRun:
     """A run with a bound on its attempts at once, and a line in which its tasks stand."""
 
     run_id: UUID
-    line: LineKey
+    line: QueueKey
     live: int  # attempts, of all of its lines
     max_running: int
 
@@ -138,7 +139,7 @@ FROM found f JOIN runs r ON r.id = f.run_id
 def bounded_runs(connection: Connection) -> list[BoundedRun]:
     """The bounded runs whose tasks wait, for each of their lines."""
     return [
-        BoundedRun(row.run_id, LineKey(Mode(row[1]), row[2], row[3]), row.live, row.max_running)
+        BoundedRun(row.run_id, QueueKey(Mode(row[1]), row[2], row[3]), row.live, row.max_running)
         for row in connection.execute(_BOUNDED)
     ]
 
@@ -152,8 +153,8 @@ FROM unnest(CAST(:modes AS text[]), CAST(:classes AS text[]), CAST(:users AS tex
 
 
 def backlogs(
-    connection: Connection, keys: Sequence[LineKey], most: int, bounded: Iterable[BoundedRun] = ()
-) -> dict[LineKey, int]:
+    connection: Connection, keys: Sequence[QueueKey], most: int, bounded: Iterable[BoundedRun] = ()
+) -> dict[QueueKey, int]:
     """Tasks in each of these lines, counted up to `most`; of bounded runs, as many as they have room for."""
     if not keys:
         return {}
@@ -264,24 +265,25 @@ def _note_stillborn(connection: Connection, found: Occupancy) -> None:
         found.stillborn[Mode(row.mode), row.resource_class] = row.stillborn
 
 
-class Bound(NamedTuple):
+class QueueLimit(NamedTuple):
     """A limit that keeps the tasks of a line waiting."""
 
     limit_name: str
-    line: LineKey
+    line: QueueKey
 
 
-def open_bindings(connection: Connection) -> set[Bound]:
-    """What is on record as binding now; the pauses' own rows are left out."""
+def open_limits(connection: Connection) -> dict[QueueLimit, datetime]:
+    """The limits on record as keeping queues waiting, and since when; the pauses' own rows are left out."""
     rows = connection.execute(
         text(
-            "SELECT limit_name, mode, resource_class, user_name FROM bindings WHERE until IS NULL AND user_name <> '*'"
+            "SELECT limit_name, mode, resource_class, user_name, since FROM bindings"
+            " WHERE until IS NULL AND user_name <> '*'"
         )
     )
-    return {Bound(row[0], LineKey(Mode(row[1]), row[2], row[3])) for row in rows}
+    return {QueueLimit(row[0], QueueKey(Mode(row[1]), row[2], row[3])): row.since for row in rows}
 
 
-def record_bindings(connection: Connection, began: Iterable[Bound], ended: Iterable[Bound]) -> None:
+def record_limits(connection: Connection, began: Iterable[QueueLimit], ended: Iterable[QueueLimit]) -> None:
     """Note from when to when limits bind, with their facts; safe to repeat."""
     for statement, bounds in ((_BIND, list(began)), (_UNBIND, list(ended))):
         if bounds:

@@ -51,7 +51,7 @@ class Base(DeclarativeBase):
     }
 
 
-class Spec(Base):
+class SpecRow(Base):
     """A task spec, once for all tasks that share it (16 replicas of a group hold one row)."""
 
     __tablename__ = "specs"
@@ -59,7 +59,7 @@ class Spec(Base):
     body: Mapped[str]  # that JSON: never looked into by a query, so that a bulk load need not parse it
 
 
-class Run(Base):
+class RunRow(Base):
     """Tasks submitted together."""
 
     __tablename__ = "runs"
@@ -81,7 +81,7 @@ class Run(Base):
     )
 
 
-class Task(Base):
+class TaskRow(Base):
     """One accepted agent task (one replica of a group).
 
     `run_id` and `spec_digest` are no foreign keys: their rows are written before it in its own transaction, nothing
@@ -159,7 +159,7 @@ class Task(Base):
     )
 
 
-class Attempt(Base):
+class AttemptRow(Base):
     """One try at a task; never deleted."""
 
     __tablename__ = "attempts"
@@ -214,7 +214,7 @@ class Attempt(Base):
     )
 
 
-class Lease(Base):
+class LeaseRow(Base):
     """The right to work on an attempt, until `expires_at`. Narrow, because it is written all the time."""
 
     __tablename__ = "leases"
@@ -223,7 +223,7 @@ class Lease(Base):
     expires_at: Mapped[datetime]
 
 
-class Instance(Base):
+class InstanceRow(Base):
     """A unit of compute that hosts one Celery worker."""
 
     __tablename__ = "instances"
@@ -264,7 +264,7 @@ class Instance(Base):
     )
 
 
-class Event(Base):
+class EventRow(Base):
     """A fact that happened, appended in the transaction that made it true.
 
     `txid` is that transaction. Ids are given before the commit, so a reader that goes by ids alone can miss one that
@@ -294,7 +294,7 @@ class Event(Base):
     )
 
 
-class ResourceClass(Base):
+class ResourceClassRow(Base):
     """A kind of instance that an administrator offers, with queues and capacity of its own."""
 
     __tablename__ = "resource_classes"
@@ -312,7 +312,7 @@ class ResourceClass(Base):
     pool_cooldown_s: Mapped[float | None]  # idle this long before the pool shrinks
 
 
-class Quota(Base):
+class QuotaRow(Base):
     """What one user may have at once, and their weight in the fair share. `*` is everybody without a row."""
 
     __tablename__ = "quotas"
@@ -321,10 +321,10 @@ class Quota(Base):
     running: Mapped[int | None]  # live attempts; None: no quota
     pending: Mapped[int | None]  # accepted tasks that have not been admitted
     instances: Mapped[int | None]  # ephemeral instances
-    spend_usd: Mapped[float | None]  # in all, since `Account.since`
+    spend_usd: Mapped[float | None]  # in all, since `AccountRow.since`
 
 
-class Account(Base):
+class AccountRow(Base):
     """What a user has spent on model calls, as far as it is known."""
 
     __tablename__ = "accounts"
@@ -333,7 +333,7 @@ class Account(Base):
     since: Mapped[datetime] = mapped_column(server_default=NOW)
 
 
-class Limit(Base):
+class LimitRow(Base):
     """A named limit that an administrator has set; what has no row here has the default of the settings."""
 
     __tablename__ = "limits"
@@ -342,7 +342,7 @@ class Limit(Base):
     set_at: Mapped[datetime] = mapped_column(server_default=NOW)
 
 
-class SemaphoreHolder(Base):
+class SemaphoreHolderRow(Base):
     """A place at a distributed semaphore: waited for while `granted_at` is empty, gone when not renewed."""
 
     __tablename__ = "semaphore_holders"
@@ -360,7 +360,7 @@ class SemaphoreHolder(Base):
     )
 
 
-class Pause(Base):
+class PauseRow(Base):
     """Nothing of this run, user or class is admitted until it is resumed."""
 
     __tablename__ = "pauses"
@@ -372,7 +372,7 @@ class Pause(Base):
     __table_args__ = (PrimaryKeyConstraint("kind", "name"),)
 
 
-class Binding(Base):
+class BindingRow(Base):
     """From when to when a limit kept a user's tasks of a mode and class waiting."""
 
     __tablename__ = "bindings"
@@ -398,7 +398,7 @@ class Binding(Base):
     )
 
 
-class CreatedResource(Base):
+class CreatedResourceRow(Base):
     """A container, network or volume that was made for an attempt, and when it was seen gone: lines of a receipt."""
 
     __tablename__ = "created_resources"
@@ -419,10 +419,10 @@ class CreatedResource(Base):
 
 
 PAUSED = "9999-01-01 00:00:00+00"
-"""`Task.available_at` of what is paused. Not infinity, which Python's datetime cannot hold."""
+"""`TaskRow.available_at` of what is paused. Not infinity, which Python's datetime cannot hold."""
 
 
-class LegalMove(Base):
+class LegalMoveRow(Base):
     """The state machine as the triggers see it; filled by the migrations from `app.models.states`."""
 
     __tablename__ = "legal_moves"

@@ -20,7 +20,7 @@ from app.errors import DatabaseUnavailable, MegaFlowError, SpecInvalid
 from app.ledger import accept, classes, schedules
 from app.ledger.accept import Accepted, NewRun
 from app.ledger.database import Database
-from app.ledger.schedules import ScheduleRow
+from app.ledger.schedules import Schedule
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import (
     MOST_PRIORITY,
@@ -224,7 +224,7 @@ class Calendar:
                 fired += 1
         return fired
 
-    def _fire(self, schedule: ScheduleRow, due_at: datetime) -> None:
+    def _fire(self, schedule: Schedule, due_at: datetime) -> None:
         """Submit, once however often it is tried: the due time is the run's idempotency key."""
         key = f"schedule:{schedule.id}:{due_at.isoformat()}"
         try:

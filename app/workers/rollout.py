@@ -28,7 +28,7 @@ from app.errors import AgentFailed, EnvironmentOverLimit, MegaFlowError, ModelRe
 from app.grading.base import Grade, Submission
 from app.ledger import attempts, ends, recordings
 from app.ledger.attempts import Claim
-from app.ledger.recordings import Recorded
+from app.ledger.recordings import StoredTrajectory
 from app.models.endings import BLAME, PERMANENT, PERMANENT_WHEN_REPEATED, Blame, EndReason, reason_of
 from app.models.model_calls import Account
 from app.models.outcome import Artifact, ArtifactKind, Failure, Phase, Verdict
@@ -195,11 +195,11 @@ def _report_of(rollout: Rollout, agent: Agent, environment: Environment) -> Agen
         return _left_behind(rollout, AgentReport(EndReason.RESOURCE_LIMIT, detail=str(error)))
 
 
-def _recorded(rollout: Rollout) -> Recorded:
+def _recorded(rollout: Rollout) -> StoredTrajectory:
     """What the agent is to do again. Raises: UnknownName, SpecInvalid."""
     claimed = rollout.claimed
     run = recorded_run(claimed.spec.model.name if claimed.spec.model else "")
-    return recordings.recorded(rollout.stations.database, run, claimed.task_id, claimed.spec.task.name)
+    return recordings.trajectory_of(rollout.stations.database, run, claimed.task_id, claimed.spec.task.name)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from app.cli import audit as audit_commands
 from app.ledger import audit, classes, pauses
-from app.ledger.audit import Finding, Look
+from app.ledger.audit import AuditFinding, AuditResult
 from app.ledger.audit_checks import CHECKS
 from app.ledger.database import Database, Leadership
 from app.models.tables import PAUSED
@@ -31,12 +31,12 @@ def settings(make_settings: MakeSettings) -> Settings:
     return make_settings(ephemeral_capacity=2, persistent_instances=1, retry_base_s=0.0, audit_s=0.2)
 
 
-def look(database: Database, settings: Settings, seen: Look | None = None) -> Look:
+def look(database: Database, settings: Settings, seen: AuditResult | None = None) -> AuditResult:
     memory = seen.memory if seen else None
     return audit.look(database, settings, audit.capacity_of(settings), memory)
 
 
-def found(database: Database, settings: Settings) -> dict[str, Finding]:
+def found(database: Database, settings: Settings) -> dict[str, AuditFinding]:
     return {finding.name: finding for finding in look(database, settings).findings}
 
 

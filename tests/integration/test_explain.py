@@ -11,7 +11,7 @@ import pytest
 from app.errors import UnknownName
 from app.ledger import classes, explain, explain_run, pauses
 from app.ledger.database import DISPATCHER, Database, Leadership
-from app.ledger.stories import Now, RunStory, Share, TaskStory
+from app.ledger.stories import CurrentState, RunStory, Share, TaskStory
 from app.settings import Settings
 from tests.building import new_id
 from tests.integration.command import CommandLine
@@ -42,7 +42,7 @@ class Asking:
     def task(self, task_id: UUID) -> TaskStory:
         return explain.task(self._database, self._settings, task_id)
 
-    def now(self, task_id: UUID) -> Now:
+    def now(self, task_id: UUID) -> CurrentState:
         found = self.task(task_id).now
         assert found is not None
         return found

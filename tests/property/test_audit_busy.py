@@ -18,7 +18,7 @@ from app.ledger.accept import NewRun
 from app.ledger.admission import QueuedMessage
 from app.ledger.attempts import Claim
 from app.ledger.database import DEADLOCK, Database
-from app.ledger.instances import Wanted
+from app.ledger.instances import InstanceDemand
 from app.models.endings import EndReason
 from app.models.outcome import Failure, Phase, Verdict
 from app.models.spec import Mode
@@ -43,7 +43,7 @@ class Busy:
         with database.begin() as connection:
             # The pool that never dies has room for all: what is admitted to it needs no counting here.
             (self.pool,) = instances.request(
-                connection, Wanted("process", Mode.PERSISTENT, "standard", 10_000, 1, None)
+                connection, InstanceDemand("process", Mode.PERSISTENT, "standard", 10_000, 1, None)
             )
         assert instances.ready(database, self.pool)
 

@@ -64,7 +64,7 @@ class LedgerMachine(RuleBasedStateMachine):
         """Admit whatever waits."""
         with self.database.begin() as connection:
             admission.promote(connection, 1000)
-            lines = [(line, 100) for line in waiting.lines(connection)]
+            lines = [(line, 100) for line in waiting.queues(connection)]
             chosen = [(c.task_id, line.mode) for line, found in waiting.heads(connection, lines).items() for c in found]
             return multiple(*admission.admit(connection, chosen))
 

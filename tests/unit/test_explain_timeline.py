@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.ledger.timeline import NAMES, PHASES, Bounds, Tried, Window, phase_of_limit, spans, windows
+from app.ledger.timeline import (
+    NAMES,
+    PHASES,
+    AttemptTimes,
+    LimitIntervals,
+    WaitingWindow,
+    phase_of_limit,
+    spans,
+    windows,
+)
 from app.models.outcome import Phase
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
@@ -78,35 +87,35 @@ def test_a_semaphore_is_waited_for_in_its_phase(limit: str, phase: str) -> None:
 
 
 def test_a_task_waits_before_its_first_attempt_between_two_and_now() -> None:
-    tries = [Tried(at(5), at(10)), Tried(at(12), at(20))]
+    tries = [AttemptTimes(at(5), at(10)), AttemptTimes(at(12), at(20))]
     assert windows(T0, None, tries) == [
-        Window(T0, at(5), 1),
-        Window(at(10), at(12), 2),
-        Window(at(20), None, 3),
+        WaitingWindow(T0, at(5), 1),
+        WaitingWindow(at(10), at(12), 2),
+        WaitingWindow(at(20), None, 3),
     ]
-    assert windows(T0, at(20), tries) == [Window(T0, at(5), 1), Window(at(10), at(12), 2)]
-    assert windows(T0, None, [Tried(at(5), None)]) == [Window(T0, at(5), 1)]
-    assert windows(T0, None, []) == [Window(T0, None, 1)]
-    assert Window(T0, None, 1).seconds(at(3)) == 3.0
+    assert windows(T0, at(20), tries) == [WaitingWindow(T0, at(5), 1), WaitingWindow(at(10), at(12), 2)]
+    assert windows(T0, None, [AttemptTimes(at(5), None)]) == [WaitingWindow(T0, at(5), 1)]
+    assert windows(T0, None, []) == [WaitingWindow(T0, None, 1)]
+    assert WaitingWindow(T0, None, 1).seconds(at(3)) == 3.0
 
 
 def test_a_task_that_ended_in_line_waited_until_then() -> None:
-    assert windows(T0, at(7), []) == [Window(T0, at(7), 1)]
+    assert windows(T0, at(7), []) == [WaitingWindow(T0, at(7), 1)]
 
 
 def test_between_a_failure_and_its_reopening_nobody_waited() -> None:
-    tries = [Tried(at(5), at(10)), Tried(at(1012), at(1020))]
-    assert windows(T0, None, tries, [at(1010)])[1] == Window(at(1010), at(1012), 2)
-    assert windows(T0, None, tries, [at(1010), at(2000)])[2] == Window(at(2000), None, 3)
+    tries = [AttemptTimes(at(5), at(10)), AttemptTimes(at(1012), at(1020))]
+    assert windows(T0, None, tries, [at(1010)])[1] == WaitingWindow(at(1010), at(1012), 2)
+    assert windows(T0, None, tries, [at(1010), at(2000)])[2] == WaitingWindow(at(2000), None, 3)
 
 
 def test_a_limit_counts_for_as_much_of_a_window_as_it_was_binding() -> None:
-    bounds = Bounds([(at(10), at(20)), (at(30), at(40)), (at(15), at(22)), (at(50), at(50))])
+    bounds = LimitIntervals([(at(10), at(20)), (at(30), at(40)), (at(15), at(22)), (at(50), at(50))])
     assert bounds.within(T0, at(100)) == 22
     assert bounds.within(at(12), at(18)) == 6
     assert bounds.within(at(20), at(35)) == 7
     assert bounds.within(at(23), at(29)) == 0
-    assert Bounds([]).within(T0, at(5)) == 0
+    assert LimitIntervals([]).within(T0, at(5)) == 0
 
 
 MOMENT = st.integers(0, 60)
@@ -118,4 +127,6 @@ def test_binding_seconds_are_what_counting_second_by_second_gives(
 ) -> None:
     begin, end = sorted((one, two))
     expected = sum(any(a <= second < b for a, b in intervals) for second in range(begin, end))
-    assert Bounds([(at(a), at(b)) for a, b in intervals if a < b]).within(at(begin), at(end)) == pytest.approx(expected)
+    assert LimitIntervals([(at(a), at(b)) for a, b in intervals if a < b]).within(at(begin), at(end)) == pytest.approx(
+        expected
+    )
