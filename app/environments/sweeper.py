@@ -27,8 +27,7 @@ from app.host.engine import ROLE, Engine, engine_of
 from app.host.environment_records import Record
 from app.ledger import receipts, sweeps
 from app.ledger.database import Database
-from app.ledger.owners import ResourceUser, resource_users
-from app.ledger.receipts import NewResource, ObjectKind, Owner, Remover
+from app.ledger.receipts import NewResource, ObjectKind, Owner, Remover, ResourceUser, resource_users
 from app.settings import Settings
 
 log = structlog.get_logger()

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, text
 from uuid_utils import compat as uuids
 
 from app.ledger import events
-from app.ledger.database import Database
+from app.ledger.database import Database, sql
 from app.models.outcome import WakeUpMessage
 from app.models.spec import Mode
 from app.models.tables import PAUSED
@@ -116,11 +116,10 @@ def promote(connection: Connection, limit: int) -> int:
 
 def next_due_s(connection: Connection) -> float | None:
     """Seconds until the next delayed task may enter the line; None: nobody is delayed."""
-    wait = connection.execute(
-        text(
-            "SELECT extract(epoch FROM min(available_at) - clock_timestamp())::float8 FROM tasks"
-            " WHERE state = 'pending' AND NOT in_line"
-        )
+    wait = sql(
+        connection,
+        "SELECT extract(epoch FROM min(available_at) - clock_timestamp())::float8 FROM tasks"
+        " WHERE state = 'pending' AND NOT in_line",
     ).scalar()
     return None if wait is None else float(wait)
 
@@ -128,16 +127,17 @@ def next_due_s(connection: Connection) -> float | None:
 def unpublished(
     connection: Connection, older_than_s: float, limit: int, *, at_host_s: float | None = None
 ) -> list[QueuedMessage]:
-    """Unclaimed attempts whose message was never sent, or longer ago than `older_than_s` (in a host's own queue: than
-    `at_host_s`). All are for the common queue now."""
-    rows = connection.execute(
-        text(
-            "SELECT a.id AS attempt_id, a.number, a.mode, a.resource_class, NULL AS host, t.name, t.agent,"
-            " r.name AS run_name FROM attempts a JOIN tasks t ON t.id = a.task_id LEFT JOIN runs r ON r.id = t.run_id"
-            " WHERE a.state = 'dispatched' AND (a.published_at IS NULL OR a.published_at < clock_timestamp()"
-            " - make_interval(secs => CASE WHEN a.queue_host IS NULL THEN :age ELSE :at_host END))"
-            " ORDER BY a.dispatched_at LIMIT :limit"
-        ),
+    """Unclaimed attempts whose message was never sent, or longer ago than `older_than_s`, for the common queue.
+
+    at_host_s: the age for those in a host's own queue.
+    """
+    rows = sql(
+        connection,
+        "SELECT a.id AS attempt_id, a.number, a.mode, a.resource_class, NULL AS host, t.name, t.agent,"
+        " r.name AS run_name FROM attempts a JOIN tasks t ON t.id = a.task_id LEFT JOIN runs r ON r.id = t.run_id"
+        " WHERE a.state = 'dispatched' AND (a.published_at IS NULL OR a.published_at < clock_timestamp()"
+        " - make_interval(secs => CASE WHEN a.queue_host IS NULL THEN :age ELSE :at_host END))"
+        " ORDER BY a.dispatched_at LIMIT :limit",
         {"age": older_than_s, "at_host": min(older_than_s, at_host_s or older_than_s), "limit": limit},
     )
     return [_published(row) for row in rows]
@@ -145,14 +145,13 @@ def unpublished(
 
 def mark_published(connection: Connection, messages: Sequence[QueuedMessage]) -> None:
     """Note that these messages are in the broker, and in whose queue; attempts that are being claimed are skipped."""
-    connection.execute(
-        text(
-            "WITH sent AS MATERIALIZED (SELECT a.id, h.host"
-            " FROM unnest(CAST(:ids AS uuid[]), CAST(:hosts AS text[])) AS h(id, host) JOIN attempts a ON a.id = h.id"
-            " WHERE a.state = 'dispatched' ORDER BY a.id FOR UPDATE OF a SKIP LOCKED)"
-            " UPDATE attempts a SET published_at = clock_timestamp(), queue_host = sent.host FROM sent"
-            " WHERE a.id = sent.id"
-        ),
+    sql(
+        connection,
+        "WITH sent AS MATERIALIZED (SELECT a.id, h.host"
+        " FROM unnest(CAST(:ids AS uuid[]), CAST(:hosts AS text[])) AS h(id, host) JOIN attempts a ON a.id = h.id"
+        " WHERE a.state = 'dispatched' ORDER BY a.id FOR UPDATE OF a SKIP LOCKED)"
+        " UPDATE attempts a SET published_at = clock_timestamp(), queue_host = sent.host FROM sent"
+        " WHERE a.id = sent.id",
         {"ids": [item.message.attempt_id for item in messages], "hosts": [item.host for item in messages]},
     )
 
@@ -168,11 +167,10 @@ def in_turn(connection: Connection) -> None:
 def give_back(database: Database, message: WakeUpMessage) -> None:
     """Return a message unclaimed, from a worker that takes nothing new: the dispatcher sends it again at once."""
     with database.begin() as connection:
-        connection.execute(
-            text(
-                "UPDATE attempts SET published_at = NULL, queue_host = NULL"
-                " WHERE id = :id AND number = :number AND state = 'dispatched'"
-            ),
+        sql(
+            connection,
+            "UPDATE attempts SET published_at = NULL, queue_host = NULL"
+            " WHERE id = :id AND number = :number AND state = 'dispatched'",
             {"id": message.attempt_id, "number": message.number},
         )
         events.wake_dispatcher(connection)

@@ -20,7 +20,7 @@ from sqlalchemy import Connection, Row, text
 
 from app.errors import StaleWriter
 from app.ledger import semaphores
-from app.ledger.database import Database
+from app.ledger.database import Database, sql
 from app.models.endings import BLAME, Blame, EndReason
 from app.models.outcome import Phase, WakeUpMessage
 from app.models.spec import Mode, TaskSpec
@@ -131,14 +131,13 @@ def claim_any(database: Database, instance_id: UUID, *, lease_s: float) -> Claim
     What is on its way to another host is left to it, and to the dispatcher, which soon offers it to all.
     """
     with database.begin() as connection:
-        row = connection.execute(
-            text(
-                "SELECT a.id, a.number FROM attempts a JOIN instances i"
-                " ON i.mode = a.mode AND i.resource_class = a.resource_class"
-                " WHERE i.id = :instance_id AND i.state = 'ready' AND a.state = 'dispatched'"
-                " AND (a.queue_host IS NULL OR a.queue_host = i.host) ORDER BY a.dispatched_at LIMIT 1"
-                " FOR UPDATE OF a SKIP LOCKED"
-            ),
+        row = sql(
+            connection,
+            "SELECT a.id, a.number FROM attempts a JOIN instances i"
+            " ON i.mode = a.mode AND i.resource_class = a.resource_class"
+            " WHERE i.id = :instance_id AND i.state = 'ready' AND a.state = 'dispatched'"
+            " AND (a.queue_host IS NULL OR a.queue_host = i.host) ORDER BY a.dispatched_at LIMIT 1"
+            " FOR UPDATE OF a SKIP LOCKED",
             {"instance_id": instance_id},
         ).first()
     if row is None:
@@ -149,12 +148,11 @@ def claim_any(database: Database, instance_id: UUID, *, lease_s: float) -> Claim
 def held_by(database: Database, instance_id: UUID) -> list[Claim]:
     """What the ledger believes this instance to be working on: the answer to a claim that ended in an error."""
     with database.begin() as connection:
-        rows = connection.execute(
-            text(
-                "SELECT a.id, a.number, a.task_id, a.mode, a.deadline_at, a.instance_id, t.run_id, t.spec_digest"
-                " FROM attempts a JOIN tasks t ON t.id = a.task_id JOIN leases l ON l.attempt_id = a.id"
-                " WHERE a.instance_id = :id AND a.state = 'running'"
-            ),
+        rows = sql(
+            connection,
+            "SELECT a.id, a.number, a.task_id, a.mode, a.deadline_at, a.instance_id, t.run_id, t.spec_digest"
+            " FROM attempts a JOIN tasks t ON t.id = a.task_id JOIN leases l ON l.attempt_id = a.id"
+            " WHERE a.instance_id = :id AND a.state = 'running'",
             {"id": instance_id},
         ).all()
         return _claims(connection, rows)
@@ -162,9 +160,7 @@ def held_by(database: Database, instance_id: UUID) -> list[Claim]:
 
 def _claims(connection: Connection, rows: Sequence[Row[Any]]) -> list[Claim]:
     unknown = {row.spec_digest for row in rows} - _specs.keys()
-    found = connection.execute(
-        text("SELECT digest, body FROM specs WHERE digest = ANY(:digests)"), {"digests": list(unknown)}
-    )
+    found = sql(connection, "SELECT digest, body FROM specs WHERE digest = ANY(:digests)", {"digests": list(unknown)})
     specs = {row.digest: TaskSpec.model_validate_json(row.body) for row in found} if unknown else {}
     return [_claim(row, specs) for row in rows]
 
@@ -187,13 +183,12 @@ _MOST_SPECS = 256
 def renew(database: Database, attempt_ids: Sequence[UUID], *, lease_s: float) -> dict[UUID, EndReason | None]:
     """Renew leases in one statement: {attempt: why it must stop, or None}. What is missing has lost its lease."""
     with database.begin() as connection:
-        rows = connection.execute(
-            text(
-                "UPDATE leases l SET expires_at = clock_timestamp() + make_interval(secs => :lease)"
-                " FROM attempts a JOIN tasks t ON t.id = a.task_id"
-                " WHERE l.attempt_id = ANY(:ids) AND a.id = l.attempt_id AND a.state = 'running'"
-                " RETURNING l.attempt_id, t.cancel_requested_at IS NOT NULL AS stop, t.cancel_reason"
-            ),
+        rows = sql(
+            connection,
+            "UPDATE leases l SET expires_at = clock_timestamp() + make_interval(secs => :lease)"
+            " FROM attempts a JOIN tasks t ON t.id = a.task_id"
+            " WHERE l.attempt_id = ANY(:ids) AND a.id = l.attempt_id AND a.state = 'running'"
+            " RETURNING l.attempt_id, t.cancel_requested_at IS NOT NULL AS stop, t.cancel_reason",
             {"ids": list(attempt_ids), "lease": lease_s},
         )
         answers = rows.all()
@@ -210,12 +205,11 @@ def failed_before(database: Database, claimed: Claim, error: str) -> bool:
     Those before the task was put back in line by a person do not count. Raises: DatabaseUnavailable.
     """
     with database.begin() as connection:
-        found = connection.execute(
-            text(
-                "SELECT 1 FROM tasks t, (SELECT failure, row_number() OVER (ORDER BY number DESC) AS back"
-                " FROM attempts WHERE task_id = :task AND number < :number AND end_reason = ANY(:faults)) a"
-                " WHERE t.id = :task AND a.back <= t.faults AND a.failure->>'error' = :error LIMIT 1"
-            ),
+        found = sql(
+            connection,
+            "SELECT 1 FROM tasks t, (SELECT failure, row_number() OVER (ORDER BY number DESC) AS back"
+            " FROM attempts WHERE task_id = :task AND number < :number AND end_reason = ANY(:faults)) a"
+            " WHERE t.id = :task AND a.back <= t.faults AND a.failure->>'error' = :error LIMIT 1",
             {"task": claimed.task_id, "number": claimed.number, "error": error, "faults": _FAULTS},
         )
         return found.first() is not None

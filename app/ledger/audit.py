@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
 from app.ledger import classes, ends, events, instances, limits, quotas, tasks
 from app.ledger.audit_checks import AGES, CHECKS, LINES, USED, Invariant, Repair, Severity
 from app.ledger.classes import STANDARD, ResourceClass
-from app.ledger.database import Database
+from app.ledger.database import Database, sql
 from app.ledger.events import Fact
 from app.models.endings import EndReason, RetryPolicy
 from app.models.outcome import Failure
@@ -122,16 +122,16 @@ def look(
     """
     values = parameters(settings, recent_s=recent_s)
     with database.begin() as connection:
-        connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"))
+        sql(connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         found = [_checked(connection, check, values) for check in CHECKS]
         over, remembered = _over_use(connection, capacity(connection), memory or Memory())
         offers = classes.load(connection, settings)
         lines = {
             f"{row.mode}.{row.resource_class}": (Mode(row.mode), row.resource_class, row.waiting, row.oldest_s)
-            for row in connection.execute(text(LINES))
+            for row in sql(connection, LINES)
         }
         closed = _no_capacity(connection, offers, [(mode, name) for mode, name, _, _ in lines.values()])
-        ages = dict(connection.execute(text(AGES)).one()._mapping)
+        ages = dict(sql(connection, AGES).one()._mapping)
     findings = [finding for finding, _ in found if finding.count]
     return AuditResult(
         findings=(*findings, *over, *closed),
@@ -146,7 +146,7 @@ def _checked(
     connection: Connection, check: Invariant, values: Mapping[str, Any]
 ) -> tuple[AuditFinding, tuple[str, ...]]:
     statement = f"SELECT id::text AS id, count(*) OVER () AS n FROM ({check.query}) found LIMIT {_AT_ONCE}"  # noqa: S608
-    rows = connection.execute(text(statement), values).all()
+    rows = sql(connection, statement, values).all()
     ids = tuple(row.id for row in rows)
     count = rows[0].n if rows else 0
     return AuditFinding(check.name, check.severity, check.means, count, ids[:SHOWN], check.mend), ids
@@ -165,7 +165,7 @@ def _over_use(connection: Connection, capacity: Capacity, memory: Memory) -> tup
     book = quotas.load(connection)
     over: dict[str, list[str]] = {}
     allowed: dict[str, float] = {}
-    for row in connection.execute(text(USED)):
+    for row in sql(connection, USED):
         match row.tier:
             case "slots":
                 most: float | None = capacity.slots.get(row.key, 0)
@@ -192,11 +192,10 @@ def _no_capacity(
 ) -> list[AuditFinding]:
     """Lines that no instance will ever take from."""
     pools = set(
-        connection.execute(
-            text(
-                "SELECT DISTINCT resource_class FROM instances"
-                " WHERE mode = 'persistent' AND state NOT IN ('terminated', 'failed')"
-            )
+        sql(
+            connection,
+            "SELECT DISTINCT resource_class FROM instances"
+            " WHERE mode = 'persistent' AND state NOT IN ('terminated', 'failed')",
         ).scalars()
     )
     closed = sorted(
@@ -225,14 +224,8 @@ def mend(database: Database, settings: Settings, seen: AuditResult, retry: Retry
     return tuple(
         finding
         if finding.mend is None
-        else _with_count(finding, _mend(database, checks[finding.name], seen.every[finding.name], values, retry))
+        else replace(finding, mended=_mend(database, checks[finding.name], seen.every[finding.name], values, retry))
         for finding in seen.findings
-    )
-
-
-def _with_count(finding: AuditFinding, mended: int) -> AuditFinding:
-    return AuditFinding(
-        finding.name, finding.severity, finding.means, finding.count, finding.ids, finding.mend, mended=mended
     )
 
 
@@ -267,9 +260,9 @@ def _confirmed(connection: Connection, check: Invariant, ids: Sequence[str], val
     """Those that are still so, locked; what somebody else has in hand is left to them."""
     key = _KEYS.get(check.table, ("id", ""))[0]
     lock = f"SELECT ({key})::text FROM {check.table} WHERE {_among(check.table)} FOR UPDATE SKIP LOCKED"  # noqa: S608
-    locked = list(connection.execute(text(lock), {"ids": list(ids)}).scalars())
+    locked = list(sql(connection, lock, {"ids": list(ids)}).scalars())
     again = f"SELECT id::text FROM ({check.query}) found WHERE id::text = ANY(:ids)"  # noqa: S608
-    return list(connection.execute(text(again), {**values, "ids": locked}).scalars())
+    return list(sql(connection, again, {**values, "ids": locked}).scalars())
 
 
 def _mend_rows(connection: Connection, check: Invariant, ids: list[str], retry: RetryPolicy) -> int:
@@ -281,19 +274,14 @@ def _mend_rows(connection: Connection, check: Invariant, ids: list[str], retry: 
             statement = f"DELETE FROM {check.table} WHERE {_among(check.table)}"  # noqa: S608
         case Repair.UNBIND:
             statement = f"UPDATE bindings SET until = clock_timestamp() WHERE {_among(check.table)}"  # noqa: S608
-        case Repair.CLOSE:
-            return _tell(connection, _CLOSE, ids, check, "attempt.lost")
-        case Repair.NUMBER:
-            return _tell(connection, _NUMBER, ids, check, "task.repaired")
-        case Repair.REQUEUE:
-            return _tell(connection, _REQUEUE, ids, check, "task.repaired")
-        case Repair.IN_LINE:
-            return _tell(connection, _IN_LINE, ids, check, "task.repaired")
+        case Repair.CLOSE | Repair.NUMBER | Repair.REQUEUE | Repair.IN_LINE as repair:
+            kind = "attempt.lost" if repair is Repair.CLOSE else "task.repaired"
+            return _tell(connection, _STATEMENTS[repair], ids, check, kind)
         case _:
             return 0
     if check.table == "semaphore_holders":
         limits.wake_waiters(connection, sorted({one.rpartition(" ")[0] for one in ids}))
-    return connection.execute(text(statement), {"ids": ids}).rowcount
+    return sql(connection, statement, {"ids": ids}).rowcount
 
 
 _CLOSE = """
@@ -327,14 +315,20 @@ UPDATE tasks t SET in_line = true, available_at = least(t.available_at, clock_ti
 WHERE t.id = ANY(CAST(:ids AS uuid[])) RETURNING t.run_id, t.id AS task_id, NULL::uuid AS attempt_id"""
 
 
+_STATEMENTS = {
+    Repair.CLOSE: _CLOSE,
+    Repair.NUMBER: _NUMBER,
+    Repair.REQUEUE: _REQUEUE,
+    Repair.IN_LINE: _IN_LINE,
+}
+
+
 def _tell(connection: Connection, statement: str, ids: list[str], check: Invariant, kind: str) -> int:
-    rows = connection.execute(text(statement), {"ids": ids, "why": f"audit: {check.means}", "paused": PAUSED}).all()
+    rows = sql(connection, statement, {"ids": ids, "why": f"audit: {check.means}", "paused": PAUSED}).all()
     data = {"by": "auditor", "finding": check.name}
     events.append(connection, *(Fact(kind, row.run_id, row.task_id, row.attempt_id, data=data) for row in rows))
     if rows:
         ended = "SELECT id FROM tasks WHERE id = ANY(:ids) AND state = 'cancelled'"
-        events.tell_outcome(
-            connection, list(connection.execute(text(ended), {"ids": [row.task_id for row in rows]}).scalars())
-        )
+        events.tell_outcome(connection, list(sql(connection, ended, {"ids": [row.task_id for row in rows]}).scalars()))
         events.wake_dispatcher(connection)
     return len(rows)

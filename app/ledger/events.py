@@ -7,9 +7,9 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, insert, select, text
+from sqlalchemy import Connection, insert, select
 
-from app.ledger.database import Database
+from app.ledger.database import Database, sql
 from app.models.tables import EventRow
 
 WORK = "megaflow_work"
@@ -37,13 +37,14 @@ def append(connection: Connection, *facts: Fact) -> None:
 
 def wake_dispatcher(connection: Connection) -> None:
     """Nudge the dispatcher when this transaction commits; many in one transaction are one."""
-    connection.execute(text(f"NOTIFY {WORK}"))
+    sql(connection, f"NOTIFY {WORK}")
 
 
 def tell_outcome(connection: Connection, task_ids: Sequence[UUID]) -> None:
     """Tell the waiting clients, when this transaction commits, that these tasks have ended."""
-    connection.execute(
-        text("SELECT pg_notify(:channel, id::text) FROM unnest(CAST(:ids AS uuid[])) AS id"),
+    sql(
+        connection,
+        "SELECT pg_notify(:channel, id::text) FROM unnest(CAST(:ids AS uuid[])) AS id",
         {"channel": OUTCOME, "ids": list(task_ids)},
     )
 

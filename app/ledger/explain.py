@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row, text
 
 from app.errors import UnknownName
 from app.ledger import explain_now, pauses
-from app.ledger.database import Database
+from app.ledger.database import Database, sql
 from app.ledger.stories import AttemptStory, CurrentState, PhaseStep, Share, TaskStory
 from app.ledger.timeline import (
     LINE,
@@ -63,17 +63,11 @@ def _story(row: Row[Any], tries: Sequence[AttemptStory], now: CurrentState | Non
         phases[step.phase] += step.seconds
         for wait in step.waits:
             waits[wait.name] += wait.seconds
+    names = ("run_id", "name", "user_name", "resource_class", "state", "end_reason", "accepted_at", "finished_at")
     return TaskStory(
         task_id=row.id,
-        run_id=row.run_id,
-        name=row.name,
-        user_name=row.user_name,
+        **{name: getattr(row, name) for name in names},
         mode=row.requested_mode,
-        resource_class=row.resource_class,
-        state=row.state,
-        end_reason=row.end_reason,
-        accepted_at=row.accepted_at,
-        finished_at=row.finished_at,
         seconds=((row.finished_at or row.now) - row.accepted_at).total_seconds(),
         tries=tuple(tries),
         now=now,
@@ -99,13 +93,12 @@ def history(
         pauses.limit_name("user", line.user_name),
         pauses.limit_name("class", line.resource_class),
     ]
-    rows = connection.execute(
-        text(
-            "SELECT limit_name, since, coalesce(until, :now) AS until FROM bindings"
-            " WHERE (user_name = :user AND mode = :mode AND resource_class = :class"
-            " AND (NOT starts_with(limit_name, :of_runs) OR limit_name = :of_run)"
-            " OR user_name = '*' AND limit_name = ANY(:named)) AND coalesce(until, :now) > :since"
-        ),
+    rows = sql(
+        connection,
+        "SELECT limit_name, since, coalesce(until, :now) AS until FROM bindings"
+        " WHERE (user_name = :user AND mode = :mode AND resource_class = :class"
+        " AND (NOT starts_with(limit_name, :of_runs) OR limit_name = :of_run)"
+        " OR user_name = '*' AND limit_name = ANY(:named)) AND coalesce(until, :now) > :since",
         {
             "user": line.user_name,
             "mode": line.mode.value,
@@ -145,8 +138,8 @@ def waited(
 
 def _tries(connection: Connection, row: Row[Any], attempts: Sequence[Row[Any]]) -> list[AttemptStory]:
     """The attempts, and one more that has no row yet when the task waits or has ended in line."""
-    reopened = connection.execute(
-        text("SELECT at FROM events WHERE task_id = :id AND kind = 'task.reopened'"), {"id": row.id}
+    reopened = sql(
+        connection, "SELECT at FROM events WHERE task_id = :id AND kind = 'task.reopened'", {"id": row.id}
     ).scalars()
     tried = [AttemptTimes(attempt.dispatched_at, attempt.finished_at) for attempt in attempts]
     waiting = {window.attempt: window for window in windows(row.accepted_at, row.finished_at, tried, reopened)}

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, text
 
 from app.ledger import limiting_factors
-from app.ledger.database import DISPATCHER
+from app.ledger.database import has_dispatcher, sql
 from app.ledger.limiting_factors import LimitingFactor, SchedulerState
 from app.ledger.stories import AttemptStory, CurrentState, OtherUser, PhaseStep, QueuePosition
 from app.ledger.waiting import QueueKey
@@ -55,19 +55,10 @@ def _in_line(
         return CurrentState(f"delayed until {row.available_at:%H:%M:%S} UTC{after}", since)
     place = _place(connection, row, state)
     bounds = state.factors(line, row.run_id, place.length)
-    if not bounds and not dispatcher_leads(connection):
+    if not bounds and not has_dispatcher(connection):
         return CurrentState(NO_DISPATCHER, since, (), place)
     waits = "waits for its turn" if not bounds else "waits for " + " and ".join(bound.limit for bound in bounds)
     return CurrentState(waits, since, tuple(bounds), place)
-
-
-def dispatcher_leads(connection: Connection) -> bool:
-    """True while some dispatcher holds the lead, seen from within a transaction."""
-    held = text(
-        "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objid = :key"
-        " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-    )
-    return connection.execute(held, {"key": DISPATCHER}).first() is not None
 
 
 # --- In line --------------------------------------------------------------------------------------------------------
@@ -97,12 +88,11 @@ def _place(connection: Connection, row: Row[Any], state: SchedulerState) -> Queu
             "user": row.user_name,
         },
     ).one()
-    beside = connection.execute(
-        text(
-            "SELECT user_name, count(*) AS waiting FROM tasks WHERE state = 'pending' AND in_line"
-            " AND requested_mode = :mode AND resource_class = :class AND user_name <> :user"
-            " GROUP BY user_name ORDER BY waiting DESC, user_name"
-        ),
+    beside = sql(
+        connection,
+        "SELECT user_name, count(*) AS waiting FROM tasks WHERE state = 'pending' AND in_line"
+        " AND requested_mode = :mode AND resource_class = :class AND user_name <> :user"
+        " GROUP BY user_name ORDER BY waiting DESC, user_name",
         {"mode": row.requested_mode, "class": row.resource_class, "user": row.user_name},
     )
     others = tuple(OtherUser(other.user_name, other.waiting, state.users[other.user_name]) for other in beside)
@@ -133,8 +123,9 @@ def _unclaimed(connection: Connection, attempt: Row[Any], since: datetime) -> Cu
     if attempt.published_at is not None:
         message = f"its message was published at {attempt.published_at:%H:%M:%S} UTC"
     if attempt.mode == Mode.PERSISTENT:
-        used = connection.execute(
-            text("SELECT count(*) FROM attempts WHERE mode = :mode AND resource_class = :class AND state = 'running'"),
+        used = sql(
+            connection,
+            "SELECT count(*) FROM attempts WHERE mode = :mode AND resource_class = :class AND state = 'running'",
             key,
         ).scalar_one()
         doing = f"waits for a free worker: {used} of {coming.slots} slots on {coming.ready} ready instance(s) in use"

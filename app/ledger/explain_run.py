@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Row, text
 
 from app.errors import UnknownName
 from app.ledger import explain, explain_now, limiting_factors
-from app.ledger.database import Database
+from app.ledger.database import Database, has_dispatcher, sql
 from app.ledger.stories import QueueNow, RunStory, Share, SlowTask, Spread
 from app.ledger.timeline import LINE, NAMES, AttemptTimes, WaitingWindow, spans, windows
 from app.ledger.waiting import QueueKey
@@ -32,8 +32,9 @@ def run(database: Database, settings: Settings, run_id: UUID) -> RunStory:
         if row is None:
             raise UnknownName(f"unknown run {run_id}; `megaflow runs` lists them")
         times = _Times(connection, row)
-        states = connection.execute(
-            text("SELECT state, count(*) AS tasks FROM tasks WHERE run_id = :id GROUP BY state ORDER BY state"),
+        states = sql(
+            connection,
+            "SELECT state, count(*) AS tasks FROM tasks WHERE run_id = :id GROUP BY state ORDER BY state",
             {"id": run_id},
         )
         lines, delayed, hint = _lines(connection, settings, row)
@@ -145,12 +146,11 @@ def spread(phase: str, seconds: Sequence[float]) -> Spread:
 
 def _retries(connection: Connection, run_id: UUID) -> tuple[tuple[str, int], ...]:
     """Attempts that measured nothing, by what ended them; a person's decision is none of them."""
-    rows = connection.execute(
-        text(
-            "SELECT coalesce(a.end_reason, a.state) AS reason, count(*) AS attempts FROM tasks t"
-            " JOIN attempts a ON a.task_id = t.id WHERE t.run_id = :id AND a.state <> ALL(:fine)"
-            " GROUP BY 1 ORDER BY 2 DESC, 1"
-        ),
+    rows = sql(
+        connection,
+        "SELECT coalesce(a.end_reason, a.state) AS reason, count(*) AS attempts FROM tasks t"
+        " JOIN attempts a ON a.task_id = t.id WHERE t.run_id = :id AND a.state <> ALL(:fine)"
+        " GROUP BY 1 ORDER BY 2 DESC, 1",
         {"id": run_id, "fine": [*LIVE_ATTEMPT, "finished", "cancelled"]},
     )
     return tuple((row.reason, row.attempts) for row in rows)
@@ -159,13 +159,12 @@ def _retries(connection: Connection, run_id: UUID) -> tuple[tuple[str, int], ...
 def _lines(connection: Connection, settings: Settings, run_row: Row[Any]) -> tuple[tuple[QueueNow, ...], int, str]:
     """What binds each line of the run's waiting tasks; how many are delayed; and a hint."""
     state = limiting_factors.state(connection, settings)
-    rows = connection.execute(
-        text(
-            "SELECT user_name, requested_mode, resource_class,"
-            " count(*) FILTER (WHERE in_line OR available_at <= :now OR :paused) AS waiting,"
-            " count(*) FILTER (WHERE NOT in_line AND available_at > :now AND NOT :paused) AS delayed"
-            " FROM tasks WHERE run_id = :id AND state = 'pending' GROUP BY 1, 2, 3 ORDER BY 4 DESC"
-        ),
+    rows = sql(
+        connection,
+        "SELECT user_name, requested_mode, resource_class,"
+        " count(*) FILTER (WHERE in_line OR available_at <= :now OR :paused) AS waiting,"
+        " count(*) FILTER (WHERE NOT in_line AND available_at > :now AND NOT :paused) AS delayed"
+        " FROM tasks WHERE run_id = :id AND state = 'pending' GROUP BY 1, 2, 3 ORDER BY 4 DESC",
         {"id": run_row.id, "now": run_row.now, "paused": (PauseKind.RUN, str(run_row.id)) in state.paused},
     ).all()
     found = []
@@ -174,5 +173,5 @@ def _lines(connection: Connection, settings: Settings, run_row: Row[Any]) -> tup
         if row.waiting:
             found.append(QueueNow(line, row.waiting, tuple(state.factors(line, run_row.id, row.waiting))))
     free = any(not line.bounds for line in found)
-    hint = explain_now.NO_DISPATCHER if free and not explain_now.dispatcher_leads(connection) else ""
+    hint = explain_now.NO_DISPATCHER if free and not has_dispatcher(connection) else ""
     return tuple(found), sum(row.delayed for row in rows), hint

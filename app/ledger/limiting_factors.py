@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
 from app.ledger import classes, pauses, quotas, waiting
 from app.ledger.classes import ResourceClass
+from app.ledger.database import sql
 from app.ledger.quotas import QuotaBook
 from app.ledger.waiting import BoundedRun, QueueKey, QueueLimit
 from app.models.instance import queue_of
@@ -178,7 +179,7 @@ def state(connection: Connection, settings: Settings) -> SchedulerState:
     for (user, (mode, _)), count in seen.by_user.items():
         users[user] += count
         ephemeral[user] += count * (mode is Mode.EPHEMERAL)
-    pauses_now = connection.execute(text("SELECT kind, name, since, reason FROM pauses"))
+    pauses_now = sql(connection, "SELECT kind, name, since, reason FROM pauses")
     return SchedulerState(
         classes=classes.load(connection, settings),
         pools=_pools(connection),
@@ -193,13 +194,12 @@ def state(connection: Connection, settings: Settings) -> SchedulerState:
 
 
 def _pools(connection: Connection) -> dict[str, PoolState]:
-    rows = connection.execute(
-        text(
-            "SELECT resource_class, coalesce(sum(slots) FILTER (WHERE state = 'ready'), 0)::int AS slots,"
-            " count(*) FILTER (WHERE state = 'ready') AS ready,"
-            " count(*) FILTER (WHERE state IN ('requested', 'booting')) AS coming,"
-            " count(*) FILTER (WHERE state = 'draining') AS draining"
-            " FROM instances WHERE mode = 'persistent' AND state NOT IN ('terminated', 'failed') GROUP BY 1"
-        )
+    rows = sql(
+        connection,
+        "SELECT resource_class, coalesce(sum(slots) FILTER (WHERE state = 'ready'), 0)::int AS slots,"
+        " count(*) FILTER (WHERE state = 'ready') AS ready,"
+        " count(*) FILTER (WHERE state IN ('requested', 'booting')) AS coming,"
+        " count(*) FILTER (WHERE state = 'draining') AS draining"
+        " FROM instances WHERE mode = 'persistent' AND state NOT IN ('terminated', 'failed') GROUP BY 1",
     )
     return {row.resource_class: PoolState(row.slots, row.ready, row.coming, row.draining) for row in rows}

@@ -7,7 +7,7 @@ two) is made up for by whoever removes the thing, since its labels say whose it 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -17,7 +17,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, text
 
 from app.errors import UnknownName
-from app.ledger.database import Database
+from app.ledger.database import Database, sql
 from app.models.states import LIVE_ATTEMPT, LIVE_INSTANCE
 
 
@@ -147,6 +147,35 @@ def open_in_sight(database: Database, host: str, *, control: bool) -> list[tuple
         return [(row.engine_id, ObjectKind(row.kind)) for row in rows]
 
 
+@dataclass(frozen=True, slots=True)
+class ResourceUser:
+    """An attempt that took a resource over, and whether its instance has not ended."""
+
+    owner: Owner
+    lives: bool
+
+
+_TAKERS = text(
+    "SELECT a.id, a.task_id, t.run_id, a.instance_id, i.state FROM attempts a JOIN tasks t ON t.id = a.task_id"
+    " JOIN instances i ON i.id = a.instance_id WHERE a.id = ANY(CAST(:ids AS uuid[]))"
+)
+
+
+def resource_users(database: Database, attempt_ids: Collection[UUID]) -> dict[UUID, ResourceUser]:
+    """By attempt, for resources that were made for no attempt; without unknown and unclaimed attempts.
+
+    Raises: DatabaseUnavailable.
+    """
+    if not attempt_ids:
+        return {}
+    with database.begin() as connection:
+        rows = connection.execute(_TAKERS, {"ids": list(attempt_ids)})
+        return {
+            row.id: ResourceUser(Owner(row.run_id, row.task_id, row.id, row.instance_id), row.state in LIVE_INSTANCE)
+            for row in rows
+        }
+
+
 # --- Reading --------------------------------------------------------------------------------------------------------
 
 
@@ -214,7 +243,7 @@ class Receipt:
 def of_run(database: Database, run_id: UUID) -> Receipt:
     """Raises: UnknownName."""
     with database.begin() as connection:
-        connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"))
+        sql(connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         run = connection.execute(_RUN, {"id": run_id}).first()
         if run is None:
             raise UnknownName(f"unknown run {run_id}; `megaflow runs` lists them")
@@ -368,7 +397,7 @@ def issue(database: Database) -> list[UUID]:
     What a standing instance keeps for reuse is named in it, and not waited for. Safe to call from anywhere, at once.
     """
     with database.begin() as connection:
-        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ISSUE})
+        sql(connection, "SELECT pg_advisory_xact_lock(:key)", {"key": _ISSUE})
         due = list(connection.execute(_DUE, {"latest": _LATEST_S}).scalars())
         if due:
             connection.execute(_APPEND, {"due": due})

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from app.ledger.database import Database
+from app.ledger.database import Database, sql
 from app.ledger.limits import everybody, wake_waiters
 
 
@@ -99,8 +99,9 @@ def release(database: Database, limit_name: str, holder: UUID) -> bool:
     Raises: DatabaseUnavailable: it will lapse.
     """
     with database.begin() as connection:
-        deleted = connection.execute(
-            text("DELETE FROM semaphore_holders WHERE limit_name = :limit AND holder = :holder RETURNING granted_at"),
+        deleted = sql(
+            connection,
+            "DELETE FROM semaphore_holders WHERE limit_name = :limit AND holder = :holder RETURNING granted_at",
             {"limit": limit_name, "holder": holder},
         ).first()
         if deleted is not None and deleted.granted_at is not None:

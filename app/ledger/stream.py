@@ -37,7 +37,7 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from app.errors import DatabaseUnavailable, SpecInvalid
-from app.ledger.database import Database, Listener
+from app.ledger.database import Database, Listener, sql
 from app.ledger.events import OUTCOME, WORK, EventRecord
 
 START = "0"
@@ -270,7 +270,7 @@ def _fetch(connection: Connection, interval: Position, limit: int, wanted: Event
     chosen = f"SELECT {_COLUMNS} FROM events WHERE {_BY_TRANSACTION if fresh else _BY_ID}{_narrowed(wanted, values)}"  # noqa: S608
     if fresh or wanted.task_id is not None:
         chosen = f"SELECT {_COLUMNS} FROM ({chosen} OFFSET 0) AS found"  # noqa: S608  # sorted after, never while walking
-    return [EventRecord(*row) for row in connection.execute(text(f"{chosen} ORDER BY id LIMIT :limit"), values)]
+    return [EventRecord(*row) for row in sql(connection, f"{chosen} ORDER BY id LIMIT :limit", values)]
 
 
 def _narrowed(wanted: EventFilter, values: dict[str, Any]) -> str:

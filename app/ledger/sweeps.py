@@ -13,7 +13,7 @@ from uuid import UUID
 
 from sqlalchemy import text
 
-from app.ledger.database import Database
+from app.ledger.database import Database, sql
 from app.ledger.host_images import GONE_S
 
 
@@ -52,7 +52,7 @@ def clock_ahead_s(database: Database) -> float:
     Raises: DatabaseUnavailable.
     """
     with database.begin() as connection:
-        now = connection.execute(text("SELECT extract(epoch FROM clock_timestamp())::float8")).scalar_one()
+        now = sql(connection, "SELECT extract(epoch FROM clock_timestamp())::float8").scalar_one()
         return float(now) - time.time()
 
 
@@ -64,7 +64,8 @@ def swept(database: Database, instance_ids: Sequence[UUID]) -> None:
     if not instance_ids:
         return
     with database.begin() as connection:
-        connection.execute(
-            text("UPDATE instances SET swept_at = clock_timestamp() WHERE id = ANY(:ids) AND swept_at IS NULL"),
+        sql(
+            connection,
+            "UPDATE instances SET swept_at = clock_timestamp() WHERE id = ANY(:ids) AND swept_at IS NULL",
             {"ids": list(instance_ids)},
         )

@@ -12,6 +12,7 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from app.ledger import ends
+from app.ledger.database import sql
 from app.models.endings import EndReason, RetryPolicy
 from app.models.outcome import Failure
 from app.models.spec import Mode
@@ -173,11 +174,10 @@ def backlogs(
 
 def _count_of_run(connection: Connection, run: BoundedRun) -> int:
     """Of its tasks that stand in its line, as many as it has room for."""
-    count = connection.execute(
-        text(
-            "SELECT count(*) FROM (SELECT 1 FROM tasks WHERE bounded AND state = 'pending' AND in_line"
-            " AND run_id = :run AND requested_mode = :mode AND resource_class = :class LIMIT :room) waiting"
-        ),
+    count = sql(
+        connection,
+        "SELECT count(*) FROM (SELECT 1 FROM tasks WHERE bounded AND state = 'pending' AND in_line"
+        " AND run_id = :run AND requested_mode = :mode AND resource_class = :class LIMIT :room) waiting",
         {"run": run.run_id, "mode": run.line.mode.value, "class": run.line.resource_class, "room": run.room},
     ).scalar_one()
     return int(count)
@@ -205,26 +205,24 @@ class Occupancy:
 def occupancy(connection: Connection) -> Occupancy:
     """One look at attempts and instances."""
     found = Occupancy()
-    for row in connection.execute(
-        text(
-            "SELECT mode, resource_class, user_name, state, count(*) AS live"
-            " FROM attempts WHERE state IN ('dispatched', 'running') GROUP BY 1, 2, 3, 4"
-        )
+    for row in sql(
+        connection,
+        "SELECT mode, resource_class, user_name, state, count(*) AS live"
+        " FROM attempts WHERE state IN ('dispatched', 'running') GROUP BY 1, 2, 3, 4",
     ):
         key = (Mode(row.mode), row.resource_class)
         found.live[key] += row.live
         found.by_user[row.user_name, key] += row.live
         if row.state == "dispatched":
             found.unclaimed[key] += row.live
-    for row in connection.execute(
-        text(
-            "SELECT mode, resource_class, count(*) FILTER (WHERE state <> 'draining') AS instances,"
-            " count(*) FILTER (WHERE state IN ('requested', 'booting', 'ready')) AS coming,"
-            " coalesce(sum(slots) FILTER (WHERE state = 'ready'), 0) AS slots,"
-            " count(*) FILTER (WHERE state = 'draining') AS draining,"
-            " min(host) FILTER (WHERE state = 'ready') <> max(host) FILTER (WHERE state = 'ready') AS spread"
-            " FROM instances WHERE state NOT IN ('terminated', 'failed') GROUP BY 1, 2"
-        )
+    for row in sql(
+        connection,
+        "SELECT mode, resource_class, count(*) FILTER (WHERE state <> 'draining') AS instances,"
+        " count(*) FILTER (WHERE state IN ('requested', 'booting', 'ready')) AS coming,"
+        " coalesce(sum(slots) FILTER (WHERE state = 'ready'), 0) AS slots,"
+        " count(*) FILTER (WHERE state = 'draining') AS draining,"
+        " min(host) FILTER (WHERE state = 'ready') <> max(host) FILTER (WHERE state = 'ready') AS spread"
+        " FROM instances WHERE state NOT IN ('terminated', 'failed') GROUP BY 1, 2",
     ):
         key = (Mode(row.mode), row.resource_class)
         found.coming[key], found.instances[key], found.slots[key] = row.coming, row.instances, int(row.slots)
@@ -239,27 +237,25 @@ def occupancy(connection: Connection) -> Occupancy:
 def _on_draining(connection: Connection, key: Key) -> int:
     """Attempts that run on draining instances: they hold no slot of those that still take work."""
     return int(
-        connection.execute(
-            text(
-                "SELECT count(*) FROM attempts a JOIN instances i ON i.id = a.instance_id"
-                " WHERE a.state = 'running' AND a.mode = :mode AND a.resource_class = :class AND i.state = 'draining'"
-            ),
+        sql(
+            connection,
+            "SELECT count(*) FROM attempts a JOIN instances i ON i.id = a.instance_id"
+            " WHERE a.state = 'running' AND a.mode = :mode AND a.resource_class = :class AND i.state = 'draining'",
             {"mode": key[0].value, "class": key[1]},
         ).scalar_one()
     )
 
 
 def _note_stillborn(connection: Connection, found: Occupancy) -> None:
-    for row in connection.execute(
-        text(
-            "SELECT f.mode, f.resource_class, f.stillborn FROM (SELECT mode, resource_class, count(*) AS stillborn"
-            " FROM instances WHERE state = 'failed' AND handle IS NOT NULL"
-            " AND (ready_at IS NULL OR mode = 'ephemeral' AND attempt_id IS NULL)"
-            " AND requested_at > clock_timestamp() - make_interval(secs => :s) GROUP BY 1, 2) f"
-            " WHERE NOT EXISTS (SELECT 1 FROM instances i WHERE i.mode = f.mode"
-            " AND i.resource_class = f.resource_class AND (i.mode = 'persistent' OR i.attempt_id IS NOT NULL)"
-            " AND i.ready_at > clock_timestamp() - make_interval(secs => :s))"
-        ),
+    for row in sql(
+        connection,
+        "SELECT f.mode, f.resource_class, f.stillborn FROM (SELECT mode, resource_class, count(*) AS stillborn"
+        " FROM instances WHERE state = 'failed' AND handle IS NOT NULL"
+        " AND (ready_at IS NULL OR mode = 'ephemeral' AND attempt_id IS NULL)"
+        " AND requested_at > clock_timestamp() - make_interval(secs => :s) GROUP BY 1, 2) f"
+        " WHERE NOT EXISTS (SELECT 1 FROM instances i WHERE i.mode = f.mode"
+        " AND i.resource_class = f.resource_class AND (i.mode = 'persistent' OR i.attempt_id IS NOT NULL)"
+        " AND i.ready_at > clock_timestamp() - make_interval(secs => :s))",
         {"s": STILLBORN_S},
     ):
         found.stillborn[Mode(row.mode), row.resource_class] = row.stillborn
@@ -274,11 +270,10 @@ class QueueLimit(NamedTuple):
 
 def open_limits(connection: Connection) -> dict[QueueLimit, datetime]:
     """The limits on record as keeping queues waiting, and since when; the pauses' own rows are left out."""
-    rows = connection.execute(
-        text(
-            "SELECT limit_name, mode, resource_class, user_name, since FROM bindings"
-            " WHERE until IS NULL AND user_name <> '*'"
-        )
+    rows = sql(
+        connection,
+        "SELECT limit_name, mode, resource_class, user_name, since FROM bindings"
+        " WHERE until IS NULL AND user_name <> '*'",
     )
     return {QueueLimit(row[0], QueueKey(Mode(row[1]), row[2], row[3])): row.since for row in rows}
 
@@ -322,22 +317,20 @@ INSERT INTO events (kind, data) SELECT 'limit.freed',
 def reclaim_lapsed(connection: Connection, retry: RetryPolicy) -> list[UUID]:
     """Take attempts away whose lease has lapsed or whose deadline has passed; returns those taken."""
     # Attempts before leases, as whoever ends an attempt; then the leases once more, which may have been renewed.
-    ids = connection.execute(
-        text(
-            "SELECT a.id FROM attempts a JOIN leases l ON l.attempt_id = a.id"
-            " WHERE l.expires_at < clock_timestamp() AND a.state = 'running' FOR UPDATE OF a SKIP LOCKED"
-        )
+    ids = sql(
+        connection,
+        "SELECT a.id FROM attempts a JOIN leases l ON l.attempt_id = a.id"
+        " WHERE l.expires_at < clock_timestamp() AND a.state = 'running' FOR UPDATE OF a SKIP LOCKED",
     ).scalars()
-    lapsed = connection.execute(
-        text(
-            "SELECT attempt_id FROM leases WHERE attempt_id = ANY(CAST(:ids AS uuid[]))"
-            " AND expires_at < clock_timestamp() FOR UPDATE SKIP LOCKED"
-        ),
+    lapsed = sql(
+        connection,
+        "SELECT attempt_id FROM leases WHERE attempt_id = ANY(CAST(:ids AS uuid[]))"
+        " AND expires_at < clock_timestamp() FOR UPDATE SKIP LOCKED",
         {"ids": list(ids)},
     ).scalars()
     taken = ends.lose(connection, list(lapsed), _LAPSED, EndReason.LOST, retry)
-    overdue = connection.execute(
-        text("SELECT id FROM attempts WHERE state = 'running' AND deadline_at < clock_timestamp() ORDER BY id")
+    overdue = sql(
+        connection, "SELECT id FROM attempts WHERE state = 'running' AND deadline_at < clock_timestamp() ORDER BY id"
     ).scalars()
     return taken + ends.lose(connection, list(overdue), _OVERDUE, EndReason.DEADLINE, retry)
 

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from app.models.tables import NOW, Base
 
 
-class Webhook(Base):
+class WebhookRow(Base):
     """Somebody's URL that is told of events, at least once, in order, from its position on."""
 
     __tablename__ = "webhooks"
@@ -28,7 +28,7 @@ class Webhook(Base):
     delivered_at: Mapped[datetime | None]
 
 
-class Host(Base):
+class HostRow(Base):
     """A host that reports its images, as long as it does."""
 
     __tablename__ = "hosts"
@@ -36,7 +36,7 @@ class Host(Base):
     seen_at: Mapped[datetime] = mapped_column(server_default=NOW)
 
 
-class HostImage(Base):
+class HostImageRow(Base):
     """An image that is on a host, by what tasks call it."""
 
     __tablename__ = "host_images"
@@ -131,7 +131,7 @@ class ModelReplicaRow(Base):
     __table_args__ = (Index("model_replicas_model_idx", "model"),)
 
 
-class ControlToken(Base):
+class ControlTokenRow(Base):
     """Proof for a gateway that its caller may write to this database; used once."""
 
     __tablename__ = "control_tokens"
@@ -139,7 +139,7 @@ class ControlToken(Base):
     expires_at: Mapped[datetime]
 
 
-class Artifact(Base):
+class ArtifactRow(Base):
     """Bytes in the store, or the recorded fact that there are none."""
 
     __tablename__ = "artifacts"
@@ -155,7 +155,7 @@ class Artifact(Base):
     __table_args__ = (PrimaryKeyConstraint("attempt_id", "kind"),)
 
 
-class Schedule(Base):
+class ScheduleRow(Base):
     """A recurring evaluation."""
 
     __tablename__ = "schedules"
@@ -169,7 +169,7 @@ class Schedule(Base):
     settled_until: Mapped[datetime]  # every due time up to here was fired or, by policy, passed over
 
 
-class ScheduleFire(Base):
+class ScheduleFireRow(Base):
     """One due time of a schedule: its key makes firing exactly-once, however many beats tick."""
 
     __tablename__ = "schedule_fires"

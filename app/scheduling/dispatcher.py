@@ -300,17 +300,11 @@ class Dispatcher:
             admission.unseat(connection, gone, older_than_s=_POOL_GONE_S)
             due = {o.name: self._surplus.due(o.name, o.pool_cooldown_s) for o in offers.values()}
             spare = [
-                instance_id
-                for name, count in due.items()
-                if count
-                for instance_id in instances.least_busy(connection, name, count)
+                one for name, count in due.items() if count for one in instances.least_busy(connection, name, count)
             ]
-        for row in forgotten:
-            if self._rests.resting(row.provider):
-                continue  # still a row, asked for again at the next look
-            self._start(
-                InstanceDemand(row.provider, row.mode, row.resource_class, row.slots, 1, row.lifetime_s), [row.id]
-            )
+        for instance_id, demand in forgotten:
+            if not self._rests.resting(demand.provider):  # else still a row, requested again at the next look
+                self._start(demand, [instance_id])
         if spare:
             log.info("dispatcher.pool_shrinks", instances=[str(i) for i in spare])
             instances.drain(self._database, spare, "the pool needs fewer")

@@ -26,9 +26,9 @@ from app.environments.contract import Environment
 from app.environments.networks import MODEL_PORT, model_outlet
 from app.errors import AgentFailed, EnvironmentOverLimit, MegaFlowError, ModelRefused, StaleWriter
 from app.grading.base import Grade, Submission
-from app.ledger import attempts, ends, recordings
+from app.ledger import attempts, ends, results
 from app.ledger.attempts import Claim
-from app.ledger.recordings import StoredTrajectory
+from app.ledger.results import StoredTrajectory
 from app.models.endings import BLAME, PERMANENT, PERMANENT_WHEN_REPEATED, Blame, EndReason, reason_of
 from app.models.model_calls import Account
 from app.models.outcome import Artifact, ArtifactKind, Failure, Phase, Verdict
@@ -199,7 +199,7 @@ def _recorded(rollout: Rollout) -> StoredTrajectory:
     """What the agent is to do again. Raises: UnknownName, SpecInvalid."""
     claimed = rollout.claimed
     run = recorded_run(claimed.spec.model.name if claimed.spec.model else "")
-    return recordings.trajectory_of(rollout.stations.database, run, claimed.task_id, claimed.spec.task.name)
+    return results.trajectory_of(rollout.stations.database, run, claimed.task_id, claimed.spec.task.name)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from app.errors import AmbiguousName, UnknownName, WaitTimeout
-from app.ledger import fleet, instances, pauses
+from app.ledger import instances, pauses
 from app.ledger.database import Database, Listener
 from app.ledger.events import WORK
 from app.ledger.pauses import PausedNames
@@ -196,7 +196,7 @@ def test_people_drain_instances_by_name_or_by_class(database: Database, megaflow
     one_of_two, other = (an_instance(database, mode="persistent", handle=str(pid)) for pid in (4711, 4712))
     an_instance(database, resource_class="gpu")
     assert "0 gone, 0 attempt(s) run on the rest" in megaflow("drain", "4711", "--why", "too old")
-    states = {row.id: (row.state, row.draining_why) for row in fleet.live(database, [one_of_two, other])}
+    states = {row.id: (row.state, row.draining_why) for row in instances.live(database, [one_of_two, other])}
     assert states == {one_of_two: ("draining", "too old"), other: ("ready", None)}
     told = megaflow.json("drain", "--class", "standard")
     assert {row["id"]: row["state"] for row in told["live"]} == {
@@ -229,4 +229,4 @@ def test_what_is_drained_must_be_said_exactly(database: Database, megaflow: Comm
         megaflow("drain", "--class", "gpu")
     with pytest.raises(SystemExit):
         megaflow("drain")
-    assert {row.state for row in fleet.live(database)} == {"ready"}
+    assert {row.state for row in instances.live(database)} == {"ready"}
