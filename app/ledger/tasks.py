@@ -74,15 +74,17 @@ FROM asked WHERE t.id = asked.id RETURNING t.id, t.run_id, t.state
 
 
 def settle_cancelled(database: Database) -> list[UUID]:
-    """The net under `cancel`: tasks that were asked to end, and that nobody has claimed after all; which they were."""
+    """End tasks whose cancellation was requested while they were being claimed, and that were not claimed after all."""
     with database.begin() as connection:
-        found = sql(
-            connection,
-            "SELECT t.id FROM attempts a JOIN tasks t ON t.id = a.task_id WHERE a.state = 'dispatched'"
-            " AND t.cancel_requested_at IS NOT NULL AND t.state = 'admitted'",
-        )
-        task_ids = list(found.scalars())
+        task_ids = list(connection.execute(_UNSETTLED).scalars())
     return cancel(database, task_ids) if task_ids else []
+
+
+# As an array, because a join reads all tasks when the planner takes unclaimed attempts for many.
+_UNSETTLED = text(
+    "SELECT id FROM tasks WHERE id = ANY(ARRAY(SELECT task_id FROM attempts WHERE state = 'dispatched'))"
+    " AND state = 'admitted' AND cancel_requested_at IS NOT NULL"
+)
 
 
 def retry(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:
