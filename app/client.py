@@ -258,7 +258,7 @@ class MegaFlow:
         run_id: UUID | None = None,
         task_id: UUID | None = None,
         stop: threading.Event | None = None,
-    ) -> Iterator[stream.Streamed]:
+    ) -> Iterator[stream.StreamedEvent]:
         """Facts after a position (`start`, `now`, or one that came with a fact): at least once, in order for each task.
 
         kinds: whole ones, or beginnings that end in a dot. With `follow`, goes on until `stop` is set.
@@ -267,7 +267,7 @@ class MegaFlow:
         """
         from app.ledger import stream
 
-        wanted, at = stream.Wanted(tuple(kinds), run_id, task_id), stream.place(self.database, position)
+        wanted, at = stream.EventFilter(tuple(kinds), run_id, task_id), stream.place(self.database, position)
         if follow:
             yield from stream.follow(self.database, at, stop or threading.Event(), wanted)
             return

@@ -27,7 +27,7 @@ from app.host.engine import ROLE, Engine, engine_of
 from app.host.environment_records import Record
 from app.ledger import receipts, sweeps
 from app.ledger.database import Database
-from app.ledger.receipts import ObjectKind, Owner, Remover, Thing
+from app.ledger.receipts import NewResource, ObjectKind, Owner, Remover
 from app.settings import Settings
 
 log = structlog.get_logger()
@@ -250,11 +250,11 @@ def _told(engine: Engine, remove: Callable[[Any], object], what: Any) -> object:
         raise EnvironmentFailed(str(error)) from error
 
 
-def _thing(kind: ObjectKind, identity: str, labels: Mapping[str, str], made: float) -> Thing | None:
+def _thing(kind: ObjectKind, identity: str, labels: Mapping[str, str], made: float) -> NewResource | None:
     run, task, attempt, instance = (label_id(labels, part) for part in ("run", "task", "attempt", "instance"))
     if run is None or task is None or attempt is None or instance is None:
         return None
-    return Thing(kind, identity, Owner(run, task, attempt, instance), datetime.fromtimestamp(made, UTC))
+    return NewResource(kind, identity, Owner(run, task, attempt, instance), datetime.fromtimestamp(made, UTC))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from app.errors import DatabaseUnavailable, MegaFlowError
 from app.evaluation import Submission
 from app.ledger import schedules
 from app.ledger.database import Database
-from app.ledger.schedules import ScheduleRow
+from app.ledger.schedules import Schedule
 from app.scheduling.calendar import Misfire, due_times, to_fire
 from app.settings import Settings
 
@@ -46,7 +46,7 @@ class Calendar:
                 fired += 1
         return fired
 
-    def _fire(self, schedule: ScheduleRow, due_at: datetime) -> None:
+    def _fire(self, schedule: Schedule, due_at: datetime) -> None:
         """Submit, once however often it is tried: the due time is the run's idempotency key."""
         key = f"schedule:{schedule.id}:{due_at.isoformat()}"
         try:

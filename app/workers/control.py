@@ -26,7 +26,7 @@ from app.errors import DatabaseUnavailable, InstanceFailed, MegaFlowError, Unkno
 from app.images.references import key_of
 from app.instances.base import Provider
 from app.ledger import classes, host_images, instances
-from app.ledger.classes import Offer
+from app.ledger.classes import ResourceClass
 from app.ledger.database import Database
 from app.models.endings import RetryPolicy
 from app.models.instance import InstanceRequest, queue_of
@@ -66,7 +66,7 @@ class Control:
         self._auditor = Auditor(self._database, settings)
         self._webhooks = Webhooks(self._database, settings)
 
-    def _offers(self) -> list[Offer]:
+    def _offers(self) -> list[ResourceClass]:
         """The resource classes; none while the database is away."""
         try:
             with self._database.begin() as connection:

@@ -21,7 +21,7 @@ from sqlalchemy import text
 import app
 from app.client import MegaFlow, Run
 from app.evaluation import Submission
-from app.instances.docker import DockerProvider
+from app.instances.docker import DockerInstances
 from app.models.endings import EndReason
 from app.models.spec import Mode, ModelChoice
 from app.models.states import AttemptState
@@ -46,7 +46,7 @@ def _say(line: str) -> None:
 class Stack:
     settings: Settings
     flow: MegaFlow
-    provider: DockerProvider
+    provider: DockerInstances
 
     def submit(self, **wanted: object) -> Run:
         values = {"dataset": "demo", "agent": "oracle", "mode": Mode.EPHEMERAL} | wanted
@@ -99,7 +99,7 @@ def stack(worker_image: str) -> Iterator[Stack]:
         try:
             lifecycle.up(settings, _say, may_install=False)
             with MegaFlow(settings) as flow:
-                yield Stack(settings, flow, DockerProvider(settings))
+                yield Stack(settings, flow, DockerInstances(settings))
         finally:
             lifecycle.down(settings, _say, purge=True)
 
@@ -169,7 +169,7 @@ def test_an_end_that_nobody_heard_is_reported_when_watching_begins(stack: Stack)
         try:
             container.wait(timeout=20)
             heard: list[tuple[uuid.UUID, int | None]] = []
-            provider = DockerProvider(stack.settings.model_copy(update={"installation": labels["megaflow"]}))
+            provider = DockerInstances(stack.settings.model_copy(update={"installation": labels["megaflow"]}))
             stop = threading.Event()
             watching = threading.Thread(target=provider.watch, args=(lambda i, code, _: heard.append((i, code)), stop))
             watching.start()

@@ -121,7 +121,7 @@ def claimed(flow: MegaFlow, agent: str, model: ModelChoice | None = None) -> Cla
     handle = flow.enqueue(_task(flow.settings), agent=agent, model=model, mode=Mode.EPHEMERAL)
     (item,) = dispatched(flow.database, Accepted(handle.run_id, (handle.task_id,)), Mode.EPHEMERAL)
     instance_id = ready_instance(flow.database, Mode.EPHEMERAL)
-    found = attempts.claim(flow.database, item.hint, instance_id, lease_s=300)
+    found = attempts.claim(flow.database, item.message, instance_id, lease_s=300)
     assert found is not None
     return found
 

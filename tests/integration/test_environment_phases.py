@@ -86,7 +86,7 @@ class Ground:
         task = AgentTask(name="task", description="Do it.", environment=spec, goal=goal, limits=limits)
         handle = self.flow.enqueue(task, agent="nop", mode=mode)
         (item,) = dispatched(self.flow.database, Accepted(handle.run_id, (handle.task_id,)), mode)
-        claim = attempts.claim(self.flow.database, item.hint, ready_instance(self.flow.database, mode), lease_s=300)
+        claim = attempts.claim(self.flow.database, item.message, ready_instance(self.flow.database, mode), lease_s=300)
         assert claim is not None
         return Rollout(claim, self.stations, StopToken(), self.scratch)
 

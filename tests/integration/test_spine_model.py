@@ -183,7 +183,7 @@ def a_claim(database: Database, settings: Settings) -> Claim:
     (spec,) = evaluation.specs_of(wanted, settings)
     spec = spec.model_copy(update={"model": ModelChoice(name=MODEL)})
     (item,) = dispatched(database, accept(database, NewRun(specs=[spec])))
-    claim = attempts.claim(database, item.hint, ready_instance(database), lease_s=300)
+    claim = attempts.claim(database, item.message, ready_instance(database), lease_s=300)
     assert claim is not None
     return claim
 

@@ -1,11 +1,11 @@
-"""The nursery: the process that makes instances of the `process` provider, watches over them, and reports their ends.
+"""The worker launcher: the process that forks instances of the `process` provider, and reports their ends.
 
 It imports everything a worker needs once and forks: an instance costs milliseconds and shares its parent's memory. It
 is single-threaded, so that forking is safe. It ends an instance at its deadline from outside; when it dies itself, the
 kernel tells its instances to stop (they give their attempts back). Processes that a dead worker leaves behind are
 adopted by it (subreaper) and killed by the mark in their environment.
 
-    python -m app.instances.nursery
+    python -m app.instances.launcher
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ HostInstance = Callable[[InstanceRequest], int]
 
 
 def socket_path(settings: Settings) -> Path:
-    """Where the nursery listens."""
+    """Where the worker launcher listens."""
     return settings.home / "run" / "nursery.sock"
 
 
@@ -59,7 +59,7 @@ class _Child:
     told_to_stop: bool = False
 
 
-class Nursery:
+class WorkerLauncher:
     """Serves one host. Not thread-safe, by design."""
 
     def __init__(self, settings: Settings, mark: str, host_instance: HostInstance) -> None:
@@ -89,7 +89,7 @@ class Nursery:
         self._selector.register(listener, selectors.EVENT_READ, self._answer)
         self._selector.register(woken, selectors.EVENT_READ, lambda s: s.recv(4096))
         self._own_fds = [listener, woken, wakeup]
-        log.info("nursery.ready", socket=str(socket_path(self._settings)))
+        log.info("launcher.ready", socket=str(socket_path(self._settings)))
         while not (self._stopping and not self._children and not self._unreported):
             for key, _ in self._selector.select(timeout=0.5):
                 with suppress(BlockingIOError):
@@ -119,7 +119,7 @@ class Nursery:
                 reply = self._do(asked, connection)
                 connection.sendall(json.dumps(reply).encode() + b"\n")
             except (OSError, ValueError, KeyError) as error:
-                log.warning("nursery.bad_request", error=str(error))
+                log.warning("launcher.bad_request", error=str(error))
 
     def _do(self, asked: dict[str, Any], connection: socket.socket) -> dict[str, Any]:
         match asked["verb"]:
@@ -146,7 +146,7 @@ class Nursery:
             self._become(request, connection)
         ends_at = time.monotonic() + request.lifetime_s if request.lifetime_s is not None else None
         self._children[request.instance_id] = _Child(request, pid, ends_at)
-        log.info("nursery.launched", instance_id=str(request.instance_id), pid=pid, mode=request.mode.value)
+        log.info("launcher.launched", instance_id=str(request.instance_id), pid=pid, mode=request.mode.value)
         return pid
 
     def _become(self, request: InstanceRequest, connection: socket.socket) -> NoReturn:
@@ -220,7 +220,7 @@ class Nursery:
         now = time.monotonic()
         for child in list(self._children.values()):
             if child.ends_at is not None and now > child.ends_at:
-                log.warning("nursery.deadline", instance_id=str(child.request.instance_id))
+                log.warning("launcher.deadline", instance_id=str(child.request.instance_id))
                 self._kill(child)
                 child.ends_at = now + 5.0
 
@@ -243,7 +243,7 @@ class Nursery:
         instance_id = child.request.instance_id
         del self._children[instance_id]
         why = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        log.info("nursery.exited", instance_id=str(instance_id), why=why)
+        log.info("launcher.exited", instance_id=str(instance_id), why=why)
         self._kill_adopted(str(instance_id))
         if code < 0:
             time.sleep(_FORK_S)  # what was just being forked carries no mark before it has become its command
@@ -263,7 +263,7 @@ class Nursery:
             try:
                 instances.exited(self._database, instance_id, code, why, self._retry)
             except DatabaseUnavailable as error:
-                log.warning("nursery.not_reported", error=str(error))
+                log.warning("launcher.not_reported", error=str(error))
                 if self._stopping and not self._children:
                     self._unreported.clear()  # the reconciler finds out
                 return
@@ -274,4 +274,4 @@ def main(settings: Settings, mark: str, host_instance: HostInstance) -> None:
     """Serve until SIGTERM. Everything that instances need must have been imported by now."""
     gc.collect()
     gc.freeze()  # keeps the shared pages shared
-    Nursery(settings, mark, host_instance).serve()
+    WorkerLauncher(settings, mark, host_instance).serve()
