@@ -15,7 +15,7 @@ import structlog
 from sqlalchemy import Connection
 
 from app.errors import DatabaseUnavailable, InstanceFailed, LaunchUnclear
-from app.ledger import admission, budgets, classes, instances, model_sessions, pauses, quotas, waiting
+from app.ledger import admission, classes, instances, model_sessions, pauses, quotas, waiting
 from app.ledger.admission import QueuedMessage
 from app.ledger.classes import ResourceClass
 from app.ledger.database import DISPATCHER, Database, Leadership, Listener
@@ -290,7 +290,7 @@ class Dispatcher:
 
     def _keep_house(self, offers: dict[str, ResourceClass]) -> None:
         """What no event tells: rows whose provider was never asked, instances that nobody needs, money spent."""
-        if spent := budgets.hold_spent(self._database):
+        if spent := pauses.hold_spent(self._database):
             log.info("dispatcher.budgets_spent", runs=[str(run_id) for run_id in spent])
         model_sessions.settle_lost(self._database)
         with self._database.begin() as connection:
