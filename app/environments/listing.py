@@ -100,27 +100,8 @@ def _ours(settings: Settings) -> dict[str, str]:
     return {"label": f"megaflow={settings.installation}"}
 
 
-READY = "megaflow.ready"
-"""The label of what is made before anybody needs it. A container keeps it for life: from then on its name tells."""
-
-
-def label_ready(labels: Mapping[str, str]) -> bool:
-    """Whether it was made for nobody; what stands on a kept image has the label without a value."""
-    return bool(labels.get(READY))
-
-
-def attempt_in(name: str) -> UUID | None:
-    """The attempt that the name of a container says to have it (`Tags.name`); None: nobody has."""
-    try:
-        return UUID(name.lstrip("/").removeprefix("megaflow-")[:36])
-    except ValueError:
-        return None
-
-
 def _listed(kind: ObjectKind, identity: str, name: str, labels: Mapping[str, str], made: float) -> ListedResource:
     run, attempt, instance = (label_id(labels, part) for part in ("run", "attempt", "instance"))
-    if label_ready(labels):
-        attempt = attempt_in(name)
     role = labels.get(ROLE, "" if kind.engines else "environment")
     return ListedResource(kind, identity, name, role, run, attempt, instance, max(0.0, time.time() - made))
 

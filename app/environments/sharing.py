@@ -176,14 +176,14 @@ class _BorrowedShell:
         self._shell.close()
 
 
-class Held(Protocol):
+class Lendable(Protocol):
     """What a lender holds an environment by."""
 
     @property
     def environment(self) -> Environment: ...
 
 
-H = TypeVar("H", bound=Held)
+H = TypeVar("H", bound=Lendable)
 
 
 @dataclass(eq=False, slots=True)

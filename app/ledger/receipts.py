@@ -7,7 +7,7 @@ two) is made up for by whoever removes the thing, since its labels say whose it 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -145,35 +145,6 @@ def open_in_sight(database: Database, host: str, *, control: bool) -> list[tuple
     with database.begin() as connection:
         rows = connection.execute(_IN_SIGHT, {"host": host, "control": control})
         return [(row.engine_id, ObjectKind(row.kind)) for row in rows]
-
-
-@dataclass(frozen=True, slots=True)
-class ResourceUser:
-    """An attempt that took a resource over, and whether its instance has not ended."""
-
-    owner: Owner
-    lives: bool
-
-
-_TAKERS = text(
-    "SELECT a.id, a.task_id, t.run_id, a.instance_id, i.state FROM attempts a JOIN tasks t ON t.id = a.task_id"
-    " JOIN instances i ON i.id = a.instance_id WHERE a.id = ANY(CAST(:ids AS uuid[]))"
-)
-
-
-def resource_users(database: Database, attempt_ids: Collection[UUID]) -> dict[UUID, ResourceUser]:
-    """By attempt, for resources that were made for no attempt; without unknown and unclaimed attempts.
-
-    Raises: DatabaseUnavailable.
-    """
-    if not attempt_ids:
-        return {}
-    with database.begin() as connection:
-        rows = connection.execute(_TAKERS, {"ids": list(attempt_ids)})
-        return {
-            row.id: ResourceUser(Owner(row.run_id, row.task_id, row.id, row.instance_id), row.state in LIVE_INSTANCE)
-            for row in rows
-        }
 
 
 # --- Reading --------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from app.scheduling.reconciler import Hands, Reconciler
 from app.settings import Settings, load
 from app.stopping import nudge
 from app.workers import host_care, host_sweep, metrics, seat
-from app.workers.evaluations import Calendar
+from app.workers.calendar import Calendar
 from app.workers.webhooks import Webhooks
 
 log = structlog.get_logger()

@@ -20,6 +20,7 @@ from sqlalchemy import text
 
 import app
 from app.client import MegaFlow, Run
+from app.evaluation import Submission
 from app.instances.docker import DockerInstances
 from app.models.endings import EndReason
 from app.models.spec import Mode, ModelChoice
@@ -27,8 +28,6 @@ from app.models.states import AttemptState
 from app.settings import PREFIX, Settings
 from app.stack import lifecycle, ports
 from app.stack.engine import connected
-from app.workers import evaluations
-from app.workers.evaluations import Submission
 from tests.patience import eventually
 from tests.services import missing, short_folder
 
@@ -51,8 +50,7 @@ class Stack:
 
     def submit(self, **wanted: object) -> Run:
         values = {"dataset": "demo", "agent": "oracle", "mode": Mode.EPHEMERAL} | wanted
-        accepted = evaluations.submit(Submission.model_validate(values), self.settings, self.flow.database)
-        return self.flow.run(accepted.run_id, accepted.task_ids, accepted.names)
+        return self.flow.submit(Submission.model_validate(values))
 
     def instances(self, mode: Mode) -> list[tuple[str, int | None]]:
         """State and exit code of every instance there ever was."""

@@ -18,6 +18,7 @@ import typer
 from sqlalchemy import text
 from typer.testing import CliRunner
 
+from app import evaluation
 from app.cli import audit as audit_commands
 from app.environments import listing
 from app.environments.contract import Environment, Tags
@@ -28,6 +29,7 @@ from app.environments.runtimes.docker.provider import DockerProvider
 from app.environments.runtimes.local import LocalProvider
 from app.environments.sweeper import Sweeper
 from app.errors import UnknownName
+from app.evaluation import Submission
 from app.host.engine import Engine, engine_of
 from app.ledger import attempts, receipt_check, receipts
 from app.ledger.attempts import Claim
@@ -37,8 +39,7 @@ from app.ledger.receipts import NewResource, ObjectKind, Owner, Remover, of_run
 from app.models.endings import EndReason
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec, Mode, Network
 from app.settings import Settings
-from app.workers import evaluations, stations
-from app.workers.evaluations import Submission
+from app.workers import stations
 from app.workers.lease import StopToken
 from app.workers.rollout import carry_out
 from tests.building import new_id
@@ -488,7 +489,7 @@ def test_what_was_made_this_moment_and_what_is_others_is_no_difference(database:
 
 def _claim(database: Database, job: Job, settings: Settings, kind: EnvironmentKind, mode: Mode) -> Claim:
     submission = Submission(dataset="demo", agent="oracle", environment=kind, mode=mode, only=("order-ledger",))
-    (spec,) = evaluations.specs_of(submission, settings)
+    (spec,) = evaluation.specs_of(submission, settings)
     insert(
         database,
         "leases",

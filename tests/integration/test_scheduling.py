@@ -26,7 +26,7 @@ from app.scheduling import dispatcher as dispatcher_module
 from app.scheduling.dispatcher import Dispatcher
 from app.scheduling.reconciler import Hands, Reconciler
 from app.settings import Settings
-from app.workers.evaluations import Calendar
+from app.workers.calendar import Calendar
 from tests.building import RETRY, accepted, claimed
 from tests.patience import eventually
 from tests.services import MakeSettings

@@ -10,7 +10,7 @@ import yaml
 
 from app.errors import InstallationFailed
 from app.model_service.gateway.app import LAST_S
-from app.model_service.recording.ledger import CLOSE_S
+from app.model_service.recording.recorder import CLOSE_S
 from app.settings import Settings
 from app.stack.ports import refuse_taken
 from app.stack.programs import Stage, programs

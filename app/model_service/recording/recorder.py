@@ -17,7 +17,7 @@ from app.ledger import model_calls
 from app.ledger.database import Database
 from app.model_service.dialects import codec_for
 from app.model_service.prices import Prices
-from app.model_service.recording.rows import Counted, offers_tools
+from app.model_service.recording.rows import PARTLY, Counted, offers_tools
 from app.model_service.recording.writer import Writer
 from app.models.model_calls import Account, CallEnd, Exchange, ModelSession, TokenUse
 from app.settings import Settings
@@ -29,29 +29,8 @@ _ACCOUNTS = 20_000
 _SPEND_S, _SPEND_MOST_S = 1.0, 15.0
 _SPEND_SHARE = 20
 CLOSE_S = 10.0
-_UNUSED = frozenset(
-    {
-        CallEnd.REFUSED,
-        CallEnd.CONTEXT_EXHAUSTED,
-        CallEnd.STEP_LIMIT,
-        CallEnd.BUDGET_EXHAUSTED,
-        CallEnd.RUN_BUDGET,
-        CallEnd.THROTTLED,
-        CallEnd.UNAUTHORISED,
-        CallEnd.NOT_FOUND,
-        CallEnd.UPSTREAM_BUSY,
-        CallEnd.UPSTREAM_ERROR,
-        CallEnd.UPSTREAM_UNREACHABLE,
-    }
-)
+_UNUSED = frozenset(CallEnd) - PARTLY
 """Ends at which no engine made tokens: such a call costs nothing, unless it says otherwise."""
-
-
-@dataclass(slots=True)
-class _Held:
-    """An account in memory."""
-
-    account: Account
 
 
 @dataclass(slots=True)
@@ -67,12 +46,12 @@ class _Spend:
 class _Reading:
     """An account that is being read; what is recorded meanwhile is written afterwards, so that it counts once."""
 
-    task: asyncio.Task[_Held]
+    task: asyncio.Task[Account]
     meanwhile: list[Exchange] = field(default_factory=list)
 
 
-class LedgerRecorder:
-    """`Recorder`. Made on the event loop that it is for."""
+class Recorder:
+    """Keeps calls, and accounts of them. Made on the event loop that it is for."""
 
     def __init__(self, settings: Settings, database: Database, *, kept_bytes: int = _KEPT_BYTES) -> None:
         """kept_bytes: of bodies that wait for the ledger, all together; beyond it the oldest are let go.
@@ -82,7 +61,7 @@ class LedgerRecorder:
         self._database = database
         self._prices = Prices.read(settings.model_prices)
         self._loop = asyncio.get_running_loop()
-        self._accounts: OrderedDict[UUID, _Held] = OrderedDict()
+        self._accounts: OrderedDict[UUID, Account] = OrderedDict()
         self._reading: dict[UUID, _Reading] = {}
         self._spends: OrderedDict[UUID, _Spend] = OrderedDict()
         self._waiters: dict[UUID, list[asyncio.Future[None]]] = {}
@@ -92,21 +71,25 @@ class LedgerRecorder:
     # --- Accounts ---------------------------------------------------------------------------------------------------
 
     async def account(self, session: ModelSession) -> Account:
+        """What the attempt has had so far; read from the ledger at first sight, then kept up here.
+
+        Raises: DatabaseUnavailable: at first sight only.
+        """
         held = self._accounts.get(session.attempt_id)
         if held is None:
             held = await self._first_sight(session.attempt_id)
         else:
             self._accounts.move_to_end(session.attempt_id)
-        return held.account
+        return held
 
-    async def _first_sight(self, attempt_id: UUID) -> _Held:
+    async def _first_sight(self, attempt_id: UUID) -> Account:
         reading = self._reading.get(attempt_id)
         if reading is None:
             reading = _Reading(asyncio.create_task(self._read(attempt_id)))
             self._reading[attempt_id] = reading
         return await asyncio.shield(reading.task)
 
-    async def _read(self, attempt_id: UUID) -> _Held:
+    async def _read(self, attempt_id: UUID) -> Account:
         try:
             await self._written(attempt_id)
             held = await asyncio.to_thread(self._from_ledger, attempt_id)
@@ -118,9 +101,9 @@ class LedgerRecorder:
                 self.record(exchange)
             self._bound()
 
-    def _from_ledger(self, attempt_id: UUID) -> _Held:
+    def _from_ledger(self, attempt_id: UUID) -> Account:
         with self._database.begin() as connection:
-            return _Held(model_calls.account_of(connection, attempt_id))
+            return model_calls.account_of(connection, attempt_id)
 
     def _bound(self) -> None:
         """Idle accounts go first; one that has calls to be written would be read too early."""
@@ -131,6 +114,10 @@ class LedgerRecorder:
                 del self._accounts[attempt_id]
 
     async def run_spend(self, session: ModelSession) -> tuple[float, float | None]:
+        """US dollars that the session's run has spent, and may spend (None: not bounded, nothing is added up).
+
+        What was recorded here counts at once, what other gateways recorded within seconds.
+        """
         known = self._spends.get(session.run_id)
         if known is None:
             known = self._spends[session.run_id] = _Spend(float("-inf"), 0.0, None)
@@ -161,6 +148,11 @@ class LedgerRecorder:
     # --- Calls ------------------------------------------------------------------------------------------------------
 
     def record(self, exchange: Exchange) -> TokenUse:
+        """Keep a call. The account counts it at once; its messages are written soon, in batches, by a thread.
+
+        Never raises: what cannot be read is kept as it is. While the ledger is away, calls are kept back up to a bound
+        of bytes, then the oldest bodies are given up (their rows stay).
+        """
         use = codec_for(exchange.dialect).usage(exchange.response, streamed=exchange.streamed)
         reading = self._reading.get(exchange.session.attempt_id)
         if reading is not None:
@@ -169,15 +161,16 @@ class LedgerRecorder:
         cost = self._cost(exchange, use)
         held = self._accounts.get(exchange.session.attempt_id)
         tools = offers_tools(exchange.request)
-        offered = held is not None and held.account.offered_tools
+        offered = held is not None and held.offered_tools
         aside = offered and not tools
         is_turn = exchange.end is CallEnd.ANSWERED and not aside
         first = is_turn and tools and not offered  # those before it were no turns, as is known now
         if held is not None:
-            before = replace(held.account, turns=0, offered_tools=True) if first else held.account
-            held.account = _with(before, exchange, use, cost, is_turn)
+            before = replace(held, turns=0, offered_tools=True) if first else held
+            held = _with(before, exchange, use, cost, is_turn)
             if not aside and exchange.end is not CallEnd.CLIENT_GONE:
-                held.account = replace(held.account, turn_end=exchange.end)
+                held = replace(held, turn_end=exchange.end)
+            self._accounts[exchange.session.attempt_id] = held
         if cost and (spend := self._spends.get(exchange.session.run_id)) is not None:
             spend.spent += cost
         self._writer.put(Counted(exchange, use, cost, is_turn, tools, settles_turns=first or held is None))
@@ -195,6 +188,7 @@ class LedgerRecorder:
         )
 
     async def flush(self, attempt_id: UUID) -> None:
+        """Until all calls of the attempt are in the ledger. Raises: DatabaseUnavailable."""
         if (reading := self._reading.get(attempt_id)) is not None:
             await asyncio.shield(reading.task)
         await self._written(attempt_id)
@@ -214,6 +208,7 @@ class LedgerRecorder:
         self._writer.forget(attempt_id)
 
     async def close(self) -> None:
+        """Write what is left and stop."""
         await self._warming
         left = await asyncio.to_thread(self._writer.close, CLOSE_S)
         if left:

@@ -1,14 +1,13 @@
-"""Submitting a dataset: from a path or a name to accepted tasks. Used by the command line and by schedules."""
+"""A submission: a dataset, by its path or name, with all that `megaflow submit` or a schedule says of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-import structlog
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from app.agents import catalogue
 from app.agents.external import known_agents
@@ -16,11 +15,8 @@ from app.artifacts import open_store
 from app.artifacts.bundles import store_bundle
 from app.datasets import load
 from app.datasets.base import Reading
-from app.errors import DatabaseUnavailable, MegaFlowError, SpecInvalid
-from app.ledger import accept, classes, schedules
-from app.ledger.accept import Accepted, NewRun
-from app.ledger.database import Database
-from app.ledger.schedules import Schedule
+from app.errors import SpecInvalid
+from app.ledger.accept import NewRun
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import (
     MOST_PRIORITY,
@@ -35,14 +31,8 @@ from app.models.spec import (
     TaskSpec,
     Wire,
 )
-from app.scheduling.calendar import Misfire, due_times, to_fire
 from app.settings import Settings
-from app.submission import refuse_unanswered, specs_for
-
-log = structlog.get_logger()
-
-Check = Callable[[ModelChoice], None]
-"""Raises when a model cannot be called."""
+from app.submission import specs_for
 
 ALL = "all"
 """Every agent with a model, external ones too: SWE-agent only where its checkout is named, because no index has it."""
@@ -147,18 +137,9 @@ def demo_tasks(settings: Settings, kind: EnvironmentKind) -> list[AgentTask]:
     return _tasks(Submission(dataset="demo", agent="nop", environment=kind), settings)
 
 
-def submit(
-    submission: Submission,
-    settings: Settings,
-    database: Database,
-    *,
-    idempotency_key: str | None = None,
-    check: Check | None = None,
-) -> Accepted:
-    """Read a dataset and accept its tasks as one run; all of them or none. check: called with each model first."""
-    specs = specs_of(submission, settings)
-    _refuse_models(specs, settings, database, check)
-    new = NewRun(
+def new_run(submission: Submission, specs: list[TaskSpec], idempotency_key: str | None) -> NewRun:
+    """What to accept for the submission; its times count from now."""
+    return NewRun(
         specs=specs,
         replicas=submission.replicas,
         name=submission.name or f"{Path(submission.dataset).stem}-{submission.agent}",
@@ -170,72 +151,7 @@ def submit(
         budget_usd=submission.budget_usd,
         max_running=submission.max_running,
     )
-    return accept.accept(database, new, settings)
-
-
-def _refuse_models(specs: Sequence[TaskSpec], settings: Settings, database: Database, check: Check | None) -> None:
-    refuse_unanswered(specs, settings, database)
-    for model in {spec.model for spec in specs if spec.model is not None and spec.agent != "replay"}:
-        if check is not None:
-            check(model)
-
-
-def trial(
-    submission: Submission, settings: Settings, database: Database, *, check: Check | None = None
-) -> list[TaskSpec]:
-    """What a submission would accept now, with everything but accepting it.
-
-    Raises: as `submit`.
-    """
-    specs = specs_of(submission, settings)
-    _refuse_models(specs, settings, database, check)
-    with database.begin() as connection:
-        classes.check(connection, settings, {(spec.mode, spec.resource_class) for spec in specs})
-    return specs
 
 
 def _after(seconds: float) -> datetime:
     return datetime.now(UTC) + timedelta(seconds=seconds)
-
-
-class Calendar:
-    """Fires what is due. Any number may tick at once: each due time is taken by one of them."""
-
-    def __init__(self, settings: Settings, database: Database) -> None:
-        self._settings = settings
-        self._database = database
-
-    def tick(self, now: datetime | None = None) -> int:
-        """How many runs were submitted."""
-        now = now or datetime.now(UTC)
-        grace_s = self._settings.schedule_tick_s * 3
-        fired = 0
-        for schedule in schedules.all_of(self._database):
-            due = due_times(schedule.cron, schedule.settled_until.astimezone(UTC), now)
-            if not due:
-                continue
-            wanted = to_fire(due, Misfire(schedule.misfire), now, grace_s)
-            for due_at in schedules.claim_due(self._database, schedule, wanted, until=due[-1]):
-                self._fire(schedule, due_at)
-                fired += 1
-        for schedule, due_at in schedules.unfinished(self._database, older_than_s=60.0):
-            if now - due_at < timedelta(days=1):
-                self._fire(schedule, due_at)
-                fired += 1
-        return fired
-
-    def _fire(self, schedule: Schedule, due_at: datetime) -> None:
-        """Submit, once however often it is tried: the due time is the run's idempotency key."""
-        key = f"schedule:{schedule.id}:{due_at.isoformat()}"
-        try:
-            submission = Submission.model_validate({**schedule.submission, "dataset": schedule.dataset})
-            accepted = submit(submission, self._settings, self._database, idempotency_key=key)
-        except DatabaseUnavailable as error:  # says nothing about the schedule: what is unfinished is fired again
-            log.warning("schedule.postponed", schedule=schedule.name, due_at=str(due_at), error=str(error))
-            return
-        except (MegaFlowError, ValidationError) as error:  # also what a newer or an older release wrote down
-            log.warning("schedule.failed", schedule=schedule.name, due_at=str(due_at), error=str(error))
-            schedules.note(self._database, schedule.id, due_at, run_id=None, failure=str(error))
-            return
-        log.info("schedule.fired", schedule=schedule.name, due_at=str(due_at), run_id=str(accepted.run_id))
-        schedules.note(self._database, schedule.id, due_at, run_id=accepted.run_id)

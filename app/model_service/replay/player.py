@@ -1,6 +1,6 @@
-"""Putting a turn in the calling framework's terms: its own tools, its own way to submit. Pure.
+"""Plays scripts: a turn in the calling framework's terms, with its own tools and its own way to submit. No I/O.
 
-A tool is known by its schema, not by the framework: whatever takes a shell command as a string is called with it, and
+A tool is known by its schema, not by the framework: one that takes a shell command as a string is called with it, and
 what else it demands gets a plausible value of the right type.
 """
 
@@ -13,9 +13,86 @@ from typing import Any
 
 import orjson
 
-from app.model_service.dialects.base import Message, Request
-from app.model_service.replay.conversation import call_id, told
-from app.model_service.replay.script import Turn, flatten
+from app.model_service.dialects.base import Message, Reply, Request
+from app.model_service.replay.script import Script, Turn, call_id, choose, flatten, in_script, opening_text, turn_due
+from app.model_service.serving import CallRefusal
+from app.models.model_calls import TokenUse
+
+_ASIDE = "Working on the task."
+_TOO_LONG = "This model's maximum context length is 8192 tokens. However, your messages resulted in {tokens} tokens."
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayAnswer:
+    """What one request gets. `content` None: garbage."""
+
+    content: Reply | CallRefusal | None
+    id: str = ""
+    delay_s: float = 0.0
+    cut: bool = False
+    source: str = "script"  # shown in a header: script | exact | position
+
+
+class ScriptPlayer:
+    """Finds the script and the turn of a request, and answers with it."""
+
+    def __init__(self, scripts: Sequence[Script]) -> None:
+        self._scripts = {script.name: script for script in scripts}
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._scripts)
+
+    def named(self, name: str) -> Script | None:
+        return self._scripts.get(name)
+
+    def play(
+        self, request: Request, body: Mapping[str, Any], *, prompt_tokens: int, script: Script | None
+    ) -> ReplayAnswer:
+        """The answer that is due; `script` when it was asked for by name, else the one that matches.
+
+        Raises: CallRefusal.
+        """
+        aside = is_aside(request, body)
+        if script is None and aside:
+            return _answer(render_aside(_ASIDE, request, body), prompt_tokens, name="aside-0")
+        if script is None:
+            script, at = choose(list(self._scripts.values()), request.messages)
+        else:
+            at = in_script(script, turn_due(request.messages))
+        turn = script.turns[min(at, len(script.turns) - 1)]
+        if turn.refuses:
+            return ReplayAnswer(_fault(turn, prompt_tokens), delay_s=turn.delay_s)
+        message = render_aside(turn.thought or _ASIDE, request, body) if aside else render(turn, request, at)
+        return _answer(message, prompt_tokens, name=f"{script.name}-{at}", delay_s=turn.delay_s, cut=turn.cut)
+
+
+def _answer(
+    message: Message, prompt_tokens: int, *, name: str, delay_s: float = 0.0, cut: bool = False
+) -> ReplayAnswer:
+    calls = message.get("tool_calls") or ()
+    characters = len(message.get("content") or "") + sum(len(call["name"]) + len(call["arguments"]) for call in calls)
+    use = TokenUse(prompt=prompt_tokens, completion=estimated_tokens(characters), cached=0, reasoning=0)
+    return ReplayAnswer(Reply(message, "tool_calls" if calls else "stop", use), name, delay_s, cut)
+
+
+def _fault(turn: Turn, prompt_tokens: int) -> CallRefusal | None:
+    """None: garbage."""
+    if turn.garbage:
+        return None
+    if turn.context_exceeded:
+        return CallRefusal(400, "context_length_exceeded", _TOO_LONG.format(tokens=max(prompt_tokens, 8193)))
+    status = turn.status or 500
+    message = turn.message or f"the script asked for HTTP {status}"
+    return CallRefusal(status, "scripted_fault", message, retry_after_s=turn.retry_after_s)
+
+
+def estimated_tokens(characters: int) -> int:
+    """About how many tokens: a quarter of the characters, rounded up, at least 1. No tokenizer belongs to a script."""
+    return max(1, -(-characters // 4))
+
+
+# --- Turns ----------------------------------------------------------------------------------------------------------
 
 SUBMISSION = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 _SUBMISSION_OF_PATCH = f"{SUBMISSION} && cat patch.txt"
@@ -33,7 +110,7 @@ Tool = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolCall:
     """A call of a tool."""
 
     name: str
@@ -54,15 +131,15 @@ def render(turn: Turn, request: Request, at: int) -> Message:
     """`turn`, which is number `at`, as an answer to a request of the main conversation."""
     calls = _calls(turn, request)
     tool = command_tool(request.tools)
-    if calls and tool is None and not isinstance(calls[0], Call):
+    if calls and tool is None and not isinstance(calls[0], ToolCall):
         block = " && ".join(str(call) for call in calls)
         fenced = f"{turn.thought}\n\n```{_fence(request.messages) or 'bash'}\n{block}\n```".lstrip()
         return {"role": "assistant", "content": fenced}
-    made = [call if isinstance(call, Call) else _shell_call(tool or {}, call, turn.thought) for call in calls]
+    made = [call if isinstance(call, ToolCall) else _shell_call(tool or {}, call, turn.thought) for call in calls]
     return said(turn.thought or ("" if made else "Done."), made, at)
 
 
-def said(text: str, calls: Sequence[Call], at: int) -> Message:
+def said(text: str, calls: Sequence[ToolCall], at: int) -> Message:
     """The assistant's message of turn `at`."""
     message: Message = {"role": "assistant", "content": text}
     if calls:
@@ -73,15 +150,15 @@ def said(text: str, calls: Sequence[Call], at: int) -> Message:
     return message
 
 
-def _calls(turn: Turn, request: Request) -> list[str | Call]:
+def _calls(turn: Turn, request: Request) -> list[str | ToolCall]:
     """Commands, or calls that are none; nothing for plain words."""
     if turn.command is not None:
         return [turn.command]
     if not turn.submit:
         return []
     if (tool := _submit_tool(request.tools)) is not None:
-        return [Call(str(tool["name"]), filled(_parameters(tool), {}, turn.thought or "Done."))]
-    text = told(request.messages)
+        return [ToolCall(str(tool["name"]), filled(_parameters(tool), {}, turn.thought or "Done."))]
+    text = opening_text(request.messages)
     if _SUBMISSION_OF_PATCH in text:  # mini-swe-agent's benchmark prompts want the patch itself printed
         return [_WRITE_PATCH, _SUBMISSION_OF_PATCH]
     if SUBMISSION in text:
@@ -114,11 +191,11 @@ def _submit_tool(tools: Sequence[Tool]) -> Tool | None:
     return next((tool for tool in tools if str(tool["name"]).lower() in _SUBMITS), None)
 
 
-def _shell_call(tool: Tool, command: str, thought: str) -> Call:
+def _shell_call(tool: Tool, command: str, thought: str) -> ToolCall:
     if "\n" in command.strip() and _ONE_ONLY.search(str(tool.get("description"))):
         # OpenHands refuses several statements in several lines; in braces they are one, and the shell keeps its state.
         command = f"{{\n{command.strip()}\n}}"
-    return Call(str(tool["name"]), filled(_parameters(tool), {"command": command}, thought or "Run a command"))
+    return ToolCall(str(tool["name"]), filled(_parameters(tool), {"command": command}, thought or "Run a command"))
 
 
 def filled(schema: Mapping[str, Any], given: Mapping[str, Any], words: str) -> dict[str, Any]:
@@ -184,7 +261,7 @@ def _properties(tool: Tool) -> Mapping[str, Any]:
 def render_aside(text: str, request: Request, body: Mapping[str, Any]) -> Message:
     """A short sensible answer: JSON of the schema that is wanted, a call of the tool that must be called, or `text`."""
     if (tool := _forced(request.tools, body)) is not None:
-        return said("", [Call(str(tool["name"]), filled(_parameters(tool), {}, text))], 0)
+        return said("", [ToolCall(str(tool["name"]), filled(_parameters(tool), {}, text))], 0)
     if (schema := wanted_schema(body)) is not None:
         return said(orjson.dumps(filled(schema, {}, text)).decode(), [], 0)
     return said(text, [], 0)
@@ -223,7 +300,7 @@ def _forced(tools: Sequence[Tool], body: Mapping[str, Any]) -> Tool | None:
 
 def _fence(messages: Sequence[Message]) -> str | None:
     """The name of the fenced block that a prompt wants commands in; None: it does not speak of any."""
-    if (found := _FENCES.search(told(messages))) is not None:
+    if (found := _FENCES.search(opening_text(messages))) is not None:
         return found[1]
     systems = [message for message in messages if message.get("role") == "system"]
-    return "" if "```" in told(systems) else None
+    return "" if "```" in opening_text(systems) else None
