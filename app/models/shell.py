@@ -94,7 +94,7 @@ class StatefulShell(Protocol):
         ...
 
 
-class Interactive(Protocol):
+class InteractiveProgram(Protocol):
     """A program that is talked to while it runs. Whoever opened it closes it."""
 
     def read(self, timeout_s: float | None = None) -> bytes | None:
@@ -165,7 +165,7 @@ class Shell(Protocol):
         tty: bool = False,
         rows: int = 24,
         columns: int = 80,
-    ) -> Interactive:
+    ) -> InteractiveProgram:
         """Start a program to talk to, with pipes or, with `tty`, a terminal of its own.
 
         Raises: EnvironmentFailed: also when it cannot be started.
