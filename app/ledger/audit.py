@@ -48,9 +48,9 @@ def capacity_of(settings: Settings) -> CapacityOf:
 
     def look(connection: Connection) -> Capacity:
         own = limits.capacities(connection, "")
-        offers = classes.load(connection, settings)
+        defined = classes.load(connection, settings)
         return Capacity(
-            {name: offer.ephemeral_capacity for name, offer in offers.items()},
+            {name: resource_class.ephemeral_capacity for name, resource_class in defined.items()},
             lambda name: own.get(name, own.get(limits.everybody(name), defaults.get(name.partition(":")[0]))),
         )
 
@@ -125,12 +125,12 @@ def look(
         sql(connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         found = [_checked(connection, check, values) for check in CHECKS]
         over, remembered = _over_use(connection, capacity(connection), memory or Memory())
-        offers = classes.load(connection, settings)
+        defined = classes.load(connection, settings)
         lines = {
             f"{row.mode}.{row.resource_class}": (Mode(row.mode), row.resource_class, row.waiting, row.oldest_s)
             for row in sql(connection, LINES)
         }
-        closed = _no_capacity(connection, offers, [(mode, name) for mode, name, _, _ in lines.values()])
+        closed = _no_capacity(connection, defined, [(mode, name) for mode, name, _, _ in lines.values()])
         ages = dict(sql(connection, AGES).one()._mapping)
     findings = [finding for finding, _ in found if finding.count]
     return AuditResult(
@@ -188,7 +188,7 @@ def _over_use(connection: Connection, capacity: Capacity, memory: Memory) -> tup
 
 
 def _no_capacity(
-    connection: Connection, offers: Mapping[str, ResourceClass], lines: Iterable[tuple[Mode, str]]
+    connection: Connection, defined: Mapping[str, ResourceClass], lines: Iterable[tuple[Mode, str]]
 ) -> list[AuditFinding]:
     """Lines that no instance will ever take from."""
     pools = set(
@@ -201,7 +201,8 @@ def _no_capacity(
     closed = sorted(
         f"{mode.value}.{name}"
         for mode, name in lines
-        if not (name in offers and offers[name].could_run(mode)) and not (mode is not Mode.EPHEMERAL and name in pools)
+        if not (name in defined and defined[name].could_run(mode))
+        and not (mode is not Mode.EPHEMERAL and name in pools)
     )
     if not closed:
         return []

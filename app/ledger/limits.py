@@ -184,14 +184,14 @@ def _slots(connection: Connection, settings: Settings) -> Iterator[Use]:
     live = {(row.mode, row.resource_class): row for row in connection.execute(_LIVE)}
     waiting = {(row.requested_mode, row.resource_class): row.waiting for row in connection.execute(_WAITING)}
     pools = {row.resource_class: row.slots for row in connection.execute(_POOLS)}
-    for name, offer in classes.load(connection, settings).items():
+    for name, resource_class in classes.load(connection, settings).items():
         for mode in (Mode.EPHEMERAL, Mode.PERSISTENT):
             row = live.get((mode.value, name))
             yield Use(
                 f"slots:{queue_of(mode, name)}",
                 used=row.used if row else 0,
                 waiting=waiting.get((mode.value, name), 0) + waiting.get((Mode.AUTO.value, name), 0),
-                capacity=offer.ephemeral_capacity if mode is Mode.EPHEMERAL else pools.get(name, 0),
+                capacity=resource_class.ephemeral_capacity if mode is Mode.EPHEMERAL else pools.get(name, 0),
                 source="class",
                 oldest_since=row.since if row else None,
                 oldest_attempt=row.attempt_id if row else None,
