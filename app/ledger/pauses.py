@@ -7,13 +7,14 @@ from datetime import datetime
 from uuid import UUID
 
 from sqlalchemy import Connection, text
+from sqlalchemy.dialects.postgresql import insert
 
 from app.errors import UnknownName
 from app.ledger import admission, events, results
 from app.ledger.database import Database, sql
 from app.ledger.events import Fact
 from app.models.kinds import PauseKind
-from app.models.tables import PAUSED
+from app.models.tables import PAUSED, PauseRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +68,8 @@ def pause_run(connection: Connection, run_id: UUID, reason: str) -> Change:
 
 
 def _pause(connection: Connection, kind: PauseKind, name: str, run_id: UUID | None, reason: str) -> Change:
-    changed = (
-        sql(
-            connection,
-            "INSERT INTO pauses (kind, name, reason) VALUES (:kind, :name, :reason)"
-            " ON CONFLICT DO NOTHING RETURNING name",
-            {"kind": kind.value, "name": name, "reason": reason},
-        ).first()
-        is not None
-    )
+    statement = insert(PauseRow).values(kind=kind.value, name=name, reason=reason).on_conflict_do_nothing()
+    changed = connection.execute(statement).rowcount > 0
     if run_id is not None:
         # A user's or a class's line is passed over whole; a run's tasks stand among others and have to leave it.
         sql(
@@ -98,14 +92,8 @@ def resume(database: Database, kind: PauseKind | str, name: str) -> Change:
     kind, name, run_id = _known(database, kind, name)
     with database.begin() as connection:
         admission.in_turn(connection)
-        changed = (
-            sql(
-                connection,
-                "DELETE FROM pauses WHERE kind = :kind AND name = :name RETURNING name",
-                {"kind": kind.value, "name": name},
-            ).first()
-            is not None
-        )
+        values = {"kind": kind.value, "name": name}
+        changed = sql(connection, "DELETE FROM pauses WHERE kind = :kind AND name = :name", values).rowcount > 0
         if run_id is not None:
             sql(
                 connection,
@@ -155,15 +143,10 @@ def all_of(database: Database) -> list[Pause]:
     """Every pause, oldest first, with how many tasks it keeps waiting."""
     with database.begin() as connection:
         rows = sql(connection, "SELECT kind, name, since, reason FROM pauses ORDER BY since, kind, name").all()
+        kinds = [PauseKind(row.kind) for row in rows]
         return [
-            Pause(
-                PauseKind(row.kind),
-                row.name,
-                row.since,
-                row.reason,
-                _waiting(connection, PauseKind(row.kind), row.name),
-            )
-            for row in rows
+            Pause(kind, row.name, row.since, row.reason, _waiting(connection, kind, row.name))
+            for kind, row in zip(kinds, rows, strict=True)
         ]
 
 
