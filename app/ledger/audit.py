@@ -39,22 +39,13 @@ class Capacity:
     limits: Limits
 
 
-CapacityOf = Callable[[Connection], Capacity]
-
-
-def capacity_of(settings: Settings) -> CapacityOf:
+def capacity_of(connection: Connection, settings: Settings) -> Capacity:
     """From the classes, the limits that were set, and the settings for those that were not."""
-    defaults = limits.defaults_of(settings)
-
-    def look(connection: Connection) -> Capacity:
-        own = limits.capacities(connection, "")
-        defined = classes.load(connection, settings)
-        return Capacity(
-            {name: resource_class.ephemeral_capacity for name, resource_class in defined.items()},
-            lambda name: own.get(name, own.get(limits.everybody(name), defaults.get(name.partition(":")[0]))),
-        )
-
-    return look
+    defaults, own = limits.defaults_of(settings), limits.capacities(connection, "")
+    return Capacity(
+        {name: defined.ephemeral_capacity for name, defined in classes.load(connection, settings).items()},
+        lambda name: own.get(name, own.get(limits.everybody(name), defaults.get(name.partition(":")[0]))),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +99,7 @@ def parameters(settings: Settings, *, recent_s: float = _RECENT_S) -> dict[str, 
 
 
 def look(
-    database: Database,
-    settings: Settings,
-    capacity: CapacityOf,
-    memory: Memory | None = None,
-    *,
-    recent_s: float = _RECENT_S,
+    database: Database, settings: Settings, memory: Memory | None = None, *, recent_s: float = _RECENT_S
 ) -> AuditResult:
     """Every check, in one snapshot; nothing is changed.
 
@@ -124,7 +110,7 @@ def look(
     with database.begin() as connection:
         sql(connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         found = [_checked(connection, check, values) for check in CHECKS]
-        over, remembered = _over_use(connection, capacity(connection), memory or Memory())
+        over, remembered = _over_use(connection, capacity_of(connection, settings), memory or Memory())
         defined = classes.load(connection, settings)
         lines = {
             f"{row.mode}.{row.resource_class}": (Mode(row.mode), row.resource_class, row.waiting, row.oldest_s)

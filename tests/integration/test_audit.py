@@ -33,7 +33,7 @@ def settings(make_settings: MakeSettings) -> Settings:
 
 def look(database: Database, settings: Settings, seen: AuditResult | None = None) -> AuditResult:
     memory = seen.memory if seen else None
-    return audit.look(database, settings, audit.capacity_of(settings), memory)
+    return audit.look(database, settings, memory)
 
 
 def found(database: Database, settings: Settings) -> dict[str, AuditFinding]:
