@@ -192,7 +192,7 @@ def audit(
         findings = seen.findings
         if repair:
             retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
-            findings = audit_.mend(flow.database, settings, seen, retry)
+            findings = audit_.repair(flow.database, settings, seen, retry)
             seen = audit_.look(flow.database, settings, seen.memory, recent_s=_YEARS_S)
     left = seen.findings
     if json:

@@ -199,8 +199,8 @@ def _no_capacity(
 # --- Mending --------------------------------------------------------------------------------------------------------
 
 
-def mend(database: Database, settings: Settings, seen: AuditResult, retry: RetryPolicy) -> tuple[AuditFinding, ...]:
-    """Mend what is safe; the findings, with how many rows of each were mended.
+def repair(database: Database, settings: Settings, seen: AuditResult, retry: RetryPolicy) -> tuple[AuditFinding, ...]:
+    """Repair what is safe; the findings, with how many rows of each were repaired.
 
     Every row is locked and looked at again first: what has moved since is left alone. Safe to run twice at once.
 
@@ -211,18 +211,20 @@ def mend(database: Database, settings: Settings, seen: AuditResult, retry: Retry
     return tuple(
         finding
         if finding.mend is None
-        else replace(finding, mended=_mend(database, checks[finding.name], seen.every[finding.name], values, retry))
+        else replace(
+            finding, mended=_repair_one(database, checks[finding.name], seen.every[finding.name], values, retry)
+        )
         for finding in seen.findings
     )
 
 
-def _mend(
+def _repair_one(
     database: Database, check: Invariant, ids: Sequence[str], values: Mapping[str, Any], retry: RetryPolicy
 ) -> int:
     with database.begin() as connection:
         still = _confirmed(connection, check, ids, values)
         if check.mend is not Repair.EXIT and check.mend is not Repair.CANCEL:
-            return _mend_rows(connection, check, still, retry) if still else 0
+            return _repair_rows(connection, check, still, retry) if still else 0
     if check.mend is Repair.CANCEL:
         tasks.cancel(database, [UUID(one) for one in still])
         return len(still)
@@ -244,7 +246,7 @@ def _among(table: str) -> str:
 
 
 def _confirmed(connection: Connection, check: Invariant, ids: Sequence[str], values: Mapping[str, Any]) -> list[str]:
-    """Those that are still so, locked; what somebody else has in hand is left to them."""
+    """The ids that still break the invariant, locked; rows that are locked already are skipped."""
     key = _KEYS.get(check.table, ("id", ""))[0]
     lock = f"SELECT ({key})::text FROM {check.table} WHERE {_among(check.table)} FOR UPDATE SKIP LOCKED"  # noqa: S608
     locked = list(sql(connection, lock, {"ids": list(ids)}).scalars())
@@ -252,7 +254,7 @@ def _confirmed(connection: Connection, check: Invariant, ids: Sequence[str], val
     return list(sql(connection, again, {**values, "ids": locked}).scalars())
 
 
-def _mend_rows(connection: Connection, check: Invariant, ids: list[str], retry: RetryPolicy) -> int:
+def _repair_rows(connection: Connection, check: Invariant, ids: list[str], retry: RetryPolicy) -> int:
     match check.mend:
         case Repair.LOSE:
             failure = Failure(error="StaleWriter", message=f"taken back by the auditor: {check.means}")

@@ -117,7 +117,7 @@ _OPTION = {
 
 
 def _has_own_pool(connection: Connection, name: str) -> bool:
-    """Standing instances that somebody else starts (`megaflow worker persistent`) are capacity that no class shows."""
+    """Whether standing instances of the class were started by hand (`megaflow worker persistent`)."""
     statement = text(
         "SELECT 1 FROM instances WHERE mode = 'persistent' AND resource_class = :name"
         " AND (provider = 'static' OR state NOT IN ('terminated', 'failed')) LIMIT 1"

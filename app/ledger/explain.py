@@ -46,7 +46,7 @@ def task(database: Database, settings: Settings, task_id: UUID) -> TaskStory:
         if row is None:
             raise UnknownName(f"unknown task {task_id}")
         attempts = connection.execute(_ATTEMPTS, {"id": task_id}).all()
-        tries = _tries(connection, row, attempts)
+        tries = _attempt_stories(connection, row, attempts)
         now = None if row.finished_at else current_state(connection, settings, row, attempts, tries)
     return _story(row, tries, now)
 
@@ -138,7 +138,7 @@ def waited(
     return sorted((share for share in shares if share.seconds > 0), key=lambda share: -share.seconds)
 
 
-def _tries(connection: Connection, row: Row[Any], attempts: Sequence[Row[Any]]) -> list[AttemptStory]:
+def _attempt_stories(connection: Connection, row: Row[Any], attempts: Sequence[Row[Any]]) -> list[AttemptStory]:
     """The attempts, and one more that has no row yet when the task waits or has ended in line."""
     reopened = sql(
         connection, "SELECT at FROM events WHERE task_id = :id AND kind = 'task.reopened'", {"id": row.id}

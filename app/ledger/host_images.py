@@ -19,7 +19,7 @@ from app.ledger.database import Database, sql
 from app.models.spec import IMAGELESS, EnvironmentSpec, Mode
 
 GONE_S = 120.0
-"""What a host said is forgotten when it has said nothing for so long."""
+"""A host that has not reported for this long is forgotten, with its images."""
 ALIVE_S = GONE_S / 4
 """It says that it lives at least so often."""
 
@@ -71,7 +71,7 @@ def stands_on(database: Database, instance_id: UUID, host: str) -> None:
 
 
 def where(connection: Connection, images: Collection[str]) -> dict[str, set[str]]:
-    """The hosts that have each of these images; those that nobody has are left out."""
+    """The hosts that have each of these images; images on no host are left out."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     rows = sql(
         connection,
@@ -102,7 +102,7 @@ FROM standing GROUP BY host
 
 
 def free_slots(connection: Connection, resource_class: str) -> dict[str, int]:
-    """Slots of a standing pool that nobody holds and no message is on its way to, by host; none below 0."""
+    """Free slots of a standing pool that no message is on its way to, by host; none below 0."""
     rows = connection.execute(_FREE, {"class": resource_class})
     return {row.host: max(0, row.free) for row in rows}
 
@@ -191,7 +191,7 @@ class ImagesOfTasks:
 
 
 class EndedInstance(NamedTuple):
-    """An instance that was not swept yet. `ours`: nobody else is to say that it was."""
+    """An instance that was not swept yet. `ours`: this host is the one to say when it was."""
 
     id: UUID
     ours: bool

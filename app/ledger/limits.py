@@ -54,7 +54,7 @@ def kind_of(name: str) -> tuple[str, str]:
 
 
 def defaults_of(settings: Settings) -> dict[str, int]:
-    """What holds where nobody has set anything, by kind; other kinds have no bound then."""
+    """The limits that apply where none was set, by kind; other kinds have no bound then."""
     return {
         "environment_starts": settings.environment_starts,
         "image_builds": settings.image_builds,
@@ -74,7 +74,7 @@ def everybody(name: str) -> str:
 
 
 def set_limit(database: Database, name: str, capacity: float) -> None:
-    """In force at once: who holds a place keeps it, nobody enters before use is below. 0 lets nobody in.
+    """In force at once: holders keep their places, and no more are granted until use is below. 0 grants none.
 
     Raises: LimitInvalid: nothing was changed.
     """
@@ -98,7 +98,7 @@ def set_limit(database: Database, name: str, capacity: float) -> None:
 def clear_limit(database: Database, name: str) -> None:
     """Give the default back.
 
-    Raises: LimitInvalid: nobody has set it.
+    Raises: LimitInvalid: it was not set.
     """
     kind_of(name)
     with database.begin() as connection:

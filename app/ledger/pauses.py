@@ -69,7 +69,7 @@ def pause_run(connection: Connection, run_id: UUID, reason: str) -> Change:
 
 def _pause(connection: Connection, kind: PauseKind, name: str, run_id: UUID | None, reason: str) -> Change:
     statement = insert(PauseRow).values(kind=kind.value, name=name, reason=reason).on_conflict_do_nothing()
-    changed = connection.execute(statement).rowcount > 0
+    changed = connection.execute(statement.returning(PauseRow.name)).first() is not None
     if run_id is not None:
         # A user's or a class's line is passed over whole; a run's tasks stand among others and have to leave it.
         sql(
@@ -198,7 +198,7 @@ WHERE r.budget_usd IS NOT NULL AND s.spent >= r.budget_usd
     AND NOT EXISTS (SELECT 1 FROM pauses p WHERE p.kind = 'run' AND p.name = r.id::text)
 """)
 
-# Whoever gives it more money waits, and then sees the pause; or was first, and then there is none.
+# A concurrent raise of the budget waits, and then sees the pause; or it was first, and then there is none.
 _BUDGET = text("SELECT budget_usd FROM runs WHERE id = :id FOR NO KEY UPDATE")
 
 

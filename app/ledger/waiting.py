@@ -75,7 +75,7 @@ ORDER BY l.ord, c.priority DESC, c.again DESC, c.run_id, c.group_started DESC, c
 def heads(
     connection: Connection, wanted: Sequence[tuple[QueueKey, int]], full: Iterable[UUID] = ()
 ) -> dict[QueueKey, list[WaitingTask]]:
-    """The first so many of each queue: by priority, what lost its turn, run, started groups first, then arrival.
+    """The first tasks of each queue: by priority, what lost its turn, run, started groups first, then arrival.
 
     full: bounded runs whose tasks are passed over.
     """

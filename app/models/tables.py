@@ -341,7 +341,7 @@ class PauseRow(Base):
     __table_args__ = (PrimaryKeyConstraint("kind", "name"),)
 
 
-class BindingRow(Base):
+class LimitHistoryRow(Base):
     """From when to when a limit kept a user's tasks of a mode and class waiting."""
 
     __tablename__ = "bindings"

@@ -70,7 +70,7 @@ class Auditor:
         first = seen = audit.look(self._database, self._settings, self._memory)
         mended: dict[str, int] = {}
         for _ in range(_ROUNDS):
-            findings = audit.mend(self._database, self._settings, seen, self._retry)
+            findings = audit.repair(self._database, self._settings, seen, self._retry)
             counts = {finding.name: finding.mended or 0 for finding in findings}
             mended |= {name: mended.get(name, 0) + count for name, count in counts.items()}
             if not any(counts.values()):

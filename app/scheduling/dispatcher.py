@@ -40,13 +40,13 @@ Publish = Callable[[Sequence[QueuedMessage]], None]
 """Puts messages into their queues. Raises what the broker raises: they are sent again later."""
 
 _STILLBORN = 5
-"""After so many instances in a row that came to nothing, no more are asked for until time has passed."""
+"""After this many failed launches in a row, no more instances are requested until time has passed."""
 _HOUSEKEEPING_S = 2.0
-"""Between two looks at what events do not tell: instances never asked for, messages that nobody claimed, idle pools."""
+"""Between two looks at what events do not tell: instances never requested, unclaimed messages, idle pools."""
 _AT_HOST_S = 1.0
 """A message that its host has not claimed by then goes to all: the host is gone, or its slots were taken meanwhile."""
 _POOL_GONE_S = 5.0
-"""What was dispatched to a pool that has gone waits so long for it to come back, then stands in queue again."""
+"""Attempts dispatched to a pool that is gone wait this long for it to come back, then are queued again."""
 _MOST_REST_S = 0.1
 """After a look that took long, the next one waits as long again, but never longer than this."""
 
@@ -97,7 +97,7 @@ class Dispatcher:
             lead.release()
 
     def _forget(self) -> None:
-        """What we remember is of the past: somebody else may have decided since."""
+        """Forget what may be stale: another dispatcher may have decided since."""
         self._bound = None
         self._surplus.forget()
         self._placer.forget()
@@ -127,7 +127,7 @@ class Dispatcher:
             decision, hosts, more = self._choose(connection, view)
             admitted = admission.admit(connection, decision.chosen, hosts) if decision.chosen else []
             seen.unclaimed.update((item.mode, item.resource_class) for item in admitted)
-            wanted = self._wanted(connection, view)
+            wanted = self._demands(connection, view)
             requested = [(want, instances.request(connection, want)) for want in wanted]
             due = admitted
             if keep_house:  # it also finds what has just been admitted, and for no host
@@ -152,7 +152,7 @@ class Dispatcher:
         return DispatchView(defined, seen, {key: _paused(key, paused) for key in keys}, standings, bounded)
 
     def _choose(self, connection: Connection, view: DispatchView) -> tuple[Decision, dict[UUID, str], bool]:
-        """Who goes now, and for which host if for one; True when the batch, and not a limit, kept somebody waiting."""
+        """Who goes now, and for which host if for one; True when the batch, and not a limit, kept a task waiting."""
         seen, standings = view.seen, view.standings
         capacity = _capacity(view.classes, seen)
         free = policy.free_slots(capacity, seen.live - seen.draining)
@@ -227,7 +227,7 @@ class Dispatcher:
 
     # --- Instances --------------------------------------------------------------------------------------------------
 
-    def _wanted(self, connection: Connection, view: DispatchView) -> list[InstanceDemand]:
+    def _demands(self, connection: Connection, view: DispatchView) -> list[InstanceDemand]:
         seen, defined = view.seen, view.classes
         wanted = []
         for (mode, name), gap in policy.missing_ephemeral(seen.unclaimed, seen.coming).items():
@@ -289,7 +289,7 @@ class Dispatcher:
         instances.exited_many(self._database, lost, self._retry)
 
     def _keep_house(self, defined: dict[str, ResourceClass]) -> None:
-        """What no event tells: rows whose provider was never asked, instances that nobody needs, money spent."""
+        """What no event tells: rows whose provider was never asked, idle instances, spent budgets."""
         if spent := pauses.hold_spent(self._database):
             log.info("dispatcher.budgets_spent", runs=[str(run_id) for run_id in spent])
         model_sessions.settle_lost(self._database)
@@ -345,7 +345,7 @@ def _capacity(defined: dict[str, ResourceClass], seen: Occupancy) -> dict[Key, i
     return capacity | {(Mode.EPHEMERAL, name): each.ephemeral_capacity for name, each in defined.items()}
 
 
-def _standing(user_name: str, book: quotas.QuotaBook, seen: Occupancy) -> UserShare:
+def _standing(user_name: str, book: quotas.Quotas, seen: Occupancy) -> UserShare:
     quota = book.of(user_name)
     standing = UserShare(
         weight=quota.weight,

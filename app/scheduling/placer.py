@@ -22,7 +22,7 @@ from app.scheduling.placement import Contender
 from app.scheduling.policy import TaskQueue
 
 _EXPECTED_S = 300.0
-"""A host that was sent a task is taken to have its image for so long without saying so: it may be pulling it."""
+"""A host that was sent a task is taken to have its image for this long without a report: it may be pulling it."""
 _MOST_REMEMBERED = 20_000
 
 
@@ -113,6 +113,6 @@ class Placer:
                 self._expected[images[task_id], host] = time.monotonic() + _EXPECTED_S
 
     def forget(self) -> None:
-        """Somebody else has decided meanwhile."""
+        """Another dispatcher has decided meanwhile."""
         self._overtaken.clear()
         self._expected.clear()

@@ -87,7 +87,7 @@ class Decision:
 
 
 def free_slots(capacity: Mapping[Key, int], live: Mapping[Key, int]) -> Counter[Key]:
-    """Slots that nobody holds; never negative (capacity may have shrunk under what runs)."""
+    """Free slots; never negative (capacity may have shrunk under what runs)."""
     return Counter({key: max(0, total - live.get(key, 0)) for key, total in capacity.items()})
 
 
@@ -205,7 +205,7 @@ def missing_ephemeral(unclaimed: Mapping[Key, int], coming: Mapping[Key, int]) -
 
 
 def servable(waiting: Iterable[tuple[str, int]], standings: Mapping[str, UserShare]) -> int:
-    """Of so many waiting tasks of each user, those that free slots could take: quotas keep the rest waiting."""
+    """How many of each user's waiting tasks free slots could take: quotas keep the rest waiting."""
     counts: Counter[str] = Counter()
     for user_name, count in waiting:
         counts[user_name] += count

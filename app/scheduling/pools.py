@@ -40,7 +40,7 @@ def target(
 
 
 class Surplus:
-    """What each pool has had too much of, all the time since when; in memory of whoever decides."""
+    """What each pool has had too much of, all the time since when; in the memory of the deciding dispatcher."""
 
     def __init__(self) -> None:
         self._least: dict[str, tuple[float, int]] = {}  # class: monotonic seconds since then, at least so many
@@ -62,7 +62,7 @@ class Surplus:
         return least
 
     def forget(self) -> None:
-        """Somebody else has decided meanwhile."""
+        """Another dispatcher has decided meanwhile."""
         self._least.clear()
 
 

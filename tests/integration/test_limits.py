@@ -54,7 +54,7 @@ from tests.services import MakeSettings
 # --- Quotas ---------------------------------------------------------------------------------------------------------
 
 
-def _book(database: Database) -> quotas.QuotaBook:
+def _book(database: Database) -> quotas.Quotas:
     with database.begin() as connection:
         return quotas.load(connection)
 
