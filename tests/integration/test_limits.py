@@ -54,7 +54,7 @@ from tests.services import MakeSettings
 # --- Quotas ---------------------------------------------------------------------------------------------------------
 
 
-def _book(database: Database) -> quotas.QuotaBook:
+def _book(database: Database) -> quotas.Quotas:
     with database.begin() as connection:
         return quotas.load(connection)
 
@@ -587,11 +587,11 @@ def test_the_fleets_pulls_from_one_registry_have_a_bound_that_is_shown_and_audit
     shown = {use.name: use for use in limits.show(database, settings)}["image_pulls:ghcr.io"]
     assert (shown.used, shown.waiting, shown.capacity, shown.source) == (3, 1, 3, "default")
     with database.begin() as connection:
-        capacity = audit.capacity_of(settings)(connection)
+        capacity = audit.capacity_of(connection, settings)
     assert capacity.limits("image_pulls:ghcr.io") == 3
     limits.set_limit(database, "image_pulls:*", 5)
     with database.begin() as connection:
-        assert audit.capacity_of(settings)(connection).limits("image_pulls:ghcr.io") == 5
+        assert audit.capacity_of(connection, settings).limits("image_pulls:ghcr.io") == 5
 
 
 @pytest.mark.docker

@@ -523,14 +523,14 @@ def test_a_task_that_is_stopped_has_the_end_of_its_environment_on_record(
     here = services.build(settings, pooled=True, max_idle=0)
     token = StopToken()
 
-    def stop_at_the_door(connection_database: Database, *values: Any, **named: Any) -> None:
+    def stop_at_the_phase(connection_database: Database, *values: Any, **named: Any) -> None:
         if "environment_ready" in str(values):
             token.stop(EndReason.CANCELLED)
         original(connection_database, *values, **named)
 
     original = attempts.record_phase
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attempts, "pass_door", stop_at_the_door)
+        patch.setattr(attempts, "record_phase", stop_at_the_phase)
         claimed = _claim(database, job, settings, EnvironmentKind.LOCAL, Mode.EPHEMERAL)
         assert carry_out(claimed, here, token) is EndReason.CANCELLED
     here.close()
