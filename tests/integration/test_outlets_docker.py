@@ -9,7 +9,7 @@ import pytest
 from app.environments.networks import model_outlet, open_outlet, variables
 from app.environments.networks.forwarding import forward
 from app.environments.runtimes.docker.provider import DockerProvider
-from app.environments.session.transports import WAYS, Way
+from app.environments.session.transports import TRANSPORTS, TransportKind
 from app.errors import EnvironmentFailed
 from app.host.engine import Engine
 from app.models.spec import EnvironmentSpec, Network
@@ -64,11 +64,11 @@ def test_a_container_that_has_ended_opens_no_port(create: Create, server: Server
         model_outlet(environment.forward, f"http://127.0.0.1:{server.port}")
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_an_engine_elsewhere_gives_the_model_by_a_program_inside(
-    way: type[Way], settings: Settings, engine: Engine, base_image_tag: str, server: Server
+    transport: type[TransportKind], settings: Settings, engine: Engine, base_image_tag: str, server: Server
 ) -> None:
-    provider = DockerProvider(settings, fetch_bundle=lambda bundle: b"", ways=(way,))
+    provider = DockerProvider(settings, fetch_bundle=lambda bundle: b"", transports=(transport,))
     spec = EnvironmentSpec(image=base_image_tag)
     environment = provider.create(spec, tags_of(settings.installation), timeout_s=60)
     try:

@@ -20,8 +20,7 @@ from app.environments.runtimes.oci.instance import Body, Site, usage_of
 from app.environments.runtimes.oci.start_request import Wish
 from app.environments.runtimes.oci.system_layer import HELPER
 from app.environments.runtimes.session_environment import SessionEnvironment
-from app.environments.session import SessionClient, unix_connector
-from app.environments.session.connect import Connect
+from app.environments.session import Connect, SessionClient, unix_connector
 from app.environments.tools import Tool, versions
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
 from app.host import kernel
