@@ -23,7 +23,7 @@ from app.agents.patch import head_commit, take_patch
 from app.agents.reconcile import reconciled, would_end_the_same
 from app.agents.recorded import recorded_run
 from app.environments.contract import Environment
-from app.environments.networks import MODEL_PORT, model_outlet
+from app.environments.networks import MODEL_PORT, open_model_egress
 from app.errors import AgentFailed, EnvironmentOverLimit, MegaFlowError, ModelRefused, StaleWriter
 from app.grading.base import Grade, Submission
 from app.ledger import attempts, ends, recordings
@@ -213,12 +213,14 @@ def _model_inside(rollout: Rollout, environment: Environment) -> Iterator[str | 
         yield None
         return
     shared = asked.kind is EnvironmentKind.LOCAL or asked.reuse is Reuse.SHARED_READONLY  # with others' loopback
-    url, outlet = model_outlet(environment.forward, rollout.model.endpoint.base_url, port=0 if shared else MODEL_PORT)
+    url, egress = open_model_egress(
+        environment.forward, rollout.model.endpoint.base_url, port=0 if shared else MODEL_PORT
+    )
     try:
         yield url
     finally:
-        outlet.close()
-        rollout.torn["model_outlet"] = outlet.describe()
+        egress.close()
+        rollout.torn["model_outlet"] = egress.describe()
 
 
 class AgentNotMeasured(MegaFlowError):

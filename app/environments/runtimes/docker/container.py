@@ -16,7 +16,7 @@ from docker.errors import APIError, DockerException, NotFound
 from requests import RequestException
 
 from app.environments.contract import UNSEEN, Forward, Origin, ResetProof, Route, Serve, Snapshot, Tags, Times
-from app.environments.networks import Outlet, open_outlet
+from app.environments.networks import Egress, open_egress
 from app.environments.networks.forwarding import forward
 from app.environments.runtimes.docker import snapshots
 from app.environments.runtimes.session_environment import SessionEnvironment, WatchedShell
@@ -78,7 +78,7 @@ class DockerEnvironment(SessionEnvironment):
         self._origin = Origin.FRESH
         self._set_up_inside = False
         self._forwards: weakref.WeakSet[Forward] = weakref.WeakSet()  # those that are closed are forgotten
-        self._outlet: Outlet | None = None
+        self._egress: Egress | None = None
         self._naming: threading.Thread | None = None
         self._hurry = threading.Event()
         self._tools = tools
@@ -96,7 +96,7 @@ class DockerEnvironment(SessionEnvironment):
             self._session = self._transport.open(self._inside, proven=proven)
         try:
             self._look()
-            self._outlet = open_outlet(self._spec, self.forward)
+            self._egress = open_egress(self._spec, self.forward)
         except BaseException:
             self._close_ports()
             self._session.close()
@@ -141,7 +141,7 @@ class DockerEnvironment(SessionEnvironment):
             "origin": self._origin.value,
             "network": self._spec.network.value,
             **({"tools": versions(self._tools)} if self._tools else {}),
-            **({} if self._outlet is None else {"outlet": self._outlet.describe()}),
+            **({} if self._egress is None else {"outlet": self._egress.describe()}),
             **self.times.describe(),
         }
 
