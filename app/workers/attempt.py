@@ -23,7 +23,7 @@ from app.agents.patch import head_commit, take_patch
 from app.agents.reconcile import reconciled, would_end_the_same
 from app.agents.recorded import recorded_run
 from app.environments.contract import Environment
-from app.environments.networks import MODEL_PORT, model_outlet
+from app.environments.networks import MODEL_PORT, open_model_egress
 from app.errors import AgentFailed, EnvironmentOverLimit, MegaFlowError, ModelRefused, StaleWriter
 from app.grading.base import Grade, Submission
 from app.ledger import attempts, ends, results
@@ -241,14 +241,14 @@ def _model_inside(progress: AttemptProgress) -> Iterator[str | None]:
         yield None
         return
     shared = spec.kind is EnvironmentKind.LOCAL or spec.reuse is Reuse.SHARED_READONLY  # with others' loopback
-    url, outlet = model_outlet(
+    url, egress = open_model_egress(
         progress.the_environment.forward, model.endpoint.base_url, port=0 if shared else MODEL_PORT
     )
     try:
         yield url
     finally:
-        outlet.close()
-        context.teardown["model_outlet"] = outlet.describe()
+        egress.close()
+        context.teardown["model_outlet"] = egress.describe()
 
 
 class AgentNotMeasured(MegaFlowError):

@@ -12,15 +12,16 @@ from typing import cast
 import pytest
 
 from app.environments.contract import Environment, Forward, Serve
-from app.environments.networks import model_outlet
-from app.environments.networks.forwarding import forward, relay
-from app.environments.networks.forwarding.carried import Carried
+from app.environments.networks import open_model_egress
+from app.environments.networks.forwarding import forward, relayed
+from app.environments.networks.forwarding.relayed import RelayedForward
 from app.environments.runtimes.oci import OciProvider
 from app.errors import EnvironmentFailed
 from app.host.cgroups import Cgroup
 from app.models.shell import InteractiveProgram
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
+from tests.integration.egress_servers import listening
 from tests.integration.network_ground import (
     PATIENCE_S,
     connect_inside,
@@ -30,7 +31,6 @@ from tests.integration.network_ground import (
     nothing_left,
 )
 from tests.integration.oci_ground import oci, oci_cache, oci_programs, oci_settings, tags, tiny
-from tests.integration.outlet_ground import listening
 
 __all__ = ["oci", "oci_cache", "oci_programs", "oci_settings", "tiny"]
 
@@ -234,7 +234,7 @@ def test_a_port_that_is_taken_is_said(inside: Inside) -> None:
 
 
 def test_a_program_for_another_machine_is_said(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay.prebuilt, "content", lambda program, machine: b"\x7fELF of another machine")
+    monkeypatch.setattr(relayed.prebuilt, "content", lambda program, machine: b"\x7fELF of another machine")
     with pytest.raises(EnvironmentFailed):
         inside.forward(echo)
 
@@ -247,8 +247,8 @@ def test_the_model_is_reached_that_way_too(inside: Inside) -> None:
             made.append(inside.forward(serve, port))
             return made[-1]
 
-        _, outlet = model_outlet(forwarded, f"http://127.0.0.1:{server.port}")
-        with inside.connect(outlet.port) as connection:
+        _, egress = open_model_egress(forwarded, f"http://127.0.0.1:{server.port}")
+        with inside.connect(egress.port) as connection:
             connection.sendall(b"question")
             far = server.accept()
             assert far.recv(100) == b"question"
@@ -257,7 +257,7 @@ def test_the_model_is_reached_that_way_too(inside: Inside) -> None:
                 assert connection.recv(100) == word
             connection.close()
             assert far.recv(1) == b""
-        outlet.close()
+        egress.close()
 
 
 class _Hostile:
@@ -294,7 +294,9 @@ READY = struct.pack("<cxHIH", b"R", 0, 2, 8411)
 )
 def test_a_relay_that_lies_is_ended(words: list[bytes]) -> None:
     hostile = _Hostile(READY, *words)
-    found = Carried(cast(InteractiveProgram, hostile), lambda connection: hostile.closed.wait(PATIENCE_S) and None)
+    found = RelayedForward(
+        cast(InteractiveProgram, hostile), lambda connection: hostile.closed.wait(PATIENCE_S) and None
+    )
     assert hostile.closed.wait(PATIENCE_S)
     found.close()
     eventually(lambda: forward_threads() == [])
@@ -305,4 +307,4 @@ def test_what_does_not_begin_as_a_relay_is_none(word: bytes) -> None:
     hostile = _Hostile(word)
     hostile.closed.set()
     with pytest.raises(EnvironmentFailed, match="expected the relay of ports to start"):
-        Carried(cast(InteractiveProgram, hostile), echo)
+        RelayedForward(cast(InteractiveProgram, hostile), echo)

@@ -6,18 +6,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.environments.networks import model_outlet, open_outlet, variables
+from app.environments.networks import open_egress, open_model_egress, variables
 from app.environments.networks.forwarding import forward
 from app.environments.runtimes.docker.provider import DockerProvider
-from app.environments.session.transports import WAYS, Way
+from app.environments.session.transports import TRANSPORTS, TransportKind
 from app.errors import EnvironmentFailed
 from app.host.engine import Engine
 from app.models.spec import EnvironmentSpec, Network
 from app.settings import Settings
 from tests.integration.docker_ground import Create, engine, out, provider, settings, tags_of
 from tests.integration.docker_ground import create as create
+from tests.integration.egress_servers import Server, serving
 from tests.integration.network_ground import forward_threads
-from tests.integration.outlet_ground import Server, serving
 from tests.patience import eventually
 
 __all__ = ["create", "engine", "provider", "settings"]
@@ -34,18 +34,18 @@ def server() -> Iterator[Server]:
 
 def test_a_container_reaches_its_model_and_nothing_else(create: Create, server: Server) -> None:
     environment = create()
-    url, outlet = model_outlet(environment.forward, f"http://127.0.0.1:{server.port}/v1")
+    url, egress = open_model_egress(environment.forward, f"http://127.0.0.1:{server.port}/v1")
     assert '"path": "/v1/models"' in out(environment, f"python3 -c '{FETCH}' {url}/models")
     assert "refused" in environment.run(f"python3 -c '{FETCH}' http://127.0.0.1:{server.port}", timeout_s=20).text()
     assert "resolution" in environment.run(f"python3 -c '{FETCH}' http://index.test/", timeout_s=20).text()
-    outlet.close()
+    egress.close()
     assert "refused" in environment.run(f"python3 -c '{FETCH}' {url}", timeout_s=20).text()
 
 
 def test_a_container_reaches_its_allowed_hosts(create: Create, server: Server) -> None:
     environment = create()
     spec = EnvironmentSpec(image="any", network=Network.ALLOWLIST, allowed_hosts=(f"localhost:{server.port}",))
-    outlet = open_outlet(spec, environment.forward)
+    egress = open_egress(spec, environment.forward)
     env = {**variables(spec), "no_proxy": "", "NO_PROXY": ""}
     found = environment.run(f"python3 -c '{FETCH}' http://localhost:{server.port}/a", timeout_s=20, env=env)
     assert '"path": "/a"' in found.text()
@@ -53,30 +53,30 @@ def test_a_container_reaches_its_allowed_hosts(create: Create, server: Server) -
     assert "evil.test:443 is not among the task's allowed_hosts" in refused.text()
     environment.destroy()
     eventually(lambda: forward_threads() == [])
-    assert outlet is not None
-    assert outlet.describe()["hosts"]["evil.test:443"] == {"refused": 1}
+    assert egress is not None
+    assert egress.describe()["hosts"]["evil.test:443"] == {"refused": 1}
 
 
 def test_a_container_that_has_ended_opens_no_port(create: Create, server: Server) -> None:
     environment = create()
     environment.destroy()
     with pytest.raises(EnvironmentFailed):
-        model_outlet(environment.forward, f"http://127.0.0.1:{server.port}")
+        open_model_egress(environment.forward, f"http://127.0.0.1:{server.port}")
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_an_engine_elsewhere_gives_the_model_by_a_program_inside(
-    way: type[Way], settings: Settings, engine: Engine, base_image_tag: str, server: Server
+    transport: type[TransportKind], settings: Settings, engine: Engine, base_image_tag: str, server: Server
 ) -> None:
-    provider = DockerProvider(settings, fetch_bundle=lambda bundle: b"", ways=(way,))
+    provider = DockerProvider(settings, fetch_bundle=lambda bundle: b"", transports=(transport,))
     spec = EnvironmentSpec(image=base_image_tag)
     environment = provider.create(spec, tags_of(settings.installation), timeout_s=60)
     try:
-        url, outlet = model_outlet(
+        url, egress = open_model_egress(
             lambda port, serve: forward(None, environment.stream, port, serve), f"http://127.0.0.1:{server.port}/v1"
         )
         assert '"path": "/v1/models"' in out(environment, f"python3 -c '{FETCH}' {url}/models")
-        outlet.close()
+        egress.close()
         gone = f"while python3 -c '{FETCH}' {url}; do sleep 0.1; done"
         assert "refused" in environment.run(gone, timeout_s=60).text()
     finally:

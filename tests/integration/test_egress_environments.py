@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from app.environments.contract import Environment
-from app.environments.networks import Outlet, model_outlet, open_outlet, variables
+from app.environments.networks import Egress, open_egress, open_model_egress, variables
 from app.environments.runtimes.oci import OciProvider
 from app.host.cgroups import Cgroup
 from app.models.spec import EnvironmentSpec, Network
 from app.settings import Settings
+from tests.integration.egress_servers import Server, certified, serving
 from tests.integration.network_ground import forward_threads, nothing_left
 from tests.integration.oci_ground import add_image, oci, oci_cache, oci_programs, oci_settings, tags
-from tests.integration.outlet_ground import Server, certified, serving
 from tests.patience import eventually
 from tests.services import missing, short_folder
 
@@ -73,13 +73,13 @@ class Ground:
         self._held.callback(made.destroy)
         return made
 
-    def allowed(self, *hosts: str) -> tuple[Environment, Outlet, dict[str, str]]:
-        """An environment, its outlet and its variables; these mean a proxy for every host."""
+    def allowed(self, *hosts: str) -> tuple[Environment, Egress, dict[str, str]]:
+        """An environment, its egress and its variables; these mean a proxy for every host."""
         spec = EnvironmentSpec(image=self._image, network=Network.ALLOWLIST, allowed_hosts=hosts)
         made = self.create()
-        outlet = open_outlet(spec, made.forward)
-        assert outlet is not None
-        return made, outlet, {**variables(spec), "no_proxy": "", "NO_PROXY": ""}
+        egress = open_egress(spec, made.forward)
+        assert egress is not None
+        return made, egress, {**variables(spec), "no_proxy": "", "NO_PROXY": ""}
 
 
 @pytest.fixture
@@ -106,9 +106,9 @@ def own_address() -> str:
 
 def test_the_model_is_all_that_there_is(ground: Ground, server: Server) -> None:
     environment, neighbour = ground.create(), ground.create()
-    url, outlet = model_outlet(environment.forward, f"http://127.0.0.1:{server.port}/v1")
+    url, egress = open_model_egress(environment.forward, f"http://127.0.0.1:{server.port}/v1")
     assert '"path": "/v1/models"' in said(environment, f"curl -sS {url}/models")
-    port = outlet.port
+    port = egress.port
     assert not reached(environment, "127.0.0.1", server.port)
     assert not reached(neighbour, "127.0.0.1", port)
     assert not reached(environment, own_address(), server.port)
@@ -117,31 +117,31 @@ def test_the_model_is_all_that_there_is(ground: Ground, server: Server) -> None:
     assert not reached(environment, "169.254.169.254", 80)
     assert not reached(environment, "192.0.2.1", 53, "udp")
     assert "Could not resolve" in said(environment, "curl -sS http://index.test/")
-    outlet.close()
+    egress.close()
     assert not reached(environment, "127.0.0.1", port)
 
 
 def test_what_an_agent_inside_is_told_comes_word_by_word(ground: Ground, server: Server) -> None:
     environment = ground.create()
-    url, outlet = model_outlet(environment.forward, f"http://127.0.0.1:{server.port}")
+    url, egress = open_model_egress(environment.forward, f"http://127.0.0.1:{server.port}")
     with_curl = environment.stream(["curl", "-sSN", f"{url}/stream"])
     for word in (b"one", b"two", b"three"):
         server.speak.release()
         assert with_curl.read(timeout_s=10) == b"data: " + word + b"\n\n"
     assert with_curl.wait(10) == 0
     with_curl.close()
-    outlet.close()
+    egress.close()
 
 
 def test_allowed_hosts_are_reached_through_variables_alone(ground: Ground, server: Server, tmp_path: Path) -> None:
     context, certificate = certified(tmp_path)
     with serving(context) as secure:
-        environment, outlet, env = ground.allowed(f"localhost:{server.port}", f"localhost:{secure.port}")
+        environment, egress, env = ground.allowed(f"localhost:{server.port}", f"localhost:{secure.port}")
         environment.put("/tmp/ca.pem", certificate.read_bytes())
         assert '"path": "/a"' in said(environment, f"curl -sS http://localhost:{server.port}/a", **env)
         command = f"curl -sS --cacert /tmp/ca.pem https://localhost:{secure.port}/b"
         assert '"path": "/b"' in said(environment, command, **env)
-        hosts = outlet.describe()["hosts"]
+        hosts = egress.describe()["hosts"]
         assert {name: found["connections"] for name, found in hosts.items()} == {
             f"localhost:{server.port}": 1,
             f"localhost:{secure.port}": 1,
@@ -160,24 +160,24 @@ def test_a_task_with_allowed_hosts_has_its_proxy_from_the_first_command_and_afte
 
 
 def test_a_refused_host_is_told_inside_and_counted_outside(ground: Ground) -> None:
-    environment, outlet, env = ground.allowed("index.test")
+    environment, egress, env = ground.allowed("index.test")
     assert "not among the task's allowed_hosts (index.test)" in said(environment, "curl -sSv https://evil.test", **env)
     assert "not among the task's allowed_hosts (index.test)" in said(environment, "curl -sS http://evil.test", **env)
-    assert outlet.describe()["hosts"] == {"evil.test:443": {"refused": 1}, "evil.test:80": {"refused": 1}}
+    assert egress.describe()["hosts"] == {"evil.test:443": {"refused": 1}, "evil.test:80": {"refused": 1}}
 
 
 def test_a_reset_ends_the_ports_and_they_can_be_had_again(ground: Ground, server: Server) -> None:
     environment = ground.create()
-    model_outlet(environment.forward, f"http://127.0.0.1:{server.port}")
+    open_model_egress(environment.forward, f"http://127.0.0.1:{server.port}")
     assert environment.reset().clean
     eventually(lambda: forward_threads() == [])
-    url, _ = model_outlet(environment.forward, f"http://127.0.0.1:{server.port}")
+    url, _ = open_model_egress(environment.forward, f"http://127.0.0.1:{server.port}")
     assert '"path": "/again"' in said(environment, f"curl -sS {url}/again")
 
 
 def test_an_environment_that_somebody_else_ends_takes_its_ports_along(ground: Ground, server: Server) -> None:
     environment = ground.create()
-    model_outlet(environment.forward, f"http://127.0.0.1:{server.port}")
+    open_model_egress(environment.forward, f"http://127.0.0.1:{server.port}")
     for pid in Cgroup(environment.id).processes():
         os.kill(pid, signal.SIGKILL)
     eventually(lambda: forward_threads() == [])
@@ -185,7 +185,7 @@ def test_an_environment_that_somebody_else_ends_takes_its_ports_along(ground: Gr
 
 def test_programs_inside_cannot_end_what_serves_them(ground: Ground, server: Server) -> None:
     environment = ground.create()
-    url, _ = model_outlet(environment.forward, f"http://127.0.0.1:{server.port}")
+    url, _ = open_model_egress(environment.forward, f"http://127.0.0.1:{server.port}")
     environment.run("kill -9 -1", timeout_s=10)
     assert '"path": "/still"' in said(environment, f"curl -sS {url}/still")
 
@@ -196,4 +196,4 @@ def test_fifty_environments_have_each_their_own_model(ground: Ground) -> None:
         environment.forward(8411, lambda connection, number=number: connection.sendall(b"%d" % number))  # type: ignore[misc]
     answers = [said(environment, "bash -c 'cat </dev/tcp/127.0.0.1/8411'") for environment in environments]
     assert answers == [str(number) for number in range(50)]
-    eventually(lambda: forward_threads() == ["forward-accept"])
+    eventually(lambda: forward_threads() == ["forward-accept"] * 50)

@@ -6,8 +6,8 @@ import urllib.request
 
 import pytest
 
-from app.environments.networks import PROXY_PORT, exempted, model_base_url, relay, variables
-from app.environments.networks.model_port import Endpoint
+from app.environments.networks import PROXY_PORT, exempted, model_base_url, variables
+from app.environments.networks.model_port import takes_raw_bytes, upstream_of
 from app.errors import SpecInvalid
 from app.models.spec import EnvironmentSpec, Network
 
@@ -52,7 +52,7 @@ def test_the_model_keeps_its_path_inside() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "name", "header", "as_it_is"),
+    ("url", "name", "header", "raw"),
     [
         ("http://127.0.0.1:8000/v1", "127.0.0.1:8000", "127.0.0.1:8000", True),
         ("http://LOCALHOST:8000/v1", "localhost:8000", "localhost:8000", True),
@@ -63,9 +63,9 @@ def test_the_model_keeps_its_path_inside() -> None:
         ("https://api.example.org:8443/v1", "api.example.org:8443", "api.example.org:8443", False),
     ],
 )
-def test_an_endpoint_is_named_as_its_server_expects(url: str, name: str, header: str, as_it_is: bool) -> None:
-    found = Endpoint.of(url)
-    assert (found.name, found.host_header, found.as_it_is) == (name, header, as_it_is)
+def test_an_endpoint_is_named_as_its_server_expects(url: str, name: str, header: str, raw: bool) -> None:
+    found = upstream_of(url)
+    assert (found.name, found.host_header, takes_raw_bytes(found)) == (name, header, raw)
 
 
 @pytest.mark.parametrize(
@@ -74,4 +74,4 @@ def test_an_endpoint_is_named_as_its_server_expects(url: str, name: str, header:
 )
 def test_what_is_no_models_url_is_refused(url: str) -> None:
     with pytest.raises(SpecInvalid, match="expected the model's URL"):
-        relay(url)
+        upstream_of(url)

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from app.environments.contract import Forward, Serve
-from app.environments.networks import MODEL_PORT, Outlet, exchange, model_port
+from app.environments.networks import MODEL_PORT, Egress, http_proxy, model_port
 from app.environments.networks.forwarding import forward
 from app.models.shell import InteractiveProgram
+from tests.integration.egress_servers import Server, certified, listening, serving
 from tests.integration.network_ground import (
     PATIENCE_S,
     Place,
@@ -28,7 +29,6 @@ from tests.integration.network_ground import (
     nothing_left,
     place,
 )
-from tests.integration.outlet_ground import Server, certified, listening, serving
 
 __all__ = ["place"]
 
@@ -44,7 +44,7 @@ class Inside:
 
     def __init__(self, place: Place, url: str) -> None:
         self._place = place
-        self.url, self.outlet = model_port.model_outlet(self._forward, url)
+        self.url, self.egress = model_port.open_model_egress(self._forward, url)
 
     def _forward(self, port: int, serve: Serve) -> Forward:
         def no_stream(argv: object) -> InteractiveProgram:
@@ -85,11 +85,11 @@ def inside(server: Server, place: Place) -> Iterator[Inside]:
     scheme = "https" if isinstance(server.socket, ssl.SSLSocket) else "http"
     made = Inside(place, f"{scheme}://localhost:{server.port}/v1")
     yield made
-    made.outlet.close()
+    made.egress.close()
 
 
-def counts(outlet: Outlet) -> dict[str, int]:
-    (found,) = outlet.describe()["hosts"].values()
+def counts(egress: Egress) -> dict[str, int]:
+    (found,) = egress.describe()["hosts"].values()
     return dict(found)
 
 
@@ -101,11 +101,11 @@ def test_the_model_answers_under_its_path_and_everything_is_counted(inside: Insi
             answer = json.load(connection.getresponse())
             assert answer["path"] == "/v1/models"
     assert len(server.connections) == 1
-    eventually(lambda: counts(inside.outlet)["received_bytes"] > 100)
-    about = inside.outlet.describe()
+    eventually(lambda: counts(inside.egress)["received_bytes"] > 100)
+    about = inside.egress.describe()
     assert about["policy"] == "model-only"
     assert about["target"] == f"localhost:{server.port}"
-    assert counts(inside.outlet)["connections"] == 1
+    assert counts(inside.egress)["connections"] == 1
 
 
 def test_a_server_with_tls_hears_its_own_name(inside: Inside, server: Server) -> None:
@@ -126,7 +126,7 @@ def test_a_model_that_is_known_by_name_is_asked_for_nothing_but_its_paths(
         with closing(inside.connect()) as connection:
             connection.sendall(f"{line}\r\nHost: elsewhere.example\r\n\r\n".encode())
             assert connection.recv(1 << 16).startswith(b"HTTP/1.1 400 ")
-        inside.outlet.close()
+        inside.egress.close()
         assert server.hosts == []
     model_port._verifying.cache_clear()
 
@@ -174,7 +174,7 @@ def test_closing_does_not_wait_for_a_model_that_thinks(inside: Inside, server: S
     with inside.connect() as connection:
         connection.sendall(b"GET /thinks HTTP/1.1\r\nHost: x\r\n\r\n")
         assert server.asked.wait(PATIENCE_S)
-        inside.outlet.close()
+        inside.egress.close()
         assert server.left.wait(PATIENCE_S)
 
 
@@ -192,7 +192,7 @@ def test_a_slow_reader_takes_little_of_our_memory(inside: Inside, server: Server
 def test_a_model_may_think_for_longer_than_it_takes_to_ask_it(
     inside: Inside, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "SEND_S", 0.2)
+    monkeypatch.setattr(http_proxy, "SEND_S", 0.2)
     with closing(inside.http()) as connection:
         connection.request("GET", "/stream")
         time.sleep(0.5)
@@ -210,8 +210,8 @@ def test_an_unreachable_model_is_said_by_its_policy(place: Place) -> None:
         message = body["error"]
         assert (status, message["policy"], message["host"]) == (502, "model-only", f"127.0.0.1:{port}")
         assert "refused" in message["message"]
-        assert counts(inside.outlet)["failed"] == 1
-        inside.outlet.close()
+        assert counts(inside.egress)["failed"] == 1
+        inside.egress.close()
 
 
 def test_a_model_whose_certificate_nobody_vouches_for_is_not_spoken_to(place: Place, tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_a_model_whose_certificate_nobody_vouches_for_is_not_spoken_to(place: Pl
         assert status == 502
         assert "certificate verify failed" in body["error"]["message"]
         assert server.hosts == []
-        inside.outlet.close()
+        inside.egress.close()
 
 
 def test_each_way_of_a_connection_ends_for_itself(place: Place) -> None:
@@ -238,7 +238,7 @@ def test_each_way_of_a_connection_ends_for_itself(place: Place) -> None:
             model_side.shutdown(socket.SHUT_WR)
             assert everything(connection) == b"the whole answer"
         eventually(lambda: forward_threads() == ["forward-accept"])
-        inside.outlet.close()
+        inside.egress.close()
 
 
 def test_closing_ends_a_connection_whose_client_has_said_all(place: Place) -> None:
@@ -247,7 +247,7 @@ def test_closing_ends_a_connection_whose_client_has_said_all(place: Place) -> No
         with inside.connect() as connection:
             connection.shutdown(socket.SHUT_WR)
             assert server.accept().recv(1) == b""
-            inside.outlet.close()
+            inside.egress.close()
             eventually(lambda: forward_threads() == [])
 
 
@@ -274,7 +274,7 @@ def test_much_goes_both_ways_at_once(place: Place) -> None:
             for sender in senders:
                 sender.join()
         eventually(lambda: forward_threads() == ["forward-accept"])
-        inside.outlet.close()
+        inside.egress.close()
 
 
 def _send_all(end: socket.socket, data: bytes) -> None:

@@ -17,12 +17,12 @@ import pytest
 from pydantic import ValidationError
 
 from app.environments.contract import Forward, Serve
-from app.environments.networks import PROXY_PORT, Outlet, addresses, allowlist, exchange, open_outlet
+from app.environments.networks import PROXY_PORT, Egress, addresses, allowlist, http_proxy, open_egress
 from app.environments.networks.forwarding import forward
 from app.models.shell import InteractiveProgram
 from app.models.spec import EnvironmentSpec, Network
+from tests.integration.egress_servers import Server, certified, listening, serving
 from tests.integration.network_ground import PATIENCE_S, Place, everything, forward_threads, nothing_left, place
-from tests.integration.outlet_ground import Server, certified, listening, serving
 from tests.patience import eventually
 
 __all__ = ["place"]
@@ -40,13 +40,13 @@ def server() -> Iterator[Server]:
         yield made
 
 
-Open = Callable[..., Outlet]
+Open = Callable[..., Egress]
 
 
 @pytest.fixture
 def allow(place: Place) -> Iterator[Open]:
-    """Opens the outlet of a task with these allowed hosts."""
-    made: list[Outlet] = []
+    """Opens the egress of a task with these allowed hosts."""
+    made: list[Egress] = []
 
     def forwarded(port: int, serve: Serve) -> Forward:
         def no_stream(argv: object) -> InteractiveProgram:
@@ -54,16 +54,16 @@ def allow(place: Place) -> Iterator[Open]:
 
         return forward(place.pid, no_stream, port, serve)
 
-    def opened(*hosts: str) -> Outlet:
+    def opened(*hosts: str) -> Egress:
         spec = EnvironmentSpec(image="any", network=Network.ALLOWLIST, allowed_hosts=hosts)
-        found = open_outlet(spec, forwarded)
+        found = open_egress(spec, forwarded)
         assert found is not None
         made.append(found)
         return found
 
     yield opened
-    for outlet in made:
-        outlet.close()
+    for egress in made:
+        egress.close()
 
 
 def get(place: Place, url: str, method: str = "GET") -> tuple[http.client.HTTPResponse, bytes]:
@@ -84,20 +84,20 @@ def say(place: Place, text: bytes) -> tuple[int, str, dict[str, Any]]:
         return int(line.split()[1]), line, json.loads(body)["error"]
 
 
-def counts(outlet: Outlet, name: str) -> dict[str, int]:
-    return dict(outlet.describe()["hosts"].get(name, {}))
+def counts(egress: Egress, name: str) -> dict[str, int]:
+    return dict(egress.describe()["hosts"].get(name, {}))
 
 
 def test_an_allowed_host_answers_a_plain_request(place: Place, server: Server, allow: Open) -> None:
-    outlet = allow(f"localhost:{server.port}")
+    egress = allow(f"localhost:{server.port}")
     answer, body = get(place, f"http://LOCALHOST.:{server.port}/simple/pip/?a=1")
     assert answer.status == 200
     found = json.loads(body)
     assert found["path"] == "/simple/pip/?a=1"
     assert found["headers"]["Host"] == f"localhost:{server.port}"
     name = f"localhost:{server.port}"
-    eventually(lambda: counts(outlet, name) == {"connections": 1, "received_bytes": len(body)})
-    assert outlet.describe()["allowed_hosts"] == [name]
+    eventually(lambda: counts(egress, name) == {"connections": 1, "received_bytes": len(body)})
+    assert egress.describe()["allowed_hosts"] == [name]
 
 
 def test_the_clients_own_words_to_the_proxy_stay_with_it(place: Place, server: Server, allow: Open) -> None:
@@ -117,7 +117,7 @@ def test_the_clients_own_words_to_the_proxy_stay_with_it(place: Place, server: S
 def test_a_tunnel_carries_tls_that_ends_at_the_server(place: Place, allow: Open, tmp_path: Path) -> None:
     context, certificate = certified(tmp_path)
     with serving(context) as server:
-        outlet = allow(f"localhost:{server.port}")
+        egress = allow(f"localhost:{server.port}")
         made = http.client.HTTPSConnection(
             "127.0.0.1", PROXY_PORT, timeout=PATIENCE_S, context=ssl.create_default_context(cafile=str(certificate))
         )
@@ -126,7 +126,7 @@ def test_a_tunnel_carries_tls_that_ends_at_the_server(place: Place, allow: Open,
         with closing(made):
             made.request("GET", "/wheel")
             assert json.load(made.getresponse())["path"] == "/wheel"
-        about = counts(outlet, f"localhost:{server.port}")
+        about = counts(egress, f"localhost:{server.port}")
         assert about["connections"] == 1
         assert about["received_bytes"] > 500
 
@@ -140,7 +140,7 @@ def test_what_is_said_right_behind_connect_is_not_lost(place: Place, allow: Open
 
 
 def test_a_refused_host_is_told_what_to_do_in_the_line_that_clients_show(place: Place, allow: Open) -> None:
-    outlet = allow("index.test", "*.example.org")
+    egress = allow("index.test", "*.example.org")
     for text in (
         b"CONNECT evil.test:443 HTTP/1.1\r\nHost: evil.test\r\n\r\n",
         b"GET http://evil.test:443/ HTTP/1.1\r\nHost: index.test\r\n\r\n",
@@ -151,7 +151,7 @@ def test_a_refused_host_is_told_what_to_do_in_the_line_that_clients_show(place: 
         assert "evil.test:443 is not among the task's allowed_hosts (index.test, *.example.org)" in line
         assert error["message"] in line
         assert error["allowed_hosts"] == ["index.test", "*.example.org"]
-    assert outlet.describe()["hosts"] == {"evil.test:443": {"refused": 3}}
+    assert egress.describe()["hosts"] == {"evil.test:443": {"refused": 3}}
 
 
 def test_an_allowed_host_is_refused_on_other_ports(place: Place, server: Server, allow: Open) -> None:
@@ -165,7 +165,7 @@ def test_an_allowed_host_is_refused_on_other_ports(place: Place, server: Server,
 def test_a_name_that_is_made_to_point_inwards_is_refused(
     place: Place, allow: Open, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
-    outlet = allow("index.test")
+    egress = allow("index.test")
     monkeypatch.setattr(addresses, "resolve", lambda host, port: [ipaddress.ip_address(address)])
     for text in (
         b"CONNECT index.test:443 HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -174,7 +174,7 @@ def test_a_name_that_is_made_to_point_inwards_is_refused(
         status, _, error = say(place, text)
         assert status == 403
         assert f"index.test is at {address}, which is not a public one" in error["message"]
-    assert outlet.describe()["hosts"] == {"index.test:443": {"refused": 1}, "index.test:80": {"refused": 1}}
+    assert egress.describe()["hosts"] == {"index.test:443": {"refused": 1}, "index.test:80": {"refused": 1}}
 
 
 def test_an_allowed_name_at_an_address_that_is_listed_itself_is_reached(
@@ -189,7 +189,7 @@ def test_an_allowed_name_at_an_address_that_is_listed_itself_is_reached(
 def test_an_allowed_host_that_does_not_answer_is_told_apart(place: Place, allow: Open) -> None:
     with listening() as nobody:
         port = nobody.port
-    outlet = allow(f"localhost:{port}")
+    egress = allow(f"localhost:{port}")
     for text in (
         b"CONNECT localhost:%d HTTP/1.1\r\nHost: x\r\n\r\n" % port,
         b"GET http://localhost:%d/ HTTP/1.1\r\nHost: x\r\n\r\n" % port,
@@ -197,7 +197,7 @@ def test_an_allowed_host_that_does_not_answer_is_told_apart(place: Place, allow:
         status, _, error = say(place, text)
         assert status == 502
         assert "refused" in error["message"]
-    assert counts(outlet, f"localhost:{port}") == {"failed": 2}
+    assert counts(egress, f"localhost:{port}") == {"failed": 2}
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_an_idle_tunnel_is_ended(place: Place, allow: Open, monkeypatch: pytest.
 
 
 def test_a_request_that_trickles_is_ended(place: Place, allow: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "HEADERS_S", 0.3)
+    monkeypatch.setattr(http_proxy, "HEADERS_S", 0.3)
     allow("index.test")
     with place.connect(PROXY_PORT) as connection:
         connection.sendall(b"GET http://index.test/ HTTP/1.1\r\nX-Slow: ")
@@ -257,10 +257,10 @@ def test_a_request_that_trickles_is_ended(place: Place, allow: Open, monkeypatch
 
 def test_made_up_names_do_not_fill_our_memory(place: Place, allow: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.environments.networks.egress._MOST_HOSTS", 3)
-    outlet = allow("index.test")
+    egress = allow("index.test")
     for number in range(6):
         say(place, b"CONNECT host%d.test:443 HTTP/1.1\r\nHost: x\r\n\r\n" % number)
-    hosts = outlet.describe()["hosts"]
+    hosts = egress.describe()["hosts"]
     assert len(hosts) == 4
     assert hosts["(others)"] == {"refused": 3}
 
@@ -270,7 +270,7 @@ def test_other_policies_have_no_proxy() -> None:
         raise AssertionError("nothing is opened")
 
     for network in (Network.NONE, Network.MODEL_ONLY, Network.OPEN):
-        assert open_outlet(EnvironmentSpec(image="any", network=network), forwarded) is None
+        assert open_egress(EnvironmentSpec(image="any", network=network), forwarded) is None
 
 
 def test_a_list_of_all_hosts_is_refused_before_anything_is_made() -> None:

@@ -1,4 +1,4 @@
-"""Servers that outlets lead to, for tests: they say what reached them, and speak when they are told to."""
+"""Servers that an egress leads to, for tests: they say what reached them, and speak on demand."""
 
 from __future__ import annotations
 

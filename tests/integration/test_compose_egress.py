@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.environments.networks import model_outlet
+from app.environments.networks import open_model_egress
 from app.environments.runtimes.compose.environment import ComposeEnvironment
 from app.host.engine import Engine
 from app.models.spec import Network
-from tests.integration.outlet_ground import Server, serving
+from tests.integration.egress_servers import Server, serving
 from tests.integration.test_compose_environment import (
     DB,
     Create,
@@ -64,12 +64,12 @@ def test_with_the_model_alone_main_reaches_its_services_the_model_and_nothing_el
     create: Create, server: Server
 ) -> None:
     environment = create(PROJECT, network=Network.MODEL_ONLY)
-    url, outlet = model_outlet(environment.forward, f"http://{ELSEWHERE}:{server.port}/v1")
+    url, egress = open_model_egress(environment.forward, f"http://{ELSEWHERE}:{server.port}/v1")
     assert '"path": "/v1/models"' in fetched(environment, f"{url}/models")
     assert fetched(environment, "http://db/first") == "x\n"
     assert "refused" in fetched(environment, f"http://{ELSEWHERE}:{server.port}/")
     assert "resolution" in fetched(environment, "http://index.test/")
-    outlet.close()
+    egress.close()
     assert "refused" in fetched(environment, f"{url}/models")
 
 
