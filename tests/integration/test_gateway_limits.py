@@ -30,7 +30,7 @@ from tests.services import MakeSettings, missing
 
 async def _in_force(g: Ground, name: str, capacity: int) -> None:
     await asyncio.to_thread(limits.set_limit, g.database, name, capacity)
-    while (await g.app.parts.limiter._capacities()).get(name) != capacity:
+    while (await g.app.services.limiter._capacities()).get(name) != capacity:
         await asyncio.sleep(0.02)
 
 
@@ -72,7 +72,7 @@ async def test_a_limit_that_leaves_no_room_is_told(make_settings: MakeSettings) 
 async def test_without_limits_redis_is_not_asked(make_settings: MakeSettings) -> None:
     async with ground(make_settings()) as g:
         assert (await g.ask())[0] == 200
-        client = g.app.parts.limiter._client
+        client = g.app.services.limiter._client
 
         async def never(*args: object, **named: object) -> None:
             raise AssertionError("Redis was asked")

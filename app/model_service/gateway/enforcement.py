@@ -50,10 +50,10 @@ async def allow(call: CallState, recorder: Recorder) -> None:
         if not (turn and _waits_for_turns(call, account)) and not _waits_for_money(call, account):
             break
         with call.waiting(OWN_CALLS):
-            await _one_ends(call)
+            await _until_one_ends(call)
     call.turn = turn
     call.allowed = True
-    call.attempt.enters(turn=turn, tools=call.tools)
+    call.attempt.allow(turn=turn, tools=call.tools)
 
 
 def _waits_for_turns(call: CallState, account: Account) -> bool:
@@ -84,9 +84,9 @@ def _waits_for_money(call: CallState, account: Account) -> bool:
     return account.cost_usd + under_way * account.last_cost_usd >= budget
 
 
-async def _one_ends(call: CallState) -> None:
+async def _until_one_ends(call: CallState) -> None:
     try:
-        await call.attempt.one_ends(max(0.01, call.left_s()))
+        await call.attempt.one_end(max(0.01, call.left_s()))
     except TimeoutError:
         raise CallRefusal(
             429, "turns_under_way", "the last calls of this attempt are still under way", CallEnd.THROTTLED

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import math
 import re
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -15,7 +14,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from app.model_service.dialects.reading import parsed
+from app.model_service.dialects.reading import parse_json
 from app.models.model_calls import CallEnd, Dialect
 
 
@@ -169,7 +168,7 @@ async def whole_of(response: aiohttp.ClientResponse, most: int) -> bytes | None:
         return await response.read()
     pieces: list[bytes] = []
     size = 0
-    async for piece in pieces_of(response):
+    while piece := await response.content.readany():
         pieces.append(piece)
         size += len(piece)
         if size > most:
@@ -177,15 +176,10 @@ async def whole_of(response: aiohttp.ClientResponse, most: int) -> bytes | None:
     return b"".join(pieces)
 
 
-async def pieces_of(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    while piece := await response.content.readany():
-        yield piece
-
-
 def check_answer(dialect: Dialect, content: bytes) -> None:
     """Raises: EngineFault: this is no answer of that dialect, whatever its status says."""
     try:
-        body = parsed(content)
+        body = parse_json(content)
     except ValueError:
         shown = content[:80].decode(errors="replace")
         raise EngineFault(
