@@ -11,12 +11,11 @@ from pydantic import TypeAdapter, ValidationError
 from app.agents import catalogue
 from app.agents.recorded import recorded_run
 from app.compose_file.file import read_project
-from app.environments import archives
 from app.errors import ArtifactMissing, LimitInvalid, SpecInvalid
+from app.host import archives
 from app.ledger import model_replicas
 from app.ledger.database import Database
-from app.ledger.model_endpoints import Registered
-from app.ledger.model_replicas import ANY, check_variable, plain_url
+from app.ledger.model_replicas import ANY, Registered, check_variable, plain_url
 from app.models.addresses import forbidden_url
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import (

@@ -12,7 +12,7 @@ import shlex
 import subprocess
 from dataclasses import dataclass
 
-from app.environments.docker import CAP_DROP
+from app.environments.runtimes.docker.provider import CAP_DROP
 from app.models.spec import AgentTask, PatchSolution, TestsGoal
 
 _LABEL = "megaflow.bench=bare"

@@ -29,7 +29,7 @@ matplotlib.use("agg")  # no screen here
 
 from matplotlib import pyplot as plt
 
-from app.environments.image_store.eviction import Held, total_bytes
+from app.images.eviction import Held, total_bytes
 from bench import control_record
 from bench.control_record import Part
 from bench.images_fleet import Disk, Fleet, belady, in_line, ours, ours_placed

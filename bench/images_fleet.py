@@ -7,7 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from app.environments.image_store.eviction import Held, choose_victims
+from app.images.eviction import Held, choose_victims
 from bench.images_queue import Start, Where
 
 

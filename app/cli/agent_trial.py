@@ -17,7 +17,7 @@ from pathlib import Path
 from app.agents.base import Agent
 from app.agents.framework import Framework, Placement
 from app.agents.trial import WORKDIR, NeverCancelled, Stage, Trial, write_scripts
-from app.environments.base import Environment, Tags
+from app.environments.contract import Environment, Tags
 from app.errors import MegaFlowError, ModelEndpointUnavailable, UnknownName
 from app.models.endings import EndReason
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec, Limits
@@ -107,7 +107,7 @@ def _played(
     found: Findings,
 ) -> Trial:
     from app.environments import tool_inside
-    from app.environments.outlets import MODEL_PORT, model_outlet
+    from app.environments.networks import MODEL_PORT, model_outlet
 
     scratch = folder / "scratch"
     scratch.mkdir()

@@ -10,7 +10,7 @@ import typer
 from app.cli.later import later
 from app.cli.show import as_json, console
 from app.cli.tables import Table
-from app.environments.image_store.build_logs import BuildLogs, Kept
+from app.images.build_logs import BuildLogs, Kept
 
 if TYPE_CHECKING:
     from app.client import MegaFlow

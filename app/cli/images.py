@@ -17,37 +17,37 @@ from app.cli.build_logs import show_log
 from app.cli.later import later
 from app.cli.show import as_json, console, errors, say
 from app.cli.tables import Table
-from app.environments.compose.images import Parts, images_of
-from app.environments.host_slots import Gate
-from app.environments.image_store.book import Book
-from app.environments.image_store.names import key_of
 from app.errors import DatabaseUnavailable, EngineUnavailable, MegaFlowError, SettingsInvalid, UnknownName
+from app.host.slots import Gate
+from app.images.compose_images import Parts, images_of
+from app.images.metadata import Book
+from app.images.references import key_of
 from app.models.spec import Bundle, EnvironmentSpec
 from app.settings import Settings
 
 if TYPE_CHECKING:
+    from app import evaluation
     from app.client import MegaFlow
-    from app.environments.image_store import overview
-    from app.environments.image_store.cache import ImageCache, View
-    from app.environments.image_store.host import HostImages
-    from app.environments.image_store.overview import Line, Wanted
-    from app.environments.image_store.sync import Outcome, Sync, Synced, items_of
+    from app.evaluation import Submission
+    from app.images import overview
+    from app.images.cache import ImageCache, View
+    from app.images.host_images import HostImages
+    from app.images.overview import Line, Wanted
+    from app.images.sync import Outcome, Sync, Synced, items_of
     from app.ledger.upcoming import Upcoming
-    from app.workers import evaluations
-    from app.workers.evaluations import Submission
     from app.workers.image_care import StandingGate
 else:
     MegaFlow = later("app.client", "MegaFlow")
-    overview = later("app.environments.image_store.overview")
-    ImageCache = later("app.environments.image_store.cache", "ImageCache")
-    HostImages = later("app.environments.image_store.host", "HostImages")
-    Wanted = later("app.environments.image_store.overview", "Wanted")
-    Outcome = later("app.environments.image_store.sync", "Outcome")
-    Sync = later("app.environments.image_store.sync", "Sync")
-    items_of = later("app.environments.image_store.sync", "items_of")
+    overview = later("app.images.overview")
+    ImageCache = later("app.images.cache", "ImageCache")
+    HostImages = later("app.images.host_images", "HostImages")
+    Wanted = later("app.images.overview", "Wanted")
+    Outcome = later("app.images.sync", "Outcome")
+    Sync = later("app.images.sync", "Sync")
+    items_of = later("app.images.sync", "items_of")
     Upcoming = later("app.ledger.upcoming", "Upcoming")
-    evaluations = later("app.workers.evaluations")
-    Submission = later("app.workers.evaluations", "Submission")
+    evaluation = later("app.evaluation")
+    Submission = later("app.evaluation", "Submission")
     StandingGate = later("app.workers.image_care", "StandingGate")
 
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
@@ -261,7 +261,7 @@ def sync(
         if target is None:
             raise SettingsInvalid("expected a registry: give --to HOST[:PORT], or set MEGAFLOW_IMAGE_MIRROR.")
         asked = Submission(dataset=dataset, agent="nop", only=tuple(task or ()), limit=limit)
-        asked_for = [spec.task.environment for spec in evaluations.specs_of(asked, flow.settings)]
+        asked_for = [spec.task.environment for spec in evaluation.specs_of(asked, flow.settings)]
         specs, fetch = images_of(asked_for, _bundles(flow.settings), flow.settings.home / "cache" / "contexts")
         items = items_of(specs, target, flow.settings.base_image)
         work = Sync(flow.settings, target, fetch_bundle=fetch, gate=_gate(flow), again=again)

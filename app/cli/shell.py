@@ -21,10 +21,9 @@ from app.artifacts.bundles import fetch_bundle
 from app.cli import terminal
 from app.cli.later import later
 from app.cli.show import say
+from app.compose_file.plan import planned
 from app.environments import provider_for
-from app.environments.base import Environment, Tags
-from app.environments.compose.plan import planned
-from app.environments.compose.several import Several
+from app.environments.contract import Environment, Tags
 from app.errors import SpecInvalid, UnknownName
 from app.models.shell import CommandResult, Shell
 from app.models.spec import IMAGELESS, REPLAY_MODEL, AgentTask, Bundle, EnvironmentKind, ModelChoice, Network
@@ -32,12 +31,12 @@ from app.settings import Settings, load
 from app.stack.home import prepare
 
 if TYPE_CHECKING:
-    from app.workers import evaluations
-    from app.workers.evaluations import Submission
+    from app import evaluation
+    from app.evaluation import Submission
     from app.workers.stations import workshop_of
 else:
-    evaluations = later("app.workers.evaluations")
-    Submission = later("app.workers.evaluations", "Submission")
+    evaluation = later("app.evaluation")
+    Submission = later("app.evaluation", "Submission")
     workshop_of = later("app.workers.stations", "workshop_of")
 
 _SHELL = ["/bin/sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash; exec sh"]
@@ -101,7 +100,7 @@ def _read(asked: str, agent: str, kind: EnvironmentKind, settings: Settings) -> 
         wanted = Submission(
             dataset=dataset, agent=agent, model=ModelChoice(name=REPLAY_MODEL), only=only, environment=kind
         )
-        specs = evaluations.specs_of(wanted, passing)
+        specs = evaluation.specs_of(wanted, passing)
         if len(specs) != 1:
             names = sorted({spec.task.name for spec in specs})
             raise SpecInvalid(
@@ -170,7 +169,7 @@ def _standing(asked: _Asked, settings: Settings, timeout_s: float, end: terminal
 def _terminal(environment: Environment, service: str | None, timeout_s: float) -> int:
     """The shell's exit code. Raises: EnvironmentFailed."""
     inside: Shell = environment
-    if service is not None and isinstance(environment, Several):
+    if service is not None and environment.services:
         inside = environment.service(service)
     until = time.monotonic() + timeout_s
     rows, columns = terminal.size()
@@ -188,7 +187,7 @@ def _terminal(environment: Environment, service: str | None, timeout_s: float) -
 
 def _ran(environment: Environment, service: str | None, command: str, timeout_s: float) -> int:
     """The command's exit code; what it wrote goes where it would have gone here. Raises: EnvironmentFailed."""
-    if service is not None and isinstance(environment, Several):
+    if service is not None and environment.services:
         result = environment.run_in(service, command, timeout_s=timeout_s)
     else:
         result = environment.run(command, timeout_s=timeout_s)

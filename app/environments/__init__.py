@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from app.environments.base import EnvironmentProvider
-from app.environments.host_slots import Gate
+from app.environments.contract import EnvironmentProvider
 from app.environments.tools import Find, tool_inside
+from app.host.slots import Gate
 from app.models.spec import Bundle, EnvironmentKind
 from app.settings import Settings
 
@@ -36,14 +36,14 @@ def provider_for(
     """
     match kind:
         case EnvironmentKind.DOCKER:
-            from app.environments.choice import QuickestProvider
+            from app.environments.runtimes.auto import AutoProvider
 
-            return QuickestProvider(settings, fetch_bundle=fetch_bundle, gate=gate, tools=tools)
+            return AutoProvider(settings, fetch_bundle=fetch_bundle, gate=gate, tools=tools)
         case EnvironmentKind.OCI:
-            from app.environments.oci import OciProvider
+            from app.environments.runtimes.oci import OciProvider
 
             return OciProvider(settings, fetch_bundle=fetch_bundle, gate=gate, tools=tools)
         case EnvironmentKind.LOCAL:
-            from app.environments.local import LocalProvider
+            from app.environments.runtimes.local import LocalProvider
 
             return LocalProvider(settings, fetch_bundle=fetch_bundle, gate=gate, tools=tools)

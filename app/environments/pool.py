@@ -10,16 +10,15 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import structlog
 
-from app.environments.base import Environment, EnvironmentProvider, Origin, ResetProof, Tags
-from app.environments.living import give_up
+from app.environments.contract import Environment, EnvironmentProvider, Origin, ResetProof, Tags
+from app.environments.isolation.fingerprint import Fingerprint, differences
 from app.environments.pool_key import Key
-from app.environments.pristine import Fingerprint, differences
+from app.environments.runtimes.session_environment import give_up
 from app.environments.sharing import Borrowed, Loans
-from app.environments.tools import versions_of
 from app.errors import StationError
 from app.models.spec import EnvironmentSpec, Reuse
 
@@ -41,7 +40,7 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _PoolRequest:
     """What an attempt asks for."""
 
     provider: EnvironmentProvider
@@ -51,13 +50,27 @@ class _Asked:
     timeout_s: float
 
 
+class CreateEnvironment(Protocol):
+    """As `EnvironmentProvider.create`, of any provider."""
+
+    def __call__(
+        self, provider: EnvironmentProvider, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float
+    ) -> Environment: ...
+
+
+def _create(provider: EnvironmentProvider, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> Environment:
+    return provider.create(spec, tags, timeout_s=timeout_s)
+
+
 class EnvironmentPool:
     """The environments of one worker, lent and idle. Safe to share between threads.
 
     A recycled container keeps the labels of the attempt that it was made for, but gets a name for its new one.
     """
 
-    def __init__(self, *, max_idle: int, max_age_s: float = MAX_AGE_S) -> None:
+    def __init__(self, *, max_idle: int, max_age_s: float = MAX_AGE_S, create: CreateEnvironment = _create) -> None:
+        """create: makes an environment with a provider; `EnvironmentRecorder.create` also records it."""
+        self._create = create
         self._max_idle = max_idle
         self._max_age_s = max_age_s
         self._lock = threading.Lock()
@@ -83,7 +96,9 @@ class EnvironmentPool:
         Raises: whatever the provider's `create` does.
         """
         self._discard(self._outdated())
-        asked = _Asked(provider, spec, tags, Key.of(spec, image_id, versions_of(provider, spec)), timeout_s)
+        asked = _PoolRequest(
+            provider, spec, tags, Key.of(spec, image_id, provider.tool_versions(spec) if spec.tools else {}), timeout_s
+        )
         if not (allow_reuse and spec.reuse is Reuse.SHARED_READONLY):
             holding, origin = self._found(asked, allow_reuse=allow_reuse)
             self._lend(holding)
@@ -125,12 +140,12 @@ class EnvironmentPool:
         self._discard(self._keep(holding))
         return proof
 
-    def _found(self, asked: _Asked, *, allow_reuse: bool) -> tuple[Holding, Origin]:
+    def _found(self, asked: _PoolRequest, *, allow_reuse: bool) -> tuple[Holding, Origin]:
         while allow_reuse and (holding := self._take(asked.key)) is not None:
             if _answers(holding, asked.tags):
                 return holding, Origin.RECYCLED
             self._discard([holding])
-        environment = asked.provider.create(asked.spec, asked.tags, timeout_s=asked.timeout_s)
+        environment = self._create(asked.provider, asked.spec, asked.tags, timeout_s=asked.timeout_s)
         try:
             pristine = Fingerprint.take(environment) if allow_reuse and self._max_idle else None
         except BaseException:
@@ -186,14 +201,7 @@ class EnvironmentPool:
             give_up(holding.environment)
 
 
-@runtime_checkable
-class Adoptable(Protocol):
-    """An environment that shows outside whose it is."""
-
-    def adopt(self, tags: Tags) -> None: ...
-
-
-def _key_of(environment: Environment, asked: _Asked) -> Key:
+def _key_of(environment: Environment, asked: _PoolRequest) -> Key:
     """What it fits, by what it was made from: a tag may have moved since the asker looked, a tool been replaced."""
     about, key = environment.describe(), asked.key
     if (tools := about.get("tools")) is not None:
@@ -225,8 +233,7 @@ def _answers(holding: Holding, tags: Tags) -> bool:
     """Give an idle environment its new owner; False when it lives no more: somebody may have removed it meanwhile."""
     environment = holding.environment
     try:
-        if isinstance(environment, Adoptable):
-            environment.adopt(tags)
+        environment.adopt(tags)
         environment.stats()
     except StationError:
         return False

@@ -26,7 +26,7 @@ class Key:
 
     @classmethod
     def of(cls, spec: EnvironmentSpec, image_id: str, tools: Mapping[str, str] | None = None) -> Key:
-        """tools: versions by name (`app.environments.tools.versions_of`)."""
+        """tools: versions by name (`EnvironmentProvider.tool_versions`)."""
         versions = tools or {}
         return cls(
             kind=spec.kind,

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from app.environments.base import (
+from app.environments.contract import (
     CommandResult,
     Environment,
     Forward,
@@ -35,7 +35,7 @@ class _Closable(Protocol):
 C = TypeVar("C", bound=_Closable)
 
 
-class Borrowed:
+class Borrowed(Environment):
     """What one borrower has of a shared environment: ending it ends nothing for the others.
 
     times: what it cost this borrower; None: its making, which the environment itself tells.
@@ -135,11 +135,11 @@ class Borrowed:
         self._raise_if_ended()
         return self._environment.snapshot(tags)
 
-    def reset(self) -> ResetProof:
+    def _reset(self) -> ResetProof:
         """Not for a borrower to do: whoever lends it resets it when the last has given it back."""
         return ResetProof(clean=False, left=("others are at work in it",))
 
-    def destroy(self) -> None:
+    def _destroy(self) -> None:
         """Give up this handle and what was opened through it; the environment lives on."""
         with self._lock:
             if not self._ended.done():
@@ -176,14 +176,14 @@ class _BorrowedShell:
         self._shell.close()
 
 
-class Held(Protocol):
+class Lendable(Protocol):
     """What a lender holds an environment by."""
 
     @property
     def environment(self) -> Environment: ...
 
 
-H = TypeVar("H", bound=Held)
+H = TypeVar("H", bound=Lendable)
 
 
 @dataclass(eq=False, slots=True)

@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from app.environments import engine_snapshots
-from app.environments.engine import Engine, engine_of
-from app.environments.local.snapshots import Snapshots
-from app.environments.oci.provider import remove_snapshot
-from app.environments.oci.store import ImageStore
+from app.environments.runtimes.docker import snapshots
+from app.environments.runtimes.local.snapshots import Snapshots
+from app.environments.runtimes.oci.provider import remove_snapshot
 from app.errors import EngineUnavailable, EnvironmentFailed
+from app.host.engine import Engine, engine_of
+from app.images.layer_store import ImageStore
 from app.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class HostSnapshot:
     """A snapshot. `removed`: by its owner, while something stood on it.
 
     remove: raises EnvironmentFailed, EngineUnavailable, DiskFull; what is in use it leaves for another call.
@@ -33,28 +33,28 @@ class Standing:
         return float(self.labels["megaflow.deadline"])
 
 
-def standing(settings: Settings) -> Iterator[Standing]:
+def standing(settings: Settings) -> Iterator[HostSnapshot]:
     """All of this installation. An engine that does not answer has none."""
     home, ours = settings.home.resolve(), settings.installation
     for owned in ImageStore(home).owned():
         if owned.labels["megaflow"] == ours:
             end: Callable[[], None] = partial(remove_snapshot, home, owned.key)
-            yield Standing(owned.key, owned.labels, owned.made_unix_s, owned.removed, end)
+            yield HostSnapshot(owned.key, owned.labels, owned.made_unix_s, owned.removed, end)
     copies = Snapshots(home)
     for copy in copies.kept():
         if copy.labels["megaflow"] == ours:
-            yield Standing(copy.id, copy.labels, copy.made_unix_s, False, partial(copies.remove, copy.id))
+            yield HostSnapshot(copy.id, copy.labels, copy.made_unix_s, False, partial(copies.remove, copy.id))
     try:
         engine = engine_of(settings)
         with engine.named("list snapshots", EnvironmentFailed):
-            found = list(engine_snapshots.kept(engine, ours))
+            found = list(snapshots.kept(engine, ours))
     except (EngineUnavailable, EnvironmentFailed):
         return
     for kept in found:
         end = partial(_remove, engine, kept)
-        yield Standing(kept.id or kept.image_id, kept.labels, kept.made_unix_s, not kept.id, end)
+        yield HostSnapshot(kept.id or kept.image_id, kept.labels, kept.made_unix_s, not kept.id, end)
 
 
-def _remove(engine: Engine, kept: engine_snapshots.Kept) -> None:
+def _remove(engine: Engine, kept: snapshots.EngineSnapshot) -> None:
     with engine.named(f"remove snapshot {kept.id or kept.image_id}", EnvironmentFailed):
         kept.remove(engine)

@@ -9,10 +9,9 @@ import io
 import os
 import tarfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from app.errors import AgentUnavailable, EnvironmentFailed, SpecInvalid
 from app.models.spec import TOOLS_INSIDE, EnvironmentKind, EnvironmentSpec
@@ -59,21 +58,7 @@ def tools_of(spec: EnvironmentSpec, find: Find | None) -> tuple[Tool, ...]:
     return tuple(found)
 
 
-@runtime_checkable
-class Showing(Protocol):
-    """A provider in whose environments tools are seen at a place of their own, whatever their version."""
-
-    def tool_versions(self, spec: EnvironmentSpec) -> Mapping[str, str]:
-        """What an environment made now would have: `told`. Raises: AgentUnavailable; SpecInvalid."""
-        ...
-
-
-def versions_of(provider: object, spec: EnvironmentSpec) -> Mapping[str, str]:
-    """The spec's tools as they are on this host now, where that makes a difference. Raises: as `Showing`."""
-    return provider.tool_versions(spec) if spec.tools and isinstance(provider, Showing) else {}
-
-
-def told(tools: tuple[Tool, ...]) -> dict[str, str]:
+def versions(tools: tuple[Tool, ...]) -> dict[str, str]:
     """The folder of each by its name: another folder is another version."""
     return {tool.name: tool.folder.name for tool in tools}
 

@@ -65,7 +65,7 @@ OnExit = Callable[[UUID, int | None, str], None]
 _NAME_TAKEN = 409
 
 
-class DockerProvider:
+class DockerInstances:
     """The handle is the container's id. Safe to share among threads."""
 
     name: ClassVar[str] = "docker"

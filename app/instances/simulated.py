@@ -21,7 +21,7 @@ def socket_path(settings: Settings) -> Path:
 
 
 class SimulatedProvider(ProcessProvider):
-    """Speaks to the simulation's host as `process` speaks to the nursery. The handle is a number of the host's."""
+    """Speaks to the simulation's host as `process` speaks to the worker launcher. The handle is a number of it."""
 
     name: ClassVar[str] = "simulated"
     _host: ClassVar[str] = "the simulation's host"

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, text
 
 from app.errors import UnknownName
 from app.ledger import events, pauses, results
-from app.ledger.database import Database
+from app.ledger.database import Database, sql
 from app.ledger.events import Fact
 from app.models.kinds import PauseKind
 
@@ -56,16 +56,16 @@ def set_budget(database: Database, run: str, budget_usd: float | None) -> tuple[
     run_id = results.find(database, "runs", run)
     with database.begin() as connection:
         if (
-            connection.execute(
-                text("UPDATE runs SET budget_usd = :budget WHERE id = :id"), {"budget": budget_usd, "id": run_id}
+            sql(
+                connection, "UPDATE runs SET budget_usd = :budget WHERE id = :id", {"budget": budget_usd, "id": run_id}
             ).rowcount
             == 0
         ):
             raise UnknownName(f"no run {run!r}")
         spent = spent_by(connection, run_id)
         events.append(connection, Fact("run.budget_set", run_id, data={"budget_usd": budget_usd, "spent_usd": spent}))
-        paused = connection.execute(
-            text("SELECT reason FROM pauses WHERE kind = 'run' AND name = :id"), {"id": str(run_id)}
+        paused = sql(
+            connection, "SELECT reason FROM pauses WHERE kind = 'run' AND name = :id", {"id": str(run_id)}
         ).scalar()
     if paused and paused.startswith("its budget of") and (budget_usd is None or budget_usd > spent):
         pauses.resume(database, PauseKind.RUN, str(run_id))
@@ -74,7 +74,7 @@ def set_budget(database: Database, run: str, budget_usd: float | None) -> tuple[
 
 def spent_by(connection: Connection, run_id: UUID) -> float:
     """US dollars, of the calls whose price is known."""
-    found = connection.execute(
-        text("SELECT coalesce(sum(cost_usd), 0) FROM model_calls WHERE run_id = :id"), {"id": run_id}
+    found = sql(
+        connection, "SELECT coalesce(sum(cost_usd), 0) FROM model_calls WHERE run_id = :id", {"id": run_id}
     ).scalar_one()
     return float(found)

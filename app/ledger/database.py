@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import psycopg
-from sqlalchemy import Connection, NullPool, QueuePool, create_engine, event, text
+from sqlalchemy import Connection, CursorResult, NullPool, QueuePool, create_engine, event, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
@@ -131,6 +131,13 @@ class Database:
         self.engine.dispose()
 
 
+def sql(
+    connection: Connection, statement: str, values: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+) -> CursorResult[*tuple[Any, ...]]:
+    """Run one statement of plain SQL; `:name` in it stands for a value, several sets of values for as many runs."""
+    return connection.execute(text(statement), values)
+
+
 class Listener:
     """Hears NOTIFY on some channels; survives a restart of the server. Not shared between threads."""
 
@@ -176,12 +183,17 @@ RECONCILER = 73052
 
 def dispatcher_leads(database: Database) -> bool:
     """True while some dispatcher holds the lead. Raises: DatabaseUnavailable."""
-    statement = text(
+    with database.begin() as connection:
+        return has_dispatcher(connection)
+
+
+def has_dispatcher(connection: Connection) -> bool:
+    """As `dispatcher_leads`, within a transaction."""
+    statement = (
         "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objid = :key"
         " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
     )
-    with database.begin() as connection:
-        return connection.execute(statement, {"key": DISPATCHER}).first() is not None
+    return sql(connection, statement, {"key": DISPATCHER}).first() is not None
 
 
 class Leadership:
@@ -226,7 +238,7 @@ class Leadership:
 def server_version(database: Database) -> int:
     """e.g. 150018. Raises: DatabaseUnavailable."""
     with database.begin() as connection:
-        return int(connection.execute(text("SHOW server_version_num")).scalar_one())
+        return int(sql(connection, "SHOW server_version_num").scalar_one())
 
 
 def _first_line(error: DBAPIError) -> str:

@@ -12,11 +12,20 @@ from sqlalchemy import Connection, Row, text
 
 from app.errors import UnknownName
 from app.ledger import explain_now, pauses
-from app.ledger.binding import Line
-from app.ledger.database import Database
-from app.ledger.stories import Now, Share, Step, TaskStory, Try
-from app.ledger.timeline import LINE, NAMES, Bounds, Span, Tried, Window, phase_of_limit, spans, windows
-from app.ledger.waiting import RUN_LIMIT, run_limit
+from app.ledger.database import Database, sql
+from app.ledger.stories import AttemptStory, CurrentState, PhaseStep, Share, TaskStory
+from app.ledger.timeline import (
+    LINE,
+    NAMES,
+    AttemptTimes,
+    LimitIntervals,
+    Span,
+    WaitingWindow,
+    phase_of_limit,
+    spans,
+    windows,
+)
+from app.ledger.waiting import RUN_LIMIT, QueueKey, run_limit
 from app.models.outcome import Phase
 from app.models.spec import Mode
 from app.models.tables import PAUSED
@@ -47,24 +56,18 @@ _ATTEMPTS = text(
 )
 
 
-def _story(row: Row[Any], tries: Sequence[Try], now: Now | None) -> TaskStory:
+def _story(row: Row[Any], tries: Sequence[AttemptStory], now: CurrentState | None) -> TaskStory:
     phases: dict[str, float] = defaultdict(float)
     waits: dict[str, float] = defaultdict(float)
     for step in (step for one in tries for step in one.steps):
         phases[step.phase] += step.seconds
         for wait in step.waits:
             waits[wait.name] += wait.seconds
+    names = ("run_id", "name", "user_name", "resource_class", "state", "end_reason", "accepted_at", "finished_at")
     return TaskStory(
         task_id=row.id,
-        run_id=row.run_id,
-        name=row.name,
-        user_name=row.user_name,
+        **{name: getattr(row, name) for name in names},
         mode=row.requested_mode,
-        resource_class=row.resource_class,
-        state=row.state,
-        end_reason=row.end_reason,
-        accepted_at=row.accepted_at,
-        finished_at=row.finished_at,
         seconds=((row.finished_at or row.now) - row.accepted_at).total_seconds(),
         tries=tuple(tries),
         now=now,
@@ -76,25 +79,26 @@ def _story(row: Row[Any], tries: Sequence[Try], now: Now | None) -> TaskStory:
 # --- What was -------------------------------------------------------------------------------------------------------
 
 
-def line_of(row: Row[Any]) -> Line:
+def line_of(row: Row[Any]) -> QueueKey:
     """The line that a task (or an aggregate of tasks) stands in."""
-    return Line(row.user_name, Mode(row.requested_mode), row.resource_class)
+    return QueueKey(Mode(row.requested_mode), row.resource_class, row.user_name)
 
 
-def history(connection: Connection, line: Line, run_id: UUID, since: datetime, now: datetime) -> dict[str, Bounds]:
+def history(
+    connection: Connection, line: QueueKey, run_id: UUID, since: datetime, now: datetime
+) -> dict[str, LimitIntervals]:
     """By limit, when it bound this line; the pauses of its user, class and run among them."""
     named = [
         pauses.limit_name("run", str(run_id)),
         pauses.limit_name("user", line.user_name),
         pauses.limit_name("class", line.resource_class),
     ]
-    rows = connection.execute(
-        text(
-            "SELECT limit_name, since, coalesce(until, :now) AS until FROM bindings"
-            " WHERE (user_name = :user AND mode = :mode AND resource_class = :class"
-            " AND (NOT starts_with(limit_name, :of_runs) OR limit_name = :of_run)"
-            " OR user_name = '*' AND limit_name = ANY(:named)) AND coalesce(until, :now) > :since"
-        ),
+    rows = sql(
+        connection,
+        "SELECT limit_name, since, coalesce(until, :now) AS until FROM bindings"
+        " WHERE (user_name = :user AND mode = :mode AND resource_class = :class"
+        " AND (NOT starts_with(limit_name, :of_runs) OR limit_name = :of_run)"
+        " OR user_name = '*' AND limit_name = ANY(:named)) AND coalesce(until, :now) > :since",
         {
             "user": line.user_name,
             "mode": line.mode.value,
@@ -109,15 +113,17 @@ def history(connection: Connection, line: Line, run_id: UUID, since: datetime, n
     found: dict[str, list[tuple[datetime, datetime]]] = defaultdict(list)
     for row in rows:
         found[row.limit_name].append((row.since, row.until))
-    return {limit: Bounds(intervals) for limit, intervals in found.items()}
+    return {limit: LimitIntervals(intervals) for limit, intervals in found.items()}
 
 
-def due_at(row: Row[Any], window: Window) -> datetime | None:
+def due_at(row: Row[Any], window: WaitingWindow) -> datetime | None:
     """When the retry that a task's last window was for was due; None for a first attempt, or what is paused."""
     return row.available_at if window.attempt > 1 and row.available_at < _PAUSED_AT else None
 
 
-def waited(window: Window, limits: Mapping[str, Bounds], now: datetime, not_before: datetime | None) -> list[Share]:
+def waited(
+    window: WaitingWindow, limits: Mapping[str, LimitIntervals], now: datetime, not_before: datetime | None
+) -> list[Share]:
     """What a window was spent on, longest first. not_before: when a delayed retry was due, where that is known."""
     end = window.end or now
     begin, shares = window.begin, []
@@ -130,12 +136,12 @@ def waited(window: Window, limits: Mapping[str, Bounds], now: datetime, not_befo
     return sorted((share for share in shares if share.seconds > 0), key=lambda share: -share.seconds)
 
 
-def _tries(connection: Connection, row: Row[Any], attempts: Sequence[Row[Any]]) -> list[Try]:
+def _tries(connection: Connection, row: Row[Any], attempts: Sequence[Row[Any]]) -> list[AttemptStory]:
     """The attempts, and one more that has no row yet when the task waits or has ended in line."""
-    reopened = connection.execute(
-        text("SELECT at FROM events WHERE task_id = :id AND kind = 'task.reopened'"), {"id": row.id}
+    reopened = sql(
+        connection, "SELECT at FROM events WHERE task_id = :id AND kind = 'task.reopened'", {"id": row.id}
     ).scalars()
-    tried = [Tried(attempt.dispatched_at, attempt.finished_at) for attempt in attempts]
+    tried = [AttemptTimes(attempt.dispatched_at, attempt.finished_at) for attempt in attempts]
     waiting = {window.attempt: window for window in windows(row.accepted_at, row.finished_at, tried, reopened)}
     limits = history(connection, line_of(row), row.run_id, row.accepted_at, row.now)
     last = max(waiting, default=0)
@@ -145,34 +151,36 @@ def _tries(connection: Connection, row: Row[Any], attempts: Sequence[Row[Any]]) 
         if window := waiting.get(number):
             due = due_at(row, window) if number == last else None
             shares = waited(window, limits, row.now, due)
-            steps.append(Step(LINE, window.begin, window.end, window.seconds(row.now), tuple(shares)))
+            steps.append(PhaseStep(LINE, window.begin, window.end, window.seconds(row.now), tuple(shares)))
         attempt = attempts[number - 1] if number <= len(attempts) else None
         if attempt is None:
             found.append(
-                Try(number, "waiting" if not row.finished_at else row.state, "", None, None, None, tuple(steps))
+                AttemptStory(
+                    number, "waiting" if not row.finished_at else row.state, "", None, None, None, tuple(steps)
+                )
             )
         else:
             found.append(_try(attempt, steps + _steps(attempt, row.now)))
     return found
 
 
-def _steps(attempt: Row[Any], now: datetime) -> list[Step]:
-    doors = {Phase(door): datetime.fromisoformat(at) for door, at in attempt.phases.items() if at}
+def _steps(attempt: Row[Any], now: datetime) -> list[PhaseStep]:
+    reached = {Phase(name): datetime.fromisoformat(at) for name, at in attempt.phases.items() if at}
     waits: dict[str, list[Share]] = defaultdict(list)
-    found = spans(doors, attempt.dispatched_at, attempt.finished_at, now)
+    found = spans(reached, attempt.dispatched_at, attempt.finished_at, now)
     last = found[-1].phase if found else ""
     for limit, seconds in attempt.waits.items():
         waits[phase_of_limit(limit) or last].append(Share(limit, float(seconds)))
     return [_step(span, waits[span.phase]) for span in found]
 
 
-def _step(span: Span, waits: Sequence[Share]) -> Step:
-    return Step(span.phase, span.begin, span.end, span.seconds, tuple(waits))
+def _step(span: Span, waits: Sequence[Share]) -> PhaseStep:
+    return PhaseStep(span.phase, span.begin, span.end, span.seconds, tuple(waits))
 
 
-def _try(attempt: Row[Any], steps: Sequence[Step]) -> Try:
+def _try(attempt: Row[Any], steps: Sequence[PhaseStep]) -> AttemptStory:
     failure = attempt.failure or {}
-    return Try(
+    return AttemptStory(
         number=attempt.number,
         state=attempt.state,
         mode=attempt.mode,

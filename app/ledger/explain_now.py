@@ -8,10 +8,11 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from app.ledger import binding
-from app.ledger.binding import Bound, Line, Look
-from app.ledger.database import DISPATCHER
-from app.ledger.stories import Ahead, Now, Place, Step, Try
+from app.ledger import limiting_factors
+from app.ledger.database import has_dispatcher, sql
+from app.ledger.limiting_factors import LimitingFactor, SchedulerState
+from app.ledger.stories import AttemptStory, CurrentState, OtherUser, PhaseStep, QueuePosition
+from app.ledger.waiting import QueueKey
 from app.models.kinds import PauseKind
 from app.models.spec import Mode
 from app.models.tables import PAUSED
@@ -23,8 +24,12 @@ _PAUSED_AT = datetime.fromisoformat(PAUSED)
 
 
 def now(
-    connection: Connection, settings: Settings, row: Row[Any], attempts: Sequence[Row[Any]], tries: Sequence[Try]
-) -> Now:
+    connection: Connection,
+    settings: Settings,
+    row: Row[Any],
+    attempts: Sequence[Row[Any]],
+    tries: Sequence[AttemptStory],
+) -> CurrentState:
     """Raises nothing: an answer for every state that is not an end."""
     since = tries[-1].steps[-1].begin if tries and tries[-1].steps else row.accepted_at
     match row.state:
@@ -38,31 +43,22 @@ def now(
 
 def _in_line(
     connection: Connection, settings: Settings, row: Row[Any], attempts: Sequence[Row[Any]], since: datetime
-) -> Now:
-    look = binding.look(connection, settings)
-    line = Line(row.user_name, Mode(row.requested_mode), row.resource_class)
-    if (PauseKind.RUN, str(row.run_id)) in look.paused:
-        return Now("its run is paused", since, tuple(look.binding(line, row.run_id)))
+) -> CurrentState:
+    state = limiting_factors.state(connection, settings)
+    line = QueueKey(Mode(row.requested_mode), row.resource_class, row.user_name)
+    if (PauseKind.RUN, str(row.run_id)) in state.paused:
+        return CurrentState("its run is paused", since, tuple(state.factors(line, row.run_id)))
     if not row.in_line and row.available_at >= _PAUSED_AT:
-        return Now("put off by a pause that is over: back in line with the next pass", since)
+        return CurrentState("put off by a pause that is over: back in line with the next pass", since)
     if row.available_at > row.now:
         after = f" after attempt {attempts[-1].number} ended as {attempts[-1].end_reason}" if attempts else ""
-        return Now(f"delayed until {row.available_at:%H:%M:%S} UTC{after}", since)
-    place = _place(connection, row, look)
-    bounds = look.binding(line, row.run_id, place.length)
-    if not bounds and not dispatcher_leads(connection):
-        return Now(NO_DISPATCHER, since, (), place)
+        return CurrentState(f"delayed until {row.available_at:%H:%M:%S} UTC{after}", since)
+    place = _place(connection, row, state)
+    bounds = state.factors(line, row.run_id, place.length)
+    if not bounds and not has_dispatcher(connection):
+        return CurrentState(NO_DISPATCHER, since, (), place)
     waits = "waits for its turn" if not bounds else "waits for " + " and ".join(bound.limit for bound in bounds)
-    return Now(waits, since, tuple(bounds), place)
-
-
-def dispatcher_leads(connection: Connection) -> bool:
-    """True while some dispatcher holds the lead, seen from within a transaction."""
-    held = text(
-        "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objid = :key"
-        " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-    )
-    return connection.execute(held, {"key": DISPATCHER}).first() is not None
+    return CurrentState(waits, since, tuple(bounds), place)
 
 
 # --- In line --------------------------------------------------------------------------------------------------------
@@ -77,7 +73,7 @@ FROM tasks WHERE state = 'pending' AND in_line AND requested_mode = :mode AND re
 """)
 
 
-def _place(connection: Connection, row: Row[Any], look: Look) -> Place:
+def _place(connection: Connection, row: Row[Any], state: SchedulerState) -> QueuePosition:
     """The order of a line is that of its index: see `app.ledger.waiting.heads`."""
     own = connection.execute(
         _BEFORE,
@@ -92,16 +88,15 @@ def _place(connection: Connection, row: Row[Any], look: Look) -> Place:
             "user": row.user_name,
         },
     ).one()
-    beside = connection.execute(
-        text(
-            "SELECT user_name, count(*) AS waiting FROM tasks WHERE state = 'pending' AND in_line"
-            " AND requested_mode = :mode AND resource_class = :class AND user_name <> :user"
-            " GROUP BY user_name ORDER BY waiting DESC, user_name"
-        ),
+    beside = sql(
+        connection,
+        "SELECT user_name, count(*) AS waiting FROM tasks WHERE state = 'pending' AND in_line"
+        " AND requested_mode = :mode AND resource_class = :class AND user_name <> :user"
+        " GROUP BY user_name ORDER BY waiting DESC, user_name",
         {"mode": row.requested_mode, "class": row.resource_class, "user": row.user_name},
     )
-    others = tuple(Ahead(other.user_name, other.waiting, look.users[other.user_name]) for other in beside)
-    return Place(own.before + 1, own.length, others)
+    others = tuple(OtherUser(other.user_name, other.waiting, state.users[other.user_name]) for other in beside)
+    return QueuePosition(own.before + 1, own.length, others)
 
 
 # --- Admitted -------------------------------------------------------------------------------------------------------
@@ -121,47 +116,48 @@ SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM ready_at -
 """)
 
 
-def _unclaimed(connection: Connection, attempt: Row[Any], since: datetime) -> Now:
+def _unclaimed(connection: Connection, attempt: Row[Any], since: datetime) -> CurrentState:
     key = {"mode": attempt.mode, "class": attempt.resource_class}
     coming = connection.execute(_COMING, key).one()
-    hint = "its hint is not in the broker yet"
+    message = "its message is not in the broker yet"
     if attempt.published_at is not None:
-        hint = f"its hint was published at {attempt.published_at:%H:%M:%S} UTC"
+        message = f"its message was published at {attempt.published_at:%H:%M:%S} UTC"
     if attempt.mode == Mode.PERSISTENT:
-        used = connection.execute(
-            text("SELECT count(*) FROM attempts WHERE mode = :mode AND resource_class = :class AND state = 'running'"),
+        used = sql(
+            connection,
+            "SELECT count(*) FROM attempts WHERE mode = :mode AND resource_class = :class AND state = 'running'",
             key,
         ).scalar_one()
         doing = f"waits for a free worker: {used} of {coming.slots} slots on {coming.ready} ready instance(s) in use"
-        return Now(f"{doing}; {hint}", since)
+        return CurrentState(f"{doing}; {message}", since)
     doing = f"waits for an instance: {coming.requested} requested, {coming.booting} booting, {coming.ready} ready"
     usual = connection.execute(_BOOT, key).scalar()
     if coming.oldest_s is not None:
         doing += f"; the oldest was asked for {coming.oldest_s:.1f} s ago"
     if usual is not None:
         doing += f"; they usually take {usual:.1f} s"
-    return Now(f"{doing}; {hint}", since)
+    return CurrentState(f"{doing}; {message}", since)
 
 
 # --- Running --------------------------------------------------------------------------------------------------------
 
 _HOLDS = text("""
 SELECT mine.limit_name, mine.asked_at, l.capacity,
-    (SELECT count(*) FROM holds h WHERE h.limit_name = mine.limit_name AND h.granted_at IS NOT NULL
+    (SELECT count(*) FROM semaphore_holders h WHERE h.limit_name = mine.limit_name AND h.granted_at IS NOT NULL
         AND h.expires_at > clock_timestamp()) AS used,
     (SELECT string_agg(who, ', ') FROM (
         SELECT coalesce('task ' || right(a.task_id::text, 12), 'holder ' || right(h.holder::text, 12)) AS who
-        FROM holds h LEFT JOIN attempts a ON a.id = h.attempt_id
+        FROM semaphore_holders h LEFT JOIN attempts a ON a.id = h.attempt_id
         WHERE h.limit_name = mine.limit_name AND h.granted_at IS NOT NULL AND h.expires_at > clock_timestamp()
         ORDER BY h.granted_at LIMIT 5) oldest) AS held_by
-FROM holds mine LEFT JOIN limits l ON l.name = mine.limit_name
+FROM semaphore_holders mine LEFT JOIN limits l ON l.name = mine.limit_name
 WHERE mine.attempt_id = :id AND mine.granted_at IS NULL ORDER BY mine.asked_at
 """)
 
 
-def _underway(connection: Connection, row: Row[Any], attempt: Row[Any], step: Step) -> Now:
+def _underway(connection: Connection, row: Row[Any], attempt: Row[Any], step: PhaseStep) -> CurrentState:
     bounds = tuple(
-        Bound(
+        LimitingFactor(
             hold.limit_name,
             hold.used,
             hold.capacity,
@@ -176,4 +172,4 @@ def _underway(connection: Connection, row: Row[Any], attempt: Row[Any], step: St
         doing += ", waits for " + " and ".join(bound.limit for bound in bounds)
     if row.cancel_requested_at is not None:
         doing += f"; told to stop at {row.cancel_requested_at:%H:%M:%S} UTC ({row.cancel_reason or 'cancelled'})"
-    return Now(doing, step.begin, bounds)
+    return CurrentState(doing, step.begin, bounds)

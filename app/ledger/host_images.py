@@ -5,6 +5,7 @@ Images go by what tasks call them, a reference or the digest of a recipe: known 
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from uuid import UUID
@@ -12,7 +13,7 @@ from uuid import UUID
 from pydantic import ValidationError
 from sqlalchemy import Connection, text
 
-from app.ledger.database import Database
+from app.ledger.database import Database, sql
 from app.models.spec import IMAGELESS, EnvironmentSpec, Mode
 
 GONE_S = 120.0
@@ -60,8 +61,9 @@ def stands_on(database: Database, instance_id: UUID, host: str) -> None:
     Raises: DatabaseUnavailable.
     """
     with database.begin() as connection:
-        connection.execute(
-            text("UPDATE instances SET host = :host WHERE id = :id AND host IS DISTINCT FROM :host"),
+        sql(
+            connection,
+            "UPDATE instances SET host = :host WHERE id = :id AND host IS DISTINCT FROM :host",
             {"id": instance_id, "host": host},
         )
 
@@ -69,8 +71,9 @@ def stands_on(database: Database, instance_id: UUID, host: str) -> None:
 def where(connection: Connection, images: Collection[str]) -> dict[str, set[str]]:
     """The hosts that have each of these images; those that nobody has are left out."""
     found: defaultdict[str, set[str]] = defaultdict(set)
-    rows = connection.execute(
-        text("SELECT image, host FROM host_images WHERE image = ANY(CAST(:images AS text[]))"),
+    rows = sql(
+        connection,
+        "SELECT image, host FROM host_images WHERE image = ANY(CAST(:images AS text[]))",
         {"images": list(images)},
     )
     for row in rows:
@@ -88,8 +91,8 @@ WITH standing AS MATERIALIZED (
     SELECT s.host FROM attempts a JOIN standing s ON s.id = a.instance_id
     WHERE a.mode = 'persistent' AND a.resource_class = :class AND a.state = 'running'
     UNION ALL
-    SELECT hint_host FROM attempts
-    WHERE mode = 'persistent' AND resource_class = :class AND state = 'dispatched' AND hint_host IS NOT NULL
+    SELECT queue_host FROM attempts
+    WHERE mode = 'persistent' AND resource_class = :class AND state = 'dispatched' AND queue_host IS NOT NULL
 )
 SELECT host, sum(slots)::int - (SELECT count(*) FROM held WHERE held.host = standing.host)::int AS free
 FROM standing GROUP BY host
@@ -97,18 +100,17 @@ FROM standing GROUP BY host
 
 
 def free_slots(connection: Connection, resource_class: str) -> dict[str, int]:
-    """Slots of a standing pool that nobody holds and no hint is on its way to, by host; none below 0."""
+    """Slots of a standing pool that nobody holds and no message is on its way to, by host; none below 0."""
     rows = connection.execute(_FREE, {"class": resource_class})
     return {row.host: max(0, row.free) for row in rows}
 
 
 def standing(connection: Connection) -> dict[str, frozenset[str]]:
     """The hosts with standing instances that take work, and the resource classes that each serves."""
-    rows = connection.execute(
-        text(
-            "SELECT host, array_agg(DISTINCT resource_class) AS classes FROM instances"
-            " WHERE mode = 'persistent' AND state = 'ready' AND host IS NOT NULL GROUP BY host"
-        )
+    rows = sql(
+        connection,
+        "SELECT host, array_agg(DISTINCT resource_class) AS classes FROM instances"
+        " WHERE mode = 'persistent' AND state = 'ready' AND host IS NOT NULL GROUP BY host",
     )
     return {row.host: frozenset(row.classes) for row in rows}
 
@@ -127,35 +129,54 @@ _ENVIRONMENTS = text(
     "SELECT digest, CAST(body AS json) -> 'task' -> 'environment' AS environment FROM specs"
     " WHERE digest = ANY(CAST(:digests AS text[]))"
 )
-_REMEMBERED = 20_000
+_MOST_CACHED = 20_000
+
+
+class EnvironmentCache:
+    """Environments by the digest of their spec, which never changes. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._cached: dict[str, EnvironmentSpec | None] = {}
+        self._lock = threading.Lock()
+
+    def load(self, connection: Connection, digests: Collection[str]) -> dict[str, EnvironmentSpec]:
+        """Without environments that need no image, and those of specs that a newer version wrote."""
+        with self._lock:
+            if len(self._cached) > _MOST_CACHED:
+                self._cached.clear()
+            found = {digest: self._cached[digest] for digest in digests if digest in self._cached}
+        if unknown := [digest for digest in digests if digest not in found]:
+            rows = connection.execute(_ENVIRONMENTS, {"digests": unknown})
+            found |= {row.digest: _environment(row.environment) for row in rows}
+            with self._lock:
+                self._cached.update(found)
+        return {digest: environment for digest, environment in found.items() if environment is not None}
+
+
+def _environment(stored: object) -> EnvironmentSpec | None:
+    try:
+        found = EnvironmentSpec.model_validate(stored)
+    except ValidationError:
+        return None
+    return None if found.kind in IMAGELESS else found
+
+
+def spec_digests(connection: Connection, task_ids: Sequence[UUID]) -> dict[UUID, str]:
+    """The digest of each of these tasks' specs."""
+    statement = "SELECT id, spec_digest FROM tasks WHERE id = ANY(CAST(:ids AS uuid[]))"
+    return {row.id: row.spec_digest for row in sql(connection, statement, {"ids": list(task_ids)})}
 
 
 class ImagesOfTasks:
-    """Reads which image tasks need; remembers it by the digest of their spec, which never changes. For one thread."""
+    """Reads which image each task needs. `key`: how hosts call an environment's image."""
 
     def __init__(self, key: ImageKey) -> None:
         self._key = key
-        self._known: dict[str, str] = {}
+        self._environments = EnvironmentCache()
 
     def of(self, connection: Connection, task_ids: Sequence[UUID]) -> Mapping[UUID, str]:
-        """Images by task; empty where a task needs none, or a newer version of ours wrote its spec."""
-        rows = connection.execute(
-            text("SELECT id, spec_digest FROM tasks WHERE id = ANY(CAST(:ids AS uuid[]))"), {"ids": list(task_ids)}
-        ).all()
-        self._learn(connection, {row.spec_digest for row in rows})
-        return {row.id: self._known.get(row.spec_digest, "") for row in rows}
-
-    def _learn(self, connection: Connection, digests: set[str]) -> None:
-        if len(self._known) > _REMEMBERED:
-            self._known.clear()
-        unknown = digests - self._known.keys()
-        if unknown:
-            for row in connection.execute(_ENVIRONMENTS, {"digests": list(unknown)}):
-                self._known[row.digest] = self._image(row.environment)
-
-    def _image(self, stored: object) -> str:
-        try:
-            found = EnvironmentSpec.model_validate(stored)
-        except ValidationError:
-            return ""
-        return "" if found.kind in IMAGELESS else self._key(found)
+        """Images by task; empty where a task needs none, or a newer version wrote its spec."""
+        digests = spec_digests(connection, task_ids)
+        found = self._environments.load(connection, set(digests.values()))
+        images = {digest: self._key(environment) for digest, environment in found.items()}
+        return {task_id: images.get(digest, "") for task_id, digest in digests.items()}

@@ -10,14 +10,14 @@ from sqlalchemy import Connection, text
 
 from app.errors import UnknownName
 from app.ledger import admission, events, results
-from app.ledger.database import Database
+from app.ledger.database import Database, sql
 from app.ledger.events import Fact
 from app.models.kinds import PauseKind
 from app.models.tables import PAUSED
 
 
 @dataclass(frozen=True, slots=True)
-class Paused:
+class PausedNames:
     """What the dispatcher passes over."""
 
     runs: set[UUID]
@@ -36,7 +36,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class PauseRow:
+class Pause:
     """One pause as kept."""
 
     kind: PauseKind
@@ -68,22 +68,20 @@ def pause_run(connection: Connection, run_id: UUID, reason: str) -> Change:
 
 def _pause(connection: Connection, kind: PauseKind, name: str, run_id: UUID | None, reason: str) -> Change:
     changed = (
-        connection.execute(
-            text(
-                "INSERT INTO pauses (kind, name, reason) VALUES (:kind, :name, :reason)"
-                " ON CONFLICT DO NOTHING RETURNING name"
-            ),
+        sql(
+            connection,
+            "INSERT INTO pauses (kind, name, reason) VALUES (:kind, :name, :reason)"
+            " ON CONFLICT DO NOTHING RETURNING name",
             {"kind": kind.value, "name": name, "reason": reason},
         ).first()
         is not None
     )
     if run_id is not None:
         # A user's or a class's line is passed over whole; a run's tasks stand among others and have to leave it.
-        connection.execute(
-            text(
-                "UPDATE tasks SET in_line = false, available_at = CAST(:paused AS timestamptz)"
-                " WHERE run_id = :run AND state = 'pending' AND available_at < CAST(:paused AS timestamptz)"
-            ),
+        sql(
+            connection,
+            "UPDATE tasks SET in_line = false, available_at = CAST(:paused AS timestamptz)"
+            " WHERE run_id = :run AND state = 'pending' AND available_at < CAST(:paused AS timestamptz)",
             {"run": run_id, "paused": PAUSED},
         )
     if changed:
@@ -101,18 +99,18 @@ def resume(database: Database, kind: PauseKind | str, name: str) -> Change:
     with database.begin() as connection:
         admission.in_turn(connection)
         changed = (
-            connection.execute(
-                text("DELETE FROM pauses WHERE kind = :kind AND name = :name RETURNING name"),
+            sql(
+                connection,
+                "DELETE FROM pauses WHERE kind = :kind AND name = :name RETURNING name",
                 {"kind": kind.value, "name": name},
             ).first()
             is not None
         )
         if run_id is not None:
-            connection.execute(
-                text(
-                    "UPDATE tasks SET available_at = clock_timestamp() WHERE run_id = :run AND state = 'pending'"
-                    " AND NOT in_line AND available_at >= CAST(:paused AS timestamptz)"
-                ),
+            sql(
+                connection,
+                "UPDATE tasks SET available_at = clock_timestamp() WHERE run_id = :run AND state = 'pending'"
+                " AND NOT in_line AND available_at >= CAST(:paused AS timestamptz)",
                 {"run": run_id, "paused": PAUSED},
             )
         if changed:
@@ -139,10 +137,10 @@ def _tell(
     events.wake_dispatcher(connection)
 
 
-def paused(connection: Connection) -> Paused:
+def paused(connection: Connection) -> PausedNames:
     """Everything that is paused now."""
-    found = Paused(set(), set(), set())
-    for row in connection.execute(text("SELECT kind, name FROM pauses")):
+    found = PausedNames(set(), set(), set())
+    for row in sql(connection, "SELECT kind, name FROM pauses"):
         match PauseKind(row.kind):
             case PauseKind.RUN:
                 found.runs.add(UUID(row.name))
@@ -153,12 +151,12 @@ def paused(connection: Connection) -> Paused:
     return found
 
 
-def all_of(database: Database) -> list[PauseRow]:
+def all_of(database: Database) -> list[Pause]:
     """Every pause, oldest first, with how many tasks it keeps waiting."""
     with database.begin() as connection:
-        rows = connection.execute(text("SELECT kind, name, since, reason FROM pauses ORDER BY since, kind, name")).all()
+        rows = sql(connection, "SELECT kind, name, since, reason FROM pauses ORDER BY since, kind, name").all()
         return [
-            PauseRow(
+            Pause(
                 PauseKind(row.kind),
                 row.name,
                 row.since,
@@ -201,6 +199,6 @@ def _known(database: Database, kind: PauseKind | str, name: str) -> tuple[PauseK
         if connection.execute(_EXISTS[kind], {"name": name}).scalar_one():
             return kind, name, None
         if kind is PauseKind.CLASS:
-            known = list(connection.execute(text("SELECT name FROM resource_classes")).scalars())
+            known = list(sql(connection, "SELECT name FROM resource_classes").scalars())
             raise UnknownName.of("resource class", name, known)
     raise UnknownName(f"unknown user {name!r}: no run and no quota has that name; `megaflow runs` lists the users")

@@ -13,11 +13,11 @@ from uuid import UUID
 
 from sqlalchemy import text
 
-from app.ledger.database import Database
+from app.ledger.database import Database, sql
 from app.ledger.host_images import GONE_S
 
 
-class Ended(NamedTuple):
+class EndedInstance(NamedTuple):
     """An instance that was not swept yet. `ours`: nobody else is to say that it was."""
 
     id: UUID
@@ -36,14 +36,14 @@ WHERE stood IS NULL OR stood NOT IN (SELECT name FROM others) ORDER BY ended_at 
 """)
 
 
-def unswept(database: Database, host: str, *, control: bool) -> list[Ended]:
+def unswept(database: Database, host: str, *, control: bool) -> list[EndedInstance]:
     """Those that may have left something on `host`; the first to end first. control: the leader is there.
 
     Raises: DatabaseUnavailable.
     """
     with database.begin() as connection:
         rows = connection.execute(_UNSWEPT, {"host": host, "control": control, "gone": GONE_S})
-        return [Ended(row.id, row.ours) for row in rows]
+        return [EndedInstance(row.id, row.ours) for row in rows]
 
 
 def clock_ahead_s(database: Database) -> float:
@@ -52,7 +52,7 @@ def clock_ahead_s(database: Database) -> float:
     Raises: DatabaseUnavailable.
     """
     with database.begin() as connection:
-        now = connection.execute(text("SELECT extract(epoch FROM clock_timestamp())::float8")).scalar_one()
+        now = sql(connection, "SELECT extract(epoch FROM clock_timestamp())::float8").scalar_one()
         return float(now) - time.time()
 
 
@@ -64,7 +64,8 @@ def swept(database: Database, instance_ids: Sequence[UUID]) -> None:
     if not instance_ids:
         return
     with database.begin() as connection:
-        connection.execute(
-            text("UPDATE instances SET swept_at = clock_timestamp() WHERE id = ANY(:ids) AND swept_at IS NULL"),
+        sql(
+            connection,
+            "UPDATE instances SET swept_at = clock_timestamp() WHERE id = ANY(:ids) AND swept_at IS NULL",
             {"ids": list(instance_ids)},
         )

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, text
 
 from app.ledger import ends
+from app.ledger.database import sql
 from app.models.endings import EndReason, RetryPolicy
 from app.models.outcome import Failure
 from app.models.spec import Mode
@@ -19,7 +21,7 @@ Key = tuple[Mode, str]
 """A mode and a resource class."""
 
 
-class LineKey(NamedTuple):
+class QueueKey(NamedTuple):
     """One line: the tasks of a user that asked for this mode and class."""
 
     mode: Mode  # as asked for; may be AUTO
@@ -28,7 +30,7 @@ class LineKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class WaitingTask:
     """A task that may be admitted now."""
 
     task_id: UUID
@@ -52,9 +54,9 @@ SELECT * FROM lines
 """)
 
 
-def lines(connection: Connection) -> list[LineKey]:
+def queues(connection: Connection) -> list[QueueKey]:
     """The lines in which anybody stands."""
-    return [LineKey(Mode(row[0]), row[1], row[2]) for row in connection.execute(_LINES)]
+    return [QueueKey(Mode(row[0]), row[1], row[2]) for row in connection.execute(_LINES)]
 
 
 _HEADS = text("""
@@ -71,8 +73,8 @@ ORDER BY l.ord, c.priority DESC, c.again DESC, c.run_id, c.group_started DESC, c
 
 
 def heads(
-    connection: Connection, wanted: Sequence[tuple[LineKey, int]], full: Iterable[UUID] = ()
-) -> dict[LineKey, list[Candidate]]:
+    connection: Connection, wanted: Sequence[tuple[QueueKey, int]], full: Iterable[UUID] = ()
+) -> dict[QueueKey, list[WaitingTask]]:
     """The first so many of each line: by priority, what lost its turn, run, started groups first, then arrival.
 
     full: bounded runs whose tasks are passed over.
@@ -86,9 +88,9 @@ def heads(
         "takes": [take for _, take in wanted],
         "full": list(full),
     }
-    found: dict[LineKey, list[Candidate]] = {line: [] for line, _ in wanted}
+    found: dict[QueueKey, list[WaitingTask]] = {line: [] for line, _ in wanted}
     for row in connection.execute(_HEADS, values):
-        found[wanted[row.ord - 1][0]].append(Candidate(row.id, row.priority, row.run_id, row.again))
+        found[wanted[row.ord - 1][0]].append(WaitingTask(row.id, row.priority, row.run_id, row.again))
     return found
 
 
@@ -97,7 +99,7 @@ class BoundedRun:
     """A run with a bound on its attempts at once, and a line in which its tasks stand."""
 
     run_id: UUID
-    line: LineKey
+    line: QueueKey
     live: int  # attempts, of all of its lines
     max_running: int
 
@@ -138,7 +140,7 @@ FROM found f JOIN runs r ON r.id = f.run_id
 def bounded_runs(connection: Connection) -> list[BoundedRun]:
     """The bounded runs whose tasks wait, for each of their lines."""
     return [
-        BoundedRun(row.run_id, LineKey(Mode(row[1]), row[2], row[3]), row.live, row.max_running)
+        BoundedRun(row.run_id, QueueKey(Mode(row[1]), row[2], row[3]), row.live, row.max_running)
         for row in connection.execute(_BOUNDED)
     ]
 
@@ -152,8 +154,8 @@ FROM unnest(CAST(:modes AS text[]), CAST(:classes AS text[]), CAST(:users AS tex
 
 
 def backlogs(
-    connection: Connection, keys: Sequence[LineKey], most: int, bounded: Iterable[BoundedRun] = ()
-) -> dict[LineKey, int]:
+    connection: Connection, keys: Sequence[QueueKey], most: int, bounded: Iterable[BoundedRun] = ()
+) -> dict[QueueKey, int]:
     """Tasks in each of these lines, counted up to `most`; of bounded runs, as many as they have room for."""
     if not keys:
         return {}
@@ -172,11 +174,10 @@ def backlogs(
 
 def _count_of_run(connection: Connection, run: BoundedRun) -> int:
     """Of its tasks that stand in its line, as many as it has room for."""
-    count = connection.execute(
-        text(
-            "SELECT count(*) FROM (SELECT 1 FROM tasks WHERE bounded AND state = 'pending' AND in_line"
-            " AND run_id = :run AND requested_mode = :mode AND resource_class = :class LIMIT :room) waiting"
-        ),
+    count = sql(
+        connection,
+        "SELECT count(*) FROM (SELECT 1 FROM tasks WHERE bounded AND state = 'pending' AND in_line"
+        " AND run_id = :run AND requested_mode = :mode AND resource_class = :class LIMIT :room) waiting",
         {"run": run.run_id, "mode": run.line.mode.value, "class": run.line.resource_class, "room": run.room},
     ).scalar_one()
     return int(count)
@@ -204,26 +205,24 @@ class Occupancy:
 def occupancy(connection: Connection) -> Occupancy:
     """One look at attempts and instances."""
     found = Occupancy()
-    for row in connection.execute(
-        text(
-            "SELECT mode, resource_class, user_name, state, count(*) AS live"
-            " FROM attempts WHERE state IN ('dispatched', 'running') GROUP BY 1, 2, 3, 4"
-        )
+    for row in sql(
+        connection,
+        "SELECT mode, resource_class, user_name, state, count(*) AS live"
+        " FROM attempts WHERE state IN ('dispatched', 'running') GROUP BY 1, 2, 3, 4",
     ):
         key = (Mode(row.mode), row.resource_class)
         found.live[key] += row.live
         found.by_user[row.user_name, key] += row.live
         if row.state == "dispatched":
             found.unclaimed[key] += row.live
-    for row in connection.execute(
-        text(
-            "SELECT mode, resource_class, count(*) FILTER (WHERE state <> 'draining') AS instances,"
-            " count(*) FILTER (WHERE state IN ('requested', 'booting', 'ready')) AS coming,"
-            " coalesce(sum(slots) FILTER (WHERE state = 'ready'), 0) AS slots,"
-            " count(*) FILTER (WHERE state = 'draining') AS draining,"
-            " min(host) FILTER (WHERE state = 'ready') <> max(host) FILTER (WHERE state = 'ready') AS spread"
-            " FROM instances WHERE state NOT IN ('terminated', 'failed') GROUP BY 1, 2"
-        )
+    for row in sql(
+        connection,
+        "SELECT mode, resource_class, count(*) FILTER (WHERE state <> 'draining') AS instances,"
+        " count(*) FILTER (WHERE state IN ('requested', 'booting', 'ready')) AS coming,"
+        " coalesce(sum(slots) FILTER (WHERE state = 'ready'), 0) AS slots,"
+        " count(*) FILTER (WHERE state = 'draining') AS draining,"
+        " min(host) FILTER (WHERE state = 'ready') <> max(host) FILTER (WHERE state = 'ready') AS spread"
+        " FROM instances WHERE state NOT IN ('terminated', 'failed') GROUP BY 1, 2",
     ):
         key = (Mode(row.mode), row.resource_class)
         found.coming[key], found.instances[key], found.slots[key] = row.coming, row.instances, int(row.slots)
@@ -238,50 +237,48 @@ def occupancy(connection: Connection) -> Occupancy:
 def _on_draining(connection: Connection, key: Key) -> int:
     """Attempts that run on draining instances: they hold no slot of those that still take work."""
     return int(
-        connection.execute(
-            text(
-                "SELECT count(*) FROM attempts a JOIN instances i ON i.id = a.instance_id"
-                " WHERE a.state = 'running' AND a.mode = :mode AND a.resource_class = :class AND i.state = 'draining'"
-            ),
+        sql(
+            connection,
+            "SELECT count(*) FROM attempts a JOIN instances i ON i.id = a.instance_id"
+            " WHERE a.state = 'running' AND a.mode = :mode AND a.resource_class = :class AND i.state = 'draining'",
             {"mode": key[0].value, "class": key[1]},
         ).scalar_one()
     )
 
 
 def _note_stillborn(connection: Connection, found: Occupancy) -> None:
-    for row in connection.execute(
-        text(
-            "SELECT f.mode, f.resource_class, f.stillborn FROM (SELECT mode, resource_class, count(*) AS stillborn"
-            " FROM instances WHERE state = 'failed' AND handle IS NOT NULL"
-            " AND (ready_at IS NULL OR mode = 'ephemeral' AND attempt_id IS NULL)"
-            " AND requested_at > clock_timestamp() - make_interval(secs => :s) GROUP BY 1, 2) f"
-            " WHERE NOT EXISTS (SELECT 1 FROM instances i WHERE i.mode = f.mode"
-            " AND i.resource_class = f.resource_class AND (i.mode = 'persistent' OR i.attempt_id IS NOT NULL)"
-            " AND i.ready_at > clock_timestamp() - make_interval(secs => :s))"
-        ),
+    for row in sql(
+        connection,
+        "SELECT f.mode, f.resource_class, f.stillborn FROM (SELECT mode, resource_class, count(*) AS stillborn"
+        " FROM instances WHERE state = 'failed' AND handle IS NOT NULL"
+        " AND (ready_at IS NULL OR mode = 'ephemeral' AND attempt_id IS NULL)"
+        " AND requested_at > clock_timestamp() - make_interval(secs => :s) GROUP BY 1, 2) f"
+        " WHERE NOT EXISTS (SELECT 1 FROM instances i WHERE i.mode = f.mode"
+        " AND i.resource_class = f.resource_class AND (i.mode = 'persistent' OR i.attempt_id IS NOT NULL)"
+        " AND i.ready_at > clock_timestamp() - make_interval(secs => :s))",
         {"s": STILLBORN_S},
     ):
         found.stillborn[Mode(row.mode), row.resource_class] = row.stillborn
 
 
-class Bound(NamedTuple):
+class QueueLimit(NamedTuple):
     """A limit that keeps the tasks of a line waiting."""
 
     limit_name: str
-    line: LineKey
+    line: QueueKey
 
 
-def open_bindings(connection: Connection) -> set[Bound]:
-    """What is on record as binding now; the pauses' own rows are left out."""
-    rows = connection.execute(
-        text(
-            "SELECT limit_name, mode, resource_class, user_name FROM bindings WHERE until IS NULL AND user_name <> '*'"
-        )
+def open_limits(connection: Connection) -> dict[QueueLimit, datetime]:
+    """The limits on record as keeping queues waiting, and since when; the pauses' own rows are left out."""
+    rows = sql(
+        connection,
+        "SELECT limit_name, mode, resource_class, user_name, since FROM bindings"
+        " WHERE until IS NULL AND user_name <> '*'",
     )
-    return {Bound(row[0], LineKey(Mode(row[1]), row[2], row[3])) for row in rows}
+    return {QueueLimit(row[0], QueueKey(Mode(row[1]), row[2], row[3])): row.since for row in rows}
 
 
-def record_bindings(connection: Connection, began: Iterable[Bound], ended: Iterable[Bound]) -> None:
+def record_limits(connection: Connection, began: Iterable[QueueLimit], ended: Iterable[QueueLimit]) -> None:
     """Note from when to when limits bind, with their facts; safe to repeat."""
     for statement, bounds in ((_BIND, list(began)), (_UNBIND, list(ended))):
         if bounds:
@@ -320,22 +317,20 @@ INSERT INTO events (kind, data) SELECT 'limit.freed',
 def reclaim_lapsed(connection: Connection, retry: RetryPolicy) -> list[UUID]:
     """Take attempts away whose lease has lapsed or whose deadline has passed; returns those taken."""
     # Attempts before leases, as whoever ends an attempt; then the leases once more, which may have been renewed.
-    ids = connection.execute(
-        text(
-            "SELECT a.id FROM attempts a JOIN leases l ON l.attempt_id = a.id"
-            " WHERE l.expires_at < clock_timestamp() AND a.state = 'running' FOR UPDATE OF a SKIP LOCKED"
-        )
+    ids = sql(
+        connection,
+        "SELECT a.id FROM attempts a JOIN leases l ON l.attempt_id = a.id"
+        " WHERE l.expires_at < clock_timestamp() AND a.state = 'running' FOR UPDATE OF a SKIP LOCKED",
     ).scalars()
-    lapsed = connection.execute(
-        text(
-            "SELECT attempt_id FROM leases WHERE attempt_id = ANY(CAST(:ids AS uuid[]))"
-            " AND expires_at < clock_timestamp() FOR UPDATE SKIP LOCKED"
-        ),
+    lapsed = sql(
+        connection,
+        "SELECT attempt_id FROM leases WHERE attempt_id = ANY(CAST(:ids AS uuid[]))"
+        " AND expires_at < clock_timestamp() FOR UPDATE SKIP LOCKED",
         {"ids": list(ids)},
     ).scalars()
     taken = ends.lose(connection, list(lapsed), _LAPSED, EndReason.LOST, retry)
-    overdue = connection.execute(
-        text("SELECT id FROM attempts WHERE state = 'running' AND deadline_at < clock_timestamp() ORDER BY id")
+    overdue = sql(
+        connection, "SELECT id FROM attempts WHERE state = 'running' AND deadline_at < clock_timestamp() ORDER BY id"
     ).scalars()
     return taken + ends.lose(connection, list(overdue), _OVERDUE, EndReason.DEADLINE, retry)
 

@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from app.errors import DatabaseUnavailable
 from app.ledger import audit, events, receipts
-from app.ledger.audit import CapacityOf, Finding, Look, Memory
+from app.ledger.audit import AuditFinding, AuditResult, CapacityOf, Memory
 from app.ledger.audit_checks import Severity
 from app.ledger.database import Database, Leadership
 from app.ledger.events import Fact
@@ -69,7 +69,7 @@ class Auditor:
             stop.wait(min(_RECEIPTS_S, left_s))
             left_s -= _RECEIPTS_S
 
-    def audit(self) -> Look:
+    def audit(self) -> AuditResult:
         """One pass: look, mend, look again at what that changed, tell. What it found first, with what was mended."""
         first = seen = audit.look(self._database, self._settings, self._capacity, self._memory)
         mended: dict[str, int] = {}
@@ -90,7 +90,7 @@ class Auditor:
 
     # --- Alarms -----------------------------------------------------------------------------------------------------
 
-    def _tell(self, findings: tuple[Finding, ...]) -> None:
+    def _tell(self, findings: tuple[AuditFinding, ...]) -> None:
         """An alarm when a finding is new, another fact when it is gone; nothing while it lasts."""
         raised = self._raised if self._raised is not None else self._on_record()
         now = {finding.name: finding for finding in findings}
@@ -113,7 +113,7 @@ class Auditor:
             return {row.finding for row in connection.execute(statement) if row.kind == "audit.alarm"}
 
 
-def _data(finding: Finding) -> dict[str, object]:
+def _data(finding: AuditFinding) -> dict[str, object]:
     return {
         "finding": finding.name,
         "severity": Severity(finding.severity).value,

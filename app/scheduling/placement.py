@@ -32,7 +32,7 @@ class Contender(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class PlacementChoice:
     """Who goes, in order, and to which host (None: whoever takes it); and how often those who stay were overtaken."""
 
     chosen: list[tuple[Any, str | None]]
@@ -48,7 +48,7 @@ def place(
     *,
     look_ahead: int = LOOK_AHEAD,
     most_overtaken: int = MOST_OVERTAKEN,
-) -> Placement:
+) -> PlacementChoice:
     """As many of each turn as were `chosen`, each for a host with a free slot as long as there is one.
 
     chosen: in their order; behind: those who come after them, in theirs. free: slots by host, also of those that have
@@ -56,7 +56,7 @@ def place(
     overtaken by more than `most_overtaken`, nor by one who stands `look_ahead` places behind.
     """
     hosts = _Hosts(free, where)
-    waiting: defaultdict[Any, _Turn] = defaultdict(lambda: _Turn(overtaken, look_ahead, most_overtaken))
+    waiting: defaultdict[Any, _TurnQueue] = defaultdict(lambda: _TurnQueue(overtaken, look_ahead, most_overtaken))
     for contender in (*chosen, *behind):
         waiting[contender.turn].queue.append(contender)
     went = []
@@ -65,7 +65,7 @@ def place(
         hosts.take(host, task.image)
         went.append((task.identity, host))
     left = {identity: count for turn in waiting.values() for identity, count in turn.overtaken().items()}
-    return Placement(went, left)
+    return PlacementChoice(went, left)
 
 
 def home_of(image: str, hosts: Iterable[str]) -> str | None:
@@ -123,7 +123,7 @@ class _Hosts:
 
 
 @dataclass(slots=True)
-class _Turn:
+class _TurnQueue:
     """The tasks of one turn that have not gone, first to last."""
 
     before: Mapping[Any, int]  # how often each was overtaken until now

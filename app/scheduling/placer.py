@@ -15,11 +15,11 @@ from sqlalchemy import Connection
 
 from app.ledger import host_images
 from app.ledger.host_images import ImageKey, ImagesOfTasks
-from app.ledger.waiting import LineKey
+from app.ledger.waiting import QueueKey
 from app.models.spec import Mode
 from app.scheduling import placement
 from app.scheduling.placement import Contender
-from app.scheduling.policy import Line
+from app.scheduling.policy import TaskQueue
 
 _EXPECTED_S = 300.0
 """A host that was sent a task is taken to have its image for so long without saying so: it may be pulling it."""
@@ -41,7 +41,7 @@ class Placer:
         self._overtaken: dict[UUID, int] = {}
         self._expected: dict[tuple[str, str], float] = {}  # image and host: monotonic seconds until when
 
-    def looks_behind(self, key: LineKey, spread: Collection[str], lines: int) -> int:
+    def looks_behind(self, key: QueueKey, spread: Collection[str], lines: int) -> int:
         """How many more tasks of this line to read than may go."""
         if self._images is None or key.mode is Mode.EPHEMERAL or key.resource_class not in spread:
             return 0
@@ -51,7 +51,7 @@ class Placer:
         self,
         connection: Connection,
         spread: Collection[str],
-        lines: Sequence[tuple[Line, Sequence[Head]]],
+        lines: Sequence[tuple[TaskQueue, Sequence[Head]]],
         chosen: Sequence[tuple[UUID, Mode]],
     ) -> tuple[list[tuple[UUID, Mode]], dict[UUID, str]]:
         """The same choice, with tasks of one turn exchanged for each other, and the hosts that they are for.
@@ -103,7 +103,7 @@ class Placer:
                 found[image].add(host)
         return found
 
-    def _remember(self, made: placement.Placement, images: Mapping[UUID, str]) -> None:
+    def _remember(self, made: placement.PlacementChoice, images: Mapping[UUID, str]) -> None:
         if len(self._overtaken) > _MOST_REMEMBERED:  # mostly of tasks that were cancelled
             self._overtaken.clear()
         self._overtaken.update(made.overtaken)

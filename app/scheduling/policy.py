@@ -1,7 +1,7 @@
 """The scheduler's decisions as pure functions: no I/O, so that a simulator can run the same code.
 
 The order: priority; then what had its turn and lost it; then weighted fair share between users; then first come first
-served; within a run, groups that have started. `Order.FIFO` leaves the fair share out, as in the paper.
+served; within a run, groups that have started. `DispatchOrder.FIFO` leaves the fair share out, as in the paper.
 Source: MegaFlow, section 2.3 (Task Scheduler).
 """
 
@@ -21,14 +21,14 @@ Key = tuple[Mode, str]
 """A mode and a resource class."""
 
 
-class Order(StrEnum):
+class DispatchOrder(StrEnum):
     """Who goes first among tasks of one priority."""
 
     FAIR = "fair"  # the user who holds least for their weight
     FIFO = "fifo"  # whoever came first
 
 
-class Waiting(NamedTuple):
+class QueuedTask(NamedTuple):
     """One task at the head of a line. `arrival` is its run, and sorts runs as they came; `again`: it runs once more."""
 
     identity: Any
@@ -38,7 +38,7 @@ class Waiting(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TaskQueue:
     """The first tasks of one user that asked for this mode and class, in the order in which they may go.
 
     `more`: others stand behind them.
@@ -47,7 +47,7 @@ class Line:
     user_name: str
     mode: Mode
     resource_class: str
-    waiting: Sequence[Waiting] = ()
+    waiting: Sequence[QueuedTask] = ()
     more: bool = False
 
     @property
@@ -56,7 +56,7 @@ class Line:
 
 
 @dataclass(slots=True)
-class Standing:
+class UserShare:
     """What one user holds, and how much more they may. None: not bounded."""
 
     weight: float = 1.0
@@ -83,7 +83,7 @@ class Decision:
     """Who goes now, in which mode; and, by line, the limits that keep the rest waiting."""
 
     chosen: list[tuple[Any, Mode]]
-    binding: dict[tuple[Mode, str, str], tuple[str, ...]]
+    limiting: dict[tuple[Mode, str, str], tuple[str, ...]]
 
 
 def free_slots(capacity: Mapping[Key, int], live: Mapping[Key, int]) -> Counter[Key]:
@@ -91,7 +91,7 @@ def free_slots(capacity: Mapping[Key, int], live: Mapping[Key, int]) -> Counter[
     return Counter({key: max(0, total - live.get(key, 0)) for key, total in capacity.items()})
 
 
-def choose_mode(line: Line, free: Mapping[Key, int], standing: Standing) -> Mode | None:
+def choose_mode(line: TaskQueue, free: Mapping[Key, int], standing: UserShare) -> Mode | None:
     """The mode to run in now, or None to wait.
 
     `auto` takes a free slot of the standing pool, which costs nothing to start, and else an instance of its own.
@@ -108,7 +108,9 @@ def _options(asked: Mode) -> tuple[Mode, ...]:
     return (Mode.PERSISTENT, Mode.EPHEMERAL) if asked is Mode.AUTO else (asked,)
 
 
-def obstacles(line: Line, capacity: Mapping[Key, int], free: Mapping[Key, int], standing: Standing) -> tuple[str, ...]:
+def obstacles(
+    line: TaskQueue, capacity: Mapping[Key, int], free: Mapping[Key, int], standing: UserShare
+) -> tuple[str, ...]:
     """The limits that keep the whole line waiting, by name; empty when its first task may go."""
     user = line.user_name
     if standing.spent_up:
@@ -120,7 +122,7 @@ def obstacles(line: Line, capacity: Mapping[Key, int], free: Mapping[Key, int], 
     return tuple(_obstacle(mode, line, capacity, standing) for mode in _options(line.mode))
 
 
-def _obstacle(mode: Mode, line: Line, capacity: Mapping[Key, int], standing: Standing) -> str:
+def _obstacle(mode: Mode, line: TaskQueue, capacity: Mapping[Key, int], standing: UserShare) -> str:
     name = line.resource_class
     if mode is Mode.EPHEMERAL:
         return f"quota:instances:{line.user_name}" if standing.instances_left() <= 0 else f"slots:ephemeral.{name}"
@@ -128,24 +130,24 @@ def _obstacle(mode: Mode, line: Line, capacity: Mapping[Key, int], standing: Sta
 
 
 def admit(
-    lines: Iterable[Line],
+    lines: Iterable[TaskQueue],
     capacity: Mapping[Key, int],
     free: Mapping[Key, int],
-    standings: Mapping[str, Standing],
+    standings: Mapping[str, UserShare],
     *,
-    order: Order = Order.FAIR,
+    order: DispatchOrder = DispatchOrder.FAIR,
     most: int = 1_000_000,
     rooms: Mapping[Any, int] | None = None,
 ) -> Decision:
     """Who goes now: up to `most`. A task that must wait does not hold up one of another line that need not.
 
-    rooms: of bounded runs, by their `Waiting.arrival`: how many more may go. What is beyond that is passed over.
+    rooms: of bounded runs, by their `QueuedTask.arrival`: how many more may go. What is beyond that is passed over.
 
     Changes the standings and nothing else: what is chosen is held.
     """
     left, room = Counter(free), dict(rooms or {})
     chosen: list[tuple[Any, Mode]] = []
-    binding: dict[tuple[Mode, str, str], tuple[str, ...]] = {}
+    limiting: dict[tuple[Mode, str, str], tuple[str, ...]] = {}
     heap = [entry for line in lines if (entry := _entry(line, 0, standings[line.user_name], order))]
     heapq.heapify(heap)
     while heap and len(chosen) < most:
@@ -153,7 +155,7 @@ def admit(
         standing, run = standings[line.user_name], line.waiting[position].arrival
         hindered = obstacles(line, capacity, left, standing)
         if hindered:
-            binding[line.identity] = hindered
+            limiting[line.identity] = hindered
             continue
         if room.get(run, 1) <= 0:
             if entry := _entry(line, position + 1, standing, order):
@@ -173,23 +175,23 @@ def admit(
         if entry := _entry(line, position + 1, standing, order):
             heapq.heappush(heap, entry)
         elif line.more and (behind := obstacles(line, capacity, left, standing)):
-            binding[line.identity] = behind
-    return Decision(chosen, binding)
+            limiting[line.identity] = behind
+    return Decision(chosen, limiting)
 
 
 _Rank = tuple[int, bool, float, Any]
-_Entry = tuple[_Rank, tuple[Mode, str, str], int, Line]
+_Entry = tuple[_Rank, tuple[Mode, str, str], int, TaskQueue]
 
 
-def _entry(line: Line, position: int, standing: Standing, order: Order) -> _Entry | None:
+def _entry(line: TaskQueue, position: int, standing: UserShare, order: DispatchOrder) -> _Entry | None:
     if position >= len(line.waiting):
         return None
     return _rank(line, position, standing, order), line.identity, position, line
 
 
-def _rank(line: Line, position: int, standing: Standing, order: Order) -> _Rank:
+def _rank(line: TaskQueue, position: int, standing: UserShare, order: DispatchOrder) -> _Rank:
     task = line.waiting[position]
-    share = standing.share(line.resource_class) if order is Order.FAIR else 0.0
+    share = standing.share(line.resource_class) if order is DispatchOrder.FAIR else 0.0
     return -task.priority, not task.again, share, task.arrival
 
 
@@ -202,7 +204,7 @@ def missing_ephemeral(unclaimed: Mapping[Key, int], coming: Mapping[Key, int]) -
     return Counter({key: gap for key, gap in gaps.items() if gap > 0})
 
 
-def servable(waiting: Iterable[tuple[str, int]], standings: Mapping[str, Standing]) -> int:
+def servable(waiting: Iterable[tuple[str, int]], standings: Mapping[str, UserShare]) -> int:
     """Of so many waiting tasks of each user, those that free slots could take: quotas keep the rest waiting."""
     counts: Counter[str] = Counter()
     for user_name, count in waiting:

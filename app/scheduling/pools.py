@@ -6,19 +6,21 @@ import random
 import time
 from collections.abc import Mapping
 
-from app.ledger.classes import Offer
-from app.ledger.waiting import LineKey, Occupancy
+from app.ledger.classes import ResourceClass
+from app.ledger.waiting import Occupancy, QueueKey
 from app.models.spec import Mode
 from app.scheduling import policy
-from app.scheduling.policy import Standing
+from app.scheduling.policy import UserShare
 
 
-def elastic(offer: Offer) -> bool:
+def elastic(offer: ResourceClass) -> bool:
     """True when its pool follows the backlog."""
     return offer.pool_min != offer.pool_max
 
 
-def target(offer: Offer, seen: Occupancy, backlogs: Mapping[LineKey, int], standings: Mapping[str, Standing]) -> int:
+def target(
+    offer: ResourceClass, seen: Occupancy, backlogs: Mapping[QueueKey, int], standings: Mapping[str, UserShare]
+) -> int:
     """Instances that the class's pool should have now; `backlogs`: of the lines that may be served at all."""
     if not elastic(offer):
         return offer.pool_max

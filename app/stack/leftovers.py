@@ -14,8 +14,8 @@ import requests
 import structlog
 from docker.errors import APIError, NotFound
 
-from app.environments.oci import Records, end
-from app.environments.outlets import firewall
+from app.environments.networks import firewall
+from app.environments.runtimes.oci import Records, end
 from app.errors import EngineUnavailable, EnvironmentFailed
 from app.settings import PREFIX, Settings
 from app.stack import postgres, redis

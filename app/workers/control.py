@@ -22,11 +22,11 @@ from celery.worker.control import Panel
 from app import instances as providers
 from app import logs
 from app.celery_app import CONTROL, app
-from app.environments.image_store.names import key_of
 from app.errors import DatabaseUnavailable, InstanceFailed, MegaFlowError, UnknownName
+from app.images.references import key_of
 from app.instances.base import Provider
 from app.ledger import classes, host_images, instances
-from app.ledger.classes import Offer
+from app.ledger.classes import ResourceClass
 from app.ledger.database import Database
 from app.models.endings import RetryPolicy
 from app.models.instance import InstanceRequest, queue_of
@@ -38,7 +38,7 @@ from app.scheduling.reconciler import Hands, Reconciler
 from app.settings import Settings, load
 from app.stopping import nudge
 from app.workers import host_care, host_sweep, metrics, seat
-from app.workers.evaluations import Calendar
+from app.workers.calendar import Calendar
 from app.workers.webhooks import Webhooks
 
 log = structlog.get_logger()
@@ -66,7 +66,7 @@ class Control:
         self._auditor = Auditor(self._database, settings)
         self._webhooks = Webhooks(self._database, settings)
 
-    def _offers(self) -> list[Offer]:
+    def _offers(self) -> list[ResourceClass]:
         """The resource classes; none while the database is away."""
         try:
             with self._database.begin() as connection:

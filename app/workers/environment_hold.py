@@ -11,10 +11,9 @@ from typing import Any, TypeVar
 
 import structlog
 
-from app.environments.base import Choosing, Environment, EnvironmentProvider, Logging, Route, Tags, Times, noting
-from app.environments.image_store import arrival
-from app.environments.recorded import Recording
+from app.environments.contract import Environment, EnvironmentProvider, Route, Tags, Times, noting
 from app.errors import EngineUnavailable, MegaFlowError, StationError
+from app.images import pull_source
 from app.ledger.environment_times import FAILED
 from app.models.outcome import Phase
 from app.models.spec import EnvironmentSpec, Mode, Reuse
@@ -70,7 +69,7 @@ class _Asking:
     """What an attempt pays while it waits for an environment."""
 
     spent: Times
-    arrivals: arrival.Arrivals
+    arrivals: pull_source.Arrivals
     begun: float = field(default_factory=time.monotonic)
 
     @property
@@ -81,7 +80,7 @@ class _Asking:
 @contextmanager
 def _asking(rollout: Rollout, spec: EnvironmentSpec, purpose: str) -> Iterator[_Asking]:
     """The block gets an environment; what it cost is on record also when none comes."""
-    with arrival.noted() as arrivals, noting() as spent:
+    with pull_source.noted() as arrivals, noting() as spent:
         asking = _Asking(spent, arrivals)
         try:
             yield asking
@@ -94,8 +93,7 @@ def _kind(rollout: Rollout, spec: EnvironmentSpec) -> str:
     """What it would have been."""
     with suppress(MegaFlowError):
         provider = rollout.stations.environments(spec.kind)
-        if isinstance(provider, Choosing):
-            return provider.kind_of(spec)
+        return provider.kind_of(spec)
     return spec.kind.value
 
 
@@ -113,7 +111,7 @@ def _never_came(asking: _Asking) -> dict[str, Any]:
 
 def _let_go(rollout: Rollout, environment: Environment, purpose: str, *, reuse: bool, alone: bool) -> None:
     rollout.limits_met.leave(environment)
-    if isinstance(environment, Logging) and alone:
+    if alone:
         environment.keep_logs(None)
     reuse = reuse and not rollout.token.is_set()
     rollout.torn[purpose]["reset"] = _give_back(rollout.stations, environment, reuse=reuse)
@@ -137,7 +135,7 @@ def _came(environment: Environment, image_s: float, *, ready_s: float) -> dict[s
 
 def _keep_logs(rollout: Rollout, environment: Environment, *, alone: bool) -> None:
     """Keep all of its long outputs as the attempt's; those of the agent's own framework are kept whatever it is."""
-    if alone and isinstance(environment, Logging) and environment.keep_logs(rollout.logs):
+    if alone and environment.keep_logs(rollout.logs):
         rollout.evidence.command_logs(rollout.logs)
     else:
         why = "an environment of this kind keeps none" if alone else "the environment was shared with others"
@@ -147,8 +145,7 @@ def _keep_logs(rollout: Rollout, environment: Environment, *, alone: bool) -> No
 def _provider(rollout: Rollout, spec: EnvironmentSpec) -> tuple[EnvironmentProvider, str]:
     """Who makes it, and the image's id."""
     stations = rollout.stations
-    # What is made from here on, and its end whenever that comes, stands on the run's receipt.
-    provider = Recording(stations.environments(spec.kind, rollout.gate), stations.settings, stations.database)
+    provider = stations.environments(spec.kind, rollout.gate)
     return provider, provider.prepare_image(spec, timeout_s=rollout.claimed.spec.task.limits.environment_timeout_s)
 
 

@@ -19,7 +19,7 @@ from app.errors import DatabaseUnavailable
 from app.ledger import semaphores
 from app.ledger.database import Database, Listener
 from app.ledger.limits import HOLDS, everybody
-from app.ledger.semaphores import Answer
+from app.ledger.semaphores import SemaphoreAnswer
 
 log = structlog.get_logger()
 
@@ -80,7 +80,7 @@ class LedgerGate:
         if seconds >= _NOTED_S:
             self.waited[limit] = self.waited.get(limit, 0.0) + seconds
 
-    def _ask(self, limit: str, capacity: int | None, holder: UUID) -> Callable[[], Answer]:
+    def _ask(self, limit: str, capacity: int | None, holder: UUID) -> Callable[[], SemaphoreAnswer]:
         return lambda: semaphores.ask(
             self._database,
             limit,
@@ -101,7 +101,9 @@ class LedgerGate:
 class _Wait:
     """Standing in line once."""
 
-    def __init__(self, ask: Callable[[], Answer], limit: str, database: Database, stopped: Callable[[], bool]) -> None:
+    def __init__(
+        self, ask: Callable[[], SemaphoreAnswer], limit: str, database: Database, stopped: Callable[[], bool]
+    ) -> None:
         self._ask = ask
         self._limit = limit
         self._wakes = {limit, everybody(limit)}

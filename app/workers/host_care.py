@@ -16,9 +16,9 @@ from functools import partial
 
 import structlog
 
-from app.environments.host_slots import turn
-from app.environments.image_store.presence import Presence
 from app.errors import DatabaseUnavailable
+from app.host.slots import turn
+from app.images.presence import Presence
 from app.ledger import host_images
 from app.ledger.database import Database
 from app.scheduling.placement import home_of

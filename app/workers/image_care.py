@@ -13,8 +13,8 @@ from uuid_utils import compat as uuids
 
 from app.artifacts import open_store
 from app.artifacts.bundles import fetch_bundle
-from app.environments.image_store.prefetch import Prefetcher
 from app.errors import DatabaseUnavailable
+from app.images.prefetch import Prefetcher
 from app.ledger import semaphores
 from app.ledger.database import Database
 from app.ledger.upcoming import MOST, Upcoming

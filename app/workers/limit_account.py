@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from app.environments.base import Environment, MemoryCounting, ProcessCounting, ServicesCounting
+from app.environments.contract import Environment
 from app.models.spec import Resources
 
 
@@ -28,12 +28,10 @@ class LimitAccount:
 
     def watch(self, environment: Environment) -> None:
         """From now on; what was counted in it before is not this attempt's."""
-        if isinstance(environment, MemoryCounting):
-            self._killed.watch(environment, environment.memory_kills)
-        if isinstance(environment, ProcessCounting):
-            self._refused.watch(environment, environment.processes_refused)
-        if isinstance(environment, ServicesCounting):
-            several = _Services(environment)
+        self._killed.watch(environment, environment.memory_kills)
+        self._refused.watch(environment, environment.processes_refused)
+        several = _Services(environment)
+        if several.found:
             self._several.append(several)
             for name, found in several.found.items():
                 self._service_limits.setdefault(name, found.limit_bytes)
@@ -114,7 +112,7 @@ class _Watched:
 class _Services:
     """What the services of an environment have counted, asked of all of them at once."""
 
-    def __init__(self, environment: ServicesCounting) -> None:
+    def __init__(self, environment: Environment) -> None:
         self.environment = environment
         self.look()
 

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from sqlalchemy import text
 
 from app.errors import DatabaseUnavailable, SettingsInvalid
-from app.ledger import environment_times, limits, measures
+from app.ledger import environment_times, limits
 from app.ledger.database import Database
 from app.ledger.environment_times import BUCKETS_S, PhaseHistogram
 from app.models.states import InstanceState, TaskState
@@ -57,7 +57,7 @@ class LedgerCollector(Collector):
         with self._database.begin() as connection:
             now = connection.execute(text("SELECT clock_timestamp()")).scalar_one()
             until = now - timedelta(seconds=self._settle_s)
-            ended = measures.ended(connection, self._until, until)
+            ended = environment_times.ended(connection, self._until, until)
             times = environment_times.histograms(connection, self._until, until)
         self._ended, self._until = self._ended + ended, until
         self._times = environment_times.added(self._times, times)
@@ -65,7 +65,7 @@ class LedgerCollector(Collector):
 
     def _gauges(self) -> list[Metric]:
         with self._database.begin() as connection:
-            now = measures.now(connection)
+            now = environment_times.counts_now(connection)
         tasks = GaugeMetricFamily("megaflow_tasks", "Tasks by state.", labels=["state"])
         for state in TaskState:
             tasks.add_metric([state.value], now.tasks.get(state.value, 0))

@@ -18,9 +18,9 @@ import app.tasks.attempt
 import app.tasks.schedule  # noqa: F401
 from app import logs
 from app.celery_app import app as celery_app
-from app.environments.oci import available
+from app.environments.runtimes.oci import available
 from app.errors import MegaFlowError
-from app.instances import nursery
+from app.instances import launcher
 from app.models.instance import MARK
 from app.settings import load
 from app.workers import instance
@@ -32,7 +32,7 @@ def main() -> None:
     celery_app.loader.import_default_modules()
     if settings.container_runtime != "docker":
         available(settings)  # tried once here; what is forked from here knows
-    nursery.main(settings, MARK, lambda request: instance.host(celery_app, request, settings))
+    launcher.main(settings, MARK, lambda request: instance.host(celery_app, request, settings))
 
 
 if __name__ == "__main__":

@@ -22,17 +22,16 @@ from app.agents.external import known_agents
 from app.agents.patch import head_commit, take_patch
 from app.agents.reconcile import reconciled, would_end_the_same
 from app.agents.recorded import recorded_run
-from app.environments.base import Chronicling, Environment
-from app.environments.outlets import MODEL_PORT, model_outlet
+from app.environments.contract import Environment
+from app.environments.networks import MODEL_PORT, model_outlet
 from app.errors import AgentFailed, EnvironmentOverLimit, MegaFlowError, ModelRefused, StaleWriter
 from app.grading.base import Grade, Submission
-from app.ledger import attempts, ends, recordings
+from app.ledger import attempts, ends, results
 from app.ledger.attempts import Claim
-from app.ledger.recordings import Recorded
+from app.ledger.results import StoredTrajectory
 from app.models.endings import BLAME, PERMANENT, PERMANENT_WHEN_REPEATED, Blame, EndReason, reason_of
 from app.models.model_calls import Account
 from app.models.outcome import Artifact, ArtifactKind, Failure, Phase, Verdict
-from app.models.shell import Services
 from app.models.spec import EnvironmentKind, Network, Reuse, ScriptGoal, ScriptSolution, TestsGoal
 from app.workers.environment_hold import environment_for
 from app.workers.lease import StopToken
@@ -100,7 +99,7 @@ def _act_and_grade(rollout: Rollout) -> Grade:
 
 def _chronicle(rollout: Rollout, environment: Environment) -> None:
     """Keep as evidence what else happened in the agent's environment, while it is still there."""
-    logs = environment.logs() if isinstance(environment, Chronicling) else {}
+    logs = environment.logs()
     rollout.evidence.environment(logs, environment.describe().get("outlet"))
 
 
@@ -150,7 +149,7 @@ def _account_for_what_was_done(rollout: Rollout, agent: Agent) -> None:
         if account is not None:
             usage = account.describe()
             ended = {"environment": {"usage": usage}, "cost_usd": usage.get("cost_usd")}
-            rollout.write(attempts.pass_door, Phase.AGENT_ENDED, **ended)
+            rollout.write(attempts.record_phase, Phase.AGENT_ENDED, **ended)
     except Exception:  # the error that ended the agent is the one to be told
         log.exception("attempt.agent_unaccounted")
 
@@ -196,11 +195,11 @@ def _report_of(rollout: Rollout, agent: Agent, environment: Environment) -> Agen
         return _left_behind(rollout, AgentReport(EndReason.RESOURCE_LIMIT, detail=str(error)))
 
 
-def _recorded(rollout: Rollout) -> Recorded:
+def _recorded(rollout: Rollout) -> StoredTrajectory:
     """What the agent is to do again. Raises: UnknownName, SpecInvalid."""
     claimed = rollout.claimed
     run = recorded_run(claimed.spec.model.name if claimed.spec.model else "")
-    return recordings.recorded(rollout.stations.database, run, claimed.task_id, claimed.spec.task.name)
+    return results.trajectory_of(rollout.stations.database, run, claimed.task_id, claimed.spec.task.name)
 
 
 @contextmanager
@@ -267,8 +266,7 @@ def _assure(environment: Environment) -> None:
 
     Raises: EngineUnavailable, EnvironmentFailed.
     """
-    if isinstance(environment, Services):
-        environment.assure()
+    environment.assure()
 
 
 def _judged(rollout: Rollout, verdict: Verdict) -> Grade:
@@ -303,7 +301,7 @@ def _record_failure(rollout: Rollout, error: Exception) -> EndReason:
     reason = rollout.token.reason or getattr(error, "reason", None) or reason_of(error)
     if not isinstance(error, MegaFlowError):
         log.exception("attempt.unexpected_error")
-    failure = Failure(error=type(error).__name__, message=str(error)[:4000], phase=rollout.last_door)
+    failure = Failure(error=type(error).__name__, message=str(error)[:4000], phase=rollout.last_phase)
     try:
         artifacts = _store(rollout)
     except MegaFlowError as unstored:

@@ -14,7 +14,7 @@ from app.errors import DatabaseUnavailable, StackNotRunning
 from app.ledger import admission, attempts, instances
 from app.ledger.attempts import Claim
 from app.models.endings import EndReason
-from app.models.outcome import Hint
+from app.models.outcome import WakeUpMessage
 from app.models.states import InstanceState
 from app.workers.lease import LeaseKeeper
 from app.workers.rollout import carry_out
@@ -24,7 +24,7 @@ log = structlog.get_logger()
 
 
 class Seat:
-    """One instance's worker: turns hints into attempts carried out."""
+    """One instance's worker: turns messages into attempts carried out."""
 
     def __init__(self, instance_id: UUID, stations: Stations, keeper: LeaseKeeper) -> None:
         self.instance_id = instance_id
@@ -33,16 +33,16 @@ class Seat:
         self.closing = threading.Event()
         self._claiming = threading.Lock()
 
-    def take(self, hint: Hint) -> str:
-        """Claim what the hint names, or failing that whatever waits for this kind of instance, and carry it out."""
+    def take(self, message: WakeUpMessage) -> str:
+        """Claim what the message names, or failing that whatever waits for this kind of instance, and carry it out."""
         if self.closing.is_set() or self.keeper.draining.is_set():
-            admission.give_back(self.stations.database, hint)
+            admission.give_back(self.stations.database, message)
             return "given back"
         # One claim at a time: after one that ended in an error, "what is mine and not in hand" must be unambiguous.
         with self._claiming:
-            claimed = self._claim(hint)
+            claimed = self._claim(message)
             if claimed is None:
-                return self._not_claimed(hint)
+                return self._not_claimed(message)
             token = self.keeper.take(claimed)
         try:
             if self.closing.is_set():
@@ -51,19 +51,19 @@ class Seat:
         finally:
             self.keeper.drop(claimed)
 
-    def _not_claimed(self, hint: Hint) -> str:
-        """The hint is stale, or we drain and have not heard of it yet: then somebody else is to have it."""
+    def _not_claimed(self, message: WakeUpMessage) -> str:
+        """The message is stale, or we drain and have not heard of it yet: then somebody else is to have it."""
         if instances.seen(self.stations.database, self.instance_id) is not InstanceState.DRAINING:
             return "stale"
         self.keeper.draining.set()
-        admission.give_back(self.stations.database, hint)
+        admission.give_back(self.stations.database, message)
         return "given back"
 
-    def _claim(self, hint: Hint) -> Claim | None:
+    def _claim(self, message: WakeUpMessage) -> Claim | None:
         """A claim that was applied although we saw an error is found again, and not left to its lease."""
         lease_s, database = self.stations.settings.lease_s, self.stations.database
         try:
-            return attempts.claim(database, hint, self.instance_id, lease_s=lease_s) or attempts.claim_any(
+            return attempts.claim(database, message, self.instance_id, lease_s=lease_s) or attempts.claim_any(
                 database, self.instance_id, lease_s=lease_s
             )
         except DatabaseUnavailable as error:
@@ -74,15 +74,15 @@ class Seat:
             stop=stop_after_delay(lease_s),
             reraise=True,
         )
-        return patient(self._claim_again, hint)
+        return patient(self._claim_again, message)
 
-    def _claim_again(self, hint: Hint) -> Claim | None:
+    def _claim_again(self, message: WakeUpMessage) -> Claim | None:
         lease_s, database = self.stations.settings.lease_s, self.stations.database
         mine = attempts.held_by(database, self.instance_id)
         for claimed in mine:
             if not self.keeper.holds(claimed.attempt_id):
                 return claimed
-        return attempts.claim(database, hint, self.instance_id, lease_s=lease_s)
+        return attempts.claim(database, message, self.instance_id, lease_s=lease_s)
 
     def interrupt(self) -> None:
         """Give everything back: attempts end as interrupted and do not use up a retry."""

@@ -14,7 +14,7 @@ from celery import Celery
 from kombu.utils.json import loads
 from pydantic import ValidationError
 
-from app.models.outcome import Hint
+from app.models.outcome import WakeUpMessage
 from app.settings import Settings
 from app.stopping import stop_channel
 
@@ -34,7 +34,7 @@ class HintEar:
     popped from that list in one command and decoded by kombu.
     """
 
-    def __init__(self, celery: Celery, queue: str, deliver: Callable[[str, list[Hint]], None]) -> None:
+    def __init__(self, celery: Celery, queue: str, deliver: Callable[[str, list[WakeUpMessage]], None]) -> None:
         self._celery = celery
         self._queue = queue
         self._deliver = deliver
@@ -86,14 +86,14 @@ class HintEar:
         self._deliver(self._queue, hints)
 
 
-def _hint(channel: Any, raw: bytes) -> Hint | None:
+def _hint(channel: Any, raw: bytes) -> WakeUpMessage | None:
     """The message as Celery wrote it; None when it is no hint."""
     message = channel.message_to_python(loads(raw))  # type: ignore[no-untyped-call]
     try:
         if message.headers.get("task") != _TASK:
             raise ValueError(f"expected the task {_TASK}, found {message.headers.get('task')!r}")
         _, hint, _ = message.decode()
-        return Hint.model_validate(hint)
+        return WakeUpMessage.model_validate(hint)
     except (ValidationError, ValueError) as error:
         log.warning("simulation.no_hint", error=str(error))
         return None

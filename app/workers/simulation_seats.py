@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 
 from celery import Celery
 
-from app.models.outcome import Hint
+from app.models.outcome import WakeUpMessage
 from app.workers.simulation_actors import Instance
 from app.workers.simulation_hints import HintEar
 
-Seated = tuple[Instance, Hint]
-Deliver = Callable[[str, Sequence[Hint]], None]
+Seated = tuple[Instance, WakeUpMessage]
+Deliver = Callable[[str, Sequence[WakeUpMessage]], None]
 """Queue and hints; called on an ear's own thread."""
 
 
@@ -27,7 +27,7 @@ class Seats:
         self._celery = celery
         self._deliver = deliver
         self._free: defaultdict[str, deque[Instance]] = defaultdict(deque)  # an entry per seat; some are outdated
-        self._held: defaultdict[str, deque[Hint]] = defaultdict(deque)
+        self._held: defaultdict[str, deque[WakeUpMessage]] = defaultdict(deque)
         self._ears: dict[str, HintEar] = {}
 
     def open(self, instance: Instance, count: int) -> list[Seated]:
@@ -48,7 +48,7 @@ class Seats:
             self._ear(instance.request.queue).seats(-instance.free)
             instance.free = 0
 
-    def seat(self, queue: str, hints: Sequence[Hint]) -> list[Seated]:
+    def seat(self, queue: str, hints: Sequence[WakeUpMessage]) -> list[Seated]:
         """A seat for each hint, as far as there are any."""
         seated = []
         for hint in hints:

@@ -9,7 +9,7 @@ from typing import Protocol
 from uuid import UUID
 
 from app.ledger import attempts, ends
-from app.ledger.attempts import Claim, Passage
+from app.ledger.attempts import Claim, PhaseRecord
 from app.ledger.database import Database
 from app.ledger.ends import Failed, Finished
 from app.models.endings import EndReason, RetryPolicy
@@ -51,7 +51,7 @@ class Work:
     def verbs(self, database: Database, retry: RetryPolicy) -> list[Verb]:
         """How it writes."""
         return [
-            Verb("door", lambda passed: attempts.pass_doors(database, [p for _, p in passed]), self._heard_doors),
+            Verb("door", lambda passed: attempts.record_phases(database, [p for _, p in passed]), self._heard_doors),
             Verb("finish", lambda ended: ends.finish_many(database, [f for _, f in ended]), self._heard_end),
             Verb("fail", lambda ended: ends.fail_many(database, [f for _, f in ended], retry), self._heard_end),
         ]
@@ -124,7 +124,7 @@ class Work:
         match step.kind:
             case "door":
                 assert step.phase is not None
-                self._lane.put("door", (attempt, Passage(attempt.claimed, step.phase)))
+                self._lane.put("door", (attempt, PhaseRecord(attempt.claimed, step.phase)))
             case "end":
                 attempt.over = True
                 finished = Finished(attempt.claimed, EndReason.SUBMITTED, self._dice.verdict())
@@ -151,7 +151,7 @@ class Work:
 
     # --- What the ledger says ---------------------------------------------------------------------------------------
 
-    def _heard_doors(self, passed: Sequence[tuple[Attempt, Passage]], accepted: set[UUID]) -> None:
+    def _heard_doors(self, passed: Sequence[tuple[Attempt, PhaseRecord]], accepted: set[UUID]) -> None:
         for attempt, passage in passed:
             if passage.claimed.attempt_id not in accepted:
                 self._refused(attempt)

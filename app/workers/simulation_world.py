@@ -16,12 +16,12 @@ from uuid import UUID
 from celery import Celery
 
 from app.ledger import instances
-from app.ledger.attempts import Claim, Offer
+from app.ledger.attempts import Claim, ClaimRequest
 from app.ledger.database import Database
 from app.ledger.instances import INTERRUPTED_EXIT, Exit
 from app.models.endings import EndReason, RetryPolicy
 from app.models.instance import InstanceRequest
-from app.models.outcome import Hint
+from app.models.outcome import WakeUpMessage
 from app.models.simulation import Simulation
 from app.settings import Settings
 from app.workers.simulation_actors import Dice, Instance
@@ -255,20 +255,20 @@ class World:
     def _open(self, instance: Instance, seats: int) -> None:
         self._offer(self._seats.open(instance, seats))
 
-    def _hear_hints(self, queue: str, hints: Sequence[Hint]) -> None:
+    def _hear_hints(self, queue: str, hints: Sequence[WakeUpMessage]) -> None:
         self._counts["hints"] += len(hints)
         self._offer(self._seats.seat(queue, hints))
 
     def _offer(self, seated: Iterable[Seated]) -> None:
         for instance, hint in seated:
             instance.offered += 1
-            self._intake.put("claim", Offer(hint, instance.id))
+            self._intake.put("claim", ClaimRequest(hint, instance.id))
 
-    def _heard_claims(self, offers: Sequence[Offer], claims: Sequence[Claim]) -> None:
+    def _heard_claims(self, offers: Sequence[ClaimRequest], claims: Sequence[Claim]) -> None:
         won = {(claim.attempt_id, claim.instance_id): claim for claim in claims}
         for offer in offers:
             instance = self._instances.get(offer.instance_id)
-            claimed = won.pop((offer.hint.attempt_id, offer.instance_id), None)
+            claimed = won.pop((offer.message.attempt_id, offer.instance_id), None)
             self._counts["stale_hints"] += claimed is None
             if instance is None:
                 continue  # it went meanwhile; its exit takes the attempt back

@@ -15,11 +15,12 @@ from app.artifacts import open_store
 from app.artifacts.base import ArtifactStore
 from app.artifacts.bundles import fetch_bundle
 from app.environments import provider_for, tool_inside
-from app.environments.base import EnvironmentProvider
-from app.environments.host_slots import Gate
+from app.environments.contract import EnvironmentProvider
 from app.environments.pool import EnvironmentPool
+from app.environments.receipts import EnvironmentRecorder
 from app.grading import grader_for
 from app.grading.base import Grader
+from app.host.slots import Gate
 from app.ledger.database import Database
 from app.models.endings import RetryPolicy
 from app.models.instance import MARK
@@ -103,10 +104,11 @@ def _process_env(settings: Settings) -> dict[str, str]:
 
 def build(settings: Settings, *, pooled: bool, max_idle: int) -> Stations:
     """Stations of a worker that keeps up to `max_idle` environments for reuse."""
+    database = Database(settings.database(), pooled=pooled)
     return Stations(
         settings=settings,
-        database=Database(settings.database(), pooled=pooled),
+        database=database,
         store=open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url),
-        pool=EnvironmentPool(max_idle=max_idle),
+        pool=EnvironmentPool(max_idle=max_idle, create=EnvironmentRecorder(settings, database).create),
         retry=RetryPolicy(settings.retry_base_s, settings.retry_cap_s),
     )

@@ -32,7 +32,7 @@ class Rollout:
     stations: Stations
     token: StopToken
     scratch: Path
-    last_door: Phase = Phase.CLAIMED
+    last_phase: Phase = Phase.CLAIMED
     evidence: Evidence = field(default_factory=Evidence)
     report: AgentReport | None = None
     model: ModelAccess | None = None
@@ -56,9 +56,9 @@ class Rollout:
     def passed(self, phase: Phase, **environment: Any) -> None:
         """Record a door, and stop here if the attempt must. Raises: StaleWriter, Stopped."""
         self.write(
-            attempts.pass_door, phase, environment=environment, waits=self.gate.waited, cost_usd=_cost(environment)
+            attempts.record_phase, phase, environment=environment, waits=self.gate.waited, cost_usd=_cost(environment)
         )
-        self.last_door = phase
+        self.last_phase = phase
         self.heed()
 
     def write(self, verb: Callable[..., None], *values: Any, **named: Any) -> None:

@@ -23,7 +23,7 @@ from app.errors import DatabaseUnavailable, SpecInvalid
 from app.ledger import stream, webhooks
 from app.ledger.database import Database, Leadership, Listener
 from app.ledger.events import OUTCOME, WORK
-from app.ledger.stream import Page, Wanted
+from app.ledger.stream import EventFilter, Page
 from app.ledger.webhooks import Hook
 from app.settings import Settings
 
@@ -128,7 +128,7 @@ class _Courier(threading.Thread):
         self._office = office
         self._database = office.database
         self._hook = hook
-        self._wanted = Wanted(hook.kinds)
+        self._wanted = EventFilter(hook.kinds)
         self._position = self._stored = hook.position
         self._stored_at = time.monotonic()
         self._failures = hook.failures

@@ -30,8 +30,8 @@ from docker.errors import APIError
 from rich.console import Console
 from rich.table import Table
 
-from app.environments.engine import engine_of
 from app.errors import MegaFlowError
+from app.host.engine import engine_of
 from app.settings import PREFIX, Settings
 from app.stack import base_image, engine
 from bench import control_record

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from app.environments.engine import engine_of
+from app.host.engine import engine_of
 from app.models.spec import Resources
 from app.settings import Settings
 from bench.peers import compose

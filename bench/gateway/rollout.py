@@ -28,7 +28,7 @@ import yaml
 from app import AgentTask, Mode, TaskResult
 from app.agents.installation import Installer
 from app.agents.mini_swe_agent.adapter import MiniSweAgent
-from app.environments.engine import engine_of
+from app.host.engine import engine_of
 from app.models.outcome import Phase
 from app.stack import engine
 from bench import system

@@ -23,7 +23,7 @@ from app.artifacts.bundles import fetch_bundle, store_bundle
 from app.datasets import load
 from app.datasets.base import Reading
 from app.environments import provider_for
-from app.environments.outlets import firewall
+from app.environments.networks import firewall
 from app.models.spec import EnvironmentKind
 from app.settings import PREFIX, Settings
 from app.stack.engine import connected

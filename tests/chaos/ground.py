@@ -21,9 +21,9 @@ import psutil
 from sqlalchemy import text
 
 from app.agents.catalogue import AGENTS
-from app.environments.engine import engine_of
-from app.environments.oci import Records
+from app.environments.runtimes.oci import Records
 from app.errors import DatabaseUnavailable, EngineUnavailable, EnvironmentFailed
+from app.host.engine import engine_of
 from app.instances.simulated import SimulatedProvider
 from app.ledger import accept
 from app.ledger.accept import NewRun

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.environments import provider_for
-from app.environments.base import EnvironmentProvider
+from app.environments.contract import EnvironmentProvider
 from app.errors import AgentUnavailable
 from app.models.spec import Build, Bundle, Compose, EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
@@ -66,10 +66,10 @@ def by_way(*names: str) -> Callable[[Settings], EnvironmentProvider]:
     """Containers that are entered by these ways alone."""
 
     def provider(settings: Settings) -> EnvironmentProvider:
-        from app.environments import ways
-        from app.environments.docker import DockerProvider
+        from app.environments.runtimes.docker.provider import DockerProvider
+        from app.environments.session import transports
 
-        kinds = tuple(getattr(ways, name) for name in names)
+        kinds = tuple(getattr(transports, name) for name in names)
         return DockerProvider(settings, fetch_bundle=lambda bundle: b"", ways=kinds, tools=found_in(settings))
 
     return provider
@@ -85,7 +85,7 @@ def composed(image: str, *, beside: str | None = None) -> Compose:
 
 
 def several(settings: Settings) -> EnvironmentProvider:
-    from app.environments.compose.provider import ComposeProvider
+    from app.environments.runtimes.compose.provider import ComposeProvider
 
     composed(settings.base_image)  # for another process than the one that made the spec
     return ComposeProvider(settings, fetch_bundle=lambda bundle: _PROJECTS[bundle.sha256], tools=found_in(settings))

@@ -9,8 +9,8 @@ from contextlib import closing
 
 import pytest
 
-from app.environments.base import EnvironmentProvider
-from app.environments.engine import engine_of
+from app.environments.contract import EnvironmentProvider
+from app.host.engine import engine_of
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from tests.contract.environment_grounds import GROUNDS, Ground, tags_of, tar_of

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from app.environments import archives
-from app.environments.base import Environment, EnvironmentProvider, Logging, MemoryCounting, ProcessCounting
-from app.environments.pristine import Fingerprint, differences
+from app.environments.contract import Environment, EnvironmentProvider
+from app.environments.isolation.fingerprint import Fingerprint, differences
 from app.errors import EnvironmentOverLimit, SpecInvalid, StationError
+from app.host import archives
 from app.models.spec import EnvironmentSpec, Resources
 from app.settings import Settings
 from app.workers.command_logs import CommandLogs
@@ -129,7 +129,6 @@ def test_the_number_of_processes_is_bounded(confined: Confined) -> None:
 
 
 def _refused(environment: Environment) -> int | None:
-    assert isinstance(environment, ProcessCounting)
     return environment.processes_refused()
 
 
@@ -192,7 +191,6 @@ def test_a_memory_hog_is_not_blamed_on_the_next_command_nor_on_neighbours(
 def test_those_who_were_killed_for_memory_are_counted_and_crashes_are_not(confined: Confined) -> None:
     limits = Resources(memory_bytes=64 * MEBI)
     environment = confined(limits)
-    assert isinstance(environment, MemoryCounting)
     account = LimitAccount(limits)
     assert account.look() == {}, "nothing is watched"
     assert environment.run("exec python3 -c 'bytearray(200 << 20)'", timeout_s=30).out_of_memory
@@ -214,9 +212,8 @@ def test_those_who_were_killed_for_memory_are_counted_and_crashes_are_not(confin
 @_own_commands
 def test_a_log_of_a_long_output_takes_nothing_inside(confined: Confined, tmp_path: Path) -> None:
     environment = confined(Resources(disk_bytes=64 * MEBI))
-    assert isinstance(environment, Logging)
     before = Fingerprint.take(environment)
-    environment.keep_logs(CommandLogs(tmp_path, 256 * MEBI))
+    assert environment.keep_logs(CommandLogs(tmp_path, 256 * MEBI))
     result = environment.run("head -c 150000000 /dev/zero; sleep 2.5", timeout_s=60)  # as long as a disk is looked at
     environment.keep_logs(None)
     assert (result.exit_code, result.logs) == (0, ("0001.stdout",)), "its disk limit does not pay for it"

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.base import Environment, EnvironmentProvider
-from app.environments.engine import engine_of
-from app.environments.local import folder as local_folder
-from app.environments.oci import records
+from app.environments.contract import Environment, EnvironmentProvider
+from app.environments.runtimes.local import folder as local_folder
+from app.environments.session import mounted
 from app.environments.sweeper import Sweeper
-from app.environments.ways import mounted
 from app.errors import EngineUnavailable, EnvironmentFailed, ImageUnavailable, StationError
+from app.host import environment_records
+from app.host.engine import engine_of
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from tests.contract.environment_grounds import GROUNDS, Ground, composed, tags_of
@@ -310,7 +310,7 @@ MAKER = """
 import sys, threading, time
 from pathlib import Path
 from uuid import UUID
-from app.environments.base import Tags
+from app.environments.contract import Tags
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from tests.contract.environment_grounds import GROUNDS
@@ -374,7 +374,7 @@ def test_a_maker_that_is_killed_leaves_nothing_after_a_sweep(
         time.sleep(0.5)
     # A folder of a start that was cut short is nobody's until it is old; then the next maker removes it.
     monkeypatch.setattr(mounted, "_STALE_S", 0.0)
-    monkeypatch.setattr(records, "_YOUNG_S", 0.0)
+    monkeypatch.setattr(environment_records, "_YOUNG_S", 0.0)
     monkeypatch.setattr(local_folder, "_YOUNG_S", 0.0)
     if ground.kind in ("docker", "compose"):
         mounted.MountedHelper(engine_of(settings), settings.home)

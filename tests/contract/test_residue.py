@@ -18,11 +18,11 @@ from typing import cast
 
 import pytest
 
-from app.environments.base import Environment, EnvironmentProvider, Origin, ResetProof, Tags
-from app.environments.engine import engine_of
+from app.environments.contract import Environment, EnvironmentProvider, Origin, ResetProof, Tags
+from app.environments.isolation.fingerprint import Fingerprint, differences
 from app.environments.pool import EnvironmentPool
-from app.environments.pristine import Fingerprint, differences
 from app.errors import EnvironmentFailed
+from app.host.engine import engine_of
 from app.models.shell import CommandResult, Shell
 from app.models.spec import EnvironmentSpec, Resources, Reuse
 from app.settings import Settings

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 import pytest
 from docker.errors import APIError, ImageNotFound
 
-from app.environments.base import Tags
-from app.environments.docker import DockerEnvironment, DockerProvider
-from app.environments.engine import Engine, engine_of
-from app.environments.engine_snapshots import BASE
-from app.environments.outlets import firewall
+from app.environments.contract import Tags
+from app.environments.networks import firewall
+from app.environments.runtimes.docker.provider import DockerEnvironment, DockerProvider
+from app.environments.runtimes.docker.snapshots import BASE
+from app.host.engine import Engine, engine_of
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 

@@ -298,7 +298,7 @@ def an_attempt(
     spec = TaskSpec(task=task, agent="nop", model=model or ModelChoice(name=MODEL), mode="persistent")
     run = accept(database, NewRun(specs=[spec], user_name=user))
     (item,) = dispatched(database, run)
-    claim = attempts.claim(database, item.hint, ready_instance(database), lease_s=300)
+    claim = attempts.claim(database, item.message, ready_instance(database), lease_s=300)
     assert claim is not None
     open_session(database, claim, token)
     return claim

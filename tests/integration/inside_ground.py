@@ -17,7 +17,7 @@ import pytest
 from app.agents.framework import Bundle
 from app.agents.trial import Stage, write_scripts
 from app.environments import provider_for
-from app.environments.outlets.model import model_outlet
+from app.environments.networks.model_port import model_outlet
 from app.environments.tools import tool_inside
 from app.models.spec import EnvironmentKind, EnvironmentSpec
 from app.settings import Settings

@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 import pytest
 
-from app.environments.forwarding import namespace
+from app.environments.networks.forwarding import namespace
 from tests.patience import eventually
 from tests.services import missing
 

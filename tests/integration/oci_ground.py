@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.base import Tags
-from app.environments.oci import OciProvider, available
-from app.environments.oci.cgroups import Cgroup
-from app.environments.oci.store import ImageStore, image_of, layer_name
+from app.environments.contract import Tags
+from app.environments.runtimes.oci import OciProvider, available
+from app.host.cgroups import Cgroup
+from app.images.layer_store import ImageStore, image_of, layer_name
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from tests.services import missing, short_folder

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs, urlsplit
 
-from app.environments.oci import kernel
+from app.host import kernel
 
 CONTENT = b"what the image has in it\n" * 130_000
 _MIB = 1 << 20

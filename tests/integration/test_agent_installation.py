@@ -17,7 +17,7 @@ import pytest
 from app.agents.framework import Bundle
 from app.agents.installation import Installer, Needs, checkouts, require
 from app.environments import provider_for
-from app.environments.base import Environment
+from app.environments.contract import Environment
 from app.environments.tools import tool_inside
 from app.errors import AgentNotSetUp, AgentUnavailable
 from app.models.spec import EnvironmentKind, EnvironmentSpec

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from app import evaluation
 from app.client import MegaFlow
-from app.environments.local import LocalProvider
+from app.environments.runtimes.local import LocalProvider
 from app.errors import SettingsInvalid, UnknownName
+from app.evaluation import Submission, demo_tasks
 from app.ledger import attempts
 from app.ledger.accept import Accepted
 from app.ledger.attempts import Claim
@@ -17,8 +19,7 @@ from app.models.endings import EndReason
 from app.models.spec import AgentTask, EnvironmentKind, Mode, ModelChoice, Network
 from app.models.states import TaskState
 from app.settings import Settings
-from app.workers import evaluations, stations
-from app.workers.evaluations import Submission, demo_tasks
+from app.workers import stations
 from app.workers.lease import StopToken
 from app.workers.rollout import carry_out
 from app.workers.stations import Stations
@@ -64,12 +65,12 @@ def _task(settings: Settings, kind: EnvironmentKind = EnvironmentKind.LOCAL) -> 
 def test_an_agent_of_a_manifest_is_submitted_like_ours(settings: Settings, flow: MegaFlow) -> None:
     handle = flow.enqueue(_task(settings), agent="sketch", model=MODEL)
     assert one(flow.database, "SELECT agent FROM tasks WHERE id = :t", t=handle.task_id).agent == "sketch"
-    (spec,) = evaluations.specs_of(Submission(dataset="demo", agent="sketch", model=MODEL, limit=1), settings)
+    (spec,) = evaluation.specs_of(Submission(dataset="demo", agent="sketch", model=MODEL, limit=1), settings)
     assert (spec.agent, spec.model, spec.task.environment.tools) == ("sketch", MODEL, ())
 
 
 def test_one_that_acts_inside_is_found_by_its_worker(settings: Settings) -> None:
-    (spec,) = evaluations.specs_of(Submission(dataset="demo", agent="within", model=MODEL, limit=1), settings)
+    (spec,) = evaluation.specs_of(Submission(dataset="demo", agent="within", model=MODEL, limit=1), settings)
     environment = spec.task.environment
     assert (environment.tools, environment.network) == (("within",), Network.MODEL_ONLY)
     here = stations.build(settings, pooled=True, max_idle=0)
@@ -80,7 +81,7 @@ def test_one_that_acts_inside_is_found_by_its_worker(settings: Settings) -> None
 
 
 def test_all_are_those_with_a_model(settings: Settings) -> None:
-    specs = evaluations.specs_of(Submission(dataset="demo", agent="all", model=MODEL, limit=1), settings)
+    specs = evaluation.specs_of(Submission(dataset="demo", agent="all", model=MODEL, limit=1), settings)
     assert {spec.agent for spec in specs} == {
         *("mini-swe-agent", "claude-code", "qwen-code", "openhands"),
         *("sketch", "within"),
@@ -92,7 +93,7 @@ def test_an_unknown_agent_is_told_the_external_ones_too(settings: Settings, flow
     with pytest.raises(UnknownName, match=known):
         flow.enqueue(_task(settings), agent="nobody", model=MODEL)
     with pytest.raises(UnknownName, match=known):
-        evaluations.specs_of(Submission(dataset="demo", agent="oracle,nobody"), settings)
+        evaluation.specs_of(Submission(dataset="demo", agent="oracle,nobody"), settings)
     here = stations.build(settings, pooled=True, max_idle=0)
     with pytest.raises(UnknownName, match=known):
         here.agent("nobody")
@@ -120,7 +121,7 @@ def claimed(flow: MegaFlow, agent: str, model: ModelChoice | None = None) -> Cla
     handle = flow.enqueue(_task(flow.settings), agent=agent, model=model, mode=Mode.EPHEMERAL)
     (item,) = dispatched(flow.database, Accepted(handle.run_id, (handle.task_id,)), Mode.EPHEMERAL)
     instance_id = ready_instance(flow.database, Mode.EPHEMERAL)
-    found = attempts.claim(flow.database, item.hint, instance_id, lease_s=300)
+    found = attempts.claim(flow.database, item.message, instance_id, lease_s=300)
     assert found is not None
     return found
 

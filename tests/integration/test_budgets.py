@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from app.errors import SpecInvalid, UnknownName
-from app.ledger import budgets, pauses, recordings
+from app.ledger import budgets, pauses, results
 from app.ledger.accept import NewRun, accept
 from app.ledger.database import Database
 from app.models.endings import EndReason
@@ -104,11 +104,11 @@ def test_a_recording_is_of_the_same_replica_where_there_is_one(database: Databas
         insert(database, "artifacts", attempt_id=attempt, kind="trajectory", key=f"trajectory-{replica}")
     now = a_run(database, name="again", total=3)
     mine = [a_task(database, now, replica=replica) for replica in (0, 1, 2)]
-    found = [recordings.recorded(database, str(run_id), task, "fix-it") for task in mine]
+    found = [results.trajectory_of(database, str(run_id), task, "fix-it") for task in mine]
     assert [one.key for one in found] == ["trajectory-0", "trajectory-1", "trajectory-0"]
     assert {one.end_reason for one in found} == {EndReason.STEP_LIMIT}
     with pytest.raises(SpecInvalid, match="found none"):
-        recordings.recorded(database, str(run_id), mine[0], "another")
+        results.trajectory_of(database, str(run_id), mine[0], "another")
 
 
 def test_of_several_agents_one_has_to_be_named(database: Database) -> None:
@@ -119,5 +119,5 @@ def test_of_several_agents_one_has_to_be_named(database: Database) -> None:
         insert(database, "artifacts", attempt_id=attempt, kind="trajectory", key=f"of-{agent}")
     mine = a_task(database, a_run(database, name="again"))
     with pytest.raises(SpecInvalid, match="claude-code, openhands"):
-        recordings.recorded(database, str(run_id), mine, "fix-it")
-    assert recordings.recorded(database, f"{run_id}@openhands", mine, "fix-it").key == "of-openhands"
+        results.trajectory_of(database, str(run_id), mine, "fix-it")
+    assert results.trajectory_of(database, f"{run_id}@openhands", mine, "fix-it").key == "of-openhands"

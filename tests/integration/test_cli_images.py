@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 from app.artifacts import open_store
 from app.artifacts.bundles import store_bundle
 from app.cli import images
-from app.environments.engine import Engine, engine_of
-from app.environments.image_store.book import Book
 from app.errors import SettingsInvalid, UnknownName
+from app.host.engine import Engine, engine_of
+from app.images.metadata import Book
 from app.ledger import accept
 from app.ledger.accept import NewRun
 from app.ledger.database import Database

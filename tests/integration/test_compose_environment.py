@@ -20,22 +20,17 @@ import pytest
 from app.artifacts.bundles import pack
 from app.datasets import load
 from app.datasets.base import Reading
-from app.environments import engine_disk
-from app.environments.base import Snapshot, Tags
-from app.environments.choice import QuickestProvider
-from app.environments.compose import network
-from app.environments.compose.environment import ComposeEnvironment
-from app.environments.compose.network import make_network
-from app.environments.compose.provider import ComposeProvider
-from app.environments.compose.several import Several, Things
-from app.environments.compose.sweeping import shared
-from app.environments.engine import ROLE, Engine, engine_of
-from app.environments.image_store.book import Book
-from app.environments.image_store.names import key_of
-from app.environments.image_store.presence import Presence
-from app.environments.oci import available
-from app.environments.outlets import firewall
-from app.environments.outlets.addresses import admissible
+from app.environments.contract import CreatedResources, Snapshot, Tags
+from app.environments.networks import firewall
+from app.environments.networks.addresses import admissible
+from app.environments.runtimes.auto import AutoProvider
+from app.environments.runtimes.compose import network
+from app.environments.runtimes.compose.environment import ComposeEnvironment
+from app.environments.runtimes.compose.network import make_network
+from app.environments.runtimes.compose.provider import ComposeProvider
+from app.environments.runtimes.compose.sweep import shared
+from app.environments.runtimes.docker import disk_limits
+from app.environments.runtimes.oci import available
 from app.errors import (
     EngineUnavailable,
     EnvironmentFailed,
@@ -48,6 +43,10 @@ from app.errors import (
 )
 from app.grading import grader_for
 from app.grading.base import Submission
+from app.host.engine import ROLE, Engine, engine_of
+from app.images.metadata import Book
+from app.images.presence import Presence
+from app.images.references import key_of
 from app.models.hosts import AllowedHosts
 from app.models.spec import (
     Bundle,
@@ -426,7 +425,7 @@ def test_a_project_that_writes_more_than_its_task_may_is_ended_and_told(
         with pytest.raises(EnvironmentOverLimit, match="disk limit"):
             use()
     assert not environment.reset().clean
-    ids, give_up = environment.things().containers, time.monotonic() + 20
+    ids, give_up = environment.created_resources().containers, time.monotonic() + 20
     while any(engine.api.inspect_container(one)["State"]["Running"] for one in ids):
         assert time.monotonic() < give_up
         time.sleep(0.05)
@@ -439,7 +438,7 @@ def test_what_all_services_wrote_counts_together_and_under_the_environments_id(c
         assert environment.run_in(service, small.format(place), timeout_s=30).ok
     written = environment._footprint.written()
     assert 12 * MIB <= written.size_bytes < 13 * MIB
-    sizes = engine_disk._sizes(engine)
+    sizes = disk_limits._sizes(engine)
     assert sizes[environment.id] == written
     assert not {one["id"] for one in services(environment).values()} - {environment.id} & sizes.keys()
     own = environment._main.written()  # as a single container's, with its volumes
@@ -659,7 +658,7 @@ def test_an_end_leaves_nothing_also_twice_and_from_another_thread(
     create: Create, engine: Engine, settings: Settings
 ) -> None:
     environment = create(PAIR.replace('"kept:/data"', '"kept:/data", /anonymous'))
-    things = environment.things()
+    things = environment.created_resources()
     assert (len(things.containers), len(things.networks), len(things.volumes)) == (2, 1, 2)
     assert environment.id in things.containers
     running = ThreadPoolExecutor(1).submit(environment.run, "sleep 60", timeout_s=90)
@@ -708,9 +707,9 @@ def test_what_a_killed_worker_left_is_removed_by_its_labels(
     assert removed == [lost.id]
     assert kept.run(ASK, timeout_s=20).text() == "x\n"
     of_kept = {one.id for one in shared(engine, settings.installation)}
-    assert of_kept == {*kept.things().networks, *kept.things().volumes}
+    assert of_kept == {*kept.created_resources().networks, *kept.created_resources().volumes}
     assert [one.remove(engine) for one in shared(engine, settings.installation)] == [False, False]  # in use
-    for container in kept.things().containers:
+    for container in kept.created_resources().containers:
         engine.remove(container)
     assert [one.remove(engine) for one in shared(engine, settings.installation)] == [True, True]
     kept.destroy()
@@ -721,20 +720,23 @@ def test_what_belongs_to_a_project_that_is_kept_or_being_made_is_not_swept(
     create: Create, provider: ComposeProvider, engine: Engine, settings: Settings
 ) -> None:
     kept, made = create(PAIR), create(PAIR)
-    for container in kept.things().containers:  # then nothing of it is in use
+    for container in kept.created_resources().containers:  # then nothing of it is in use
         engine.api.kill(container)
-    of_kept, of_made = kept.things(), made.things()
+    of_kept, of_made = kept.created_resources(), made.created_resources()
     for container in of_made.containers:
         engine.remove(container)
     assert provider.sweep(installation=settings.installation, keep={kept.id: True}) == []
-    assert (kept.things(), made.things()) == (of_kept, Things((), of_made.networks, of_made.volumes))
+    assert (kept.created_resources(), made.created_resources()) == (
+        of_kept,
+        CreatedResources((), of_made.networks, of_made.volumes),
+    )
     made.destroy()
     kept.destroy()
     late = create(PAIR, deadline_s=-10)
-    for container in late.things().containers:
+    for container in late.created_resources().containers:
         engine.remove(container)
     assert provider.sweep(installation=settings.installation) == []
-    assert late.things().none
+    assert late.created_resources().none
 
 
 def test_images_are_built_from_plans_that_are_still_needed(provider: ComposeProvider, base_image_tag: str) -> None:
@@ -774,12 +776,11 @@ def test_a_harbor_task_of_two_services_is_solved_and_graded(settings: Settings, 
     [task] = load(str(TASK), Reading(pack=keep))
     assert isinstance(task.goal, ScriptGoal)
     assert isinstance(task.solution, ScriptSolution)
-    provider = QuickestProvider(settings, fetch_bundle=lambda bundle: STORED[bundle.sha256])
+    provider = AutoProvider(settings, fetch_bundle=lambda bundle: STORED[bundle.sha256])
     provider.prepare_image(task.environment, timeout_s=200)
     submission = Submission(task, None, STORED[task.goal.tests.sha256])
     environment = provider.create(task.environment, tags_of(settings.installation), timeout_s=60)
     try:
-        assert isinstance(environment, Several)
         assert grader_for(task.goal).grade(submission, environment).verdict.reward == 0.0
         environment.put("/fake/items", b'{"apples": 40, "candles": 7, "salt": 20, "tea": 12}')
         assert environment.run(FAKE, timeout_s=20).ok
@@ -836,7 +837,7 @@ def test_main_and_a_service_beside_it_judge_one_task(settings: Settings, base_im
 
     [task] = load(str(tmp_path / "buy-apples"), Reading(pack=keep))
     assert isinstance(task.goal, ScriptGoal)
-    provider = QuickestProvider(settings, fetch_bundle=lambda bundle: STORED[bundle.sha256])
+    provider = AutoProvider(settings, fetch_bundle=lambda bundle: STORED[bundle.sha256])
     submission = Submission(task, None, STORED[task.goal.tests.sha256])
     environment = provider.create(task.environment, tags_of(settings.installation), timeout_s=60)
     try:
@@ -861,14 +862,14 @@ def test_main_and_a_service_beside_it_judge_one_task(settings: Settings, base_im
 
 def test_several_containers_without_an_engine_are_refused_with_a_word_on_it(settings: Settings) -> None:
     nowhere = settings.model_copy(update={"docker_url": "unix:///nonexistent/docker.sock"})
-    provider = QuickestProvider(nowhere, fetch_bundle=lambda bundle: STORED[bundle.sha256])
+    provider = AutoProvider(nowhere, fetch_bundle=lambda bundle: STORED[bundle.sha256])
     with pytest.raises(EngineUnavailable, match="several containers, which take an engine"):
         provider.prepare_image(spec_of("services: {main: {image: x}}"), timeout_s=5)
 
 
 def test_an_open_network_without_an_engine_is_refused_with_a_word_on_it(settings: Settings) -> None:
     nowhere = settings.model_copy(update={"docker_url": "unix:///nonexistent/docker.sock"})
-    provider = QuickestProvider(nowhere, fetch_bundle=lambda bundle: b"")
+    provider = AutoProvider(nowhere, fetch_bundle=lambda bundle: b"")
     spec = EnvironmentSpec(image="x", network=Network.OPEN)
     expected = r"^x asks for the network `open`, which takes an engine: no container engine answers .*megaflow up"
     with pytest.raises(EngineUnavailable, match=expected):

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from app.environments.base import MemoryCounting, ServicesCounting
-from app.environments.engine import Engine
 from app.errors import ServiceUnhealthy
+from app.host.engine import Engine
 from app.settings import Settings
 from app.workers.limit_account import LimitAccount
 from tests.integration.test_compose_environment import (
@@ -115,8 +114,6 @@ def short(told: dict[str, dict[str, Any]]) -> dict[str, bool]:
 
 def test_a_service_in_which_somebody_was_killed_for_memory_is_told_by_name(create: Create) -> None:
     environment = create(PAIR.replace("COMMAND", "[sleep, '600']"))
-    assert isinstance(environment, MemoryCounting)
-    assert isinstance(environment, ServicesCounting)
     environment.run_in("db", f"{HOG}; true", timeout_s=30)
     account = LimitAccount(SMALL)
     account.watch(environment)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.environments.compose.environment import ComposeEnvironment
-from app.environments.engine import Engine
-from app.environments.outlets import model_outlet
+from app.environments.networks import model_outlet
+from app.environments.runtimes.compose.environment import ComposeEnvironment
+from app.host.engine import Engine
 from app.models.spec import Network
 from tests.integration.outlet_ground import Server, serving
 from tests.integration.test_compose_environment import (

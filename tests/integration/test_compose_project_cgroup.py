@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from app.environments.compose import project_cgroup
-from app.environments.compose.environment import ComposeEnvironment
-from app.environments.compose.project_cgroup import BOUNDED_APART
-from app.environments.compose.provider import ComposeProvider
-from app.environments.compose.sweeping import shared
-from app.environments.engine import Engine, engine_of
-from app.environments.oci import cgroups
+from app.environments.runtimes.compose import project_cgroup
+from app.environments.runtimes.compose.environment import ComposeEnvironment
+from app.environments.runtimes.compose.project_cgroup import BOUNDED_APART
+from app.environments.runtimes.compose.provider import ComposeProvider
+from app.environments.runtimes.compose.sweep import shared
+from app.host import cgroups
+from app.host.engine import Engine, engine_of
 from app.models.spec import Resources
 from app.settings import Settings
 from tests.integration.test_compose_environment import STORED, services, spec_of, tags_of
@@ -94,7 +94,7 @@ def folders(environment: ComposeEnvironment) -> list[Path]:
 def groups_of(engine: Engine, environment: ComposeEnvironment) -> list[bool]:
     """Of each container that runs: whether it is in the group."""
     name = f"megaflow-project-{environment._ground.id}"
-    states = [engine.api.inspect_container(one)["State"] for one in environment.things().containers]
+    states = [engine.api.inspect_container(one)["State"] for one in environment.created_resources().containers]
     running = [state["Pid"] for state in states if state["Running"]]
     return [f"/{name}/" in Path(f"/proc/{pid}/cgroup").read_text() for pid in running]
 
@@ -169,7 +169,7 @@ def test_a_worker_that_is_killed_before_its_first_container_leaves_no_group_eith
     held: Create, engine: Engine, settings: Settings
 ) -> None:
     environment = held(PAIR)
-    for container in environment.things().containers:
+    for container in environment.created_resources().containers:
         engine.remove(container)
     environment._ground.bound()
     assert folders(environment) != []

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.compose.environment import ComposeEnvironment
-from app.environments.compose.provider import ComposeProvider
+from app.environments.runtimes.compose.environment import ComposeEnvironment
+from app.environments.runtimes.compose.provider import ComposeProvider
 from app.settings import Settings
 from tests.integration.test_compose_environment import ASK, STORED, spec_of, tags_of
 

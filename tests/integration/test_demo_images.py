@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from app.datasets.demo.swebench import recipe
-from app.environments.sources import fetch_sources
+from app.images.build_sources import fetch_sources
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "app" / "datasets" / "demo"

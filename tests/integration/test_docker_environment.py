@@ -17,14 +17,15 @@ from pathlib import Path
 import pytest
 from docker.errors import NotFound
 
-from app.environments import hosts_file, ways
-from app.environments.base import Origin, Tags
-from app.environments.docker import DockerEnvironment, DockerProvider
-from app.environments.engine import Engine, engine_of
-from app.environments.host_slots import HostSlots
+from app.environments.contract import Origin, Tags
 from app.environments.pool import EnvironmentPool
+from app.environments.runtimes import hosts_file
+from app.environments.runtimes.docker.provider import DockerEnvironment, DockerProvider
+from app.environments.session import transports
 from app.environments.sweeper import Sweeper
 from app.errors import EngineUnavailable, EnvironmentFailed, EnvironmentVanished, ImageUnavailable, ImageUnfit
+from app.host.engine import Engine, engine_of
+from app.host.slots import HostSlots
 from app.models.spec import EnvironmentSpec, Network, Resources, Reuse
 from app.settings import Settings
 from tests.integration import docker_ground
@@ -213,8 +214,8 @@ def test_labels_tell_whose_it_is(
 
 
 WAYS = {
-    "mounted": (ways.MountedHelper,),
-    "copied": (ways.CopiedHelper,),
+    "mounted": (transports.MountedHelper,),
+    "copied": (transports.CopiedHelper,),
 }
 
 
@@ -352,11 +353,11 @@ def derived_image(engine: Engine, base: str, *changes: str) -> Iterator[str]:
 CREATE = """
 import sys, time, uuid
 from pathlib import Path
-from app.environments.base import Tags
-from app.environments.docker import DockerProvider
-from app.environments.engine import engine_of
+from app.environments.contract import Tags
+from app.environments.runtimes.docker.provider import DockerProvider
+from app.host.engine import engine_of
 from app.environments import ways
-from app.environments.ways import contract, copied, mounted
+from app.environments.session.transports import contract, copied, mounted
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from app.environments import engine_disk
-from app.environments.engine import Engine
+from app.environments.runtimes.docker import disk_limits
 from app.errors import EnvironmentFailed, EnvironmentOverLimit
+from app.host.engine import Engine
 from app.models.spec import EnvironmentSpec, Network, Resources, Reuse
 from tests.integration import docker_ground
 from tests.integration.docker_ground import Create, out
@@ -39,7 +39,7 @@ def test_who_writes_more_than_it_may_is_ended_and_told(create: Create) -> None:
 def test_all_that_an_engine_has_is_measured_by_id(create: Create, engine: Engine) -> None:
     environment = create()
     environment.run("dd if=/dev/zero of=/some bs=1M count=3", timeout_s=30)
-    found = engine_disk._sizes(engine)[environment.id]
+    found = disk_limits._sizes(engine)[environment.id]
     assert 3 * MIB <= found.size_bytes < 4 * MIB
     assert environment.written() == found
 
@@ -54,7 +54,7 @@ def test_all_that_an_engine_has_is_measured_by_id(create: Create, engine: Engine
     ],
 )
 def test_quotas_are_known_by_the_mount_that_has_the_folder(mounts: str, found: bool) -> None:
-    assert engine_disk.quotas_on(mounts, Path("/var/lib/docker")) is found
+    assert disk_limits.quotas_on(mounts, Path("/var/lib/docker")) is found
 
 
 def test_open_files_are_bounded_and_no_core_is_dumped(create: Create) -> None:
@@ -128,6 +128,6 @@ def test_nothing_listens_where_only_the_model_may_be_reached(create: Create) -> 
 
 
 def test_the_limits_of_a_spec_are_an_engines(create: Create, engine: Engine, base_image_tag: str) -> None:
-    config = engine_disk.limits(engine, EnvironmentSpec(image=base_image_tag))
+    config = disk_limits.limits(engine, EnvironmentSpec(image=base_image_tag))
     assert "read_only" not in config
-    assert ("storage_opt" in config) is engine_disk.has_quotas(engine)
+    assert ("storage_opt" in config) is disk_limits.has_quotas(engine)

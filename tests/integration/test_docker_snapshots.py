@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.environments import engine_snapshots
-from app.environments.base import Snapshot, Tags
-from app.environments.docker import DockerProvider
-from app.environments.engine import Engine
-from app.environments.image_store.cache import ImageCache
+from app.environments.contract import Snapshot, Tags
+from app.environments.runtimes.docker import snapshots
+from app.environments.runtimes.docker.provider import DockerProvider
 from app.environments.sweeper import Sweeper
 from app.errors import EnvironmentFailed
+from app.host.engine import Engine
+from app.images.cache import ImageCache
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from tests.integration import docker_ground
@@ -40,7 +40,7 @@ def nothing_left(provider: DockerProvider, engine: Engine, settings: Settings) -
 
 
 def kept_ids(engine: Engine, settings: Settings) -> list[str]:
-    return [one.id for one in engine_snapshots.kept(engine, settings.installation)]
+    return [one.id for one in snapshots.kept(engine, settings.installation)]
 
 
 def _owner(engine: Engine, container_id: str) -> uuid.UUID:
@@ -129,7 +129,7 @@ def test_the_image_cache_leaves_them_to_their_owners(
     provider: DockerProvider, create: Create, engine: Engine, settings: Settings, spec: EnvironmentSpec
 ) -> None:
     snapshot = create().snapshot(tags_of(settings.installation))
-    image_id = engine_snapshots.find(engine, snapshot)
+    image_id = snapshots.find(engine, snapshot)
     view = ImageCache(settings, fresh_s=0).look()
     [here] = [image for image in view.images if image.id == image_id]
     assert not here.ours

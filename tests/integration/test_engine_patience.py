@@ -19,9 +19,9 @@ from app.agents.nop import NopAgent
 from app.artifacts import open_store
 from app.artifacts.bundles import store_bundle
 from app.client import MegaFlow
-from app.environments.compose.provider import ComposeProvider
-from app.environments.engine import engine_of
+from app.environments.runtimes.compose.provider import ComposeProvider
 from app.grading.script_goal import ScriptGrader
+from app.host.engine import engine_of
 from app.ledger import attempts
 from app.ledger.accept import Accepted
 from app.models.endings import EndReason
@@ -68,7 +68,7 @@ class Ground:
         handle = self.flow.enqueue(self.task, agent="nop", mode=Mode.EPHEMERAL)
         (item,) = dispatched(self.flow.database, Accepted(handle.run_id, (handle.task_id,)), Mode.EPHEMERAL)
         instance_id = ready_instance(self.flow.database, Mode.EPHEMERAL)
-        claim = attempts.claim(self.flow.database, item.hint, instance_id, lease_s=300)
+        claim = attempts.claim(self.flow.database, item.message, instance_id, lease_s=300)
         assert claim is not None
         with self._worker(patience_s) as here:
             reason = carry_out(claim, here, token or StopToken())

@@ -13,12 +13,12 @@ import pytest
 
 from app.artifacts.bundles import store_bundle
 from app.client import MegaFlow
-from app.environments.base import UNSEEN
-from app.environments.engine import engine_of
-from app.environments.image_store.registry import Registries
-from app.environments.images import Images
-from app.environments.oci import available
+from app.environments.contract import UNSEEN
+from app.environments.runtimes.oci import available
 from app.errors import ImageUnavailable, SetupFailed
+from app.host.engine import engine_of
+from app.images.engine_registry import Registries
+from app.images.task_images import Images
 from app.ledger import attempts, ends, environment_times
 from app.ledger.accept import Accepted
 from app.models.outcome import Phase
@@ -86,7 +86,7 @@ class Ground:
         task = AgentTask(name="task", description="Do it.", environment=spec, goal=goal, limits=limits)
         handle = self.flow.enqueue(task, agent="nop", mode=mode)
         (item,) = dispatched(self.flow.database, Accepted(handle.run_id, (handle.task_id,)), mode)
-        claim = attempts.claim(self.flow.database, item.hint, ready_instance(self.flow.database, mode), lease_s=300)
+        claim = attempts.claim(self.flow.database, item.message, ready_instance(self.flow.database, mode), lease_s=300)
         assert claim is not None
         return Rollout(claim, self.stations, StopToken(), self.scratch)
 

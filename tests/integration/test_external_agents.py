@@ -17,7 +17,7 @@ from app.agents.external.agent import ExternalAgent
 from app.agents.external.framework import ExternalFramework
 from app.agents.installation import Installer
 from app.agents.trial import NeverCancelled
-from app.environments.base import Environment
+from app.environments.contract import Environment
 from app.errors import AgentFailed, AgentUnavailable, EnvironmentFailed
 from app.models.endings import EndReason
 from app.models.spec import Limits

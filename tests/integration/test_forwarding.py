@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.environments.base import Forward
-from app.environments.forwarding import forward, forward_here, namespace
+from app.environments.contract import Forward
+from app.environments.networks.forwarding import forward, forward_here, namespace
 from app.errors import EnvironmentFailed
 from app.models.shell import Interactive
 from tests.integration.network_ground import (

@@ -11,13 +11,13 @@ from typing import cast
 
 import pytest
 
-from app.environments.base import Environment, Forward, Serve
-from app.environments.forwarding import forward, relay
-from app.environments.forwarding.carried import Carried
-from app.environments.oci import OciProvider
-from app.environments.oci.cgroups import Cgroup
-from app.environments.outlets import model_outlet
+from app.environments.contract import Environment, Forward, Serve
+from app.environments.networks import model_outlet
+from app.environments.networks.forwarding import forward, relay
+from app.environments.networks.forwarding.carried import Carried
+from app.environments.runtimes.oci import OciProvider
 from app.errors import EnvironmentFailed
+from app.host.cgroups import Cgroup
 from app.models.shell import Interactive
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings

@@ -15,14 +15,14 @@ import pytest
 
 from app.cli import agent_trial
 from app.environments import sweeper
-from app.environments.compose.ground import PROJECT
-from app.environments.compose.provider import ComposeProvider
-from app.environments.engine import engine_of
-from app.environments.local import LocalProvider
-from app.environments.oci import OciProvider, available
+from app.environments.runtimes.compose.provider import ComposeProvider
+from app.environments.runtimes.compose.resources import PROJECT
+from app.environments.runtimes.local import LocalProvider
+from app.environments.runtimes.oci import OciProvider, available
+from app.host.engine import engine_of
 from app.ledger import host_images, instances, sweeps
 from app.ledger.database import Database
-from app.ledger.sweeps import Ended
+from app.ledger.sweeps import EndedInstance
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from app.workers import host_care, host_sweep
@@ -43,11 +43,11 @@ WORKER = """
 import sys, time
 from pathlib import Path
 from uuid import UUID
-from app.environments.base import Tags
+from app.environments.contract import Tags
 from app.cli import agent_trial
 from app.environments import sweeper
-from app.environments.compose.provider import ComposeProvider
-from app.environments.oci import OciProvider
+from app.environments.runtimes.compose.provider import ComposeProvider
+from app.environments.runtimes.oci import OciProvider
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 
@@ -154,7 +154,7 @@ def an_ended(database: Database, host: str | None = None, **values: object) -> U
     return an_instance(database, mode="persistent", **(defaults | values))
 
 
-def told(database: Database, host: str, *, control: bool = False) -> set[Ended]:
+def told(database: Database, host: str, *, control: bool = False) -> set[EndedInstance]:
     return set(sweeps.unswept(database, host, control=control))
 
 
@@ -163,8 +163,8 @@ def test_an_instance_is_swept_by_the_host_that_it_stood_on(settings: Settings, d
         host_images.report(database, host, [])
     mine, theirs = an_ended(database, HERE), an_ended(database, "there")
     static = an_ended(database, provider="static", handle=f"{HERE}:7")
-    assert told(database, HERE) == {Ended(mine, True), Ended(static, True)}
-    assert told(database, "there", control=True) == {Ended(theirs, True)}
+    assert told(database, HERE) == {EndedInstance(mine, True), EndedInstance(static, True)}
+    assert told(database, "there", control=True) == {EndedInstance(theirs, True)}
     lead_here(settings)  # the leader is here: what stood there is theirs all the same
     Rounds(settings, database, HERE).sweep()
     assert [swept(database, one) for one in (mine, theirs, static)] == [True, False, True]
@@ -177,7 +177,7 @@ def test_what_stood_nowhere_or_on_a_host_that_is_away_is_swept_by_the_leaders_ho
     rounds = Rounds(settings, database, HERE)
     assert not leads_here(settings)
     rounds.sweep()
-    assert told(database, HERE) == {Ended(nowhere, False), Ended(away, False)}
+    assert told(database, HERE) == {EndedInstance(nowhere, False), EndedInstance(away, False)}
     lead_here(settings)
     assert leads_here(settings)
     rounds.sweep()

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from app.environments.engine import Engine, engine_of
-from app.environments.image_store import build_cgroup, names
-from app.environments.image_store.build_limits import BuildLimits, BuildWatch
-from app.environments.image_store.build_logs import BuildLogs
-from app.environments.image_store.building import Builder
-from app.environments.image_store.logins import logins_of
-from app.environments.image_store.registry import Registries
-from app.environments.image_store.watermark import disk_of
-from app.environments.images import Images
 from app.errors import DiskFull, ImageBuildFailed, ImageUnavailable
+from app.host.engine import Engine, engine_of
+from app.images import build_cgroup, references
+from app.images.build import Builder
+from app.images.build_limits import BuildLimits, BuildWatch
+from app.images.build_logs import BuildLogs
+from app.images.disk_thresholds import disk_of
+from app.images.engine_registry import Registries
+from app.images.logins import logins_of
+from app.images.task_images import Images
 from app.models.spec import Resources
 from app.settings import Settings
 from tests.integration import test_image_registry, test_images
@@ -72,7 +72,7 @@ def test_bases_come_from_the_mirror_under_the_names_that_the_recipe_uses(
     assert spec.build is not None
     found = mirrored.ensure(spec, timeout_s=120)
     base_id = mirrored.find(settings.base_image) or ""
-    assert engine.api.inspect_image(found)["RepoTags"] == [names.built_here(spec.build, base_id)]
+    assert engine.api.inspect_image(found)["RepoTags"] == [references.built_here(spec.build, base_id)]
     assert "context: Dockerfile nonce." in said(settings)
     assert f"{name}:v1 is {pushed[1]} here" in said(settings)
     assert mirrored.find(f"{name}:v1") is None

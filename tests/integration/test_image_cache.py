@@ -13,19 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.base import Tags
-from app.environments.compose.images import Parts
-from app.environments.docker import DockerProvider
-from app.environments.engine import Engine, engine_of
-from app.environments.image_store import overview
-from app.environments.image_store.book import Book
-from app.environments.image_store.cache import ImageCache
-from app.environments.image_store.names import key_of
-from app.environments.image_store.overview import Wanted
-from app.environments.image_store.prefetch import Prefetcher, SpareGate
-from app.environments.images import Images
-from app.environments.oci import OciProvider, available
+from app.environments.contract import Tags
+from app.environments.runtimes.docker.provider import DockerProvider
+from app.environments.runtimes.oci import OciProvider, available
 from app.errors import DiskFull, EngineUnavailable, ImageUnavailable
+from app.host.engine import Engine, engine_of
+from app.images import overview
+from app.images.cache import ImageCache
+from app.images.compose_images import Parts
+from app.images.metadata import Book
+from app.images.overview import Wanted
+from app.images.prefetch import Prefetcher, SpareGate
+from app.images.references import key_of
+from app.images.task_images import Images
 from app.models.spec import Compose, EnvironmentSpec
 from app.settings import Settings
 from tests.integration.docker_ground import remove_images
@@ -424,7 +424,7 @@ def age(cache: ImageCache) -> None:
 def test_one_process_of_a_host_looks_ahead_and_another_takes_over(
     settings: Settings, contexts: Contexts, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.environments.image_store.prefetch._AWAY_S", 0.05)
+    monkeypatch.setattr("app.images.prefetch._AWAY_S", 0.05)
     looks: list[str] = []
 
     def standing(name: str) -> tuple[threading.Thread, threading.Event]:

@@ -10,8 +10,8 @@ import pytest
 
 from app.artifacts import open_store
 from app.artifacts.bundles import store_bundle
-from app.environments.engine import engine_of
-from app.environments.images import Images, host_of
+from app.host.engine import engine_of
+from app.images.task_images import Images, host_of
 from app.ledger import accept, limits
 from app.ledger.accept import NewRun
 from app.ledger.database import Database

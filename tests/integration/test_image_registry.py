@@ -20,13 +20,13 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.engine import Engine, engine_of
-from app.environments.image_store import names
-from app.environments.image_store.refusals import Refusal, Refused
-from app.environments.image_store.registry import Registries, retry_after_s
-from app.environments.image_store.sync import Item, Outcome, Sync, items_of
-from app.environments.images import Images
 from app.errors import ImageDenied, ImageUnavailable, ImageUnfit
+from app.host.engine import Engine, engine_of
+from app.images import references
+from app.images.engine_registry import Registries, retry_after_s
+from app.images.registry_errors import Refusal, Refused
+from app.images.sync import Item, Outcome, Sync, items_of
+from app.images.task_images import Images
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from tests.integration import test_images
@@ -304,17 +304,17 @@ def test_a_dataset_is_synced_once_and_one_failure_keeps_nobody(
     sync = Sync(settings, prefix, fetch_bundle=contexts.fetch)
     found = {done.item.key: done for done in sync.run(items, jobs=3)}
     assert {key: (done.outcome, done.error) for key, done in found.items()} == {
-        names.key_of(good): (Outcome.BUILT, None),
-        names.key_of(bad): (Outcome.FAILED, "ImageBuildFailed"),
-        names.key_of(source): (Outcome.COPIED, None),
-        names.key_of(nowhere): (Outcome.FAILED, "ImageMissing"),
+        references.key_of(good): (Outcome.BUILT, None),
+        references.key_of(bad): (Outcome.FAILED, "ImageBuildFailed"),
+        references.key_of(source): (Outcome.COPIED, None),
+        references.key_of(nowhere): (Outcome.FAILED, "ImageMissing"),
     }
     fetched = contexts.fetched
     again = outcomes(Sync(settings, prefix, fetch_bundle=contexts.fetch), items[::2])
     assert set(again.values()) == {Outcome.PRESENT}
     assert contexts.fetched == fetched
     anew = outcomes(Sync(settings, prefix, fetch_bundle=contexts.fetch, again=True), items[::2])
-    assert anew == {names.key_of(good): Outcome.BUILT, names.key_of(source): Outcome.COPIED}
+    assert anew == {references.key_of(good): Outcome.BUILT, references.key_of(source): Outcome.COPIED}
 
 
 def test_a_worker_takes_what_was_synced_and_builds_nothing(
@@ -375,7 +375,7 @@ def test_an_image_pinned_by_digest_is_found_in_the_mirror(
 _KILLED = """
 import logging, structlog, sys
 from pathlib import Path
-from app.environments.image_store.sync import Sync, items_of
+from app.images.sync import Sync, items_of
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.engine import Engine, engine_of
-from app.environments.image_store.arrival import Arrival, noted
-from app.environments.images import Images
-from app.environments.local import LocalProvider
+from app.environments.runtimes.local import LocalProvider
 from app.errors import DiskFull, ImageBuildFailed, ImageMissing, ImageUnavailable, SpecInvalid
+from app.host.engine import Engine, engine_of
+from app.images.pull_source import Arrival, noted
+from app.images.task_images import Images
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
 from tests.integration.docker_ground import remove_images
@@ -118,7 +118,7 @@ def test_many_threads_and_processes_build_it_once(
     program = """
 import sys
 from pathlib import Path
-from app.environments.images import Images
+from app.images.task_images import Images
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 folder, settings, spec = Path(sys.argv[1]), Settings.model_validate_json(sys.argv[2]), sys.argv[3]

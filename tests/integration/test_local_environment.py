@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.base import Tags
-from app.environments.host_slots import HostGate
-from app.environments.local import LocalProvider
+from app.environments.contract import Tags
+from app.environments.runtimes.local import LocalProvider
 from app.environments.sweeper import Sweeper
 from app.errors import EnvironmentFailed, NoPlaceToStart, SetupFailed, SetupTimedOut, SpecInvalid
+from app.host.slots import HostGate
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec, Reuse
 from app.settings import Settings
 from megaflow.contract.environments.ground import tags_of, tar_of

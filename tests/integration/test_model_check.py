@@ -15,8 +15,8 @@ from app.cli import models, schedules, submit
 from app.client import MegaFlow
 from app.errors import ModelEndpointUnavailable
 from app.ledger import model_replicas
-from app.ledger.control_tokens import new_token
 from app.ledger.database import Database
+from app.ledger.model_sessions import new_token
 from app.model_service.checking import check_model
 from app.models.spec import ModelChoice
 from app.settings import Settings

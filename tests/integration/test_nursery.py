@@ -18,7 +18,7 @@ from app.errors import InstanceFailed
 from app.instances.process import ProcessProvider
 from app.ledger import instances
 from app.ledger.database import Database
-from app.ledger.instances import Wanted
+from app.ledger.instances import InstanceDemand
 from app.models.instance import InstanceRequest
 from app.models.spec import Mode
 from app.settings import Settings
@@ -28,7 +28,7 @@ from tests.services import MakeSettings
 
 _SERVE = """
 import os, subprocess, sys, time
-from app.instances import nursery
+from app.instances import launcher
 from app.settings import load
 def host(request):
     os.environ["MF_TEST"] = str(request.instance_id)
@@ -38,7 +38,7 @@ def host(request):
         return 0
     time.sleep(600)
     return 0
-nursery.main(load(), "MF_TEST", host)
+launcher.main(load(), "MF_TEST", host)
 """
 
 
@@ -65,7 +65,7 @@ def provider(settings: Settings, nursery: subprocess.Popen[bytes]) -> ProcessPro
 def _requested(database: Database, *, slots: int = 1, lifetime_s: float | None = None) -> InstanceRequest:
     with database.begin() as connection:
         (instance_id,) = instances.request(
-            connection, Wanted("process", Mode.PERSISTENT, "standard", slots, 1, lifetime_s)
+            connection, InstanceDemand("process", Mode.PERSISTENT, "standard", slots, 1, lifetime_s)
         )
     return InstanceRequest(instance_id=instance_id, mode=Mode.PERSISTENT, slots=slots, lifetime_s=lifetime_s)
 

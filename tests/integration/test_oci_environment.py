@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from app.environments import disk_watch
-from app.environments.host_slots import turn
-from app.environments.oci import OciEnvironment, OciProvider, runtime, spawning, trial
-from app.environments.oci.cgroups import Cgroup
-from app.environments.oci.provider import setup_key, watch_of
-from app.environments.oci.specification import CAPABILITIES
+from app.environments.isolation import spawning
+from app.environments.runtimes.oci import OciEnvironment, OciProvider, probe, runtime
+from app.environments.runtimes.oci.provider import watch_of
+from app.environments.runtimes.oci.specification import CAPABILITIES
+from app.environments.runtimes.setup import setup_key
 from app.errors import (
     EnvironmentFailed,
     EnvironmentOverLimit,
@@ -27,6 +26,9 @@ from app.errors import (
     ImageUnfit,
     SetupFailed,
 )
+from app.host import disk_watch
+from app.host.cgroups import Cgroup
+from app.host.slots import turn
 from app.models.spec import EnvironmentSpec, Network, Resources
 from app.settings import Settings
 from tests.integration.oci_ground import MEBI, add_image, alive, left_over, tags
@@ -332,25 +334,25 @@ def test_a_host_without_a_runtime_is_told_what_to_install(
     oci_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     untried(oci_settings, monkeypatch)
-    monkeypatch.setattr(trial, "runtime_of", lambda home: None)
-    assert "`crun`" in (trial.available(oci_settings) or "")
+    monkeypatch.setattr(probe, "runtime_of", lambda home: None)
+    assert "`crun`" in (probe.available(oci_settings) or "")
     with pytest.raises(EnvironmentFailed, match="`docker`"):
         _ = OciProvider(oci_settings, fetch_bundle=lambda bundle: b"").store
 
 
 def untried(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if nobody had ever asked."""
-    monkeypatch.setattr(trial, "_known", {})
+    monkeypatch.setattr(probe, "_known", {})
     for note in (settings.home / "run").glob("oci-allowed-*"):
         note.unlink()
 
 
 def test_what_one_process_tried_another_believes(oci_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     untried(oci_settings, monkeypatch)
-    assert trial.available(oci_settings) is None
-    monkeypatch.setattr(trial, "_known", {})  # another process
-    monkeypatch.setattr(trial, "_tried", lambda *_: pytest.fail("tried again"))
-    assert trial.available(oci_settings) is None
+    assert probe.available(oci_settings) is None
+    monkeypatch.setattr(probe, "_known", {})  # another process
+    monkeypatch.setattr(probe, "_tried", lambda *_: pytest.fail("tried again"))
+    assert probe.available(oci_settings) is None
 
 
 def test_a_trial_that_fails_says_why_and_leaves_nothing(
@@ -360,40 +362,40 @@ def test_a_trial_that_fails_says_why_and_leaves_nothing(
         raise OSError(1, "Operation not permitted", "overlay")
 
     untried(oci_settings, monkeypatch)
-    monkeypatch.setattr("app.environments.oci.kernel.mount", unmountable)
-    assert "overlay" in (trial.available(oci_settings) or "")
+    monkeypatch.setattr("app.host.kernel.mount", unmountable)
+    assert "overlay" in (probe.available(oci_settings) or "")
     assert list((oci_settings.home / "run").glob("oci-trial-*")) == []
 
 
 def test_what_a_killed_trial_left_is_ended_by_the_next(oci_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_looked_at", lambda body, site: None)
+    monkeypatch.setattr(probe, "_looked_at", lambda body, site: None)
     with monkeypatch.context() as killed:
-        killed.setattr(trial.Body, "end", lambda self: None)
-        killed.setattr(trial.shutil, "rmtree", lambda *args, **kwargs: None)
+        killed.setattr(probe.OciInstance, "end", lambda self: None)
+        killed.setattr(probe.shutil, "rmtree", lambda *args, **kwargs: None)
         untried(oci_settings, monkeypatch)
-        assert trial.available(oci_settings) is None
+        assert probe.available(oci_settings) is None
     places = list((oci_settings.home / "run").glob("oci-trial-*"))
     names = [folder.name for place in places for folder in (place / "environments" / "oci").iterdir()]
     assert len(names) == 1
     assert all(Cgroup(name).processes() for name in names)
     untried(oci_settings, monkeypatch)
-    assert trial.available(oci_settings) is None
+    assert probe.available(oci_settings) is None
     assert all(place.exists() for place in places), "a young one may be under way"
-    monkeypatch.setattr(trial, "_YOUNG_S", -1.0)
+    monkeypatch.setattr(probe, "_YOUNG_S", -1.0)
     untried(oci_settings, monkeypatch)
-    assert trial.available(oci_settings) is None
+    assert probe.available(oci_settings) is None
     assert not any(place.exists() or Cgroup(name).processes() for place in places for name in names)
 
 
 def test_a_refusal_is_tried_anew_after_a_minute(oci_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     untried(oci_settings, monkeypatch)
     with monkeypatch.context() as without:
-        without.setattr(trial, "runtime_of", lambda home: None)
-        assert trial.available(oci_settings) is not None
-    assert trial.available(oci_settings) is not None, "not asked for every task"
+        without.setattr(probe, "runtime_of", lambda home: None)
+        assert probe.available(oci_settings) is not None
+    assert probe.available(oci_settings) is not None, "not asked for every task"
     clock = time.monotonic
-    monkeypatch.setattr(trial.time, "monotonic", lambda: clock() + 61.0)
-    assert trial.available(oci_settings) is None
+    monkeypatch.setattr(probe.time, "monotonic", lambda: clock() + 61.0)
+    assert probe.available(oci_settings) is None
 
 
 def test_who_hangs_at_a_start_is_ended_at_the_deadline(

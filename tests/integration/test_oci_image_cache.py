@@ -17,18 +17,19 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from app.environments.host_slots import HostGate
-from app.environments.image_store import overview
-from app.environments.image_store.book import Book
-from app.environments.image_store.cache import ImageCache
-from app.environments.image_store.names import built_for_all, key_of
-from app.environments.image_store.overview import Wanted
-from app.environments.image_store.prefetch import Prefetcher
-from app.environments.image_store.presence import Presence
-from app.environments.oci import OciProvider, kernel
-from app.environments.oci.images import OciImages
-from app.environments.oci.store import ImageStore
+from app.environments.runtimes.oci import OciProvider
 from app.errors import DiskFull, ImageUnavailable
+from app.host import kernel
+from app.host.slots import HostGate
+from app.images import overview
+from app.images.cache import ImageCache
+from app.images.layer_store import ImageStore
+from app.images.metadata import Book
+from app.images.overview import Wanted
+from app.images.prefetch import Prefetcher
+from app.images.presence import Presence
+from app.images.references import built_for_all, key_of
+from app.images.unpacked_images import OciImages
 from app.models.spec import Build, Bundle, Compose, EnvironmentSpec
 from app.settings import Settings
 from tests.integration.oci_ground import oci_cache as oci_cache

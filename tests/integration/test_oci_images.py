@@ -24,15 +24,17 @@ import docker
 import pytest
 import requests
 
-from app.environments.engine import engine_of
-from app.environments.image_store.arrival import Arrival, noted
-from app.environments.image_store.names import Reference, built_for_all
-from app.environments.image_store.refusals import TRIES, kind_of
-from app.environments.image_store.unpacked import forget
-from app.environments.oci import OciProvider, engine_images, kernel
-from app.environments.oci.registry import Registry
-from app.environments.oci.store import ImageStore, StoredImage, layer_name
+from app.environments.runtimes.oci import OciProvider
 from app.errors import EngineUnavailable, ImageDenied, ImageMissing, ImageUnavailable, ImageUnfit
+from app.host import kernel
+from app.host.engine import engine_of
+from app.images import engine_layers
+from app.images.layer_store import ImageStore, StoredImage, layer_name
+from app.images.layer_use import forget
+from app.images.pull_source import Arrival, noted
+from app.images.references import Reference, built_for_all
+from app.images.registry_errors import TRIES, kind_of
+from app.images.registry_layers import Registry
 from app.models.spec import Build, Bundle, EnvironmentSpec
 from app.settings import Settings
 from tests.integration.oci_ground import add_image, tags
@@ -94,11 +96,11 @@ def test_an_engines_image_is_the_same_here(
     oci: OciProvider, oci_settings: Settings, layered: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way == "exported":
-        monkeypatch.setattr(engine_images, "_visible", lambda about, count: [])
+        monkeypatch.setattr(engine_layers, "_visible", lambda about, count: [])
     else:
-        monkeypatch.setattr(engine_images, "_export", lambda *anything: None)
+        monkeypatch.setattr(engine_layers, "_export", lambda *anything: None)
     engine = engine_of(Settings(home=oci_settings.home))
-    image = engine_images.take(engine, layered, oci.store, timeout_s=60)
+    image = engine_layers.take(engine, layered, oci.store, timeout_s=60)
     assert len(image.layers) == 3
     environment = oci.create(EnvironmentSpec(image=image.id), tags(oci_settings.installation), timeout_s=30)
     look = f"{LISTING}; stat -c '%n %a %u %g %s' /bin/env /bin/sh /d; cat /d/new"

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.oci import kernel, linking, namespace
+from app.host import kernel, mount_namespace
+from app.images import link_layers
 from tests.services import missing
 
 OPAQUE = "trusted.overlay.opaque"
@@ -59,12 +60,12 @@ def look(folder: Path) -> dict[str, tuple[object, ...]]:
 
 def test_on_one_disk_nothing_is_copied(layer: Path, tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
-    assert linking.take(layer, tmp_path / "new") == 2 * len("content")
+    assert link_layers.take(layer, tmp_path / "new") == 2 * len("content")
     assert (tmp_path / "new" / "d" / "f").samefile(layer / "d" / "f")
 
 
 def test_on_another_disk_a_copy_is_the_same_but_for_devices(layer: Path, elsewhere: Path) -> None:
-    assert linking.take(layer, elsewhere) == 2 * len("content")
+    assert link_layers.take(layer, elsewhere) == 2 * len("content")
     wanted = look(layer)
     del wanted["disk"]
     assert look(elsewhere) == wanted
@@ -79,24 +80,24 @@ def test_a_folder_mounted_onto_itself_is_linked_and_a_disk_of_its_own_is_not_mis
 
     def covered() -> tuple[bool, bool]:
         kernel.mount(str(layer), str(layer), None, 4096)  # as engines bind their folder
-        linking._uncover(layer)
+        link_layers._uncover(layer)
         once = os.path.exists(layer / "d")
         kernel.mount("tmpfs", str(layer), "tmpfs", 0)  # and as a disk for data hides what was there before
         (layer / "of the disk").touch()
-        linking._uncover(layer)
+        link_layers._uncover(layer)
         return once, os.path.exists(layer / "of the disk")
 
-    assert namespace.apart(covered, needs=tmp_path) == (True, True)
+    assert mount_namespace.apart(covered, needs=tmp_path) == (True, True)
 
     def linked() -> bool:
         kernel.mount(str(layer), str(layer), None, 4096)
-        linking._taken(layer, tmp_path / "new")
+        link_layers._taken(layer, tmp_path / "new")
         return (tmp_path / "new" / "d" / "f").samefile(layer / "d" / "f")
 
-    assert namespace.apart(linked, needs=tmp_path)
+    assert mount_namespace.apart(linked, needs=tmp_path)
 
 
 def test_a_file_that_means_something_only_with_other_layers_is_left_to_the_export(layer: Path, elsewhere: Path) -> None:
     os.setxattr(layer / "d" / "f", "trusted.overlay.metacopy", b"")
-    with pytest.raises(linking.Entangled):
-        linking.take(layer, elsewhere)
+    with pytest.raises(link_layers.Entangled):
+        link_layers.take(layer, elsewhere)

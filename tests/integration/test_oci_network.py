@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.environments.oci import OciEnvironment, OciProvider
+from app.environments.runtimes.oci import OciEnvironment, OciProvider
 from app.errors import EnvironmentFailed
 from app.models.spec import EnvironmentSpec, Network
 from app.settings import Settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.environments.oci import OciProvider, specification
+from app.environments.runtimes.oci import OciProvider, specification
 from app.errors import SetupFailed
 from app.models.spec import EnvironmentSpec, Reuse
 from app.settings import Settings

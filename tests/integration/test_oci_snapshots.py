@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.base import Tags
-from app.environments.image_store.unpacked import forget
-from app.environments.oci import OciProvider, Records, copying
-from app.environments.oci.copying import copy
-from app.environments.oci.system_layer import HELPER
+from app.environments.contract import Tags
+from app.environments.runtimes.oci import OciProvider, Records, copying
+from app.environments.runtimes.oci.copying import copy
+from app.environments.runtimes.oci.system_layer import HELPER
 from app.environments.sweeper import Sweeper
 from app.errors import EnvironmentFailed
+from app.images.layer_use import forget
 from app.models.spec import EnvironmentSpec, Network, Reuse
 from app.settings import Settings
 from tests.integration.oci_ground import oci as oci

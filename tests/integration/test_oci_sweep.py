@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.oci import OciProvider, Records, end, records
-from app.environments.oci.records import Record
+from app.environments.runtimes.oci import OciProvider, Records, end
 from app.errors import EnvironmentFailed
+from app.host import environment_records
+from app.host.environment_records import Record
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from tests.integration.oci_ground import alive, left_over, tags
@@ -24,7 +25,7 @@ from tests.integration.oci_ground import tiny as tiny
 WORKER = """
 import sys, threading
 from pathlib import Path
-from app.environments.oci import OciProvider
+from app.environments.runtimes.oci import OciProvider
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from tests.integration.oci_ground import tags
@@ -67,7 +68,9 @@ def test_a_worker_killed_at_any_moment_leaves_what_a_sweep_removes(
         assert b"ready\n" in iter(worker.stdout.readline, b"")
         time.sleep(after_s)
         worker.kill()
-    monkeypatch.setattr(records, "_YOUNG_S", 0.0)  # who was killed before it could say whose it is counts at once
+    monkeypatch.setattr(
+        environment_records, "_YOUNG_S", 0.0
+    )  # who was killed before it could say whose it is counts at once
     oci.sweep(installation=oci_settings.installation)
     assert left_over(oci_settings.home) == []
     assert alive(oci_settings.home) == []
@@ -124,6 +127,6 @@ def test_a_record_torn_by_a_full_disk_is_nobodys_and_goes_when_it_is_old(
     kept.write(Record("torn", {"megaflow": "x"}, "x", "y"))
     (kept.place("torn") / "record.json").write_text('{"id": "torn", "lab')
     assert oci.sweep(installation=oci_settings.installation) == []
-    monkeypatch.setattr(records, "_YOUNG_S", 0.0)
+    monkeypatch.setattr(environment_records, "_YOUNG_S", 0.0)
     assert oci.sweep(installation=oci_settings.installation) == ["torn"]
     assert left_over(oci_settings.home) == []

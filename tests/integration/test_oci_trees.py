@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.environments import disk_usage
-from app.environments.disk_usage import Usage
-from app.environments.oci import trees
+from app.host import disk_usage, trees
+from app.host.disk_usage import Usage
 
 KIBI = 1 << 10
 

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.oci import OciEnvironment, OciProvider, kernel, trial, users
+from app.environments.isolation import users
 from app.environments.prebuilt import binary
+from app.environments.runtimes.oci import OciEnvironment, OciProvider, probe
+from app.host import kernel
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from tests.integration.oci_ground import add_image, left_over, tags
@@ -24,7 +26,7 @@ from tests.services import missing
 
 @pytest.fixture(autouse=True)
 def able(oci_settings: Settings) -> None:
-    if not trial.found(oci_settings).users_apart:
+    if not probe.found(oci_settings).users_apart:
         missing("a kernel that translates the owners of overlayfs' layers (5.19)")
 
 
@@ -141,13 +143,13 @@ def test_where_the_kernel_cannot_translate_users_are_those_of_the_host(
     def unknown(*anything: object) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
-    monkeypatch.setattr(trial, "_known", {})
+    monkeypatch.setattr(probe, "_known", {})
     for note in (oci_settings.home / "run").glob("oci-allowed-*"):
         note.unlink()
     with monkeypatch.context() as old:
         old.setattr(kernel, "mount_for", unknown)
-        assert trial.found(oci_settings) == trial.Found(None, users_apart=False)
-    monkeypatch.setattr(trial, "_known", {})  # another process believes it
+        assert probe.found(oci_settings) == probe.ProbeResult(None, users_apart=False)
+    monkeypatch.setattr(probe, "_known", {})  # another process believes it
     provider = OciProvider(oci_settings, fetch_bundle=lambda bundle: b"")
     environment = create(provider, tiny, oci_settings)
     assert (number_outside(environment), environment.describe()["user_namespace"]) == (0, False)

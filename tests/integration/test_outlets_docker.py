@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.environments.docker import DockerProvider
-from app.environments.engine import Engine
-from app.environments.forwarding import forward
-from app.environments.outlets import model_outlet, open_outlet, variables
-from app.environments.ways import WAYS, Way
+from app.environments.networks import model_outlet, open_outlet, variables
+from app.environments.networks.forwarding import forward
+from app.environments.runtimes.docker.provider import DockerProvider
+from app.environments.session.transports import WAYS, Way
 from app.errors import EnvironmentFailed
+from app.host.engine import Engine
 from app.models.spec import EnvironmentSpec, Network
 from app.settings import Settings
 from tests.integration.docker_ground import Create, engine, out, provider, settings, tags_of

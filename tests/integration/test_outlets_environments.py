@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.base import Environment
-from app.environments.oci import OciProvider
-from app.environments.oci.cgroups import Cgroup
-from app.environments.outlets import Outlet, model_outlet, open_outlet, variables
+from app.environments.contract import Environment
+from app.environments.networks import Outlet, model_outlet, open_outlet, variables
+from app.environments.runtimes.oci import OciProvider
+from app.host.cgroups import Cgroup
 from app.models.spec import EnvironmentSpec, Network
 from app.settings import Settings
 from tests.integration.network_ground import forward_threads, nothing_left

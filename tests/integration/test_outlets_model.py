@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from app.environments.base import Forward, Serve
-from app.environments.forwarding import forward
-from app.environments.outlets import MODEL_PORT, Outlet, exchange, model
+from app.environments.contract import Forward, Serve
+from app.environments.networks import MODEL_PORT, Outlet, exchange, model_port
+from app.environments.networks.forwarding import forward
 from app.models.shell import Interactive
 from tests.integration.network_ground import (
     PATIENCE_S,
@@ -44,7 +44,7 @@ class Inside:
 
     def __init__(self, place: Place, url: str) -> None:
         self._place = place
-        self.url, self.outlet = model.model_outlet(self._forward, url)
+        self.url, self.outlet = model_port.model_outlet(self._forward, url)
 
     def _forward(self, port: int, serve: Serve) -> Forward:
         def no_stream(argv: object) -> Interactive:
@@ -74,10 +74,10 @@ def server(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     if request.param == "tls":
         context, certificate = certified(tmp_path)
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    model._verifying.cache_clear()
+    model_port._verifying.cache_clear()
     with serving(context) as made:
         yield made
-    model._verifying.cache_clear()
+    model_port._verifying.cache_clear()
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_a_model_that_is_known_by_name_is_asked_for_nothing_but_its_paths(
 ) -> None:
     context, certificate = certified(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    model._verifying.cache_clear()
+    model_port._verifying.cache_clear()
     with serving(context) as server:
         inside = Inside(place, f"https://localhost:{server.port}/v1")
         with closing(inside.connect()) as connection:
@@ -128,7 +128,7 @@ def test_a_model_that_is_known_by_name_is_asked_for_nothing_but_its_paths(
             assert connection.recv(1 << 16).startswith(b"HTTP/1.1 400 ")
         inside.outlet.close()
         assert server.hosts == []
-    model._verifying.cache_clear()
+    model_port._verifying.cache_clear()
 
 
 def test_an_answer_comes_word_by_word(inside: Inside, server: Server) -> None:
@@ -216,7 +216,7 @@ def test_an_unreachable_model_is_said_by_its_policy(place: Place) -> None:
 
 def test_a_model_whose_certificate_nobody_vouches_for_is_not_spoken_to(place: Place, tmp_path: Path) -> None:
     context, _ = certified(tmp_path)
-    model._verifying.cache_clear()
+    model_port._verifying.cache_clear()
     with serving(context) as server:
         inside = Inside(place, f"https://localhost:{server.port}")
         status, body = inside.get("/")

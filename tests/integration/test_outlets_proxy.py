@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from app.environments.base import Forward, Serve
-from app.environments.forwarding import forward
-from app.environments.outlets import PROXY_PORT, Outlet, addresses, allowlist, exchange, open_outlet
+from app.environments.contract import Forward, Serve
+from app.environments.networks import PROXY_PORT, Outlet, addresses, allowlist, exchange, open_outlet
+from app.environments.networks.forwarding import forward
 from app.models.shell import Interactive
 from app.models.spec import EnvironmentSpec, Network
 from tests.integration.network_ground import PATIENCE_S, Place, everything, forward_threads, nothing_left, place
@@ -256,7 +256,7 @@ def test_a_request_that_trickles_is_ended(place: Place, allow: Open, monkeypatch
 
 
 def test_made_up_names_do_not_fill_our_memory(place: Place, allow: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.environments.outlets.base._MOST_HOSTS", 3)
+    monkeypatch.setattr("app.environments.networks.egress._MOST_HOSTS", 3)
     outlet = allow("index.test")
     for number in range(6):
         say(place, b"CONNECT host%d.test:443 HTTP/1.1\r\nHost: x\r\n\r\n" % number)

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.image_store import refusals
-from app.environments.image_store.logins import Login, login_for
-from app.environments.image_store.names import Reference
-from app.environments.image_store.refusals import TRIES, Refusal, Refused, persist
-from app.environments.image_store.registry import retry_after_s
-from app.environments.oci.registry import Registry
-from app.environments.oci.store import ImageStore, StoredImage, layer_name
 from app.errors import ImageUnavailable
+from app.images import registry_errors
+from app.images.engine_registry import retry_after_s
+from app.images.layer_store import ImageStore, StoredImage, layer_name
+from app.images.logins import Login, login_for
+from app.images.references import Reference
+from app.images.registry_errors import TRIES, Refusal, Refused, persist
+from app.images.registry_layers import Registry
 from app.settings import Settings
 from tests.integration.registry_stand import CONTENT, Fault, Stand, after, sha, standing
 
@@ -94,7 +94,7 @@ def test_who_is_told_to_come_too_late_gives_up_at_once(stand: Stand, store: Imag
 
 def test_a_registry_that_stays_busy_is_asked_so_often_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(refusals, "_FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(registry_errors, "_FIRST_WAIT_S", 0.01)
 
     def once() -> None:
         asked.append(time.monotonic())

@@ -13,16 +13,15 @@ from uuid import UUID
 
 import pytest
 
-from app.environments import engine as engine_module
-from app.environments.base import Tags
-from app.environments.compose.provider import ComposeProvider
-from app.environments.docker import DockerProvider
-from app.environments.engine import Engine, engine_of
-from app.environments.local import LocalProvider
-from app.environments.oci import OciProvider
-from app.environments.recorded import Recording
+from app.environments.contract import Tags
+from app.environments.runtimes.compose.provider import ComposeProvider
+from app.environments.runtimes.docker.provider import DockerProvider
+from app.environments.runtimes.local import LocalProvider
+from app.environments.runtimes.oci import OciProvider
 from app.environments.sweeper import Sweeper, Swept
 from app.errors import EnvironmentFailed
+from app.host import engine as engine_module
+from app.host.engine import Engine, engine_of
 from app.ledger.database import Database
 from app.ledger.receipts import ObjectKind, of_run
 from app.models.spec import EnvironmentSpec
@@ -39,6 +38,7 @@ from tests.integration.rows import one
 from tests.integration.test_compose_environment import PAIR, STORED, left, spec_of, tags_of
 from tests.integration.test_local_environment import CONTEXT, SPEC
 from tests.integration.test_receipts import a_job
+from tests.recorded import Recording
 
 mounts = pytest.mark.skipif(os.geteuid() != 0, reason="mounting takes root")
 BUSY = "driver failed to remove the root file system: device or resource busy"
@@ -165,7 +165,7 @@ def test_a_container_that_would_not_go_stops_no_other(
 ) -> None:
     dead = uuid.uuid4()
     project = several.create(spec_of(PAIR.replace("BASE", base_image_tag)), of_instance(dead, settings), timeout_s=60)
-    things = project.things()
+    things = project.created_resources()
     single = plain.create(EnvironmentSpec(image=base_image_tag), of_instance(dead, settings), timeout_s=60)
     stuck = engine.api.containers(filters={"label": f"megaflow.instance={dead}"})[0]["Id"]  # the first to be tried
     proxy.refuse_removal(stuck, 500, BUSY)
@@ -190,7 +190,7 @@ def test_a_network_and_a_volume_that_a_stranger_uses_are_refused_and_the_rest_go
     dead = uuid.uuid4()
     spec = spec_of(PAIR.replace("BASE", base_image_tag))
     used, other = (several.create(spec, of_instance(dead, settings), timeout_s=60) for _ in range(2))
-    things = used.things()
+    things = used.created_resources()
     host = engine.api.create_host_config(binds=[f"{things.volumes[0]}:/kept"], network_mode=things.networks[0])
     stranger = engine.api.create_container(base_image_tag, ["sleep", "600"], host_config=host)["Id"]
     sweeper = Sweeper(settings)
@@ -199,7 +199,7 @@ def test_a_network_and_a_volume_that_a_stranger_uses_are_refused_and_the_rest_go
         swept = sweeper.sweep(set(), ended={dead})
         assert {refusal.id for refusal in swept.refused} == {*things.networks, *things.volumes}
         assert all("in use, and not by its project" in refusal.why for refusal in swept.refused)
-        assert (swept.removed, other.things().none) == (6, True)
+        assert (swept.removed, other.created_resources().none) == (6, True)
     finally:
         engine.remove(stranger)
     assert sweeper.sweep(set(), ended={dead}).removed == 2
@@ -244,13 +244,13 @@ def test_a_container_that_stands_after_the_wait_is_not_removed_on_its_receipt(
     recording = Recording(plain, settings, database)
     environment = recording.create(EnvironmentSpec(image=base_image_tag), job.tags(settings), timeout_s=60)
     stands_on(proxy, environment.id)
-    real = environment._environment._engine
-    environment._environment._engine = Engine(proxy.url)
+    real = environment._engine
+    environment._engine = Engine(proxy.url)
     with pytest.raises(EnvironmentFailed, match=r"to be gone within .* found it running; the sweeper goes on trying"):
         environment.destroy()
     (line,) = of_run(database, job.run_id).objects
     assert line.destroyed_by is None
-    environment._environment._engine = real
+    environment._engine = real
     job.end_instance()
     assert Sweeper(settings, database).sweep(set(), ended=[job.instance_id]).removed == 1
     (line,) = of_run(database, job.run_id).objects
@@ -308,7 +308,7 @@ def test_of_a_project_all_goes_but_the_container_that_would_not(
         Stuck(patch).ids = {project.id}
         with pytest.raises(EnvironmentFailed, match=f"{project.id[:12]} to be gone"):
             project.destroy()
-        things = project.things()
+        things = project.created_resources()
         assert (things.containers, things.volumes) == ((project.id,), ())
     project.destroy()
     assert left(engine, settings) == []

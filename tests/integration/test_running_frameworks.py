@@ -21,7 +21,7 @@ from app.agents.base import AgentJob, AgentReport, ModelEndpoint
 from app.agents.framework import Bundle, Command, Ended, Ending, Place, Placement
 from app.agents.running import FrameworkAgent
 from app.environments import provider_for
-from app.environments.base import Environment
+from app.environments.contract import Environment
 from app.environments.tools import tool_inside
 from app.errors import AgentFailed, AgentUnsuitable, EnvironmentFailed
 from app.models.endings import EndReason

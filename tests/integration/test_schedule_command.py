@@ -8,12 +8,13 @@ import pytest
 from sqlalchemy import text
 
 from app.errors import SpecInvalid
+from app.evaluation import Submission
 from app.ledger import accept, results, schedules
 from app.ledger.database import Database
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import ModelChoice, Network, Reuse, Sampling
 from app.settings import Settings
-from app.workers.evaluations import Calendar, Submission
+from app.workers.calendar import Calendar
 from tests.integration.command import CommandLine
 from tests.integration.rows import one
 

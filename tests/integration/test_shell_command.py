@@ -25,10 +25,10 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from app.cli import shell
-from app.environments.engine import engine_of
 from app.environments.listing import listed
 from app.environments.sweeper import Sweeper
 from app.errors import DatasetInvalid, EngineUnavailable, MegaFlowError, SpecInvalid, UnknownName
+from app.host.engine import engine_of
 from app.ledger.receipts import ObjectKind
 from app.models.spec import TOOLS_INSIDE
 from app.settings import PREFIX, Settings

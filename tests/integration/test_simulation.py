@@ -23,10 +23,10 @@ from app.celery_app import options
 from app.cli import cli
 from app.client import MegaFlow, Run
 from app.errors import InstanceFailed, LimitInvalid, SpecInvalid, UnknownName
-from app.ledger.admission import Published
+from app.ledger.admission import QueuedMessage
 from app.models.endings import EndReason
 from app.models.instance import InstanceRequest
-from app.models.outcome import Hint, Phase
+from app.models.outcome import Phase, WakeUpMessage
 from app.models.simulation import Simulation
 from app.models.spec import Mode
 from app.stack import private
@@ -281,12 +281,12 @@ def test_no_hint_is_taken_without_a_seat_for_it(make_settings: MakeSettings) -> 
     settings = make_settings()
     celery = Celery("simulated-test", set_as_current=False)
     celery.conf.update(options(settings))
-    heard: list[Hint] = []
+    heard: list[WakeUpMessage] = []
     seats = Seats(celery, lambda _, hints: heard.extend(hints))
     instance = Instance(InstanceRequest(instance_id=new_id(), mode=Mode.PERSISTENT, slots=3), "simulated-1", 0.0)
-    hints = [Hint(attempt_id=new_id(), number=1) for _ in range(10)]
+    hints = [WakeUpMessage(attempt_id=new_id(), number=1) for _ in range(10)]
     try:
-        publish(celery, [Published(hint, Mode.PERSISTENT, "standard") for hint in hints])
+        publish(celery, [QueuedMessage(hint, Mode.PERSISTENT, "standard") for hint in hints])
         seats.open(instance, 3)
         with redis.Redis.from_url(settings.redis()) as client:
             eventually(lambda: len(heard) == 3, "three hints are taken")
@@ -309,7 +309,7 @@ def test_a_hint_whose_seat_has_gone_is_held_for_the_next(make_settings: MakeSett
     gone, next_one = (
         Instance(InstanceRequest(instance_id=new_id(), mode=Mode.EPHEMERAL), f"simulated-{n}", 0.0) for n in range(2)
     )
-    hint = Hint(attempt_id=new_id(), number=1)
+    hint = WakeUpMessage(attempt_id=new_id(), number=1)
     try:
         assert seats.open(gone, 1) == []
         seats.shut(gone)

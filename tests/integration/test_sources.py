@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.sources import fetch_sources
 from app.errors import ImageBuildFailed, ImageUnavailable
+from app.images.build_sources import fetch_sources
 
 
 def archive(marker: Path) -> bytes:

@@ -17,6 +17,7 @@ import uvicorn
 import zstandard
 from sqlalchemy import text
 
+from app import evaluation
 from app.agents.base import Agent, AgentJob, AgentReport
 from app.errors import (
     AgentFailed,
@@ -27,6 +28,7 @@ from app.errors import (
     EnvironmentVanished,
     SpecInvalid,
 )
+from app.evaluation import Submission
 from app.ledger import attempts, model_calls, model_replicas
 from app.ledger.accept import NewRun, accept
 from app.ledger.attempts import Claim
@@ -41,8 +43,7 @@ from app.models.outcome import ArtifactKind, Phase
 from app.models.shell import CancelToken, Shell
 from app.models.spec import EnvironmentKind, Mode, ModelChoice
 from app.settings import Settings
-from app.workers import evaluations, model_access, stations
-from app.workers.evaluations import Submission
+from app.workers import model_access, stations
 from app.workers.lease import StopToken
 from app.workers.rollout import carry_out
 from app.workers.stations import Stations
@@ -179,10 +180,10 @@ def a_claim(database: Database, settings: Settings) -> Claim:
     wanted = Submission(
         dataset="demo", agent="oracle", environment=EnvironmentKind.LOCAL, mode=Mode.PERSISTENT, only=("order-ledger",)
     )
-    (spec,) = evaluations.specs_of(wanted, settings)
+    (spec,) = evaluation.specs_of(wanted, settings)
     spec = spec.model_copy(update={"model": ModelChoice(name=MODEL)})
     (item,) = dispatched(database, accept(database, NewRun(specs=[spec])))
-    claim = attempts.claim(database, item.hint, ready_instance(database), lease_s=300)
+    claim = attempts.claim(database, item.message, ready_instance(database), lease_s=300)
     assert claim is not None
     return claim
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.compose.provider import ComposeProvider
+from app.environments.runtimes.compose.provider import ComposeProvider
 from app.environments.tools import tool_inside
 from app.models.spec import EnvironmentKind
 from app.settings import Settings

@@ -39,7 +39,10 @@ def database(installation: Settings) -> Iterator[Database]:
 
 
 def _empty(database: Database) -> None:
-    tables = "specs, runs, tasks, attempts, leases, instances, events, holds, pauses, bindings, engine_objects"
+    tables = (
+        "specs, runs, tasks, attempts, leases, instances, events, semaphore_holders, pauses, bindings,"
+        " created_resources"
+    )
     with database.begin() as connection:
         connection.execute(text(f"TRUNCATE {tables} CASCADE"))
 

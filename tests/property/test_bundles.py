@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from app.artifacts import bundles
 from app.artifacts.bundles import bundle_key, fetch_bundle, pack, store_bundle
 from app.artifacts.folder import FolderStore
-from app.environments import archives
 from app.errors import ArtifactMissing, SpecInvalid
+from app.host import archives
 from app.models.spec import Bundle
 
 NAME = st.text(

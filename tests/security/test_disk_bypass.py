@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from app.environments import disk_watch
-from app.environments.base import CommandResult, Environment, EnvironmentProvider
-from app.environments.compose.environment import ComposeEnvironment
-from app.environments.container import DockerEnvironment
-from app.environments.disk_usage import Usage
-from app.environments.oci.environment import OciEnvironment
+from app.environments.contract import CommandResult, Environment, EnvironmentProvider
+from app.environments.runtimes.compose.environment import ComposeEnvironment
+from app.environments.runtimes.docker.container import DockerEnvironment
+from app.environments.runtimes.oci.environment import OciEnvironment
 from app.errors import EnvironmentOverLimit
+from app.host import disk_watch
+from app.host.disk_usage import Usage
 from app.models.spec import EnvironmentSpec, Network, Resources
 from app.settings import Settings
 from tests.contract.environment_grounds import Ground, tags_of

@@ -24,11 +24,11 @@ from app.compose_file import bounded_yaml
 from app.compose_file.file import read_project
 from app.datasets import load
 from app.datasets.base import Reading
-from app.environments import archives
-from app.environments.image_store.names import Reference
 from app.errors import MegaFlowError, SpecInvalid
 from app.grading import script_goal
 from app.grading.reports import PARSERS
+from app.host import archives
+from app.images.references import Reference
 from app.model_service.dialects import codec_for
 from app.model_service.trajectory import read as read_calls
 from app.models.model_calls import Dialect

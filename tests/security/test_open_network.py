@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.docker import DockerProvider
-from app.environments.engine import Engine, engine_of
-from app.environments.outlets import firewall, model_outlet
+from app.environments.networks import firewall, model_outlet
+from app.environments.runtimes.docker.provider import DockerProvider
 from app.errors import EnvironmentFailed
+from app.host.engine import Engine, engine_of
 from app.models.spec import EnvironmentSpec, Network
 from app.settings import Settings
 from tests.integration.docker_ground import out, provider_of, tags_of

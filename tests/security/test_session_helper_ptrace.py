@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.base import Environment
+from app.environments.contract import Environment
 from tests.contract.environment_grounds import Ground
 from tests.security.environments import RUNTIMES
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.environments.base import CommandResult, Forward, ResetProof, Route, Serve, Stats, Tags
+from app.environments.contract import CommandResult, Forward, ResetProof, Route, Serve, Stats, Tags
 from app.errors import EnvironmentFailed, ImageUnavailable
 from app.models.shell import Interactive, StatefulShell
 from app.models.spec import EnvironmentSpec

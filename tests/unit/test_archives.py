@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from app.environments import archives
 from app.errors import SpecInvalid
+from app.host import archives
 
 Unpack = Callable[[bytes, Path], None]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import cast
 
-from app.environments.engine import Engine
-from app.environments.image_store.build_limits import BuildLimits, BuildWatch
+from app.host.engine import Engine
+from app.images.build_limits import BuildLimits, BuildWatch
 from app.models.spec import Resources
 
 LIMITS = BuildLimits.of(Resources(), disk_mark=0.9)

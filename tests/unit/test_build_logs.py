@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.image_store import build_logs
-from app.environments.image_store.build_logs import BuildLog, BuildLogs
 from app.errors import ImageBuildFailed, UnknownName
+from app.images import build_logs
+from app.images.build_logs import BuildLog, BuildLogs
 from app.settings import Settings
 
 TAG = "megaflow/task:" + "ab" * 12

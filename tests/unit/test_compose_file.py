@@ -21,8 +21,8 @@ from app.compose_file.recipes import adapted, context_of, packed
 from app.compose_file.refusals import BUILD_REFUSED, PASSED_OVER, REFUSED, TOP_REFUSED
 from app.datasets import load
 from app.datasets.base import Reading
-from app.environments.compose.images import images_of
 from app.errors import DatasetInvalid, SpecInvalid
+from app.images.compose_images import images_of
 from app.models.spec import Bundle, EnvironmentSpec, Network, Resources
 
 TASK = Path(__file__).parents[2] / "app" / "datasets" / "demo" / "several" / "restock-the-shop"

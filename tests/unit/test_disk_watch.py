@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.disk_usage import Usage
-from app.environments.disk_watch import DiskWatch, files_within
 from app.errors import EngineUnavailable, EnvironmentFailed, EnvironmentOverLimit, HostDiskFull
+from app.host.disk_usage import Usage
+from app.host.disk_watch import DiskWatch, files_within
 
 
 class Writer:
@@ -29,7 +29,7 @@ class Writer:
 
 @pytest.fixture
 def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiskWatch:
-    monkeypatch.setattr("app.environments.disk_watch._LOOK_S", 60.0)  # we look ourselves
+    monkeypatch.setattr("app.host.disk_watch._LOOK_S", 60.0)  # we look ourselves
     return DiskWatch(tmp_path, tmp_path / "turn", dict)
 
 
@@ -60,8 +60,8 @@ def test_what_was_forgotten_is_not_ended(watch: DiskWatch) -> None:
 def test_the_largest_on_a_full_disk_is_not_ended_as_one_that_took_more_than_it_may(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.environments.disk_watch._LOOK_S", 60.0)
-    monkeypatch.setattr("app.environments.disk_watch._RESERVE", 2.0)  # every disk is nearly full
+    monkeypatch.setattr("app.host.disk_watch._LOOK_S", 60.0)
+    monkeypatch.setattr("app.host.disk_watch._RESERVE", 2.0)  # every disk is nearly full
     small, large = Writer("small", lambda: Usage(10)), Writer("large", lambda: Usage(20))
     watch = DiskWatch(tmp_path, tmp_path / "turn", lambda: {"small": Usage(50 << 20), "large": Usage(60 << 20)})
     watch.watch(small, 100)
@@ -86,7 +86,7 @@ def test_a_larger_disk_limit_allows_more_files() -> None:
 
 
 def test_where_inodes_run_out_the_one_with_most_files_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.environments.disk_watch._LOOK_S", 60.0)
+    monkeypatch.setattr("app.host.disk_watch._LOOK_S", 60.0)
     disk = os.statvfs(tmp_path)
     fields = list(disk)
     fields[4], fields[5], fields[7] = disk.f_blocks, disk.f_files or 1, 0  # bytes are free, inodes are not

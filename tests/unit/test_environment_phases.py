@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from app.environments.base import Times, noting
-from app.environments.image_store.arrival import Arrival, noted, tell
+from app.environments.contract import Times, noting
+from app.images.pull_source import Arrival, noted, tell
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.environments.base import Environment, Origin, Tags
+from app.environments.contract import Environment, Origin, Tags
 from app.environments.pool import EnvironmentPool
 from app.errors import EnvironmentFailed
 from app.models.spec import EnvironmentSpec, Reuse

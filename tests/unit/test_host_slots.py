@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from app.environments import host_slots
-from app.environments.host_slots import HostGate, HostSlots, turn
+from app.host import slots
+from app.host.slots import HostGate, HostSlots, turn
 
 
 def test_only_so_many_hold_one_and_everybody_comes_through(tmp_path: Path) -> None:
@@ -38,13 +38,13 @@ def test_only_so_many_hold_one_and_everybody_comes_through(tmp_path: Path) -> No
 
 def test_only_those_whose_turn_it_is_look_at_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: Counter[str] = Counter()
-    look = host_slots._try
+    look = slots._try
 
     def counted(file: Path, *how: int) -> int | None:
         looks[threading.current_thread().name] += file.suffix != ".waiting"
         return look(file, *how)
 
-    monkeypatch.setattr(host_slots, "_try", counted)
+    monkeypatch.setattr(slots, "_try", counted)
     entered, leave = threading.Event(), threading.Event()
 
     def first() -> None:
@@ -69,7 +69,7 @@ def test_only_those_whose_turn_it_is_look_at_the_files(tmp_path: Path, monkeypat
 
 
 def test_a_holder_in_another_process_counts(tmp_path: Path) -> None:
-    file = host_slots._try(tmp_path / "limit-of-a-host.0")  # as another process would, past this one's line
+    file = slots._try(tmp_path / "limit-of-a-host.0")  # as another process would, past this one's line
     assert file is not None
     with pytest.raises(TimeoutError, match="limit-of-a-host"):
         HostGate(tmp_path).hold("limit:of:a:host", 1, timeout_s=0.05).__enter__()
@@ -83,13 +83,13 @@ def test_a_holder_in_another_process_counts(tmp_path: Path) -> None:
         pass
     del again
     gc.collect()
-    assert not [place for place, _ in host_slots._lines if place.is_relative_to(tmp_path)], "nobody waits there now"
+    assert not [place for place, _ in slots._lines if place.is_relative_to(tmp_path)], "nobody waits there now"
 
 
 ELSEWHERE = """
 import sys, time
 from pathlib import Path
-from app.environments.host_slots import turn
+from app.host.slots import turn
 for _ in range(int(sys.argv[2])):
     with turn(Path(sys.argv[1]), timeout_s=120):
         print("turn", flush=True)
@@ -129,5 +129,5 @@ def test_a_fork_does_not_wait_for_its_parents_threads(tmp_path: Path) -> None:
     with turn(tmp_path / "turn", timeout_s=60):
         child = os.fork()
         if child == 0:
-            os._exit(0 if host_slots._line(tmp_path / "turn", 1).acquire(blocking=False) else 1)
+            os._exit(0 if slots._line(tmp_path / "turn", 1).acquire(blocking=False) else 1)
         assert os.waitpid(child, 0)[1] == 0

@@ -11,11 +11,11 @@ from typing import IO, Any, cast
 
 import pytest
 
-from app.environments.engine import Engine
-from app.environments.image_store.build_limits import BuildLimits
-from app.environments.image_store.build_logs import BuildLog
-from app.environments.image_store.building import Builder
 from app.errors import ImageBuildFailed
+from app.host.engine import Engine
+from app.images.build import Builder
+from app.images.build_limits import BuildLimits
+from app.images.build_logs import BuildLog
 from app.models.spec import Resources
 
 

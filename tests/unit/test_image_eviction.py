@@ -9,7 +9,7 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.environments.image_store.eviction import Held, Layer, choose_victims, freed_bytes, total_bytes
+from app.images.eviction import Held, Layer, choose_victims, freed_bytes, total_bytes
 
 KEYS = "abcdefg"
 

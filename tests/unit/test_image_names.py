@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.image_store import logins, names
-from app.environments.image_store.book import Book
-from app.environments.image_store.logins import Login, login_for, logins_of
-from app.environments.image_store.on_engine import layers_of
-from app.environments.image_store.refusals import Refusal, refusal_of, seconds
-from app.environments.image_store.sync import items_of
-from app.environments.image_store.watermark import Disk, Watermarks, above
 from app.errors import SettingsInvalid
+from app.images import logins, references
+from app.images.disk_thresholds import Disk, Watermarks, above
+from app.images.engine_index import layers_of
+from app.images.logins import Login, login_for, logins_of
+from app.images.metadata import Book
+from app.images.registry_errors import Refusal, refusal_of, seconds
+from app.images.sync import items_of
 from app.models.spec import SEVERAL, Build, Bundle, Compose, EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
 
@@ -41,7 +41,7 @@ def recipe(digit: str, dockerfile: str = "Dockerfile") -> EnvironmentSpec:
     ],
 )
 def test_a_mirror_keeps_the_path(reference: str, expected: list[str]) -> None:
-    assert names.in_mirror("m:5000/p/", reference) == expected
+    assert references.in_mirror("m:5000/p/", reference) == expected
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_mirror_keeps_the_path(reference: str, expected: list[str]) -> None:
     ],
 )
 def test_repository_and_tag_are_told_apart(path: str, expected: tuple[str, str]) -> None:
-    assert names.manifest_of(path) == expected
+    assert references.manifest_of(path) == expected
 
 
 def test_an_image_of_a_dataset_is_synced_once_and_other_recipes_apart() -> None:
@@ -252,6 +252,6 @@ def test_a_project_has_a_key_of_its_own_by_what_decides_on_its_images() -> None:
         return EnvironmentSpec(compose=Compose(context=Bundle(sha256=digit * 64, size_bytes=1), **more))
 
     several = [project(), project("1"), project(file="other.yaml"), project(service="web")]
-    assert len({names.key_of(spec) for spec in several}) == 4
-    assert names.key_of(project()) == names.key_of(project().model_copy(update={"workdir": "/elsewhere"}))
-    assert names.key_of(project()).startswith(SEVERAL)
+    assert len({references.key_of(spec) for spec in several}) == 4
+    assert references.key_of(project()) == references.key_of(project().model_copy(update={"workdir": "/elsewhere"}))
+    assert references.key_of(project()).startswith(SEVERAL)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.environments.image_store.eviction import total_bytes
+from app.images.eviction import total_bytes
 from bench.images import BELADY, FIFO, GOAL, LRU, OURS, simulate
 from bench.images_queue import World
 

@@ -6,7 +6,7 @@ from typing import cast
 from uuid import uuid4
 
 from app.cli.show import limit_lines
-from app.environments.base import Environment, ServiceMemory
+from app.environments.contract import Environment, ServiceMemory
 from app.models.outcome import AttemptRecord
 from app.models.spec import Mode, Resources
 from app.models.states import AttemptState
@@ -15,7 +15,7 @@ from app.workers.limit_account import LimitAccount
 LIMITS = Resources(memory_bytes=64 << 20, pids=64)
 
 
-class Counting:
+class Counting(Environment):
     """An environment by its count of kills."""
 
     def __init__(self, kills: int | None) -> None:
@@ -38,7 +38,7 @@ class Several(Counting):
         return {} if self.beside is None else {"db": ServiceMemory(500, self.beside)}
 
 
-class Refusing:
+class Refusing(Environment):
     """An environment by its count of processes that were too many."""
 
     refused: int | None = 5
@@ -102,7 +102,6 @@ def test_what_is_killed_in_a_service_is_told_by_its_name_and_limit() -> None:
 def test_where_nobody_counts_nothing_is_said() -> None:
     account = LimitAccount(LIMITS)
     watched(account, None)
-    account.watch(cast(Environment, object()))
     assert account.look() == {}
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.environments.images import registry_of
 from app.errors import LimitInvalid
+from app.images.task_images import registry_of
 from app.ledger.limits import KINDS, everybody, kind_of
 from app.ledger.timeline import phase_of_limit
 from app.model_service.limiter import CallLimit, limits_of

@@ -11,8 +11,8 @@ import pytest
 from app.agents.base import AgentJob
 from app.agents.oracle import OracleAgent
 from app.agents.patch import head_commit, take_patch
-from app.environments.base import Environment
-from app.environments.local import LocalProvider
+from app.environments.contract import Environment
+from app.environments.runtimes.local import LocalProvider
 from app.grading.base import Submission
 from app.grading.script_goal import ScriptGrader
 from app.models.endings import EndReason

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.memory_watch import MemoryWatch
+from app.host.memory_watch import MemoryWatch
 
 
 @pytest.fixture(

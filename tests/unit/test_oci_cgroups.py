@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.oci import cgroups
-from app.environments.oci.cgroups import Cgroup
+from app.host import cgroups
+from app.host.cgroups import Cgroup
 from app.models.spec import Resources
 
 LIMITS = Resources(cpus=0.5, memory_bytes=64 << 20, pids=77)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.oci.records import Record, Records
+from app.host.environment_records import Record, Records
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_a_record_that_cannot_be_read_now_is_not_taken_for_nobodys(
     def too_many_files(self: Path) -> str:
         raise OSError(24, "Too many open files", str(self))
 
-    monkeypatch.setattr("app.environments.oci.records._YOUNG_S", -1.0)
+    monkeypatch.setattr("app.host.environment_records._YOUNG_S", -1.0)
     monkeypatch.setattr(Path, "read_text", too_many_files)
     assert list(records.all()) == []
     with pytest.raises(OSError, match="Too many"):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.oci.unpack import from_tar, unpack
 from app.errors import ImageUnavailable
+from app.images.unpack import from_tar, unpack
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="owners and deletions need root")
 

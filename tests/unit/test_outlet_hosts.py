@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.environments.outlets.addresses import admissible, is_public
+from app.environments.networks.addresses import admissible, is_public
 from app.errors import SpecInvalid
 from app.models.hosts import AllowedHosts, HostInvalid, address_of, canonical, joined, split
 

@@ -6,8 +6,8 @@ import urllib.request
 
 import pytest
 
-from app.environments.outlets import PROXY_PORT, exempted, model_base_url, relay, variables
-from app.environments.outlets.model import Endpoint
+from app.environments.networks import PROXY_PORT, exempted, model_base_url, relay, variables
+from app.environments.networks.model_port import Endpoint
 from app.errors import SpecInvalid
 from app.models.spec import EnvironmentSpec, Network
 

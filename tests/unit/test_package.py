@@ -26,7 +26,8 @@ def test_an_unknown_name_is_refused_as_by_any_module() -> None:
 
 def test_environments_alone_load_no_database() -> None:
     code = (
-        "import sys, app.environments.docker; print([name for name in ('sqlalchemy', 'celery') if name in sys.modules])"
+        "import sys, app.environments.runtimes.docker.provider;"
+        " print([name for name in ('sqlalchemy', 'celery') if name in sys.modules])"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert told.stdout.strip() == "[]"

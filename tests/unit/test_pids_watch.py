@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.pids_watch import PidsWatch
+from app.host.pids_watch import PidsWatch
 
 
 def _group(folder: Path, content: str) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.environments.pristine import Fingerprint, _parsed, differences
+from app.environments.isolation.fingerprint import Fingerprint, _parsed, differences
 
 _TABLE = """
 ==> /proc/net/tcp <==

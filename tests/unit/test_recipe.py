@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.image_store.context import put_recipe
-from app.environments.image_store.expansion import expanded
-from app.environments.image_store.recipe import Recipe
+from app.images.build_context import put_recipe
+from app.images.dockerfile import Recipe
+from app.images.dockerfile_words import expanded
 
 
 def bases(text: str, **values: str) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.setting_up import carry_out
+from app.environments.runtimes.setup import carry_out
 from app.errors import EnvironmentOverLimit, SetupFailed, SetupTimedOut
 from app.models.shell import CommandResult
 from tests.unit.folder_shell import FolderShell

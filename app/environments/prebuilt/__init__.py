@@ -18,7 +18,7 @@ from app.errors import EnvironmentFailed
 HERE = Path(__file__).parent
 BUILT = HERE / "built.json"
 MACHINES = ("x86_64", "aarch64")
-SOURCES = {"helper": HERE.parent / "session" / "helper", "relay": HERE.parent / "forwarding"}
+SOURCES = {"helper": HERE.parent / "session" / "helper", "relay": HERE.parent / "networks" / "forwarding"}
 """Each program's folder: all files of C in it."""
 
 

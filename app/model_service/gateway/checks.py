@@ -18,9 +18,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from app.errors import LimitInvalid
-from app.ledger.control_tokens import use_token
 from app.ledger.database import Database
 from app.ledger.model_replicas import ANY, plain_url
+from app.ledger.model_sessions import use_token
 from app.model_service.gateway import engine_faults
 from app.model_service.gateway.callers import token_of
 from app.model_service.gateway.engine_faults import whole_of

@@ -23,8 +23,7 @@ import structlog
 from app.errors import DatabaseUnavailable, LimitInvalid
 from app.ledger import model_replicas
 from app.ledger.database import Database, Listener
-from app.ledger.model_endpoints import Registered
-from app.ledger.model_replicas import ANY, CHANGED, DRAINING, ModelReplica, plain_url
+from app.ledger.model_replicas import ANY, CHANGED, DRAINING, ModelReplica, Registered, plain_url
 from app.model_service.gateway.engines import ModelEngine, Target
 from app.model_service.serving import CallRefusal
 from app.models.model_calls import CallEnd, Dialect, ModelSession

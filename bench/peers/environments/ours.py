@@ -15,7 +15,7 @@ from uuid import uuid4
 from live import Live, Simple
 
 from app import logs
-from app.environments.base import Environment, EnvironmentProvider, Tags
+from app.environments.contract import Environment, EnvironmentProvider, Tags
 from app.environments.pool import EnvironmentPool
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
@@ -132,12 +132,12 @@ class Ours:
 
 def provider(kind: str, settings: Settings) -> EnvironmentProvider:
     if kind == "oci":
-        from app.environments.oci import OciProvider, available
+        from app.environments.runtimes.oci import OciProvider, available
 
         if (why := available(settings)) is not None:
             raise RuntimeError(f"not possible here: {why}")
         return OciProvider(settings, fetch_bundle=lambda bundle: b"")
-    from app.environments.docker import DockerProvider
+    from app.environments.runtimes.docker.provider import DockerProvider
 
     return DockerProvider(settings, fetch_bundle=lambda bundle: b"")
 

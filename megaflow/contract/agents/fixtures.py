@@ -21,7 +21,7 @@ from app.agents.base import Agent
 from app.agents.framework import Framework, Placement
 from app.agents.trial import NeverCancelled, Stage, Trial, write_scripts
 from app.environments import provider_for
-from app.environments.base import Environment, EnvironmentProvider, Tags
+from app.environments.contract import Environment, EnvironmentProvider, Tags
 from app.models.shell import CancelToken
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec, Limits
 from app.settings import Settings

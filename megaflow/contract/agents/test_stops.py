@@ -16,7 +16,7 @@ import pytest
 
 from app.agents.framework import Framework, Placement
 from app.agents.trial import STARTED, WORKDIR, Trial
-from app.environments.base import Environment
+from app.environments.contract import Environment
 from app.errors import EnvironmentFailed
 from app.models.endings import EndReason
 from megaflow.contract.agents.fixtures import LIMITS, Play, wait_until

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from app.environments.base import Environment, EnvironmentProvider
+from app.environments.contract import Environment, EnvironmentProvider
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from megaflow.contract.environments.ground import Ground, tags_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from app.environments.base import EnvironmentProvider, Tags
+from app.environments.contract import EnvironmentProvider, Tags
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 

@@ -7,7 +7,7 @@ import tarfile
 
 import pytest
 
-from app.environments.base import Environment
+from app.environments.contract import Environment
 from app.errors import SpecInvalid
 from megaflow.contract.environments.ground import tar_of
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from app.environments.base import Environment, EnvironmentProvider
+from app.environments.contract import Environment, EnvironmentProvider
 from app.errors import EnvironmentFailed
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings

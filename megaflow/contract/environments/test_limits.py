@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from app.environments.base import Environment, EnvironmentProvider
+from app.environments.contract import Environment, EnvironmentProvider
 from app.models.spec import EnvironmentSpec, Resources
 from app.settings import Settings
 from megaflow.contract.environments.fixtures import Create

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from app.environments.base import Environment
+from app.environments.contract import Environment
 from app.errors import EnvironmentFailed
 from megaflow.contract.environments.fixtures import Create
 from megaflow.contract.environments.ground import Ground

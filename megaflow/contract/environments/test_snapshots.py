@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.environments.base import Environment, EnvironmentProvider, Snapshot
+from app.environments.contract import Environment, EnvironmentProvider, Snapshot
 from app.errors import EnvironmentFailed
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings

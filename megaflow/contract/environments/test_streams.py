@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from app.environments.base import Environment
+from app.environments.contract import Environment
 from app.errors import EnvironmentFailed
 from app.models.shell import Interactive
 from megaflow.contract.environments.fixtures import Create

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.base import Environment, EnvironmentProvider
+from app.environments.contract import Environment, EnvironmentProvider
+from app.environments.isolation.fingerprint import Fingerprint, differences
 from app.environments.pool import EnvironmentPool
-from app.environments.pristine import Fingerprint, differences
 from app.environments.tools import tool_inside
 from app.errors import AgentUnavailable, EnvironmentFailed
 from app.models.spec import EnvironmentSpec

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.environments.sources import fetch_sources
+from app.images.build_sources import fetch_sources
 
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "rows.jsonl"

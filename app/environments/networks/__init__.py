@@ -1,0 +1,68 @@
+"""Networks by policy: the ways out of environments that have no network. See docs/networks.md.
+
+`none` has no outlet. `allowlist` has one while the environment lives (`open_outlet`), `model-only` one for the agent's
+time (`model_outlet`). `open` is a network of the engine's (`bridge`) with packet rules (`firewall`), and none of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from app.environments.networks.allowlist import proxy
+from app.environments.networks.egress import OpenForward, Outlet, Traffic
+from app.environments.networks.model_port import MODEL_PORT, model_base_url, model_outlet, relay
+from app.models.hosts import AllowedHosts
+from app.models.spec import EnvironmentSpec, Network
+
+__all__ = [
+    "MODEL_PORT",
+    "PROXY_PORT",
+    "AllowedHosts",
+    "OpenForward",
+    "Outlet",
+    "Traffic",
+    "exempted",
+    "model_base_url",
+    "model_outlet",
+    "open_outlet",
+    "relay",
+    "variables",
+]
+
+PROXY_PORT = 3128
+"""Of the loopback inside: the customary one of proxies."""
+_PROXY = f"http://127.0.0.1:{PROXY_PORT}"
+_EXEMPTING = ("NO_PROXY", "no_proxy")
+_NOT_BY_PROXY = ("localhost", "127.0.0.1", "::1")
+
+
+def variables(spec: EnvironmentSpec, beside: Iterable[str] = ()) -> dict[str, str]:
+    """What every command inside needs in its environment variables to find the way out; the task's own go before.
+
+    beside: names and addresses that are reached without the proxy, as the loopback is.
+    """
+    if spec.network is not Network.ALLOWLIST:
+        return {}
+    names = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")  # curl reads the small one, some the large one
+    return {
+        **dict.fromkeys(names, _PROXY),
+        **dict.fromkeys(_EXEMPTING, ",".join(dict.fromkeys((*_NOT_BY_PROXY, *beside)))),
+        "NODE_USE_ENV_PROXY": "1",  # Node heeds the others only when it is told so
+    }
+
+
+def exempted(spec: EnvironmentSpec, own: Mapping[str, str], beside: Iterable[str]) -> dict[str, str]:
+    """For a command that must reach the loopback and `beside` without the proxy, whatever the task's own say."""
+    ours = variables(spec, beside)
+    return {name: ",".join(filter(None, (own.get(name), ours[name]))) for name in _EXEMPTING if name in ours}
+
+
+def open_outlet(spec: EnvironmentSpec, forward: OpenForward) -> Outlet | None:
+    """The outlet that the environment has all its life, if its policy gives it one; the caller closes it.
+
+    Raises: EnvironmentFailed: the environment has no such ports; SpecInvalid: no name of a host.
+    """
+    if spec.network is not Network.ALLOWLIST:
+        return None
+    allowed, traffic = AllowedHosts(spec.allowed_hosts), Traffic(Network.ALLOWLIST)
+    return Outlet(forward(PROXY_PORT, proxy(allowed, traffic)), traffic, allowed_hosts=list(allowed.patterns))

@@ -1,0 +1,182 @@
+"""Packet rules for `open`: its tasks reach public addresses, and neither the engine's host nor what is private.
+
+The rules stand in the table `mangle` on the engine's host, in one chain of each installation, and hold for every bridge
+whose name begins with that installation's prefix. `mangle` comes before the filter rules of the engine and of the host,
+so no other rule can let a packet through before ours has dropped it, and a restart of the engine leaves them alone.
+
+A worker that is root on the engine's host calls iptables itself. Any other lets the engine do it: a short container
+with the host's network enters the engine's file system and calls the host's own iptables there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import structlog
+from docker.errors import ImageNotFound
+from docker.types import LogConfig
+
+from app.errors import EnvironmentFailed
+from app.host.engine import ROLE, Engine
+from app.host.slots import turn
+from app.settings import Settings
+
+log = structlog.get_logger()
+
+DROPPED = (
+    "0.0.0.0/8",
+    "10.0.0.0/8",
+    "100.64.0.0/10",  # carriers' private range; Alibaba's metadata
+    "127.0.0.0/8",
+    "168.63.129.16/32",  # Azure's host
+    "169.254.0.0/16",  # link-local; metadata of most clouds
+    "172.16.0.0/12",
+    "192.0.0.0/24",
+    "192.168.0.0/16",
+    "198.18.0.0/15",  # tests of network devices; some sites use it as private
+    "224.0.0.0/4",
+    "240.0.0.0/4",
+)
+_CALL_S = 60.0
+_CAPABILITIES = ["NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE"]
+
+_SCRIPT = (Path(__file__).parent / "firewall.sh").read_text()
+_ENTER = """
+target=1
+for one in /proc/[0-9]*; do
+    [ "$(cat "$one/comm" 2>/dev/null)" = dockerd ] || continue
+    [ "$(readlink "$one/ns/net")" = "$(readlink /proc/self/ns/net)" ] && target=${one#/proc/} && break
+done
+exec nsenter --target "$target" --mount -- "$@"
+"""
+"""Into the mount namespace of the engine whose network this is: its iptables is the one that the engine uses."""
+
+
+def prefix_of(installation: str) -> str:
+    """How the names of all bridges of this installation's open networks begin; a name has 15 characters at most."""
+    return "mf" + hashlib.sha256(installation.encode()).hexdigest()[:6]
+
+
+def project_bridge(installation: str) -> str:
+    """A new name for the bridge of a project's open network."""
+    return f"{prefix_of(installation)}{secrets.token_hex(4)[:7]}"
+
+
+def ensure(engine: Engine, settings: Settings, installation: str, bridge: str) -> None:
+    """Put the rules in place, or see that they are; `bridge` exists, and nothing runs on it before this has returned.
+
+    Does nothing when the settings waive the rules. Raises: EnvironmentFailed: they are not in place;
+        EngineUnavailable.
+    """
+    if not settings.open_network_filter:
+        return
+    script = ["sh", "-c", _SCRIPT, "firewall", prefix_of(installation), bridge, rules(settings.open_network_allow)]
+    with turn(settings.home / "run" / "slots" / "firewall", timeout_s=2 * _CALL_S):
+        found = _here(script, bridge)
+        if found is not None:
+            log.debug("firewall.not_from_here", reason=found)
+            found = _on_the_engines_host(engine, settings, installation, script)
+    if found is not None:
+        raise EnvironmentFailed(
+            "network 'open': expected packet rules on the engine's host that keep tasks from the host, link-local and"
+            f' private addresses, found: {found}. See docs/networks.md, "open"; MEGAFLOW_OPEN_NETWORK_FILTER=false'
+            " starts such tasks without the rules."
+        )
+
+
+def remove(installation: str) -> None:
+    """Take this installation's rules away, where this process may; no bridge of it may be in use."""
+    if os.geteuid() != 0 or shutil.which("iptables", path=_path()) is None:
+        return
+    if (reason := _run(["sh", "-c", _SCRIPT, "firewall", prefix_of(installation), "", ""])) is not None:
+        log.warning("firewall.rules_stay", installation=installation, reason=reason)
+
+
+def rules(allowed: Iterable[str]) -> str:
+    """Lines for iptables, without the chain: what is let through, then what is dropped; the resolvers come before."""
+    accepted = [f"{match} -j ACCEPT" for one in allowed for match in _matches(one)]
+    dropped = [f"-d {network} -j DROP" for network in DROPPED]
+    return "\n".join([*accepted, "-m addrtype ! --dst-type UNICAST -j DROP", *dropped])
+
+
+def _matches(destination: str) -> list[str]:
+    """destination: `ADDRESS[/BITS][:PORT]`, as the settings have checked it."""
+    network, _, port = destination.partition(":")
+    if not port:
+        return [f"-d {network}"]
+    return [f"-d {network} -p {protocol} -m {protocol} --dport {port}" for protocol in ("tcp", "udp")]
+
+
+def _here(script: list[str], bridge: str) -> str | None:
+    """By this process. Returns: why not; None: done."""
+    if os.geteuid() != 0:
+        return "the worker is not root"
+    if not any(line.split(":")[0].strip() == bridge for line in Path("/proc/net/dev").read_text().splitlines()):
+        return "the worker has not the network of the engine's host"
+    if shutil.which("iptables", path=_path()) is None:
+        return "the worker has no iptables"
+    return _run(script)
+
+
+def _run(script: list[str]) -> str | None:
+    try:
+        done = subprocess.run(  # noqa: S603  our own script and names
+            script, env={**os.environ, "PATH": _path()}, capture_output=True, text=True, timeout=_CALL_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"iptables did not end within {_CALL_S:.0f} s"
+    return None if done.returncode == 0 else _last_words(done.stderr)
+
+
+def _path() -> str:
+    return os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
+
+
+def _on_the_engines_host(engine: Engine, settings: Settings, installation: str, script: list[str]) -> str | None:
+    """By a container of the engine. Returns: why not; None: done."""
+    api: Any = engine.api
+    with engine.named("put the rules of open networks in place", EnvironmentFailed):
+        image = _image(engine, settings)
+        if image is None:
+            return f"neither {settings.worker_image} nor {settings.base_image} is on the engine to run iptables from"
+        made = api.create_container(
+            image,
+            entrypoint=["sh", "-c", _ENTER, "enter"],
+            command=script,
+            user="0",
+            labels={"megaflow": installation, ROLE: "firewall"},
+            host_config=api.create_host_config(
+                network_mode="host",
+                pid_mode="host",
+                cap_add=_CAPABILITIES,
+                security_opt=["apparmor=unconfined", "label=disable"],
+                log_config=LogConfig(type="json-file"),
+            ),
+        )["Id"]
+        try:
+            api.start(made)
+            code = api.wait(made, timeout=_CALL_S)["StatusCode"]
+            return None if code == 0 else _last_words(api.logs(made).decode("utf-8", "replace"))
+        finally:
+            engine.remove(made)
+
+
+def _image(engine: Engine, settings: Settings) -> str | None:
+    """One of our own: nothing of a task may run there."""
+    for name in (settings.worker_image, settings.base_image):
+        try:
+            return str(engine.api.inspect_image(name)["Id"])  # type: ignore[no-untyped-call]
+        except ImageNotFound:
+            continue
+    return None
+
+
+def _last_words(text: str) -> str:
+    return " ".join(text.split())[-300:] or "iptables said nothing"

@@ -1,0 +1,91 @@
+"""Chooses how a container is made on this host: without a daemon where that gives the same, else by one.
+
+Several containers for one task are always an engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from app.environments.contract import Environment, EnvironmentProvider, Snapshot, Tags
+from app.environments.runtimes.compose.provider import ComposeProvider
+from app.environments.runtimes.docker.provider import DockerProvider
+from app.environments.runtimes.oci import OciProvider, available
+from app.environments.tools import Find
+from app.errors import EngineUnavailable
+from app.host.engine import engine_of, url_of
+from app.host.slots import Gate
+from app.models.spec import Bundle, EnvironmentSpec, Network
+from app.settings import Settings
+
+
+class AutoProvider(EnvironmentProvider):
+    """Decides for each environment. An engine on another host is there for its capacity: it makes them all."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        fetch_bundle: Callable[[Bundle], bytes],
+        gate: Gate | None = None,
+        tools: Find | None = None,
+    ) -> None:
+        self._settings = settings
+        self._docker = DockerProvider(settings, fetch_bundle=fetch_bundle, gate=gate, tools=tools)
+        self._oci = OciProvider(settings, fetch_bundle=fetch_bundle, gate=gate, tools=tools)
+        self._compose = ComposeProvider(settings, fetch_bundle=fetch_bundle, gate=gate, tools=tools)
+
+    def kind_of(self, spec: EnvironmentSpec) -> str:
+        if spec.compose is not None:
+            return "compose"
+        return "oci" if self._for(spec) is self._oci else "docker"
+
+    def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
+        return self._for(spec).prepare_image(spec, timeout_s=timeout_s)
+
+    def tool_versions(self, spec: EnvironmentSpec) -> Mapping[str, str]:
+        return self._for(spec).tool_versions(spec)
+
+    def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> Environment:
+        return self._for(spec).create(spec, tags, timeout_s=timeout_s)
+
+    def create_from(self, snapshot: Snapshot, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> Environment:
+        """By whoever makes its kind: files that one keeps are not the other's."""
+        provider: EnvironmentProvider = self._compose if spec.compose is not None else self._keeping(snapshot)
+        return provider.create_from(snapshot, spec, tags, timeout_s=timeout_s)
+
+    def remove_snapshot(self, snapshot: Snapshot) -> None:
+        self._keeping(snapshot).remove_snapshot(snapshot)
+
+    def _keeping(self, snapshot: Snapshot) -> EnvironmentProvider:
+        return self._oci if snapshot.kind == "oci" else self._docker
+
+    def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
+        removed = self._oci.sweep(installation=installation, keep=keep) if self._engineless else []
+        return removed + self._compose.sweep(installation=installation, keep=keep)
+
+    def _for(self, spec: EnvironmentSpec) -> EnvironmentProvider:
+        if spec.compose is not None:
+            self._refuse_without_engine(f"{spec.label} has several containers, which take an engine")
+            return self._compose
+        if spec.network is Network.OPEN:
+            self._refuse_without_engine(
+                f"{spec.label} asks for the network `open`, which takes an engine",
+                "Or name the hosts that it may reach: `allowlist` takes none.",
+            )
+        # What a policy lets through is forwarded into the container: only an open network is one.
+        here = url_of(self._settings).startswith("unix://")
+        fits = here and spec.network is not Network.OPEN
+        return self._oci if fits and self._engineless else self._docker
+
+    @property
+    def _engineless(self) -> bool:
+        return self._settings.container_runtime != "docker" and available(self._settings) is None
+
+    def _refuse_without_engine(self, why: str, otherwise: str = "") -> None:
+        """otherwise: what can be had without an engine, for a host that makes containers without one."""
+        try:
+            engine_of(self._settings)
+        except EngineUnavailable as error:
+            mend = f" {otherwise}" if otherwise and self._engineless else ""
+            raise EngineUnavailable(f"{why}: {error}{mend}") from error

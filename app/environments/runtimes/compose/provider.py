@@ -1,0 +1,173 @@
+"""Makes environments of several containers on a Docker engine."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cached_property
+
+import structlog
+from docker.errors import APIError
+
+from app.compose_file.plan import Plan, identity_of, planned
+from app.environments.contract import EnvironmentProvider, Snapshot, Tags, Times
+from app.environments.runtimes.compose import project_cgroup
+from app.environments.runtimes.compose.environment import NO_SNAPSHOTS, ComposeEnvironment
+from app.environments.runtimes.compose.resources import BESIDE, PROJECT, Ground
+from app.environments.runtimes.compose.start import Making
+from app.environments.runtimes.compose.sweep import InUse, shared
+from app.environments.runtimes.docker import disk_limits, snapshots
+from app.environments.tools import Find, tools_of, versions
+from app.errors import EnvironmentFailed
+from app.host.disk_watch import DiskWatch
+from app.host.engine import ROLE, Engine, engine_of
+from app.host.slots import Gate, HostGate
+from app.images.compose_images import note_parts
+from app.images.metadata import Book
+from app.images.task_images import Images
+from app.models.spec import Bundle, EnvironmentSpec
+from app.settings import Settings
+
+log = structlog.get_logger()
+
+_PLANS = 8
+
+
+class ComposeProvider(EnvironmentProvider):
+    """Makes projects on the engine of the settings; `gate` bounds how many containers start at a time."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        fetch_bundle: Callable[[Bundle], bytes],
+        gate: Gate | None = None,
+        tools: Find | None = None,
+    ) -> None:
+        self._settings = settings
+        self._fetch_bundle = fetch_bundle
+        self._tools = tools
+        self._gate = gate or HostGate(settings.home / "run" / "slots")
+        self._images = Images(settings, fetch_bundle=self._fetch, gate=self._gate)
+        self._plans: OrderedDict[str, Plan] = OrderedDict()  # the last few: bundles are not small
+        self._using: list[Plan] = []  # whatever else is made meanwhile
+        self._lock = threading.Lock()
+
+    @property
+    def _engine(self) -> Engine:
+        return engine_of(self._settings)
+
+    @cached_property
+    def _watch(self) -> DiskWatch:
+        return disk_limits.watch_of(lambda: self._engine, self._settings)
+
+    # --- Images -----------------------------------------------------------------------------------------------------
+
+    def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
+        """All images; what is returned tells this project from others. Raises: SpecInvalid, too."""
+        with self._kept(spec, self._plan(spec), time.monotonic() + timeout_s) as found:
+            return identity_of(spec, found)
+
+    def tool_versions(self, spec: EnvironmentSpec) -> dict[str, str]:
+        return versions(tools_of(spec, self._tools))
+
+    @contextmanager
+    def _kept(self, spec: EnvironmentSpec, plan: Plan, deadline: float) -> Iterator[dict[str, str]]:
+        """Image ids by service; they stay on the engine for the length of the block."""
+        with ExitStack() as held:
+            held.enter_context(self._used(plan))
+            yield {
+                name: held.enter_context(self._images.kept(part, timeout_s=deadline - time.monotonic()))
+                for name, part in plan.images.items()
+            }
+
+    def _plan(self, spec: EnvironmentSpec) -> Plan:
+        """By all that is asked: a plan's images are the task's whole environment, but for their sources."""
+        key = spec.model_dump_json()
+        with self._lock:
+            known = self._plans.get(key)
+        if known is not None:
+            return known
+        plan = planned(spec, self._fetch_bundle, self._settings.home / "cache" / "contexts")
+        note_parts(Book(self._settings), spec, plan)
+        with self._lock:
+            self._plans[key] = plan
+            while len(self._plans) > _PLANS:
+                self._plans.popitem(last=False)
+        return plan
+
+    @contextmanager
+    def _used(self, plan: Plan) -> Iterator[None]:
+        with self._lock:
+            self._using.append(plan)
+        try:
+            yield
+        finally:
+            with self._lock:  # this very one, not its equal
+                del self._using[next(place for place, one in enumerate(self._using) if one is plan)]
+
+    def _fetch(self, bundle: Bundle) -> bytes:
+        """A build's context, cut out of a project's bundle."""
+        with self._lock:
+            plans = list(self._using)
+        for plan in plans:
+            if bundle.sha256 in plan.contexts:
+                return plan.contexts[bundle.sha256]
+        return self._fetch_bundle(bundle)
+
+    # --- Environments -----------------------------------------------------------------------------------------------
+
+    def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> ComposeEnvironment:
+        """Networks, volumes and all services, ready as the file says; set-up commands run last, in the main one."""
+        deadline, times, plan = time.monotonic() + timeout_s, Times(), self._plan(spec)
+        with ExitStack() as held:
+            with times.measure("image"):
+                images = held.enter_context(self._kept(spec, plan, deadline))
+            ground = Ground(self._engine, plan, spec, tags)
+            making = Making(self._settings, self._images, self._gate, self._watch, ground, images, times, self._tools)
+            try:
+                environment = making.environment(deadline, timeout_s)
+            except BaseException:
+                making.abandon()
+                raise
+        log.info("environment.created", environment=environment.id, image=spec.label, services=len(images))
+        return environment
+
+    def create_from(
+        self, snapshot: Snapshot, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float
+    ) -> ComposeEnvironment:
+        """Raises: EnvironmentFailed: always."""
+        raise EnvironmentFailed(NO_SNAPSHOTS)
+
+    def remove_snapshot(self, snapshot: Snapshot) -> None:
+        """There are none."""
+
+    def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
+        """As `DockerProvider.sweep`, of all containers of the engine; a kept one keeps its whole project.
+
+        The ids are those of environments and snapshots: what else belongs to a project goes with it. Networks and
+        volumes without a container may be those of a project that is being made: they stay until their deadline.
+        """
+        engine, ours = self._engine, {"label": [f"megaflow={installation}", f"{ROLE}=environment"]}
+        kept = {identity for identity, wanted in (keep or {}).items() if wanted}
+        with engine.named("sweep projects", EnvironmentFailed):
+            found = engine.api.containers(all=True, filters=ours)
+            living = {one["Labels"].get(PROJECT) for one in found if one["Id"] in kept} - {None}
+            doomed = [one for one in found if one["Id"] not in kept and one["Labels"].get(PROJECT) not in living]
+            engine.remove_each(one["Id"] for one in doomed)
+            gone = {one["Labels"].get(PROJECT) for one in doomed} - {None}
+            for project in gone:
+                project_cgroup.remove(project)
+            for part in shared(engine, installation):
+                if part.project not in living and (part.project in gone or part.deadline_unix_s < time.time()):
+                    with suppress(InUse):
+                        part.remove(engine)
+            for network in engine.api.networks(filters=ours):
+                if PROJECT not in network["Labels"]:
+                    with suppress(APIError):  # in use
+                        engine.api.remove_network(network["Id"])
+            removed = snapshots.sweep(engine, installation, keep or {})
+        return [*(one["Id"] for one in doomed if BESIDE not in one["Labels"]), *removed]

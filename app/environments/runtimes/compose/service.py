@@ -1,0 +1,324 @@
+"""A service beside the main one: a plain container with its own first process, hardened and bounded as every other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from docker.errors import NotFound
+from docker.types import LogConfig, Mount
+
+from app.compose_file.model import Check, Condition, Service
+from app.compose_file.plan import bounded
+from app.environments.contract import ServiceMemory
+from app.environments.runtimes.compose.resources import Ground
+from app.environments.runtimes.docker import disk_limits
+from app.environments.session import SessionClient
+from app.environments.session.exec_stream import exec_stream
+from app.errors import EnvironmentFailed, ImageUnavailable, ServiceUnhealthy, StationError
+from app.host import archives
+from app.host.memory_watch import MemoryWatch, file_of
+from app.host.privileges import CAP_DROP, CPU_SHARES
+from app.models.shell import OutputLogs
+
+_COPIED, _MOUNTED = "/.megaflow-helper", "/dev/.megaflow-helper"
+"""The session's helper inside: nothing can be copied into a read-only container."""
+_FIRST_LOOK_S = 0.05
+_LOOK_S = 1.0
+"""Between two looks at most; an engine looks at a service's health after the file's interval only, often 30 s."""
+_TAIL_CHARACTERS = 2000
+_LOG_BYTES = "2m"
+_LOG_FILES = "2"
+_NS = 1_000_000_000
+
+
+@dataclass
+class Peer:
+    """One container of the project. `Ground` removes it."""
+
+    ground: Ground
+    service: Service
+    image_id: str
+    helper: Path
+    """The session's, on this host; in the container each connection starts it anew."""
+
+    def __post_init__(self) -> None:
+        self.id = ""
+        self._session: ServiceSession | None = None
+        self._proven = False
+        self._said = ""  # by its last health check of ours
+        self._memory = MemoryWatch(None, lambda: None)
+        self._killed = 0  # for its memory limit, as far as known
+
+    # --- Start ------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Make and start it.
+
+        Raises: ServiceUnhealthy: the engine cannot start what it is to run; EnvironmentFailed, ImageUnavailable,
+            EngineUnavailable.
+        """
+        engine, name = self.ground.engine, self.service.name
+        self._proven, self._said = False, ""
+        with engine.named(f"start service {name}", EnvironmentFailed):
+            self.id = self._create()
+            self.ground.join_others(self.service, self.id)
+            for one in self.ground.plan.copies[name]:
+                engine.api.put_archive(self.id, "/", one.at_root)
+            if not self.service.read_only:
+                program = archives.of_file(_COPIED, self.helper.read_bytes(), mode=0o755)
+                engine.api.put_archive(self.id, "/", program)
+            with engine.named(f"start service {name!r}", ServiceUnhealthy):  # nothing to execute, no such user
+                engine.api.start(self.id)
+            about = engine.api.inspect_container(self.id)
+        self._session = session = self._opened(about["Config"].get("WorkingDir") or "/")
+        self._memory.close()
+        self._killed = 0
+        self._memory = MemoryWatch(file_of(self.id, about["State"]["Pid"]), lambda: session.stats().oom_kills)
+
+    def _opened(self, workdir: str) -> ServiceSession:
+        own = self.service.user or self.ground.engine.user_of(self.image_id)
+        return ServiceSession(self._client("", workdir), self._client("0", workdir) if own else None)
+
+    def _client(self, user: str, workdir: str) -> SessionClient:
+        engine, identity = self.ground.engine, self.id
+        program = _MOUNTED if self.service.read_only else _COPIED
+        return SessionClient(
+            lambda: exec_stream(engine, identity, [program, "--stdio"], user=user),
+            label=identity[:12],
+            cwd=workdir,
+            ended=self.ground.raise_if_ended,
+        )
+
+    def _create(self) -> str:
+        service, api = self.service, self.ground.engine.api
+        try:
+            made = api.create_container(
+                self.image_id,
+                command=list(service.command) if service.command is not None else None,
+                entrypoint=list(service.entrypoint) if service.entrypoint is not None else None,
+                user=service.user,
+                hostname=service.hostname,
+                name=self.ground.tags.name(),
+                environment=dict(service.environment),
+                working_dir=service.working_dir,
+                labels=self.ground.labels(service.name),
+                stop_signal=service.stop_signal,
+                healthcheck=_told(service.check),
+                host_config=self.ground.amended(self._limits(), service),
+                **self.ground.joining(service),
+            )
+        except NotFound as error:
+            raise ImageUnavailable(f"the image of {service.name} was here and is gone; try again.") from error
+        return str(made["Id"])
+
+    def _limits(self) -> Any:
+        engine, service = self.ground.engine, self.service
+        most = bounded(service, self.ground.spec.resources)
+        return engine.api.create_host_config(
+            init=service.init,
+            read_only=service.read_only,
+            mounts=[Mount(_MOUNTED, str(self.helper), type="bind", read_only=True)] if service.read_only else [],
+            network_mode=self.ground.network_of(service),
+            cpu_shares=CPU_SHARES,
+            nano_cpus=int(min(most.cpus, engine.cpus) * 1e9),
+            mem_limit=most.memory_bytes,
+            memswap_limit=most.memory_bytes,
+            pids_limit=most.pids,
+            cap_drop=CAP_DROP,
+            sysctls={"net.ipv4.ip_unprivileged_port_start": "0"},
+            security_opt=["no-new-privileges"],
+            ipc_mode="private",
+            log_config=LogConfig(type="local", config={"max-size": _LOG_BYTES, "max-file": _LOG_FILES}),
+            oom_score_adj=500,  # as every container of a task
+            **disk_limits.bounds(engine, self.ground.spec),
+        )
+
+    # --- Readiness --------------------------------------------------------------------------------------------------
+
+    def settle(self, awaited: set[Condition], stop: threading.Event, deadline: float) -> Condition:
+        """Wait until it is what the others wait for, and healthy where it can be; what it has come to.
+
+        Raises: ServiceUnhealthy: it ended, is unhealthy, or was not ready by `deadline` (monotonic), with its log.
+        """
+        pause_s = _FIRST_LOOK_S
+        while not stop.is_set():
+            about = self._about()
+            if not about["State"]["Running"]:
+                return self._after_end(about["State"], awaited)
+            if Condition.COMPLETED not in awaited and self._ready(about, awaited, deadline):
+                return Condition.HEALTHY if self._proven else Condition.STARTED
+            if time.monotonic() >= deadline:
+                wanted = "ended" if Condition.COMPLETED in awaited else "healthy"
+                raise self.failure(f"was not {wanted} in time", about["State"])
+            stop.wait(min(pause_s, max(0.0, deadline - time.monotonic())))
+            pause_s = min(_LOOK_S, pause_s * 1.5)
+        return Condition.STARTED
+
+    def _after_end(self, state: dict[str, Any], awaited: set[Condition]) -> Condition:
+        if state["ExitCode"] != 0 or Condition.HEALTHY in awaited:
+            raise self.failure("ended", state)
+        return Condition.COMPLETED
+
+    def _ready(self, about: dict[str, Any], awaited: set[Condition], deadline: float) -> bool:
+        """Healthy, by its own check, which we make when the engine has not yet, or without one."""
+        check = about["Config"].get("Healthcheck") or {}
+        test = list(check.get("Test") or [])
+        if not test or test[0] == "NONE":
+            if Condition.HEALTHY in awaited:
+                raise self.failure("has no health check that others could wait for", about["State"])
+            return True
+        status = (about["State"].get("Health") or {}).get("Status")
+        if status == "unhealthy":
+            raise self.failure("is unhealthy", about["State"])
+        timeout_s = min((check.get("Timeout") or 30 * _NS) / _NS, max(0.1, deadline - time.monotonic()))
+        self._proven = status == "healthy" or self._check(test, timeout_s)
+        return self._proven
+
+    def _check(self, test: list[str], timeout_s: float) -> bool:
+        argv = ["/bin/sh", "-c", test[1]] if test[0] == "CMD-SHELL" else test[1:]
+        try:
+            result = self.session.run(argv, timeout_s=timeout_s)
+        except EnvironmentFailed:  # it is ending: the next look says how
+            return False
+        self._said = (result.stdout + result.stderr).decode("utf-8", "replace").strip()
+        return result.ok
+
+    def failure(self, what: str, state: dict[str, Any]) -> ServiceUnhealthy:
+        """With all that helps: exit code, the last health check's words, the log's end."""
+        ended = "" if state["Running"] else f" with exit code {state['ExitCode']}"
+        memory = ", out of memory" if self.memory.kills else ""
+        checks = (state.get("Health") or {}).get("Log") or []
+        said = str(checks[-1].get("Output", "")).strip() if checks else ""
+        health = (
+            f"\nIts last health check said: {(said or self._said)[-_TAIL_CHARACTERS:]}" if said or self._said else ""
+        )
+        tail = self.log().decode("utf-8", "replace")[-_TAIL_CHARACTERS:].strip()
+        return ServiceUnhealthy(
+            f"service {self.service.name!r} {what}{ended}{memory}.{health}\nIts log ends with: {tail or '(nothing)'}"
+        )
+
+    # --- Looking ----------------------------------------------------------------------------------------------------
+
+    @property
+    def session(self) -> ServiceSession:
+        """Raises: EnvironmentFailed: it has not been started."""
+        if self._session is None:
+            raise EnvironmentFailed(f"service {self.service.name!r} has not been started.")
+        return self._session
+
+    def refuse_ended(self) -> None:
+        """Raises: ServiceUnhealthy: it has ended with a failure."""
+        state = self._about()["State"]
+        if not state["Running"] and state["ExitCode"] != 0:
+            raise self.failure("ended", state)
+
+    @property
+    def memory(self) -> ServiceMemory:
+        """See `ServicesCounting`."""
+        count = None
+        with suppress(StationError):
+            count = self._memory.count()
+        with suppress(StationError):
+            if count is None:  # its group has ended with it: the engine knows of its first process
+                count = int(bool(self._about()["State"].get("OOMKilled")))
+        self._killed = max(self._killed, count or 0)
+        return ServiceMemory(bounded(self.service, self.ground.spec.resources).memory_bytes, self._killed)
+
+    def describe(self) -> dict[str, Any]:
+        """Name, id, image, state, exit code when it has ended, health, whether it ran out of memory.
+
+        Raises: EnvironmentFailed, EngineUnavailable.
+        """
+        state = self._about()["State"]
+        health = (state.get("Health") or {}).get("Status")
+        return {
+            "name": self.service.name,
+            "id": self.id,
+            "image": self.ground.plan.images[self.service.name].label,
+            "state": state["Status"],
+            "exit_code": None if state["Running"] else state["ExitCode"],
+            "health": "healthy" if self._proven and health == "starting" else health,
+            "out_of_memory": self.memory.kills > 0,
+        }
+
+    def log(self) -> bytes:
+        """What it has written, of much the end; nothing when it is gone.
+
+        Raises: EnvironmentFailed, EngineUnavailable.
+        """
+        if not self.id:
+            return b""
+        engine = self.ground.engine
+        try:
+            with engine.named(f"read the log of {self.service.name}", EnvironmentFailed):
+                return bytes(engine.api.logs(self.id, stdout=True, stderr=True, tail=20_000))
+        except EnvironmentFailed as error:
+            if isinstance(error.__cause__, NotFound):
+                return b""
+            raise
+
+    def keep_logs(self, logs: OutputLogs | None) -> None:
+        """Of what commands of ours in it write."""
+        if self._session is not None:
+            self._session.logs = logs
+
+    def close(self) -> None:
+        """End what runs inside for us; the container is not touched."""
+        if self._session is not None:
+            self._session.close()
+        self._memory.close()
+
+    def _about(self) -> dict[str, Any]:
+        engine = self.ground.engine
+        with engine.named(f"look at service {self.service.name}", EnvironmentFailed):
+            found: dict[str, Any] = engine.api.inspect_container(self.id)
+            return found
+
+
+class ServiceSession:
+    """Commands beside a service's own processes, as its user; files as root.
+
+    In a container with another user the engine starts root without the right to change users: each has its own helper.
+    """
+
+    def __init__(self, commands: SessionClient, files: SessionClient | None) -> None:
+        """files: None: the service's user is root."""
+        self._commands = commands
+        self._files = files or commands
+        self.run, self.shell, self.stream = commands.run, commands.shell, commands.stream
+        self.put, self.get = self._files.put, self._files.get
+        self.put_tree, self.get_tree = self._files.put_tree, self._files.get_tree
+        self.stats = commands.stats
+
+    @property
+    def logs(self) -> OutputLogs | None:
+        """Where all of a command's long output goes."""
+        return self._commands.logs
+
+    @logs.setter
+    def logs(self, value: OutputLogs | None) -> None:
+        self._commands.logs = value
+
+    def close(self) -> None:
+        self._commands.close()
+        self._files.close()
+
+
+def _told(check: Check | None) -> dict[str, Any] | None:
+    """As the engine wants it; None: the image's own."""
+    if check is None:
+        return None
+    if check.disabled:
+        return {"Test": ["NONE"]}
+    return {
+        "Test": list(check.test),
+        "Interval": int(check.interval_s * _NS),
+        "Timeout": int(check.timeout_s * _NS),
+        "StartPeriod": int(check.start_period_s * _NS),
+        "Retries": check.retries,
+    }

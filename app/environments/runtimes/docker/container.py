@@ -1,0 +1,345 @@
+"""One container as an environment: its life, and its end told apart from a command's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import structlog
+from docker.errors import APIError, DockerException, NotFound
+from requests import RequestException
+
+from app.environments.contract import UNSEEN, Forward, Origin, ResetProof, Route, Serve, Snapshot, Tags, Times
+from app.environments.networks import Outlet, open_outlet
+from app.environments.networks.forwarding import forward
+from app.environments.runtimes.docker import snapshots
+from app.environments.runtimes.session_environment import SessionEnvironment, WatchedShell
+from app.environments.session.transports import Entrance, Inside, Session
+from app.environments.tools import Tool, archived, versions
+from app.errors import EnvironmentFailed, StationError
+from app.host.container_layer import Layer, outside_of, places_of, usage_of
+from app.host.control_groups import folders_of, is_of, processes_of
+from app.host.disk_usage import Usage
+from app.host.engine import Engine
+from app.host.memory_watch import MemoryWatch, file_of
+from app.host.pids_watch import PidsWatch
+from app.models.spec import EnvironmentSpec
+
+__all__ = ["DockerEnvironment", "WatchedShell"]
+
+log = structlog.get_logger()
+
+_DYING_S = 5.0
+"""So long the engine may take to note that a container has ended whose processes are dead."""
+_SWEPT_SOON_S = 10.0
+"""With less time than this a sweeper might come before an engine has given it a new deadline."""
+_HANDED_OUT_S = 0.05
+"""Until then whoever takes an environment has it: to talk with the engine takes processor time, too."""
+KIND = "docker"
+
+
+class DockerEnvironment(SessionEnvironment):
+    """One container. Its first process is the session's helper, or sleeps: see `ways`."""
+
+    _session: Session
+
+    def __init__(
+        self,
+        engine: Engine,
+        inside: Inside,
+        spec: EnvironmentSpec,
+        image_id: str,
+        entrance: Entrance,
+        layer: Layer | None,
+        times: Times,
+        tools: tuple[Tool, ...] = (),
+        *,
+        name: str = "",
+        alone: bool = False,
+    ) -> None:
+        """image_id: the task's image, also when the container stands on what a set-up made of it. name: where it is
+        known. alone: without any network of the engine's.
+        """
+        super().__init__(spec)
+        self._engine = engine
+        self._inside = inside
+        self._image_id = image_id
+        self._entrance = entrance
+        self._layer = layer
+        self._name = name
+        self._alone = alone
+        self._origin = Origin.FRESH
+        self._set_up_inside = False
+        self._forwards: weakref.WeakSet[Forward] = weakref.WeakSet()  # those that are closed are forgotten
+        self._outlet: Outlet | None = None
+        self._naming: threading.Thread | None = None
+        self._hurry = threading.Event()
+        self._tools = tools
+        self.times = times
+
+    def start(self, *, proven: bool) -> None:
+        """Start it, for the first time or again, and open its session. Raises: WayClosed, APIError and its like."""
+        with self.times.measure("start"):
+            self._entrance.before_start(self.id)
+            self._engine.api.start(self.id)
+        with self.times.measure("session"):
+            self._session = self._entrance.open(self._inside, proven=proven)
+        try:
+            self._look()
+            self._outlet = open_outlet(self._spec, self.forward)
+        except BaseException:
+            self._close_ports()
+            self._session.close()
+            raise
+
+    def _look(self) -> None:
+        """What must be known before the first command; the engine is asked for what cannot be seen."""
+        init, outside = self._entrance.init(), self._outside()
+        if self._name and init is not None and outside is not None and is_of(self.id, init):
+            self._pid = init
+        else:
+            about = self._engine.api.inspect_container(self.id)
+            self._name = str(about["Name"]).lstrip("/")
+            self._pid = int(about["State"]["Pid"])
+            outside = outside_of(about)
+        self._watch_limits()
+        if self._layer is not None and self._origin is Origin.FRESH:
+            self._layer.note_outside(outside)
+
+    def _outside(self) -> list[Path] | None:
+        """See `Layer.note_outside`; None: only the engine knows."""
+        if self._layer is None or self._origin is not Origin.FRESH:
+            return []
+        alone = self._engine.folder_of(self.id) / "hostname" if self._alone else None
+        return [alone] if alone is not None and alone.exists() else None
+
+    def _watch_limits(self) -> None:
+        memory = file_of(self.id, self._pid)
+        self._watch_memory(MemoryWatch(memory, lambda: self._session.stats().oom_kills))
+        self._pids = PidsWatch(folders_of(self.id, self._pid, "pids"))
+
+    @property
+    def id(self) -> str:
+        return self._inside.container_id
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": KIND,
+            "id": self.id,
+            "image": self._spec.label,
+            "image_id": self._image_id,
+            "origin": self._origin.value,
+            "network": self._spec.network.value,
+            **({"tools": versions(self._tools)} if self._tools else {}),
+            **({} if self._outlet is None else {"outlet": self._outlet.describe()}),
+            **self.times.describe(),
+        }
+
+    def mark_set_up(self) -> None:
+        """Note that set-up commands ran in it, so that a reset would lose what they made."""
+        self._set_up_inside = True
+
+    def bring_tools(self) -> None:
+        """Copy in the tools that the engine could not mount. Raises: EnvironmentFailed, EngineUnavailable."""
+        if self._entrance.shares_files:
+            return
+        for tool in self._tools:
+            with self._engine.named(f"bring {tool.name} into environment {self.id[:12]}", EnvironmentFailed):
+                self._engine.api.put_archive(self.id, "/", archived(tool))
+
+    def volumes(self) -> list[str]:
+        """Where in it something is mounted that is neither its own nor the session's. Raises: EnvironmentFailed."""
+        ours = {*(str(mount["Target"]) for mount in self._entrance.mounts), *(tool.target for tool in self._tools)}
+        with self._engine.named(f"look at environment {self.id[:12]}", EnvironmentFailed):
+            mounts = self._engine.api.inspect_container(self.id)["Mounts"]
+        return [str(mount["Destination"]) for mount in mounts if mount["Destination"] not in ours]
+
+    @property
+    def layer_in_sight(self) -> bool:
+        """Whether its own file layer is on a disk of this host's."""
+        return self._layer is not None
+
+    def written(self) -> Usage | None:
+        """What its files and volumes take on disk beyond the image; None where that cannot be seen.
+
+        Raises: EnvironmentFailed, EngineUnavailable.
+        """
+        if self._layer is not None:
+            places = (self._layer.upper, self._engine.folder_of(self.id))
+            return Usage.added([Usage.of(*places), Usage.held(processes_of(self.id, self._pid), *places)])
+        with self._engine.named(f"look where environment {self.id[:12]} writes", EnvironmentFailed):
+            about = self._engine.api.inspect_container(self.id)
+        return usage_of(self._engine, [about]) if places_of(self._engine, about) else None
+
+    def forward(self, port: int, serve: Serve) -> Forward:
+        with self._living(f"open port {port}"):
+            pid = self._pid if is_of(self.id, self._pid) else None
+            found = forward(pid, self.stream, port, serve, lives=lambda: is_of(self.id, self._pid))
+            self._forwards.add(found)
+            return found
+
+    def _close_ports(self) -> None:
+        """They belong to this process and to the container's network as it is now."""
+        for found in list(self._forwards):
+            found.close()
+        self._forwards.clear()
+
+    # --- Whose it is ----------------------------------------------------------------------------------------
+
+    def adopt(self, tags: Tags) -> None:
+        """From now on it belongs to this attempt: the name says so, since an engine cannot change labels.
+
+        A moment later, where that is safe: an engine takes longer over a name than a hand-out may take. Until then it
+        has the name and the deadline of whoever had it.
+        """
+        with self.times.handed_on():
+            self._await_name()
+            with self._living("take it over"):
+                self._hurry.clear()
+                self._naming = threading.Thread(target=self._name_it, args=(tags.name(),), name="naming", daemon=True)
+                self._naming.start()
+            if time.time() > float(self._name.rpartition("-")[2]) - _SWEPT_SOON_S:
+                self._await_name()
+                self._raise_if_gone()
+
+    def _name_it(self, name: str) -> None:
+        """Without its owner's name it would be swept by the last one's deadline, in the middle of the work."""
+        self._hurry.wait(_HANDED_OUT_S)
+        try:
+            self._rename(name, "take over")
+        except StationError as error:
+            if not self.gone:
+                log.warning("environment.not_named", environment=self.id, reason=str(error))
+                with suppress(StationError):
+                    self.fail(f"it could not be given its owner's name: {error}")
+
+    def _await_name(self) -> None:
+        if self._naming is not None and self._naming is not threading.current_thread():
+            self._hurry.set()
+            self._naming.join()
+
+    def _rename(self, name: str, doing: str) -> None:
+        """The sweeper goes by the name's deadline."""
+        told = self._engine.named(f"{doing} environment {self.id[:12]}", EnvironmentFailed)
+        with self._living(doing), told:
+            if name != self._name:
+                self._engine.api.rename(self.id, name)
+                self._name = name
+
+    # --- Its files, kept --------------------------------------------------------------------------------------------
+
+    def snapshot(self, tags: Tags) -> Snapshot:
+        with self._living("keep a snapshot"):
+            copied = [] if self._entrance.shares_files else [tool.target for tool in self._tools]
+            snapshots.refuse_more_than_files(self.volumes(), copied)
+            return snapshots.take(self._engine, self.id, self._image_id, tags)
+
+    # --- The end, and back to the beginning -----------------------------------------------------------------------
+
+    def _reset(self) -> ResetProof:
+        """See `Layer`: kill everything, empty the container's own layer, prove it empty, start again."""
+        if self._set_up_inside:
+            return ResetProof(clean=False, left=("set-up commands ran: what they made is not in the image",))
+        if self._layer is None:
+            return ResetProof(clean=False, left=(UNSEEN,))
+        self._await_name()
+        try:
+            self._raise_if_gone()
+            self.times.phases.clear()  # what it cost to make it was the last attempt's
+            with self.times.measure("reset"):
+                return self._reset_files(self._layer)
+        except (DockerException, RequestException, OSError, StationError) as error:
+            log.warning("environment.reset_failed", environment=self.id, reason=str(error))
+            return ResetProof(clean=False, left=(f"the reset itself failed: {error}",))
+
+    def _reset_files(self, layer: Layer) -> ResetProof:
+        killed = self._session.stats().processes
+        self._close_ports()
+        self._session.close()
+        api = self._engine.api
+        if not self._killed_here():
+            api.kill(self.id, signal="KILL")
+        api.wait(self.id, timeout=30)
+        state = api.inspect_container(self.id)  # answers only after the engine has unmounted the file system
+        if state["State"]["Running"] or layer.has_volumes(state):
+            return ResetProof(clean=False, left=("it would not stop, or has volumes",))
+        removed = layer.empty()
+        left = layer.residue()
+        self._origin, self.times.route = Origin.RECYCLED, Route.RECYCLED
+        self.start(proven=True)
+        self.bring_tools()
+        left += layer.changed_outside()
+        return ResetProof(clean=not left, removed=removed, restored=0, killed=killed, left=tuple(left[:20]))
+
+    def _killed_here(self) -> bool:
+        """Kill the first process, and with it all, when it is one of this host's: an engine takes longer over it."""
+        try:
+            handle = os.pidfd_open(self._pid)
+        except OSError:
+            return False
+        try:
+            if not is_of(self.id, self._pid):
+                return False
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        except OSError:
+            return False
+        finally:
+            os.close(handle)
+        return True
+
+    def fail(self, why: str, *, kind: type[EnvironmentFailed] = EnvironmentFailed) -> None:
+        """End what runs in it, and say why to all who use it from now on; its owner still destroys it."""
+        log.warning("environment.failed", environment=self.id, reason=why)
+        self._fate = (kind, why)
+        self._close_ports()
+        self._session.close()
+        with self._engine.named(f"end environment {self.id[:12]}", EnvironmentFailed), suppress(APIError):  # ended
+            self._engine.api.kill(self.id, signal="KILL")
+
+    def _destroy(self) -> None:
+        first = not self._gone.is_set()
+        self._gone.set()
+        begun = time.monotonic()
+        self._close_ports()
+        self._session.close()
+        self._memory.close()
+        try:
+            with self._engine.named(f"remove environment {self.id[:12]}", EnvironmentFailed):
+                self._engine.remove(self.id)
+        finally:
+            self._entrance.close()
+            if first:
+                self.times.phases["teardown"] = time.monotonic() - begun
+
+    def _how_it_ended(self) -> str:
+        return "" if self._answers() else self._told_by_engine()
+
+    def _answers(self) -> bool:
+        try:
+            self._session.stats()
+        except EnvironmentFailed:
+            return False
+        return True
+
+    def _told_by_engine(self) -> str:
+        """How the container ended, when it did: the engine hears of it later than its processes."""
+        give_up = time.monotonic() + _DYING_S
+        try:
+            while time.monotonic() < give_up:
+                state = self._engine.api.inspect_container(self.id)["State"]
+                if not state["Running"]:
+                    why = ", out of memory" if state["OOMKilled"] else ""
+                    return f" (it is not running: it ended with exit code {state['ExitCode']}{why})"
+                if self._gone.wait(0.02):
+                    break
+        except NotFound:
+            return f" (No such container: {self.id[:12]} was removed by somebody else)"
+        except (DockerException, RequestException) as error:
+            return f" (and the engine does not answer: {error})"
+        return ""

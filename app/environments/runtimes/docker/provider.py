@@ -1,0 +1,277 @@
+"""Environments in containers of a Docker engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from functools import cached_property
+from typing import Any
+
+import structlog
+from docker.errors import APIError, DockerException, NotFound
+from docker.types import LogConfig, Mount
+from requests import RequestException
+
+from app.environments.contract import EnvironmentProvider, Route, Snapshot, Tags, Times
+from app.environments.networks import variables
+from app.environments.networks.bridge import open_network
+from app.environments.runtimes import hosts_file
+from app.environments.runtimes.docker import disk_limits, snapshots
+from app.environments.runtimes.docker.container import DockerEnvironment
+from app.environments.runtimes.docker.setups import Setups
+from app.environments.runtimes.setup import EnvironmentRequest
+from app.environments.session.transports import WAYS, Entrance, Inside, Kinds, Way, WayClosed, choice_for
+from app.environments.tools import Find, Tool, tools_of, versions
+from app.errors import EnvironmentFailed, ImageUnavailable, NoPlaceToStart, StationError
+from app.host.container_layer import Layer
+from app.host.disk import disk_named
+from app.host.disk_watch import DiskWatch
+from app.host.engine import ROLE, Engine, engine_of
+from app.host.privileges import CAP_DROP, CPU_SHARES
+from app.host.slots import Gate, HostGate
+from app.images.task_images import Images, host_of
+from app.models.spec import Bundle, EnvironmentSpec, Network, Reuse
+from app.settings import Settings
+
+__all__ = ["CAP_DROP", "DockerEnvironment", "DockerProvider"]
+
+log = structlog.get_logger()
+
+
+class DockerProvider(EnvironmentProvider):
+    """Makes containers on the engine of the settings; `gate` bounds how many at a time (None: on this host alone).
+
+    `ways`: which ways into a container are tried, best first. `tools`: gives the folders of tools.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        fetch_bundle: Callable[[Bundle], bytes],
+        gate: Gate | None = None,
+        ways: Kinds = WAYS,
+        tools: Find | None = None,
+    ) -> None:
+        self._settings = settings
+        self._gate = gate or HostGate(settings.home / "run" / "slots")
+        self._images = Images(settings, fetch_bundle=fetch_bundle, gate=self._gate)
+        self._ways = ways
+        self._find = tools
+        self._setups = Setups(settings, lambda: self._engine, self._started)
+
+    @property
+    def _engine(self) -> Engine:
+        return engine_of(self._settings)
+
+    @cached_property
+    def _watch(self) -> DiskWatch:
+        return disk_limits.watch_of(lambda: self._engine, self._settings)
+
+    def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
+        return self._images.ensure(spec, timeout_s=timeout_s)
+
+    def tool_versions(self, spec: EnvironmentSpec) -> dict[str, str]:
+        return versions(tools_of(spec, self._find))
+
+    def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> DockerEnvironment:
+        """As every provider; set-up commands run once per image and engine, see `Setups`."""
+        deadline, times = time.monotonic() + timeout_s, Times()
+        with ExitStack() as held:
+            with times.measure("image"):
+                image_id = held.enter_context(self._images.kept(spec, timeout_s=timeout_s))
+            times.phases["set_up"] = 0.0
+            request = EnvironmentRequest(spec, tags, deadline, times, image_id)
+            environment = self._setups.environment(request) if spec.setup else self._started(request, None)
+            self._bring_tools(environment)
+        log.info("environment.created", environment=environment.id, image=spec.label)
+        return environment
+
+    def create_from(
+        self, snapshot: Snapshot, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float
+    ) -> DockerEnvironment:
+        deadline, times = time.monotonic() + timeout_s, Times(Route.SNAPSHOT, {"set_up": 0.0})
+        with times.measure("image"):
+            root = snapshots.find(self._engine, snapshot)
+        environment = self._started(EnvironmentRequest(spec, tags, deadline, times, snapshot.image_id), root)
+        self._bring_tools(environment)
+        log.info("environment.created", environment=environment.id, image=spec.label, snapshot=snapshot.id)
+        return environment
+
+    def remove_snapshot(self, snapshot: Snapshot) -> None:
+        snapshots.remove(self._engine, snapshot)
+
+    def _bring_tools(self, environment: DockerEnvironment) -> None:
+        """Last, so that they are no part of what a set-up made."""
+        try:
+            environment.bring_tools()
+        except BaseException:
+            with suppress(StationError):
+                environment.destroy()
+            raise
+
+    def _started(self, request: EnvironmentRequest, root: str | None) -> DockerEnvironment:
+        """root: the image to stand on when it is not the task's own."""
+        limit, capacity = f"environment_starts:{host_of(self._engine)}", self._settings.environment_starts
+        try:
+            with self._gate.hold(limit, capacity, timeout_s=request.left_s):
+                environment = self._start(request.spec, request.tags, request.image_id, request.times, root)
+        except TimeoutError as error:
+            raise NoPlaceToStart(f"no environment could be started in time: {error}.") from error
+        return disk_limits.watched(self._watch, environment, request.spec)
+
+    def _start(
+        self, spec: EnvironmentSpec, tags: Tags, image_id: str, times: Times, root: str | None
+    ) -> DockerEnvironment:
+        """By the way that is known to lead inside, else by the first that does."""
+        choice = choice_for(self._engine, self._settings.home, self._ways)
+        closed: WayClosed | None = None
+        for way in choice.candidates():
+            try:
+                environment = self._start_by(way, spec, tags, image_id, times, root, proven=choice.proven is not None)
+            except WayClosed as error:
+                log.warning("environment.way_closed", way=type(way).__name__, reason=str(error))
+                closed = error
+                continue
+            choice.prove(way)
+            return environment
+        raise closed or EnvironmentFailed("no way into a container of this engine is left.")
+
+    def _start_by(
+        self,
+        way: Way,
+        spec: EnvironmentSpec,
+        tags: Tags,
+        image_id: str,
+        times: Times,
+        root: str | None,
+        *,
+        proven: bool,
+    ) -> DockerEnvironment:
+        network = self._network(spec, tags)
+        engine, tools = self._engine, tools_of(spec, self._find)
+        with engine.named(f"create an environment from {spec.label}", EnvironmentFailed):
+            with disk_named("make an environment"):
+                entrance = way.entrance()
+            container_id = None
+            try:
+                with times.measure("create"):
+                    container_id = self._create(engine, spec, tags, root or image_id, network, entrance, tools)
+                    about = engine.api.inspect_container(container_id)
+                    if network is None:
+                        hosts_file.write(engine, about)
+                inside = Inside(container_id, spec.workdir, self._user(engine, image_id))
+                layer = Layer.of(about, {str(mount["Target"]) for mount in _mounts(entrance, tools)})
+                self._images.refuse_unfit(container_id, image_id, spec.label)  # leaves files in the layer
+                environment = DockerEnvironment(
+                    *(engine, inside, spec, image_id, entrance, layer, times, tools),
+                    name=str(about["Name"]).lstrip("/"),
+                    alone=network is None,
+                )
+                environment.start(proven=proven)
+            except BaseException as error:
+                entrance.close()
+                with suppress(DockerException, RequestException, StationError):  # what stays is the sweeper's
+                    if container_id is not None:
+                        engine.remove(container_id)
+                if isinstance(error, APIError) and way.blamed_for(error):
+                    raise WayClosed(f"the engine refuses what this way needs: {error}") from error
+                raise
+            return environment
+
+    def _create(
+        self,
+        engine: Engine,
+        spec: EnvironmentSpec,
+        tags: Tags,
+        image_id: str,
+        network: str | None,
+        entrance: Entrance,
+        tools: tuple[Tool, ...],
+    ) -> str:
+        try:
+            answer = engine.api.create_container(
+                image_id,
+                entrypoint=entrance.first_process,
+                command=[],
+                user="0",
+                name=tags.name(),
+                environment={**self._variables(spec), **spec.env},
+                working_dir=spec.workdir,
+                labels=self._labels(tags),
+                healthcheck={"Test": ["NONE"]},
+                host_config=self._limits(engine, spec, network, entrance, tools),
+                network_disabled=network is None,
+                **self._joining(),
+            )
+        except NotFound as error:
+            self._images.forget(spec)
+            raise ImageUnavailable(f"image {spec.label} was here and is gone ({image_id}); try again.") from error
+        return str(answer["Id"])
+
+    def _limits(
+        self, engine: Engine, spec: EnvironmentSpec, network: str | None, entrance: Entrance, tools: tuple[Tool, ...]
+    ) -> Any:
+        resources = spec.resources
+        return engine.api.create_host_config(
+            mounts=_mounts(entrance, tools),
+            network_mode=network or "none",
+            cpu_shares=CPU_SHARES,
+            nano_cpus=int(min(resources.cpus, engine.cpus) * 1e9),
+            mem_limit=resources.memory_bytes,
+            memswap_limit=resources.memory_bytes,
+            pids_limit=resources.pids,
+            cap_drop=CAP_DROP,
+            sysctls={"net.ipv4.ip_unprivileged_port_start": "0"},
+            security_opt=["no-new-privileges"],
+            ipc_mode="private",
+            log_config=LogConfig(type="none"),
+            oom_score_adj=500,  # a host short of memory ends a task before a worker
+            **disk_limits.limits(engine, spec),
+        )
+
+    def _user(self, engine: Engine, image_id: str) -> str | None:
+        """Whom commands run as when it is for us to say; None: root."""
+        return engine.user_of(image_id)
+
+    def _labels(self, tags: Tags) -> dict[str, str]:
+        return {**tags.labels(), ROLE: "environment"}
+
+    def _variables(self, spec: EnvironmentSpec) -> dict[str, str]:
+        """What it finds in its environment before the task has a say."""
+        return variables(spec)
+
+    def _joining(self) -> dict[str, Any]:
+        """What else the engine is told of a container that is one of several: see `compose`."""
+        return {}
+
+    def _network(self, spec: EnvironmentSpec, tags: Tags) -> str | None:
+        """What a container is connected to; None: it needs nothing of the engine's, see `hosts_file`.
+
+        Only an open one is connected to anything: what a policy lets through is forwarded.
+        """
+        if spec.network is Network.OPEN:
+            return open_network(self._engine, self._settings, tags.installation)
+        return "none" if spec.reuse is Reuse.SHARED_READONLY else None  # whose files only the engine can write
+
+    def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
+        """Also removes our network when nothing uses it. Only objects with the role label: instances are not ours."""
+        engine, kept = self._engine, keep or {}
+        labels = {"label": [f"megaflow={installation}", f"{ROLE}=environment"]}
+        with engine.named("sweep environments", EnvironmentFailed):
+            found = [str(one["Id"]) for one in engine.api.containers(all=True, filters=labels)]
+            removed = [one for one in found if not kept.get(one, False)]
+            engine.remove_each(removed)
+            for network in engine.api.networks(filters=labels):
+                with suppress(APIError):  # in use
+                    engine.api.remove_network(network["Id"])
+                    removed.append(network["Id"])
+            removed += snapshots.sweep(engine, installation, kept)
+        return removed
+
+
+def _mounts(entrance: Entrance, tools: tuple[Tool, ...]) -> list[Mount]:
+    """What of this host is seen inside; tools that cannot be are brought in later."""
+    shown = tools if entrance.shares_files else ()
+    return [*entrance.mounts, *(Mount(tool.target, str(tool.folder), type="bind", read_only=True) for tool in shown)]

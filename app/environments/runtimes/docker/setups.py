@@ -1,0 +1,199 @@
+"""What set-up commands made of an image, kept as an image of the engine: whoever shares image and commands pays once.
+
+The first environment of its kind runs the commands in a container of its own, which is committed and removed; it and
+all later ones start from the result, so that each can be reset to it. Who asks for the same meanwhile waits. What is
+not in files (processes, memory, volumes) is in no image: such a set-up is not kept, and each environment runs it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import structlog
+
+from app.environments.contract import Route, Times
+from app.environments.runtimes.docker.container import DockerEnvironment
+from app.environments.runtimes.docker.snapshots import commit
+from app.environments.runtimes.setup import EnvironmentRequest, carry_out, setup_key
+from app.errors import EnvironmentFailed, ImageUnavailable, SetupFailed, SetupTimedOut, StationError
+from app.host.engine import Engine
+from app.host.slots import turn
+from app.images import references
+from app.images.metadata import Book
+from app.models.spec import EnvironmentSpec, Reuse
+from app.settings import Settings
+
+log = structlog.get_logger()
+
+REPOSITORY = "megaflow/setup"
+"""Where the images lie; the tag is the key."""
+KEY = "megaflow.setup"
+"""Label of such an image: its key; what it was made from is told as for every container's (`engine_snapshots`)."""
+_UNKEPT_S = 86400.0
+_BESIDE = (
+    "cat /etc/hosts /etc/hostname /etc/resolv.conf; ls -ln /etc/hosts /etc/hostname /etc/resolv.conf;"
+    " ls -A /dev; ls -lnA /dev/shm /dev/mqueue; exit 0"
+)
+"""Tells of what a command may leave that is no part of a container's own files."""
+_LOOK_S = 30.0
+
+
+def _pulled(image: dict[str, Any]) -> bool:
+    return any(not digest.startswith("<none>") for digest in image.get("RepoDigests") or ())
+
+
+Start = Callable[[EnvironmentRequest, str | None], DockerEnvironment]
+"""Starts an environment, on another image than the task's when one is named."""
+
+
+class Setups:
+    """The kept set-ups of one engine. Safe for many threads and processes of a host."""
+
+    def __init__(self, settings: Settings, engine: Callable[[], Engine], start: Start) -> None:
+        self._engine_of = engine
+        self._start = start
+        self._book = Book(settings)
+        self._turns = settings.home / "run" / "slots"
+        self._unkept = settings.home / "cache" / "setups"
+        self._installation = settings.installation
+
+    def environment(self, request: EnvironmentRequest) -> DockerEnvironment:
+        """An environment with the commands done, by whomever.
+
+        Raises: SetupFailed, SetupTimedOut, and what `Start` raises.
+        """
+        key = setup_key(request.spec, request.image_id)
+        request.times.phases["set_up"] = 0.0
+        kept = self._find(key)
+        if kept is None and not self._is_unkept(key):
+            with self._turn(key, request):
+                kept = self._find(key)
+                if kept is None and not self._is_unkept(key):
+                    made = self._first_of_its_kind(request, key)
+                    return made if isinstance(made, DockerEnvironment) else self._start(request, made)
+        if kept is None:
+            return self._set_up(request)
+        request.times.route = Route.SNAPSHOT
+        self._book.used(kept, references.key_of(request.spec))
+        return self._start(request, kept)
+
+    @contextmanager
+    def _turn(self, key: str, request: EnvironmentRequest) -> Iterator[None]:
+        with ExitStack() as held:
+            try:
+                held.enter_context(turn(self._turns / f"setup-{key[:24]}", timeout_s=request.left_s))
+            except TimeoutError as error:
+                raise SetupTimedOut(f"another environment's set-up did not end in time: {error}.") from error
+            yield
+
+    def _find(self, key: str) -> str | None:
+        engine = self._engine_of()
+        with engine.named("look for a kept set-up", ImageUnavailable):
+            found = engine.api.images(name=f"{REPOSITORY}:{key}")
+        # The name is made of what everybody knows: one that came from a registry is somebody else's.
+        ours = [one for one in found if not _pulled(one)]
+        return str(ours[0]["Id"]) if ours else None
+
+    # --- Making ---------------------------------------------------------------------------------------------------
+
+    def _first_of_its_kind(self, request: EnvironmentRequest, key: str) -> str | DockerEnvironment:
+        """The image that was kept, or the environment itself when nothing could be."""
+        apart = replace(request, times=Times())
+        with request.times.measure("set_up"):
+            environment, before = self._prepared(apart)
+            with _ended_on_error(environment):
+                carry_out(request.spec.setup, environment, request.deadline)
+                if (reason := _beyond_files(environment, before)) is None:
+                    return self._keep(environment, request, key)
+        self._note_unkept(key)
+        log.info("environment.setup_not_kept", environment=environment.id, reason=reason)
+        with _ended_on_error(environment):
+            _refuse_read_only(request.spec, reason)
+        paid, inside_s = request.times.phases, sum(environment.times.phases.values())
+        environment.times.phases |= {**paid, "set_up": paid["set_up"] - inside_s}
+        return environment
+
+    def _set_up(self, request: EnvironmentRequest) -> DockerEnvironment:
+        """For this one alone."""
+        _refuse_read_only(request.spec, "that was found before")
+        environment, _ = self._prepared(request)
+        with _ended_on_error(environment), request.times.measure("set_up"):
+            carry_out(request.spec.setup, environment, request.deadline)
+        return environment
+
+    def _prepared(self, request: EnvironmentRequest) -> tuple[DockerEnvironment, str]:
+        """An environment for the commands to run in, and what is to be seen beside its files."""
+        writable = request.spec.model_copy(update={"reuse": Reuse.RECYCLED})
+        environment = self._start(replace(request, spec=writable), None)
+        environment.mark_set_up()
+        with _ended_on_error(environment):
+            return environment, _told_beside(environment)
+
+    def _keep(self, environment: DockerEnvironment, request: EnvironmentRequest, key: str) -> str:
+        """Make the environment an image, and end it; the image's id."""
+        engine = self._engine_of()
+        labels = {"megaflow": self._installation, "megaflow.image": "setup", KEY: key}
+        begun = time.monotonic()
+        with engine.named("keep what a set-up made", EnvironmentFailed):
+            kept = commit(engine, environment.id, request.image_id, f"{REPOSITORY}:{key}", labels)
+        self._book.made(kept, references.key_of(request.spec), [f"{REPOSITORY}:{key}"])
+        log.info("environment.setup_kept", image=request.spec.label, key=key, took_s=round(time.monotonic() - begun, 3))
+        _end(environment)
+        return kept
+
+    # --- What cannot be kept --------------------------------------------------------------------------------------
+
+    def _note_unkept(self, key: str) -> None:
+        self._unkept.mkdir(parents=True, exist_ok=True)
+        (self._unkept / key).touch()
+
+    def _is_unkept(self, key: str) -> bool:
+        """Whether somebody found so in the last day."""
+        try:
+            return time.time() - (self._unkept / key).stat().st_mtime < _UNKEPT_S
+        except FileNotFoundError:
+            return False
+
+
+def _told_beside(environment: DockerEnvironment) -> str:
+    return environment.run(_BESIDE, cwd="/", timeout_s=_LOOK_S).text()
+
+
+def _beyond_files(environment: DockerEnvironment, before: str) -> str | None:
+    """What of a set-up an image would not have; None: nothing."""
+    if environment.stats().processes:
+        return "processes are running in it"
+    if environment.volumes():
+        return "it has volumes"
+    if _told_beside(environment) != before:
+        return "it changed the engine's own files, or left some in memory"
+    return None
+
+
+def _refuse_read_only(spec: EnvironmentSpec, reason: str) -> None:
+    if spec.reuse is Reuse.SHARED_READONLY:
+        raise SetupFailed(
+            f"expected set-up commands whose result can be kept, as a read-only environment needs, found otherwise: "
+            f"{reason}; bring it into the image, or take another policy than {Reuse.SHARED_READONLY.value!r}."
+        )
+
+
+@contextmanager
+def _ended_on_error(environment: DockerEnvironment) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        _end(environment)
+        raise
+
+
+def _end(environment: DockerEnvironment) -> None:
+    """Whoever asked is told of the set-up, not of what would not go: that is the sweeper's."""
+    try:
+        environment.destroy()
+    except StationError as error:
+        log.warning("environment.destroy_failed", environment=environment.id, reason=str(error))

@@ -1,0 +1,187 @@
+"""Makes local environments: prepares the tree of a build context once, and copies it for each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import structlog
+
+from app.environments.contract import EnvironmentProvider, Route, Snapshot, Tags, Times
+from app.environments.prebuilt import binary
+from app.environments.runtimes.local.environment import LocalEnvironment
+from app.environments.runtimes.local.folder import OWNER, copy, end, installation_of, lay_out, nobodys, variables_of
+from app.environments.runtimes.local.session import HostSession
+from app.environments.runtimes.local.snapshots import Snapshots
+from app.environments.runtimes.session_environment import give_up
+from app.environments.runtimes.setup import carry_out
+from app.environments.tools import Find, tools_of
+from app.errors import ImageBuildFailed, ImageUnavailable, NoPlaceToStart, SpecInvalid
+from app.host import archives
+from app.host.disk import disk_named
+from app.host.slots import Gate, HostGate, turn
+from app.images.build_sources import fetch_sources
+from app.images.pull_source import Arrival, tell
+from app.models.spec import Build, Bundle, EnvironmentSpec, Reuse
+from app.settings import Settings
+
+log = structlog.get_logger()
+
+
+class LocalProvider(EnvironmentProvider):
+    """Makes folders under `home`/local; `gate` bounds how many at a time (None: on this host alone)."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        fetch_bundle: Callable[[Bundle], bytes],
+        gate: Gate | None = None,
+        tools: Find | None = None,
+    ) -> None:
+        self._settings = settings
+        self._find = tools
+        self._fetch_bundle = fetch_bundle
+        self._cache = settings.home / "cache"
+        self._gate = gate or HostGate(settings.home / "run" / "slots")
+        self._snapshots = Snapshots(settings.home)
+
+    def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
+        """The prepared tree of a build context: its `setup.sh` ran once, in a folder that is copied from then on."""
+        _refuse_shared(spec)
+        if spec.build is None:
+            raise ImageUnavailable(
+                f"expected a build context with a setup.sh, found the image {spec.image}: a local environment cannot "
+                "run images. Install a container engine (`megaflow doctor` says how), or use a task with a setup.sh."
+            )
+        deadline = time.monotonic() + min(timeout_s, spec.build.timeout_s)
+        tree = self._tree(spec)
+        try:
+            with turn(self._settings.home / "run" / "slots" / f"local-{tree.name}", timeout_s=timeout_s):
+                if not tree.is_dir():
+                    tell(Arrival.BUILD)
+                    self._prepare(spec, spec.build, tree, deadline)
+        except TimeoutError as error:
+            raise ImageUnavailable(f"{spec.label} was not prepared in time by another process: {error}.") from error
+        return f"local:{tree.name}"
+
+    def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> LocalEnvironment:
+        tools_of(spec, self._find)  # commands see them where they are
+        deadline, times = time.monotonic() + timeout_s, Times()
+        with times.measure("image"):
+            self.prepare_image(spec, timeout_s=timeout_s)
+        return self._made(self._tree(spec), spec.setup, spec, tags, times, deadline)
+
+    def create_from(
+        self, snapshot: Snapshot, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float
+    ) -> LocalEnvironment:
+        _refuse_shared(spec)
+        tools_of(spec, self._find)
+        deadline, times = time.monotonic() + timeout_s, Times(Route.SNAPSHOT)
+        with times.measure("image"):
+            tree = self._snapshots.root_of(snapshot)
+        return self._made(tree, (), spec, tags, times, deadline)
+
+    def remove_snapshot(self, snapshot: Snapshot) -> None:
+        """What was made from it has copies."""
+        self._snapshots.remove(snapshot.id)
+
+    def _made(
+        self,
+        tree: Path,
+        setup: Sequence[str],
+        spec: EnvironmentSpec,
+        tags: Tags,
+        times: Times,
+        deadline: float,
+    ) -> LocalEnvironment:
+        """A copy of `tree` with these commands run in it."""
+        folder = self._settings.home / "local" / uuid.uuid4().hex[:16]
+        environment = LocalEnvironment(folder, spec, times)
+        begun, measure = time.monotonic(), times.measure
+        limit, capacity = f"environment_starts:{socket.gethostname()}", self._settings.environment_starts
+        try:
+            place = self._gate.hold(limit, capacity, timeout_s=deadline - time.monotonic())
+            with disk_named("make an environment"), place, measure("create"):
+                folder.mkdir(parents=True)
+                owner = {"megaflow": tags.installation, "labels": tags.labels(), "pid": os.getpid()}
+                (folder / OWNER).write_text(json.dumps(owner))
+                copy(tree, environment.root, deadline)
+                environment.start(binary(self._settings.home))
+            with measure("set_up"):
+                carry_out(setup, environment, deadline)
+        except TimeoutError as error:
+            give_up(environment)
+            raise NoPlaceToStart(f"no environment could be made within {deadline - begun:.0f} s: {error}.") from error
+        except BaseException:
+            give_up(environment)
+            raise
+        log.info("environment.created", environment=environment.id, image=spec.label, kind="local")
+        return environment
+
+    def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
+        removed = []
+        for owner in (self._settings.home / "local").glob(f"*/{OWNER}"):
+            name = owner.parent.name
+            if installation_of(owner.parent) == installation and not (keep or {}).get(name, False):
+                end(owner.parent)
+                removed.append(name)
+        for folder in nobodys(self._settings.home):
+            end(folder)
+            removed.append(folder.name)
+        for one in self._snapshots.kept():
+            if one.labels.get("megaflow") == installation and not (keep or {}).get(one.id, False):
+                self._snapshots.remove(one.id)
+                removed.append(one.id)
+        return removed
+
+    def _tree(self, spec: EnvironmentSpec) -> Path:
+        digest = spec.build.context.sha256 if spec.build else ""
+        name = hashlib.sha256(f"{digest}\0{spec.workdir}".encode()).hexdigest()[:24]
+        return self._cache / "local" / name
+
+    def _prepare(self, spec: EnvironmentSpec, build: Build, tree: Path, deadline: float) -> None:
+        tree.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            disk_named(f"prepare {spec.label}"),
+            tempfile.TemporaryDirectory(dir=tree.parent, prefix="making-") as name,
+        ):
+            context, root = Path(name) / "context", Path(name) / "root"
+            archives.unpack(self._fetch_bundle(build.context), context)
+            if not (context / "setup.sh").is_file():
+                found = ", ".join(sorted(path.name for path in context.iterdir())) or "nothing"
+                raise ImageUnavailable(
+                    f"expected a setup.sh in the build context of {spec.label}, found {found}: a local environment "
+                    "cannot follow a Dockerfile. Install a container engine (`megaflow doctor` says how)."
+                )
+            fetch_sources(context, cache=self._cache / "sources")
+            lay_out(root, spec)
+            _run_recipe(spec, context, root, binary(self._settings.home), deadline)
+            os.replace(root, tree)
+
+
+def _refuse_shared(spec: EnvironmentSpec) -> None:
+    if spec.reuse is Reuse.SHARED_READONLY:
+        raise SpecInvalid(
+            "expected `reuse` fresh or recycled, found shared-readonly: a local environment is a folder that its"
+            " commands may write to, and so cannot be shared. Use the kind `docker`, or `reuse: fresh`."
+        )
+
+
+def _run_recipe(spec: EnvironmentSpec, context: Path, root: Path, program: Path, deadline: float) -> None:
+    session = HostSession(program, context.parent, variables_of(root, spec), cwd=str(context))
+    try:
+        left_s = max(0.1, deadline - time.monotonic())
+        result = session.run(["/bin/sh", str(context / "setup.sh")], timeout_s=left_s)
+    finally:
+        session.close()
+    if not result.ok:
+        how = "took longer than its time" if result.timed_out else f"left with {result.exit_code}"
+        raise ImageBuildFailed(f"setup.sh of {spec.label} {how}; its output ends:\n{result.text()[-3000:]}")

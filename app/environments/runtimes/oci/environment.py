@@ -1,0 +1,289 @@
+"""An environment without a daemon, as the rest of the system sees it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import structlog
+
+from app.environments.contract import Forward, Origin, ResetProof, Route, Serve, Snapshot, Tags, Times
+from app.environments.networks import Outlet, forwarding, open_outlet, variables
+from app.environments.runtimes.oci import copying
+from app.environments.runtimes.oci.instance import OciHost, OciInstance, usage_of
+from app.environments.runtimes.oci.start import StartOptions
+from app.environments.runtimes.oci.system_layer import HELPER
+from app.environments.runtimes.session_environment import SessionEnvironment
+from app.environments.session import SessionClient, unix_connector
+from app.environments.session.connect import Connect
+from app.environments.tools import Tool, versions
+from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
+from app.host import kernel
+from app.host.disk import disk_named
+from app.host.disk_usage import Usage
+from app.host.environment_records import Records
+from app.host.memory_watch import MemoryWatch
+from app.host.pids_watch import PidsWatch
+from app.images.layer_store import StoredImage
+from app.models.spec import EnvironmentSpec, Reuse
+
+log = structlog.get_logger()
+
+_READY_S = 20.0
+
+
+class OciEnvironment(SessionEnvironment):
+    """One environment. Made by `OciProvider.create`, which has written its record."""
+
+    def __init__(
+        self,
+        site: OciHost,
+        identity: str,
+        spec: EnvironmentSpec,
+        image: StoredImage,
+        times: Times,
+        tools: tuple[Tool, ...] = (),
+    ) -> None:
+        super().__init__(spec)
+        self._tools = tools
+        self._site = site
+        self._image = image  # with the snapshot's layer, when it stands on one
+        self._body = OciInstance(site, identity)
+        self._origin = Origin.FRESH
+        self._life = threading.Lock()  # one start, reset or end at a time
+        self._set_up_inside = False
+        self._forwards: weakref.WeakSet[Forward] = weakref.WeakSet()  # those that are closed are forgotten
+        self._outlet: Outlet | None = None
+        self._session: SessionClient = self._new_session(unix_connector(self._body.place.address))
+        self._pids = PidsWatch(self._body.cgroup.pids_folders)
+        self.times = times
+
+    @property
+    def id(self) -> str:
+        return self._body.id
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": "oci",
+            "id": self.id,
+            "image": self._spec.label,
+            "image_id": self._image.id,
+            "origin": self._origin.value,
+            "network": self._spec.network.value,
+            "runtime": self._body.started_by,
+            "user_namespace": self._site.users_apart,
+            **({"tools": versions(self._tools)} if self._tools else {}),
+            **({} if self._outlet is None else {"outlet": self._outlet.describe()}),
+            **self.times.describe(),
+        }
+
+    def adopt(self, tags: Tags) -> None:
+        """From now on it belongs to this attempt."""
+        with self.times.handed_on():
+            self._raise_if_gone()
+            self._note(lambda records: records.relabel(self.id, tags.labels()))
+
+    def _note(self, change: Callable[[Records], bool]) -> None:
+        """Change its record."""
+        try:
+            known = change(self._site.records)
+        except OSError as error:
+            raise EnvironmentFailed(f"the record of environment {self.id[:12]} cannot be written: {error}.") from error
+        if not known:
+            raise EnvironmentVanished(f"environment {self.id[:12]} was removed by somebody else.")
+
+    # --- Ports ----------------------------------------------------------------------------------------------------
+
+    def forward(self, port: int, serve: Serve) -> Forward:
+        with self._life, self._living(f"listen at port {port}"):
+            return self._forward(port, serve)
+
+    def _forward(self, port: int, serve: Serve) -> Forward:
+        """For whoever has the lock of its life."""
+        found = forwarding.forward(self._body.pid, self.stream, port, serve, lives=lambda: self._body.lives)
+        self._forwards.add(found)
+        return found
+
+    def _close_ports(self) -> None:
+        """They belong to this process and to the environment's network as it is now."""
+        for forward in list(self._forwards):
+            forward.close()
+        self._forwards.clear()
+
+    def written(self) -> Usage:
+        """What its files take on disk beyond the image, the few that we gave it included."""
+        return usage_of(self.id, self._body.place.folder)
+
+    # --- Life -----------------------------------------------------------------------------------------------------
+
+    def start(self, *, deadline: float) -> None:
+        """Start it for the first time; `deadline` in monotonic seconds.
+
+        Raises: EnvironmentFailed, DiskFull; then it must still be ended.
+        """
+        with self._life:
+            self._start(deadline)
+
+    def _start(self, deadline: float) -> None:
+        self._raise_if_gone()
+        spec = self._spec
+        with self.times.measure("start"):
+            wish = StartOptions(
+                self._image,
+                spec.resources,
+                spec.env,
+                spec.workdir,
+                self._read_only,
+                deadline=deadline,
+                tools=self._tools,
+            )
+            self._body.start(wish)
+        self._watch_memory(self._new_memory_watch())
+        with self.times.measure("session"):
+            self._session.wait_ready(max(0.1, min(_READY_S, deadline - time.monotonic())))
+        self._outlet = open_outlet(spec, self._forward)
+
+    def _new_memory_watch(self) -> MemoryWatch:
+        return MemoryWatch(self._body.cgroup.memory_events, lambda: None)
+
+    def _restart(self, image: StoredImage) -> None:
+        self._close_ports()
+        self._session.close()
+        self._image = image
+        self._session = self._new_session(unix_connector(self._body.place.address))
+        self._start(time.monotonic() + _READY_S)
+
+    def _new_session(self, connect: Connect) -> SessionClient:
+        return SessionClient(
+            connect,
+            label=f"environment {self.id[:12]}",
+            cwd=self._spec.workdir,
+            env={**variables(self._spec), **self._spec.env},
+            user=self._image.user or None,
+        )
+
+    def _reset(self) -> ResetProof:
+        """End everything in it, throw its layer away, start it again under the same id: a new one in all but name."""
+        if self._set_up_inside:
+            return ResetProof(clean=False, left=("set-up commands ran: what they made is not in the image",))
+        try:
+            with self._life:
+                self.times.phases.clear()  # what follows is another environment's beginning
+                with self.times.measure("reset"):
+                    return self._reset_files()
+        except (OSError, StationError) as error:
+            log.warning("environment.reset_failed", environment=self.id, reason=str(error))
+            return ResetProof(clean=False, left=(f"the reset itself failed: {error}",))
+
+    def _reset_files(self) -> ResetProof:
+        self._raise_if_gone()
+        killed = len(self._body.processes())
+        self._body.stop()
+        removed = self._body.wipe()
+        left = tuple(str(place) for place in (self._body.place.upper, *self._body.cgroup.folders) if place.exists())
+        if left:
+            return ResetProof(clean=False, left=left)
+        self._restart(self._image)
+        self._origin, self.times.route = Origin.RECYCLED, Route.RECYCLED
+        return ResetProof(clean=True, removed=removed, killed=killed)
+
+    def mark_set_up(self) -> None:
+        """Note, before it starts, that set-up commands run in it: they may write, and a reset would lose what."""
+        self._set_up_inside = True
+
+    @property
+    def _read_only(self) -> bool:
+        return self._spec.reuse is Reuse.SHARED_READONLY and not self._set_up_inside
+
+    def snapshot(self, tags: Tags) -> Snapshot:
+        """What was written is copied, since it is written to further; what lies below is shared."""
+        name = uuid.uuid4().hex
+        with self._life, self._living("keep a snapshot"):
+            try:
+                with disk_named(f"keep a snapshot of environment {self.id[:12]}"):
+                    self._keep_copy(name, tags)
+            except OSError as error:
+                raise EnvironmentFailed(f"its files could not be copied: {error}.") from error
+        return Snapshot("oci", name, self._image.id)
+
+    def _keep_copy(self, key: str, tags: Tags) -> None:
+        store, upper = self._site.store, self._body.place.upper
+        with store.scratch() as folder:
+            copying.copy(upper, folder / "files", but=(HELPER,), go_on=self._raise_if_gone)
+            self._raise_if_gone()  # what was copied last may have been going
+            size_bytes = Usage.of(folder / "files").size_bytes
+            store.add_snapshot(key, self._image, folder / "files", size_bytes, tags.labels())
+
+    def keep(self, key: str) -> str | None:
+        """Make what was written since the start a layer under `key`, and go on from it; None, or why it cannot be.
+
+        Processes and what lies in memory are no part of a layer: while there are any, nothing is kept.
+        """
+        with self._life:
+            self._raise_if_gone()
+            if (reason := self._outside_of_files()) is not None:
+                return reason
+            size_bytes = Usage.of(self._body.place.upper).size_bytes
+            self._body.stop()
+            image = self._site.store.add_snapshot(key, self._image, self._body.place.upper, size_bytes)
+            self._body.wipe()
+            self._site.records.restack(self.id, image.layers)
+            self._set_up_inside = False
+            self._restart(image)
+            return None
+
+    def _outside_of_files(self) -> str | None:
+        if self._body.processes():
+            return "processes are running in it"
+        if os.path.lexists(self._body.place.upper / HELPER):
+            return "the session's helper was changed"
+        first = self._body.pid
+        if first is None:
+            return "its first process is not known"
+        with suppress(FileNotFoundError):
+            root = os.open(f"/proc/{first}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                memory = kernel.open_inside(root, "dev/shm", os.O_RDONLY | os.O_DIRECTORY)
+            finally:
+                os.close(root)
+            try:
+                if os.listdir(memory):
+                    return "there are files in /dev/shm"
+            finally:
+                os.close(memory)
+        return None
+
+    def fail(self, why: str, *, kind: type[EnvironmentFailed] = EnvironmentFailed) -> None:
+        """End what runs in it, and say why to all who use it from now on; its owner still destroys it."""
+        log.warning("environment.failed", environment=self.id, reason=why)
+        self._fate = (kind, why)
+        self._session.close()
+        self._body.cgroup.end(timeout_s=_READY_S)
+
+    def _destroy(self) -> None:
+        first = not self._gone.is_set()
+        self._gone.set()
+        begun = time.monotonic()
+        self._session.close()
+        with self._life:
+            self._close_ports()
+            self._session.close()  # a reset may have opened another
+            self._memory.close()
+            self._body.end()
+        if first:
+            self.times.phases["teardown"] = time.monotonic() - begun
+
+    def _how_it_ended(self) -> str:
+        """Nothing, while its first process lives."""
+        if self._body.lives:
+            return ""
+        if not self._site.records.exists(self.id):
+            return f" ({self.id[:12]} was removed by somebody else)"
+        why = ", out of memory" if self._memory.killed(suspected=True) else ""
+        return f" (it is not running: its first process was killed{why})"

@@ -1,0 +1,205 @@
+"""One environment's files, limits and processes: started, stopped, ended. Talking to it is the session's affair."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from app.environments.isolation.users import Users, pool
+from app.environments.runtimes.oci.runtime import EnvironmentFolder, Runtime, runtime_of
+from app.environments.runtimes.oci.start import ProgramMissing, Starter, StartOptions, StartRequest
+from app.environments.runtimes.oci.system_layer import stacked, system_layer
+from app.errors import EnvironmentFailed, ImageUnfit
+from app.host import mount_namespace, trees
+from app.host.cgroups import Cgroup
+from app.host.disk import disk_named
+from app.host.disk_usage import Usage
+from app.host.environment_records import Records
+from app.images.layer_store import ImageStore
+
+_END_S = 20.0
+"""The kernel may take long over a process in the middle of a disk's work."""
+_START_S = 60.0
+"""The longest that a start may take, whatever else the task allows: it takes milliseconds."""
+_BACKLOG = 128
+
+
+@dataclass(frozen=True)
+class OciHost:
+    """What all environments of one home share."""
+
+    home: Path
+    records: Records
+    store: ImageStore
+    runtime: Runtime
+    system: str  # the layer above every image
+    users_apart: bool = True  # users inside are nobody out here
+    helper: Path = Path("/nonexistent")  # the session's; not needed to end an environment
+
+    @classmethod
+    def of(cls, home: Path, runtime: Runtime, helper: Path, *, users_apart: bool) -> OciHost:
+        """Raises: DiskFull."""
+        store = ImageStore(home)
+        for place in (home / "environments", home / "images"):  # programs in them run as their owners, root too
+            place.mkdir(parents=True, exist_ok=True)
+            place.chmod(0o700)
+        return cls(home, Records(home), store, runtime, system_layer(store, helper), users_apart, helper)
+
+    @cached_property
+    def stage(self) -> mount_namespace.Stage:
+        """Where file systems are mounted: one place for all, since each start sees only its own."""
+        return mount_namespace.Stage.beside(self.home)
+
+
+class OciInstance:
+    """The environment of a record, which must have been written before."""
+
+    def __init__(self, site: OciHost, identity: str) -> None:
+        self._site = site
+        self.id = identity
+        self.place = EnvironmentFolder(site.records.place(identity))
+        self.cgroup = Cgroup(identity)
+        self._users: Users | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Its first process by this host's numbers."""
+        with suppress(OSError, ValueError):
+            return int(self.place.pid.read_text())
+        return None
+
+    @property
+    def started_by(self) -> str:
+        """The runtime and its version."""
+        return self._site.runtime.version
+
+    @property
+    def lives(self) -> bool:
+        """Whether its first process runs: with it everything would have ended."""
+        first = self.pid
+        return first is not None and first in self.cgroup.processes()
+
+    def processes(self) -> list[int]:
+        """What runs in it but for the session's helper, by this host's numbers."""
+        first = self.pid
+        helper = None if first is None else _program(first)
+        return [pid for pid in self.cgroup.processes() if _program(pid) not in (helper, None)]
+
+    # --- Start ----------------------------------------------------------------------------------------------------
+
+    def start(self, wish: StartOptions) -> None:
+        """Start it with an empty layer of its own; connections are taken from now on.
+
+        Raises: EnvironmentFailed, ImageUnfit: it has no shell; DiskFull.
+        """
+        try:
+            with disk_named(f"start environment {self.id[:12]}"):
+                self._start(wish)
+        except ProgramMissing as error:
+            raise ImageUnfit(
+                f"image {wish.image.id} has no /{error}, which every command needs; use an image with a shell."
+            ) from None
+        except (OSError, ValueError) as error:
+            raise EnvironmentFailed(f"environment {self.id[:12]} could not be started: {error}") from error
+
+    def _start(self, wish: StartOptions) -> None:
+        site = self._site
+        self._users = pool().take(site.helper) if site.users_apart else None
+        layers = [site.store.layers / name for name in stacked(site.system, wish.image.layers)]
+        birth = StartRequest(self.id, wish, self.place, layers, self.cgroup, self._users)
+        self._raise_if_covered(wish)
+        left_s = min(_START_S, wish.deadline - time.monotonic())
+        with self._listening() as listening:
+            Starter(site.runtime, site.home, site.stage).start(birth, listening, timeout_s=left_s)
+
+    def _raise_if_covered(self, wish: StartOptions) -> None:
+        stage = self._site.stage.place
+        for tool in wish.tools:
+            if tool.folder.is_relative_to(stage):
+                raise EnvironmentFailed(
+                    f"expected the tool {tool.name!r} outside of {stage}, which is covered where environments are "
+                    f"made, found {tool.folder}; move the folder of tools, or use `docker`."
+                )
+
+    def _listening(self) -> socket.socket:
+        """The socket that the helper inherits: reachable by its name out here, nameless inside."""
+        found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        folder = os.open(self.place.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            found.bind(f"/proc/self/fd/{folder}/{self.place.address.name}")  # a socket's name has 107 bytes at most
+            os.chmod(self.place.address, 0o600)
+            found.listen(_BACKLOG)
+        except BaseException:
+            found.close()
+            raise
+        finally:
+            os.close(folder)
+        return found
+
+    # --- End ------------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Kill everything, leaving the files; done when nothing runs. Safe to call twice.
+
+        Raises: EnvironmentFailed: something would not die.
+        """
+        first = self.pid
+        if not self.cgroup.end(timeout_s=_END_S):
+            raise EnvironmentFailed(f"environment {self.id[:12]} would not die within {_END_S:.0f} s.")
+        if first is not None:
+            with suppress(ChildProcessError):  # ours only where nobody else adopts orphans
+                os.waitpid(first, os.WNOHANG)
+        if self._users is not None:
+            pool().give_back(self._users)
+            self._users = None
+
+    def wipe(self) -> int:
+        """Remove all files of a stopped environment; how many it had written."""
+        place = self.place
+        count = trees.remove(place.upper)
+        trees.remove(place.work)
+        for file in (place.configuration, place.log, place.pid, place.address):
+            with suppress(FileNotFoundError):
+                os.unlink(file)
+        return count
+
+    def end(self) -> None:
+        """Stop and remove everything, the record last. Safe to call twice, from any process.
+
+        Raises: EnvironmentFailed: something would not die, or go; its record stays for the sweeper.
+        """
+        self.stop()
+        try:
+            self.wipe()
+            self._site.records.remove(self.id)
+        except OSError as error:
+            if self.place.folder.exists():
+                raise EnvironmentFailed(f"the files of environment {self.id[:12]} would not go: {error}") from error
+
+
+def usage_of(identity: str, folder: Path) -> Usage:
+    """What an environment takes on disk beyond its image, the few files that it was given included. Raises: OSError."""
+    return Usage.added([Usage.of(folder), Usage.held(Cgroup(identity).processes(), folder)])
+
+
+def end(home: Path, identity: str) -> None:
+    """End an environment by its id alone, whichever process made it, also where none could be made now.
+
+    Raises: EnvironmentFailed: something would not die, or go.
+    """
+    runtime = runtime_of(home) or Runtime("none", Path("/nonexistent"), home / "cache" / "oci")
+    OciInstance(OciHost(home, Records(home), ImageStore(home), runtime, ""), identity).end()
+
+
+def _program(pid: int) -> tuple[int, int] | None:
+    """Which file a process runs; None when it has just ended."""
+    try:
+        found = os.stat(f"/proc/{pid}/exe")
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -1,0 +1,226 @@
+"""Whether this host lets us do all this: found out by doing it once, not by guessing."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+import os
+import shutil
+import sys
+import threading
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from app.environments.prebuilt import binary
+from app.environments.runtimes.oci.instance import OciHost, OciInstance
+from app.environments.runtimes.oci.runtime import Runtime, runtime_of
+from app.environments.runtimes.oci.specification import CAPABILITIES, CAPABILITY_BITS
+from app.environments.runtimes.oci.start import StartOptions
+from app.environments.session import SessionClient, unix_connector
+from app.errors import StationError
+from app.host.environment_records import Record, Records
+from app.images.layer_store import ImageStore, StoredImage
+from app.models.spec import Resources
+from app.settings import Settings
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What a host allows."""
+
+    why_not: str | None = None  # no environment at all
+    users_apart: bool = False  # users inside are nobody out here
+    lasting: bool = True  # the next trial would find the same
+
+
+_READY_S = 20.0
+_PLACE = "oci-trial-"
+_YOUNG_S = 60.0
+_REFUSED_S = 60.0
+"""So long a refusal is believed."""
+_LASTING = (errno.EINVAL, errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENODEV)
+"""What a kernel says that will not do it later either."""
+_LIMITS = Resources(cpus=0.5, memory_bytes=64 << 20, pids=32)
+
+_lock = threading.Lock()
+_known: dict[Path, tuple[ProbeResult, float]] = {}  # and until when (monotonic) that is believed
+
+
+def available(settings: Settings) -> str | None:
+    """Why environments of this kind cannot be made here; None when they can. Tried once per home and boot, as long as
+    runtime, helper and namespaces are the same; a refusal is tried again by each process, and after a minute: it may
+    have been a moment's want of memory or disk.
+
+    The trial starts an environment without an image, asks whether its limits, its filter of system calls and its
+    capabilities hold, and ends it: some 50 ms; the first time on a machine the session's helper is compiled, too.
+    """
+    return found(settings).why_not
+
+
+def found(settings: Settings) -> ProbeResult:
+    """The same, and what more is possible."""
+    with _lock:
+        home = settings.home.resolve()
+        known, until = _known.get(home, (ProbeResult(), 0.0))
+        if time.monotonic() >= until:
+            known = _found(home)
+            believed = known.why_not is None and known.lasting
+            _known[home] = (known, math.inf if believed else time.monotonic() + _REFUSED_S)
+            if known.why_not is not None:
+                log.info("oci.unavailable", reason=known.why_not)
+        return known
+
+
+def _found(home: Path) -> ProbeResult:
+    if sys.platform != "linux":
+        return ProbeResult(f"it needs Linux, this is {sys.platform}")
+    if os.geteuid() != 0:
+        return ProbeResult("it needs root")
+    runtime = runtime_of(home)
+    if runtime is None:
+        return ProbeResult("no OCI runtime was found; install Debian's `crun`")
+    try:
+        _sweep(home, runtime)
+        note = home / "run" / f"oci-allowed-{_circumstances(runtime, binary(home))}"
+        return _noted(note) or _tried_all(home, runtime, note)
+    except (StationError, OSError) as error:
+        return ProbeResult(f"a trial failed: {error}")
+
+
+def _noted(note: Path) -> ProbeResult | None:
+    """What another process found."""
+    try:
+        return ProbeResult(users_apart=json.loads(note.read_text())["users_apart"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _tried_all(home: Path, runtime: Runtime, note: Path) -> ProbeResult:
+    """With users of their own where the kernel can translate the owners of files for overlayfs: since Linux 5.19.
+
+    Noted for other processes is only what lasts: a moment's want of memory must not take away what protects the host.
+    """
+    refusal = _refused(home, runtime)
+    found = ProbeResult(users_apart=refusal is None)
+    if refusal is not None:
+        log.warning("oci.users_not_apart", reason=refusal.why)
+        if (why_not := _tried(home, runtime, users_apart=False)) is not None:
+            return ProbeResult(why_not)
+    if refusal is not None and not refusal.lasting:
+        return ProbeResult(lasting=False)
+    fresh = note.with_name(f"{note.name}.{os.getpid()}.{threading.get_ident()}")
+    fresh.write_text(json.dumps({"users_apart": found.users_apart}))
+    fresh.rename(note)
+    return found
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    why: str
+    lasting: bool
+
+
+def _refused(home: Path, runtime: Runtime) -> _Refusal | None:
+    """Why users cannot be apart; what failed says so, too."""
+    try:
+        why = _tried(home, runtime, users_apart=True)
+    except (StationError, OSError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        return _Refusal(str(error), isinstance(cause, OSError) and cause.errno in _LASTING)
+    return None if why is None else _Refusal(why, lasting=True)
+
+
+def _circumstances(runtime: Runtime, helper: Path) -> str:
+    """What the outcome of a trial depends on, as a digest."""
+    about = runtime.program.stat()
+    kernel_side = [Path("/proc/sys/kernel/random/boot_id").read_text()]
+    kernel_side += [os.readlink(f"/proc/self/ns/{name}") for name in ("mnt", "pid", "cgroup", "user")]
+    parts = [*kernel_side, str(runtime.program), about.st_mtime_ns, about.st_size, helper.name]
+    return hashlib.sha256("\0".join(str(part) for part in parts).encode()).hexdigest()[:24]
+
+
+def _sweep(home: Path, runtime: Runtime) -> None:
+    """End what trials left whose processes were killed; younger ones may be under way."""
+    for place in (home / "run").glob(f"{_PLACE}*"):
+        with suppress(StationError, OSError):  # the next process tries again
+            if time.time() - place.stat().st_mtime < _YOUNG_S:
+                continue
+            site = OciHost(place, Records(place), ImageStore(place), runtime, "", users_apart=False)
+            for body in list(site.records.folder.iterdir()) if site.records.folder.exists() else []:
+                OciInstance(site, body.name).end()
+            shutil.rmtree(place)
+
+
+def _tried(home: Path, runtime: Runtime, *, users_apart: bool) -> str | None:
+    helper = binary(home)
+    place = home / "run" / f"{_PLACE}{uuid.uuid4().hex[:12]}"  # on the same disk as the real ones
+    place.mkdir(parents=True)
+    site = OciHost.of(place, runtime, helper, users_apart=users_apart)
+    body = OciInstance(site, f"trial{uuid.uuid4().hex}")
+    try:
+        site.records.write(Record(body.id, {}, "trial", "trial"))
+        (site.store.layers / "empty").mkdir(parents=True)
+        until = time.monotonic() + _READY_S
+        body.start(
+            StartOptions(StoredImage("trial", ("empty",)), _LIMITS, {}, "/testbed", needs_shell=False, deadline=until)
+        )
+        return _looked_at(body, site)
+    finally:
+        with suppress(StationError):
+            body.end()
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _looked_at(body: OciInstance, site: OciHost) -> str | None:
+    session = SessionClient(unix_connector(body.place.address), label="the trial")
+    try:
+        session.wait_ready(_READY_S)
+        first = body.pid
+        if first is None or first not in body.cgroup.processes():
+            return "the environment is not in the cgroup that was made for it"
+        status = dict(line.split(":\t", 1) for line in Path(f"/proc/{first}/status").read_text().splitlines())
+        if site.users_apart and (why := _same_users(body, session, status)) is not None:
+            return why
+    finally:
+        session.close()
+    return _shared(first, site) or _loose(status)
+
+
+def _shared(first: int, site: OciHost) -> str | None:
+    """Which namespace it has in common with us."""
+    for name in ("mnt", "net", "uts", "pid", "ipc", *(["user"] if site.users_apart else [])):
+        if os.readlink(f"/proc/{first}/ns/{name}") == os.readlink(f"/proc/self/ns/{name}"):
+            return f"its namespace of the kind {name!r} is ours"
+    return None
+
+
+def _same_users(body: OciInstance, session: SessionClient, status: dict[str, str]) -> str | None:
+    """What of the users' being apart the kernel does not confirm."""
+    if "0" in status["Uid"].split() + status["Gid"].split():
+        return "root inside is root out here"
+    session.put("/testbed/owned", b"")
+    about = (body.place.upper / "testbed" / "owned").stat()
+    return None if (about.st_uid, about.st_gid) == (0, 0) else "owners of files are not translated"
+
+
+def _loose(status: dict[str, str]) -> str | None:
+    """What of the hardening the kernel does not confirm."""
+    allowed = sum(1 << CAPABILITY_BITS[name] for name in CAPABILITIES)
+    ours = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    filters = int(status.get("Seccomp_filters", "1")) - int(ours.get("Seccomp_filters", "0"))  # told since Linux 5.10
+    if status.get("Seccomp") != "2" or filters < 1:
+        return "the filter of system calls is not in force"
+    if status.get("NoNewPrivs") != "1":
+        return "new privileges could be gained inside"
+    if any(int(status[f"Cap{kind}"], 16) & ~allowed for kind in ("Bnd", "Eff", "Prm", "Inh")):
+        return "there are more capabilities inside than were given"
+    return None

@@ -1,0 +1,234 @@
+"""Makes environments without a daemon."""
+
+from __future__ import annotations
+
+import socket
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+
+import structlog
+
+from app.environments.contract import EnvironmentProvider, Route, Snapshot, Tags, Times
+from app.environments.prebuilt import binary
+from app.environments.runtimes.oci.environment import OciEnvironment
+from app.environments.runtimes.oci.instance import OciHost, OciInstance, usage_of
+from app.environments.runtimes.oci.probe import found
+from app.environments.runtimes.oci.runtime import runtime_of
+from app.environments.runtimes.session_environment import give_up
+from app.environments.runtimes.setup import EnvironmentRequest, carry_out, setup_key
+from app.environments.tools import Find, tools_of, versions
+from app.errors import (
+    EnvironmentFailed,
+    EnvironmentVanished,
+    ImageUnavailable,
+    NoPlaceToStart,
+    SetupFailed,
+    SetupTimedOut,
+)
+from app.host.disk_usage import Usage
+from app.host.disk_watch import DiskWatch, limit_of
+from app.host.environment_records import Record, Records
+from app.host.slots import Gate, HostGate, turn
+from app.images.layer_store import ImageStore, StoredImage
+from app.images.unpacked_images import OciImages
+from app.models.spec import Bundle, EnvironmentSpec, Network, Reuse
+from app.settings import Settings
+
+log = structlog.get_logger()
+
+
+class OciProvider(EnvironmentProvider):
+    """Makes environments on this host; `gate` bounds how many at a time (None: on this host alone)."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        fetch_bundle: Callable[[Bundle], bytes],
+        gate: Gate | None = None,
+        tools: Find | None = None,
+    ) -> None:
+        self._settings = settings
+        self._find = tools
+        self._gate = gate or HostGate(settings.home / "run" / "slots")
+        self._home = settings.home.resolve()
+        self._images = OciImages(settings, ImageStore(self._home), fetch_bundle=fetch_bundle, gate=self._gate)
+        self._watch = watch_of(self._home)
+
+    @cached_property
+    def _site(self) -> OciHost:
+        """Raises: EnvironmentFailed: this host does not allow it."""
+        runtime = runtime_of(self._home)
+        host = found(self._settings)
+        if host.why_not is not None or runtime is None:
+            raise EnvironmentFailed(
+                f"environments of the kind `oci` cannot be made here: {host.why_not}; use `docker`."
+            )
+        return OciHost.of(self._home, runtime, binary(self._home), users_apart=host.users_apart)
+
+    @property
+    def store(self) -> ImageStore:
+        """The unpacked images."""
+        return self._site.store
+
+    def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
+        return self._images.ensure(spec, timeout_s=timeout_s).id
+
+    def tool_versions(self, spec: EnvironmentSpec) -> dict[str, str]:
+        return versions(tools_of(spec, self._find))
+
+    # --- Creation -------------------------------------------------------------------------------------------------
+
+    def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> OciEnvironment:
+        """As every provider; set-up commands run once per image and host, their result is kept as a layer."""
+        _refuse_open(spec)
+        request = EnvironmentRequest(spec, tags, time.monotonic() + timeout_s)
+        with request.times.measure("image"):
+            image = self._images.ensure(spec, timeout_s=timeout_s)
+        if not spec.setup:
+            request.times.phases["set_up"] = 0.0
+            return self._started(request, image)
+        key = setup_key(spec, image.id)
+        if (made := self._from_kept(request, key)) is not None:
+            return made
+        if self.store.is_unkept(key) and spec.reuse is not Reuse.SHARED_READONLY:  # each environment runs them itself
+            return self._set_up(request, image)
+        return self._first_of_its_kind(request, key, image)
+
+    def create_from(self, snapshot: Snapshot, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> OciEnvironment:
+        _refuse_open(spec)
+        if snapshot.kind != "oci":
+            raise EnvironmentFailed(f"expected a snapshot of the kind 'oci', found {snapshot.kind!r}.")
+        request = EnvironmentRequest(spec, tags, time.monotonic() + timeout_s, Times(Route.SNAPSHOT, {"set_up": 0.0}))
+        with request.times.measure("image"):
+            kept = self._site.store.snapshot(snapshot.id)
+        if kept is None:
+            raise EnvironmentFailed(f"snapshot {snapshot.id} is gone: it was removed, or its deadline has passed.")
+        return self._started(request, kept)
+
+    def _from_kept(self, request: EnvironmentRequest, key: str) -> OciEnvironment | None:
+        """On what the same set-up made before; None when nobody kept it."""
+        kept = self._site.store.snapshot(key)
+        if kept is None:
+            return None
+        request.times.route = Route.SNAPSHOT
+        request.times.phases["set_up"] = 0.0
+        return self._started(request, kept)
+
+    def _first_of_its_kind(self, request: EnvironmentRequest, key: str, image: StoredImage) -> OciEnvironment:
+        """Run the set-up and keep what it made; who asks for the same meanwhile waits for it."""
+        place = self._settings.home / "run" / "slots" / f"oci-setup-{key[:24]}"
+        try:
+            with turn(place, timeout_s=request.left_s):
+                if (made := self._from_kept(request, key)) is not None:
+                    return made
+                if not self.store.is_unkept(key) or request.spec.reuse is Reuse.SHARED_READONLY:
+                    environment = self._set_up(request, image)
+                    with request.times.measure("set_up"):
+                        self._keep(request, environment, key, image)
+                    return environment
+        except TimeoutError as error:
+            raise SetupTimedOut(f"another environment's set-up did not end in time: {error}.") from error
+        return self._set_up(request, image)  # whoever was before us found that it cannot be kept
+
+    def _keep(self, request: EnvironmentRequest, environment: OciEnvironment, key: str, image: StoredImage) -> None:
+        try:
+            if (reason := environment.keep(key)) is not None:
+                if request.spec.reuse is Reuse.SHARED_READONLY:
+                    raise SetupFailed(
+                        f"expected set-up commands that leave nothing but files, since {Reuse.SHARED_READONLY.value!r}"
+                        f" was asked for, found: {reason}; end what they start, or use another `reuse`."
+                    )
+                self.store.note_unkept(key, image.id)
+                log.info("environment.setup_not_kept", environment=environment.id, reason=reason)
+        except BaseException:
+            give_up(environment)
+            raise
+
+    def _set_up(self, request: EnvironmentRequest, image: StoredImage) -> OciEnvironment:
+        environment = self._started(request, image, set_up=True)
+        try:
+            with request.times.measure("set_up"):
+                carry_out(request.spec.setup, environment, request.deadline)
+        except BaseException:
+            give_up(environment)
+            raise
+        return environment
+
+    def _started(self, request: EnvironmentRequest, image: StoredImage, *, set_up: bool = False) -> OciEnvironment:
+        """set_up: its set-up commands are still to run."""
+        limit, capacity = f"environment_starts:{socket.gethostname()}", self._settings.environment_starts
+        try:
+            with self._gate.hold(limit, capacity, timeout_s=request.left_s), request.times.measure("create"):
+                environment = self._start(request, image, set_up=set_up)
+        except TimeoutError as error:
+            raise NoPlaceToStart(f"no environment could be started in time: {error}.") from error
+        self._watch.watch(environment, limit_of(request.spec))
+        log.info("environment.created", environment=environment.id, image=request.spec.label)
+        return environment
+
+    def _start(self, request: EnvironmentRequest, image: StoredImage, *, set_up: bool) -> OciEnvironment:
+        site, identity, spec = self._site, uuid.uuid4().hex, request.spec
+        tools = tools_of(spec, self._find)
+        with site.store.in_use():
+            if not all(site.store.has_layer(name) for name in image.layers):
+                raise ImageUnavailable(f"image {spec.label} was here and is gone ({image.id}); try again.")
+            site.records.write(Record(identity, request.tags.labels(), spec.label, image.id, image.layers))
+        environment = OciEnvironment(site, identity, spec, image, request.times, tools)
+        if set_up:
+            environment.mark_set_up()
+        try:
+            environment.start(deadline=request.deadline)
+            if not site.records.exists(identity):  # a sweeper was here meanwhile, and could not see all of it
+                raise EnvironmentVanished(f"environment {identity[:12]} was removed while it started.")
+        except BaseException:
+            give_up(environment)
+            raise
+        return environment
+
+    # --- Removal --------------------------------------------------------------------------------------------------
+
+    def remove_snapshot(self, snapshot: Snapshot) -> None:
+        remove_snapshot(self._home, snapshot.id)
+
+    def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
+        """Also ends what killed processes left half made."""
+        kept, site, removed = keep or {}, self._site, []
+        for record in list(site.records.all()):
+            if record.installation in (installation, "") and not kept.get(record.id, False):
+                OciInstance(site, record.id).end()
+                removed.append(record.id)
+        for one in site.store.owned():
+            if one.labels.get("megaflow") == installation and not kept.get(one.key, False):
+                remove_snapshot(self._home, one.key)
+                removed += [] if one.removed else [one.key]
+        return removed
+
+
+def remove_snapshot(home: Path, key: str) -> None:
+    """See `ImageStore.remove_snapshot`. Raises: EnvironmentFailed: it cannot be told what is in use, or it stays."""
+    try:
+        ImageStore(home).remove_snapshot(key, keep=Records(home).layers_in_use)
+    except OSError as error:
+        raise EnvironmentFailed(f"snapshot {key} could not be removed: {error}.") from error
+
+
+def _refuse_open(spec: EnvironmentSpec) -> None:
+    if spec.network is Network.OPEN:
+        raise EnvironmentFailed(
+            "expected the network `none`, `model-only` or `allowlist` for the kind `oci`, found `open`, which takes a "
+            "container engine: use `docker` where there is one, or name the hosts that it may reach (`allowlist`)."
+        )
+
+
+def watch_of(home: Path) -> DiskWatch:
+    """Over what this process's environments write, and all processes' where the disk is nearly full."""
+
+    def sizes() -> dict[str, Usage]:
+        records = Records(home)
+        return {one.id: usage_of(one.id, records.place(one.id)) for one in records.all()}
+
+    return DiskWatch(home, home / "run" / "slots" / "oci-disk-watch", sizes)

@@ -1,0 +1,209 @@
+"""The OCI runtime: crun, or runc where there is no crun. Told to start; everything else is done without it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from app.environments.isolation import seccomp, seccomp_file, spawning
+from app.environments.isolation.sealed import program_at, sealed
+from app.environments.isolation.spawning import LISTENING
+from app.errors import EnvironmentFailed
+from app.host import kernel
+from app.host.cgroups import DEVICES, NESTED
+
+_BPF = "run.oci.seccomp_bpf_data"
+"""crun's annotation for a filter that is compiled already; compiling takes as long as all the rest of a start."""
+_CRUN_LOG_BYTES = 2000
+
+
+@dataclass(frozen=True)
+class EnvironmentFolder:
+    """What is where in an environment's own folder."""
+
+    folder: Path
+
+    @property
+    def upper(self) -> Path:
+        """What was written, as overlayfs keeps it."""
+        return self.folder / "upper"
+
+    @property
+    def work(self) -> Path:
+        return self.folder / "work"
+
+    @property
+    def address(self) -> Path:
+        """Where its helper listens."""
+        return self.folder / "s"
+
+    @property
+    def pid(self) -> Path:
+        """The file for the number of the first process."""
+        return self.folder / "pid"
+
+    @property
+    def configuration(self) -> Path:
+        """What a runtime reads."""
+        return self.folder / "config.json"
+
+    @property
+    def log(self) -> Path:
+        """What a runtime says."""
+        return self.folder / "runtime.log"
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """One runtime of this host. What it keeps of an environment is thrown away once that runs: we know the rest."""
+
+    name: str  # crun or runc
+    program: Path
+    cache: Path  # for the compiled filter
+
+    @property
+    def version(self) -> str:
+        return _version(self.program)
+
+    @property
+    def devices(self) -> Sequence[str]:
+        """Rules that the environment's cgroup must allow: runc adds some that mean nothing without the capability."""
+        return DEVICES if self.name == "crun" else (*DEVICES, "c *:* m", "b *:* m", "c 10:200 rwm")
+
+    def cgroup(self, name: str) -> str | None:
+        """Where the runtime puts the environment below its cgroup; None when it can be told to leave it there."""
+        return None if self.name == "crun" else f"/megaflow-{name}/{NESTED}"
+
+    def seccomp(self) -> tuple[dict[str, str], dict[str, Any] | None]:
+        """Annotations and `linux.seccomp` of a specification: the compiled filter where there is one, or the rules."""
+        if (compiled := self.filter) is not None:
+            return {_BPF: base64.b64encode(compiled).decode()}, None
+        return {}, seccomp.profile(kernel.machine())
+
+    @property
+    def filter(self) -> bytes | None:
+        """The rules for system calls as crun has compiled them; None until it has."""
+        return _compiled(self._filter_file) if self.name == "crun" else None
+
+    def _keep_filter(self, compiled: Path) -> None:
+        """Keep the filter that crun compiled for one environment, for all others."""
+        with suppress(FileNotFoundError):  # an old or a new crun may keep it elsewhere: then each start compiles it
+            if content := compiled.read_bytes():
+                seccomp_file.write(self._filter_file, content)
+                _filters.pop(self._filter_file, None)
+
+    @property
+    def _filter_file(self) -> Path:
+        about = self.program.stat()
+        return self.cache / _filter_name(str(self.program), about.st_mtime_ns, about.st_size)
+
+    def start(
+        self,
+        launch: Launch,
+        listening: socket.socket,
+        prefix: Sequence[str],
+        *,
+        timeout_s: float,
+    ) -> None:
+        """Start an environment; its first process inherits `listening`.
+
+        prefix: a command that becomes the runtime's. Returns when the first process runs.
+
+        Raises: EnvironmentFailed with the runtime's words, or: it hung.
+        """
+        command = [*prefix, *self._command(launch, shell=bool(prefix))]
+        try:
+            device = os.open(launch.nothing, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                files = {0: device, 1: device, 2: device, LISTENING: listening.fileno()}
+                code = spawning.run(command, files, timeout_s=timeout_s)
+            finally:
+                os.close(device)
+            if code != 0:
+                said = (
+                    launch.place.log.read_text(errors="replace")[-_CRUN_LOG_BYTES:].strip()
+                    if launch.place.log.exists()
+                    else ""
+                )
+                raise EnvironmentFailed(f"{self.name} could not start an environment (exit code {code}): {said}")
+            if self.name == "crun" and _filters.get(self._filter_file) is None:
+                self._keep_filter(launch.state / launch.name / "seccomp.bpf")
+        finally:
+            shutil.rmtree(launch.state / launch.name, ignore_errors=True)
+
+    def _command(self, launch: Launch, *, shell: bool) -> list[str]:
+        program = str(self.program) if shell or self.name != "crun" else _sealed(self.program)
+        before = ["--cgroup-manager=disabled"] if self.name == "crun" else []
+        return [
+            *(program, *before, "--root", str(launch.state), "--log", str(launch.place.log)),
+            *("run", "--detach", "--pid-file", str(launch.place.pid), "--preserve-fds", "1"),
+            *("--bundle", str(launch.place.folder), launch.name),
+        ]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Where things are for one start."""
+
+    name: str
+    place: EnvironmentFolder  # with config.json
+    state: Path  # of the runtime's own, in memory
+    nothing: Path
+    """A device like /dev/null, but not that of the host: a runtime makes what the first process reads and writes its
+    root's own."""
+
+
+@lru_cache(maxsize=4)
+def _filter_name(program: str, changed_ns: int, size_bytes: int) -> str:
+    rules = json.dumps(seccomp.profile(kernel.machine()), sort_keys=True)
+    key = f"{rules}\0{program}\0{changed_ns}\0{size_bytes}"
+    return f"seccomp-{hashlib.sha256(key.encode()).hexdigest()[:24]}.bpf"
+
+
+_ELSEWHERE = "/usr/local/sbin:/usr/sbin:/sbin"
+"""Where programs of the system are, also when a user's PATH does not lead there."""
+
+
+def runtime_of(home: Path) -> Runtime | None:
+    """The best runtime of this host, or None."""
+    for name in ("crun", "runc"):
+        if (found := shutil.which(name, path=f"{os.environ.get('PATH', '')}:{_ELSEWHERE}")) is not None:
+            return Runtime(name, Path(found).resolve(), home / "cache" / "oci")
+    return None
+
+
+@lru_cache(maxsize=4)
+def _version(program: Path) -> str:
+    command = [str(program), "--version"]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout  # noqa: S603 (ours)
+    return told.splitlines()[0].strip() if told else program.name
+
+
+def _compiled(file: Path) -> bytes | None:
+    """Read once, and looked at by then: nobody can put another one under us."""
+    if file not in _filters and (content := seccomp_file.read(file)) is not None:
+        _filters[file] = content
+    return _filters.get(file)
+
+
+_filters: dict[Path, bytes] = {}
+
+
+def _sealed(program: Path) -> str:
+    """A path to an unchangeable copy of crun in memory.
+
+    From a file, crun makes such a copy at each start (so that nobody inside can overwrite the runtime) and executes
+    itself again. Given one, it does not.
+    """
+    return program_at(sealed((program, program.stat().st_mtime_ns), program.read_bytes))

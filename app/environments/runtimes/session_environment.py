@@ -1,0 +1,185 @@
+"""Base class of environments with a session: runs commands, moves files, and names how the environment ended.
+
+A subclass opens the session and its watches and says how it ended; this class never starts or ends anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Protocol
+
+import structlog
+
+from app.environments.contract import CommandResult, Environment, Stats
+from app.environments.session import SessionStats
+from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
+from app.host.memory_watch import MemoryWatch
+from app.host.pids_watch import PidsWatch
+from app.models.shell import Interactive, OutputLogs, Shell, StatefulShell
+from app.models.spec import EnvironmentSpec
+
+log = structlog.get_logger()
+
+
+class Inner(Shell, Protocol):
+    """A session, by what is needed of it here. Raises EnvironmentFailed once it was closed."""
+
+    logs: OutputLogs | None
+
+    def stats(self) -> SessionStats: ...
+
+
+class SessionEnvironment(Environment, ABC):
+    """An environment by its session. Safe for many threads."""
+
+    _session: Inner
+
+    def __init__(self, spec: EnvironmentSpec) -> None:
+        self._spec = spec
+        self._gone = threading.Event()  # ended by its owner
+        self._memory = MemoryWatch(None, lambda: None)
+        self._pids = PidsWatch()
+        self._fate: tuple[type[EnvironmentFailed], str] | None = None  # what it was ended for, not by its owner
+
+    def _watch_memory(self, watch: MemoryWatch) -> None:
+        """From now on that one: what it watches was started just now, or taken over."""
+        self._memory.close()
+        self._memory = watch
+
+    @abstractmethod
+    def _how_it_ended(self) -> str:
+        """In brackets, for the end of a message; nothing while it lives."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether it was ended, by its owner or for what it did."""
+        return self._gone.is_set() or self._fate is not None
+
+    # --- Commands -------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        command: str,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float,
+        stdin: bytes | None = None,
+    ) -> CommandResult:
+        return self._watched(lambda: self._session.run(command, cwd=cwd, env=env, timeout_s=timeout_s, stdin=stdin))
+
+    def _watched(self, run: Callable[[], CommandResult]) -> CommandResult:
+        """The result, with a word on memory when that was short."""
+        with self._living("run a command"):
+            result = run()
+            if not self._memory.killed(suspected=not result.ok):
+                return result
+        limit_bytes = self._spec.resources.memory_bytes
+        log.warning("environment.out_of_memory", environment=self.id, limit_bytes=limit_bytes)
+        note = b"" if result.ok else f"\n[killed: the memory limit of {limit_bytes} bytes was reached]\n".encode()
+        return dataclasses.replace(result, stderr=result.stderr + note, out_of_memory=True)
+
+    def shell(self, *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> StatefulShell:
+        with self._living("open a shell"):
+            return WatchedShell(self._session.shell(cwd=cwd, env=env), self._watched)
+
+    def stream(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        tty: bool = False,
+        rows: int = 24,
+        columns: int = 80,
+    ) -> Interactive:
+        with self._living(f"start {argv[0]}"):
+            return self._session.stream(argv, cwd=cwd, env=env, tty=tty, rows=rows, columns=columns)
+
+    # --- Files ----------------------------------------------------------------------------------------------------
+
+    def put(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
+        with self._living(f"write {path}"):
+            self._session.put(path, content, mode=mode)
+
+    def get(self, path: str) -> bytes:
+        with self._living(f"read {path}"):
+            return self._session.get(path)
+
+    def put_tree(self, archive: bytes, path: str) -> None:
+        with self._living(f"unpack into {path}"):
+            self._session.put_tree(archive, path)
+
+    def get_tree(self, path: str) -> bytes:
+        with self._living(f"read {path}"):
+            return self._session.get_tree(path)
+
+    # --- The whole ------------------------------------------------------------------------------------------------
+
+    def keep_logs(self, logs: OutputLogs | None) -> bool:
+        self._session.logs = logs
+        return True
+
+    def memory_kills(self) -> int | None:
+        with suppress(StationError):
+            return self._memory.count()
+        return None
+
+    def processes_refused(self) -> int | None:
+        return self._pids.refused()
+
+    def stats(self) -> Stats:
+        with self._living("count what it uses"):
+            return Stats(**dataclasses.asdict(self._session.stats()))
+
+    @contextmanager
+    def _living(self, doing: str) -> Iterator[None]:
+        """Say how the environment ended, when that is what was wrong."""
+        self._raise_if_gone()
+        try:
+            yield
+        except EnvironmentFailed as error:
+            self._raise_if_gone()
+            how = self._how_it_ended()
+            kind = EnvironmentVanished if how else EnvironmentFailed
+            raise kind(f"cannot {doing}: {error}{how}") from error
+        except StationError:
+            self._raise_if_gone()
+            raise
+        self._raise_if_ended()
+
+    def _raise_if_gone(self) -> None:
+        self._raise_if_ended()
+        if self._gone.is_set():
+            raise EnvironmentFailed(f"environment {self.id[:12]} was destroyed.")
+
+    def _raise_if_ended(self) -> None:
+        if self._fate is not None:
+            kind, why = self._fate
+            raise kind(f"environment {self.id[:12]} was ended: {why}.")
+
+
+class WatchedShell:
+    """A session's shell whose results are looked at as those of other commands."""
+
+    def __init__(self, shell: StatefulShell, watched: Callable[[Callable[[], CommandResult]], CommandResult]) -> None:
+        self._shell = shell
+        self._watched = watched
+
+    def run(self, command: str, *, timeout_s: float) -> CommandResult:
+        return self._watched(lambda: self._shell.run(command, timeout_s=timeout_s))
+
+    def close(self) -> None:
+        self._shell.close()
+
+
+def give_up(environment: Environment) -> None:
+    """End it where something else has failed, whose reason goes first; what would not go is the sweeper's."""
+    try:
+        environment.destroy()
+    except StationError as error:
+        log.warning("environment.destroy_failed", environment=environment.id, reason=str(error))

@@ -1,0 +1,62 @@
+"""Runs a task's set-up commands in an environment of any kind; what its result is kept under."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from app.environments.contract import Tags, Times
+from app.errors import EnvironmentOverLimit, SetupFailed, SetupTimedOut
+from app.models.shell import CommandResult, Shell
+from app.models.spec import EnvironmentSpec
+
+_TOLD_CHARACTERS = 2000
+"""Of a command's output, its end."""
+
+
+@dataclass
+class EnvironmentRequest:
+    """One environment to create. `image_id`: of the task's image, where an engine names it."""
+
+    spec: EnvironmentSpec
+    tags: Tags
+    deadline: float  # monotonic
+    times: Times = field(default_factory=Times)
+    image_id: str = ""
+
+    @property
+    def left_s(self) -> float:
+        return self.deadline - time.monotonic()
+
+
+def setup_key(spec: EnvironmentSpec, image_id: str) -> str:
+    """What two environments must share so that the set-up of one serves the other."""
+    network = [spec.network.value, sorted(spec.allowed_hosts)]
+    parts = [image_id, list(spec.setup), sorted(spec.env.items()), spec.workdir, network]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def carry_out(commands: Sequence[str], shell: Shell, deadline: float) -> None:
+    """One after the other, until `deadline` (monotonic).
+
+    Raises: SetupFailed: a command left with another exit code than 0, or wrote more than the environment may;
+        SetupTimedOut; EnvironmentFailed: the environment is gone.
+    """
+    for command in commands:
+        try:
+            result = shell.run(command, timeout_s=max(0.1, deadline - time.monotonic()))
+        except EnvironmentOverLimit as error:
+            raise SetupFailed(f"set-up command {shlex.quote(command)}: {error}") from error
+        if result.timed_out:
+            raise SetupTimedOut(_told(command, "ran out of the environment's time", result))
+        if not result.ok:
+            raise SetupFailed(_told(command, f"exit code {result.exit_code}", result))
+
+
+def _told(command: str, how: str, result: CommandResult) -> str:
+    said = result.text()[-_TOLD_CHARACTERS:].strip() or "(no output)"
+    return f"set-up command {shlex.quote(command)}: {how}: {said}"

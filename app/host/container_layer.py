@@ -1,0 +1,185 @@
+"""A container's own file layer, seen from this host: emptied, the container is its image again, provably.
+
+Why not the engine's own `diff`: it compares size and time of files, so a file overwritten in place whose time was put
+back is not in it (engine 20.10). In the layer it is, as is every deletion, mode, owner and attribute. The kernel allows
+changes to an overlay's upper folder while it is not mounted, that is, while the container is stopped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import struct
+import subprocess
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from app.host.control_groups import processes_of
+from app.host.disk_usage import Usage
+from app.host.engine import Engine
+
+_OVERLAY = "trusted.overlay."
+_GET_FLAGS = 0x80086601  # FS_IOC_GETFLAGS
+_PATIENCE_S = 120.0
+_OUTSIDE_BYTES = 1 << 20
+"""Of a file of the engine's, so much is compared: a task may have made it as large as its disk limit allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Face:
+    """What a container may change of a folder itself."""
+
+    mode: int
+    uid: int
+    gid: int
+    mtime_ns: int
+    attributes: dict[str, bytes]
+
+    @classmethod
+    def of(cls, folder: Path) -> Face:
+        found = folder.stat()
+        attributes = {name: os.getxattr(folder, name) for name in os.listxattr(folder) if not name.startswith(_OVERLAY)}
+        return cls(stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid, found.st_mtime_ns, attributes)
+
+    def restore(self, folder: Path) -> None:
+        for name in set(os.listxattr(folder)) - set(self.attributes):
+            with suppress(OSError):
+                os.removexattr(folder, name)
+        for name, value in self.attributes.items():
+            os.setxattr(folder, name, value)
+        os.chown(folder, self.uid, self.gid)
+        os.chmod(folder, self.mode)
+        os.utime(folder, ns=(self.mtime_ns, self.mtime_ns))
+
+
+@dataclass
+class Layer:
+    """The layer of one container, and how it was before the container first started."""
+
+    upper: Path
+    faces: dict[Path, Face]  # the root's, and those of folders that the engine made (the working folder), parents first
+    ours: frozenset[str]  # mount points that are no part of what a task may change
+    outside: dict[Path, tuple[bytes, int, int, int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, container: dict[str, Any], ours: Iterable[str] = ()) -> Layer | None:
+        """From the engine's description of a container that never ran; None when it cannot be seen or has volumes.
+
+        `ours`: mounts that tasks cannot leave anything in.
+        """
+        upper = upper_of(container)
+        try:
+            if os.geteuid() != 0 or any(files for _, _, files in os.walk(upper)):
+                return None
+            folders = [upper, *(Path(folder) for folder, _, _ in os.walk(upper) if Path(folder) != upper)]
+            layer = cls(upper, {folder: Face.of(folder) for folder in folders}, frozenset(ours))
+        except OSError:
+            return None
+        return None if layer.has_volumes(container) else layer
+
+    # --- Looking and mending --------------------------------------------------------------------------------------
+
+    def has_volumes(self, container: dict[str, Any]) -> bool:
+        """Whether a task could leave something in a mount."""
+        return any(mount["Destination"] not in self.ours for mount in container["Mounts"])
+
+    def note_outside(self, files: Iterable[Path]) -> None:
+        """Remember /etc/hosts and its like, outside of the layer; the container runs, but no command has yet."""
+        self.outside = {file: _content(file) for file in files}
+
+    def empty(self) -> int:
+        """Bring the layer back to its beginning; the container must be stopped. Returns how many entries it held."""
+        count = _emptied(self.upper)
+        for folder in self.faces:
+            folder.mkdir(exist_ok=True)
+        for folder, face in reversed(self.faces.items()):  # a parent's time changes with its children
+            face.restore(folder)
+        return count
+
+    def residue(self) -> list[str]:
+        """What differs from the beginning: nothing, if `empty` did its work."""
+        now = {Path(folder): Face.of(Path(folder)) for folder, _, _ in os.walk(self.upper)}
+        files = [Path(folder) / name for folder, _, names in os.walk(self.upper) for name in names]
+        changed = [folder for folder in now.keys() | self.faces.keys() if now.get(folder) != self.faces.get(folder)]
+        return [f"/{path.relative_to(self.upper)}" for path in (*files, *changed)]
+
+    def changed_outside(self) -> list[str]:
+        """Which of the engine's own files differ from how they were; the engine writes them anew at each start."""
+        return [path.name for path, known in self.outside.items() if _content(path) != known]
+
+
+def outside_of(container: dict[str, Any]) -> list[Path]:
+    """The engine's own files that a container sees beside its layer, by the description of one that runs."""
+    found = (container.get(name) for name in ("HostsPath", "HostnamePath", "ResolvConfPath"))
+    return [Path(path) for path in found if path]
+
+
+def upper_of(container: dict[str, Any]) -> Path:
+    """Where the engine has a container's own files, by its description; perhaps not on this host."""
+    data = container.get("GraphDriver", {}).get("Data") or {}
+    return Path(data.get("UpperDir") or "/nonexistent")
+
+
+def places_of(engine: Engine, container: dict[str, Any]) -> list[Path]:
+    """Where what a container writes comes to lie, by its description; nothing that is not seen from here.
+
+    Its own files, its volumes, and the engine's folder of it: /etc/hosts, /etc/hostname and /etc/resolv.conf, which are
+    mounted from there and can be written to, and its log.
+    """
+    volumes = [Path(mount["Source"]) for mount in container["Mounts"] if mount["Type"] == "volume"]
+    places = (upper_of(container), engine.folder_of(str(container["Id"])), *volumes)
+    return [place for place in places if os.access(place, os.R_OK | os.X_OK)]
+
+
+def usage_of(engine: Engine, containers: Iterable[dict[str, Any]]) -> Usage:
+    """What containers have written together, by their descriptions now. Raises: OSError."""
+    found = list(containers)
+    places = {place for one in found for place in places_of(engine, one)}
+    processes = [pid for one in found for pid in processes_of(str(one["Id"]), int(one["State"]["Pid"]))]
+    return Usage.added([Usage.of(*places), Usage.held(processes, *places)])
+
+
+def _emptied(folder: Path) -> int:
+    """Remove everything in it; how many entries, as far as a path reaches. Raises: OSError."""
+    count = 0
+    try:
+        count = sum(len(folders) + len(files) for _, folders, files in os.walk(folder))
+        for name in os.listdir(folder):
+            place = folder / name
+            if place.is_dir() and not place.is_symlink():
+                shutil.rmtree(place)
+            else:
+                place.unlink()
+    except (RecursionError, OSError):  # deeper than Python goes, or than a path may be long
+        names = [f"./{name}" for name in os.listdir(folder)]
+        command = ["rm", "--recursive", "--force", "--one-file-system", "--", *names]
+        done = subprocess.run(command, cwd=folder, capture_output=True, timeout=_PATIENCE_S, check=False)  # noqa: S603
+        if done.returncode:
+            raise OSError(f"cannot empty {folder}: {done.stderr[-500:].decode(errors='replace')}") from None
+        count = max(count, len(names))
+    return count
+
+
+def _content(path: Path) -> tuple[bytes, int, int, int]:
+    """Its attributes and flags with its bytes: the engine writes anew what is in it, and leaves the rest."""
+    found = path.stat()
+    beside = sorted((name, os.getxattr(path, name)) for name in os.listxattr(path)), _flags(path), found.st_size
+    with path.open("rb") as file:
+        content = file.read(_OUTSIDE_BYTES)
+    return content + repr(beside).encode(), found.st_mode, found.st_uid, found.st_gid
+
+
+def _flags(path: Path) -> int:
+    """Of the inode, as chattr sets them; 0 where a file system has none."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return int(struct.unpack("l", fcntl.ioctl(handle, _GET_FLAGS, bytes(8)))[0])
+    except OSError:
+        return 0
+    finally:
+        os.close(handle)

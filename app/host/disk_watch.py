@@ -1,0 +1,189 @@
+"""Disk limits without the file system's help: what environments have written is looked at, and who took too much ends.
+
+A look costs a call when the disk's free space has not shrunk; only then are folders added up.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from app.errors import EnvironmentFailed, EnvironmentOverLimit, HostDiskFull, StationError
+from app.host.disk_usage import MOST_FILES, Usage
+from app.host.slots import turn
+from app.models.spec import EnvironmentSpec
+
+log = structlog.get_logger()
+
+LIMIT_BYTES = 16 << 30
+"""What an environment may write when its task says nothing else."""
+_BYTES_PER_FILE = 16 << 10
+"""An environment may have a file for so many bytes of its disk limit, as disks are made with an inode for so many."""
+_LEAST_FILES = 250_000
+"""Every environment may have so many: packages of some languages have a hundred thousand small files."""
+_LOOK_S = 0.5
+_GROWTH_BYTES = 32 << 20
+_GROWTH_FILES = 20_000
+"""So much less free space, or so many fewer free inodes, are worth a closer look."""
+_CLOSER_LOOK_S = 10.0
+"""A closer look comes at the latest after so long: environments may grow while others shrink."""
+_TURN_S = 5.0
+"""The longest wait for others who measure."""
+_RESERVE = 0.02
+"""Of the disk and its inodes, kept for the host: below it the largest environment ends, whatever its limit."""
+
+
+class Writer(Protocol):
+    """An environment whose files lie on the watched disk."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def gone(self) -> bool: ...
+    def written(self) -> Usage | None: ...
+    def fail(self, why: str, *, kind: type[EnvironmentFailed]) -> None: ...
+
+
+def limit_of(spec: EnvironmentSpec) -> int:
+    """Bytes that an environment may write."""
+    return spec.resources.disk_bytes or LIMIT_BYTES
+
+
+def files_within(limit_bytes: int) -> int:
+    """How many files an environment may have beside its limit of bytes."""
+    return min(max(_LEAST_FILES, limit_bytes // _BYTES_PER_FILE), MOST_FILES)
+
+
+def _no_bytes(disk: os.statvfs_result) -> bool:
+    return disk.f_bavail < disk.f_blocks * _RESERVE
+
+
+def _no_inodes(disk: os.statvfs_result) -> bool:
+    """Some file systems have no fixed number of them, and say 0."""
+    return disk.f_favail < disk.f_files * _RESERVE
+
+
+def _nearly_full(disk: os.statvfs_result) -> bool:
+    return _no_bytes(disk) or _no_inodes(disk)
+
+
+class DiskWatch:
+    """Watches environments of this process, while there are any."""
+
+    def __init__(self, folder: Path, turns: Path, sizes: Callable[[], dict[str, Usage]]) -> None:
+        """folder: on the disk. turns: a file for one look at a time, of all processes. sizes: by id, of all theirs."""
+        self._folder = folder
+        self._turns = turns
+        self._sizes = sizes
+        self._lock = threading.Lock()
+        self._watched: weakref.WeakKeyDictionary[Writer, int] = weakref.WeakKeyDictionary()
+        self._thread: threading.Thread | None = None
+        self._free_bytes = self._free_files = 0
+        self._looked = 0.0
+
+    def watch(self, environment: Writer, limit_bytes: int) -> None:
+        """Until it is gone, or nobody knows it any more."""
+        with self._lock:
+            self._watched[environment] = limit_bytes
+            if self._thread is None or not self._thread.is_alive():  # a fork has no threads of its parent
+                self._free_bytes = self._free_files = 0
+                self._thread = threading.Thread(target=self._go_on, name="disk-watch", daemon=True)
+                self._thread.start()
+
+    def forget(self, environment: Writer) -> None:
+        """It is part of another one that is watched."""
+        with self._lock:
+            self._watched.pop(environment, None)
+
+    def _go_on(self) -> None:
+        while True:
+            time.sleep(_LOOK_S)
+            with self._lock:
+                for environment in [one for one in self._watched if one.gone]:
+                    del self._watched[environment]
+                if not self._watched:
+                    self._thread = None
+                    return
+            try:
+                self.look()
+            except (OSError, StationError) as error:
+                log.warning("disk_watch.failed", reason=str(error))
+
+    def look(self) -> None:
+        """End those that are over their limits, or the largest when the disk is nearly full."""
+        disk = os.statvfs(self._folder)
+        free_bytes, free_files = disk.f_bavail * disk.f_frsize, disk.f_favail
+        full = _nearly_full(disk)
+        shrunk = free_bytes < self._free_bytes - _GROWTH_BYTES or free_files < self._free_files - _GROWTH_FILES
+        if not (full or shrunk or time.monotonic() - self._looked > _CLOSER_LOOK_S):
+            self._free_bytes, self._free_files = max(self._free_bytes, free_bytes), max(self._free_files, free_files)
+            return
+        self._looked, self._free_bytes, self._free_files = time.monotonic(), free_bytes, free_files
+        self._end_those_over_their_limits()
+        if full:
+            self._end_the_largest()
+
+    def _end_those_over_their_limits(self) -> None:
+        with self._lock:
+            watched = list(self._watched.items())
+        for environment, limit_bytes in watched:
+            found, most_files = self._written(environment), files_within(limit_bytes)
+            if environment.gone:
+                continue
+            if found.size_bytes > limit_bytes:
+                why = f"disk limit of {limit_bytes} bytes reached, {found.size_bytes} written"
+                self._end(environment, why, EnvironmentOverLimit)
+            elif found.files > most_files:
+                why = f"disk limit of {most_files} files reached, {found.files} made"
+                self._end(environment, why, EnvironmentOverLimit)
+
+    @staticmethod
+    def _written(environment: Writer) -> Usage:
+        """One that is going, or too large to be measured now, keeps nobody from looking at the others."""
+        try:
+            return environment.written() or Usage()
+        except (OSError, StationError) as error:
+            log.debug("environment.not_measured", environment=environment.id, reason=str(error))
+            return Usage()
+
+    def _end_the_largest(self) -> None:
+        """Of all processes' environments, when it is ours: else its own process ends it.
+
+        One look at a time. Whoever was ended counts until its files are gone, so that nobody else ends for it.
+        """
+        try:
+            with turn(self._turns, timeout_s=_TURN_S):
+                disk = os.statvfs(self._folder)
+                if not _nearly_full(disk):
+                    return  # somebody made room meanwhile
+                by_files = not _no_bytes(disk)
+                identity, found = max(
+                    self._sizes().items(),
+                    key=lambda one: one[1].files if by_files else one[1].size_bytes,
+                    default=("", Usage()),
+                )
+                with self._lock:
+                    ours = [one for one in self._watched if one.id == identity and not one.gone]
+                if found.files > _GROWTH_FILES if by_files else found.size_bytes > _GROWTH_BYTES:
+                    much = f"{found.files} files" if by_files else f"{found.size_bytes} bytes"
+                    for environment in ours:
+                        why = (
+                            f"the host's disk is nearly full, and of all it had written most ({much}, "
+                            "within its limit); free some under MEGAFLOW_HOME, or run fewer at a time"
+                        )
+                        self._end(environment, why, HostDiskFull)
+        except TimeoutError:  # others are looking; the next look is ours
+            return
+
+    def _end(self, environment: Writer, why: str, kind: type[EnvironmentFailed]) -> None:
+        try:
+            environment.fail(why, kind=kind)
+        except (OSError, StationError) as error:
+            log.warning("environment.not_ended", environment=environment.id, reason=str(error))

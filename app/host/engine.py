@@ -1,0 +1,284 @@
+"""The container engine: one client per process, bounded in time, its refusals named in our words."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import requests
+from docker import APIClient
+from docker.errors import APIError, DockerException, NotFound
+from docker.transport import UnixHTTPAdapter
+from docker.transport.unixconn import UnixHTTPConnection, UnixHTTPConnectionPool
+from docker.utils import kwargs_from_env
+
+from app.errors import DiskFull, EngineUnavailable, EnvironmentFailed, StationError
+from app.host.disk import no_space
+from app.settings import Settings
+
+_CALL_S = 120
+"""One call: a busy engine may take long over a start."""
+_REMOVAL_S = 10.0
+_CONNECTIONS = 256
+"""Kept open when they are not used; more are made when they are needed."""
+_STREAMS = ("/exec/", "/attach")
+_BLANK = b"\r\n\r\n"
+_TRY = "start the engine (`megaflow up` does where it may), or point MEGAFLOW_DOCKER_URL at one"
+
+
+ROLE = "megaflow.role"
+"""Label that tells environments and their networks from other objects of ours (instances, services)."""
+
+
+class _Connection(UnixHTTPConnection):
+    """Closes the socket on which nobody answered: the client library's leaves it to the garbage."""
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        try:
+            self.sock.settimeout(self.timeout)
+            self.sock.connect(self.unix_socket)
+        except BaseException:
+            self.close()
+            raise
+
+
+class _Connections(UnixHTTPConnectionPool):
+    def _new_conn(self) -> Any:
+        return _Connection(self.base_url, self.socket_path, _CALL_S)
+
+
+class _OnePool(UnixHTTPAdapter):
+    """Keeps connections for all calls: the client library's keeps some for each URL, which is to make nearly all anew.
+
+    A call whose connection becomes a stream has one of its own.
+    """
+
+    def get_connection(self, url: str | bytes, proxies: Any = None) -> Any:
+        key = str(url) if any(word in str(url) for word in _STREAMS) else "calls"
+        with self.pools.lock:
+            if (pool := self.pools.get(key)) is None:
+                pool = self.pools[key] = _Connections(key, self.socket_path, _CALL_S, self.max_pool_size)
+        return pool
+
+
+class Engine:
+    """A connection to one engine; safe to share between threads."""
+
+    def __init__(self, url: str | None) -> None:
+        self.url = _url(url)
+        self._info: dict[str, Any] | None = None
+        self._users: dict[str, str | None] = {}  # by image
+        if urlsplit(self.url).scheme not in ("unix", "tcp", "http", "http+unix"):
+            raise EngineUnavailable(f"expected an engine at unix://… or tcp://…, found {self.url}; {_TRY}.")
+        try:
+            self._connect().close()  # first by ourselves: the client library forgets the socket of a failed attempt
+            self.api = APIClient(base_url=self.url, version="auto", timeout=_CALL_S, num_pools=64, max_pool_size=64)
+        except (DockerException, OSError) as error:
+            raise EngineUnavailable(f"no container engine answers at {self.url} ({_reason(error)}); {_TRY}.") from error
+        if self.is_local:
+            self.api.trust_env = False  # no proxy leads to a socket of this host: not to be looked for at each call
+            self.api.mount("http+docker://", _OnePool(urlsplit(self.url).path, _CALL_S, max_pool_size=_CONNECTIONS))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is reached by a socket of this host."""
+        return urlsplit(self.url).scheme in ("unix", "http+unix")
+
+    @property
+    def cpus(self) -> int:
+        """CPUs that the engine has; a container may not be promised more."""
+        return int(self.about["NCPU"])
+
+    @property
+    def architecture(self) -> str:
+        """The kernel's name for it, e.g. `x86_64`."""
+        return str(self.about["Architecture"])
+
+    def folder_of(self, container_id: str) -> Path:
+        """Where it keeps what it writes for a container, perhaps not on this host."""
+        return Path(str(self.about["DockerRootDir"])) / "containers" / container_id
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What it says of itself, asked once. Raises: EngineUnavailable, EnvironmentFailed."""
+        if self._info is None:
+            with self.named("ask what it is", EnvironmentFailed):
+                self._info = self.api.info()
+        return self._info
+
+    def user_of(self, image_id: str) -> str | None:
+        """Whom an image wants its processes to run as; None: root. Raises: APIError."""
+        if image_id not in self._users:
+            config = self.api.inspect_image(image_id).get("Config") or {}  # type: ignore[no-untyped-call]
+            self._users[image_id] = config.get("User") or None
+        return self._users[image_id]
+
+    @contextmanager
+    def named(self, doing: str, otherwise: type[StationError]) -> Iterator[None]:
+        """Turn the client's errors inside the block into ours.
+
+        Raises: DiskFull, EngineUnavailable, else `otherwise`, which says that `doing` failed and why.
+        """
+        try:
+            yield
+        except (APIError, DockerException) as error:
+            if isinstance(error, APIError) and error.is_server_error() and not self.listens():
+                raise EngineUnavailable(
+                    f"{doing}: the engine at {self.url} ends ({_reason(error)}); {_TRY}."
+                ) from error
+            raise self._as_ours(doing, _reason(error), otherwise) from error
+        except requests.Timeout as error:
+            raise EngineUnavailable(f"{doing}: no answer from {self.url} within {_CALL_S} s; {_TRY}.") from error
+        except requests.RequestException as error:
+            raise EngineUnavailable(
+                f"{doing}: the engine at {self.url} went away ({_reason(error)}); {_TRY}."
+            ) from error
+
+    def _as_ours(self, doing: str, reason: str, otherwise: type[StationError]) -> StationError:
+        if no_space(reason):
+            return DiskFull(f"{doing}: the engine's disk is full ({reason}); free some with `docker system prune`.")
+        return otherwise(f"{doing}: the engine says: {reason}")
+
+    def listens(self) -> bool:
+        """Whether it takes new connections: one that is ending answers on those that it has, and can do nothing."""
+        try:
+            self._connect().close()
+        except OSError:
+            return False
+        return True
+
+    def remove(self, container_id: str) -> None:
+        """Kill and remove a container with its volumes; not there is fine, and so is going, once it has gone.
+
+        Raises: EnvironmentFailed: somebody else removes it, and it stands yet; APIError: the engine refuses.
+        """
+        try:
+            self.api.remove_container(container_id, v=True, force=True)
+        except APIError as error:
+            if error.status_code == 404:
+                return
+            if "already in progress" not in str(error):
+                raise
+            self._await_removal(container_id)
+
+    def remove_each(self, container_ids: Iterable[str]) -> None:
+        """`remove` for each, whatever becomes of the others. Raises: the first refusal, when all were tried."""
+        refusals: list[Exception] = []
+        for one in container_ids:
+            try:
+                self.remove(one)
+            except (APIError, EnvironmentFailed) as error:
+                refusals.append(error)
+        if refusals:
+            raise refusals[0]
+
+    def _await_removal(self, container_id: str) -> None:
+        """Somebody else removes it: gone is what our caller wants to hear."""
+        give_up = time.monotonic() + _REMOVAL_S
+        while True:
+            try:
+                found = self.api.inspect_container(container_id)["State"]["Status"]
+            except NotFound:
+                return
+            if time.monotonic() >= give_up:
+                raise EnvironmentFailed(
+                    f"expected container {container_id[:12]} to be gone within {_REMOVAL_S:.0f} s of its removal by"
+                    f" somebody else, found it {found}; the sweeper goes on trying."
+                )
+            time.sleep(0.01)
+
+    def attach(self, exec_id: str, *, tty: bool = False) -> socket.socket:
+        """Start a prepared exec and take its stream, which begins with the first byte of its output.
+
+        An own connection, because the client library's loses output that arrives together with the headers.
+        """
+        connection = self._connect()
+        try:
+            body = json.dumps({"Detach": False, "Tty": tty}).encode()
+            head = (
+                f"POST /v{self.api.api_version}/exec/{exec_id}/start HTTP/1.1\r\nHost: engine\r\n"
+                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+                "Connection: Upgrade\r\nUpgrade: tcp\r\n\r\n"
+            )
+            connection.sendall(head.encode() + body)
+            _accepted(connection)
+            return connection
+        except BaseException:
+            connection.close()
+            raise
+
+    def _connect(self) -> socket.socket:
+        parts = urlsplit(self.url)
+        if self.is_local:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.settimeout(_CALL_S)
+            try:
+                connection.connect(parts.path)
+            except BaseException:
+                connection.close()
+                raise
+            return connection
+        return socket.create_connection((parts.hostname or "localhost", parts.port or 2375), timeout=_CALL_S)
+
+
+def url_of(settings: Settings) -> str:
+    """Where the engine of the settings is, whether it answers or not."""
+    return _url(settings.docker_url)
+
+
+def _url(named: str | None) -> str:
+    return named or str(kwargs_from_env().get("base_url") or "unix:///var/run/docker.sock")
+
+
+def engine_of(settings: Settings) -> Engine:
+    """This process's engine; made at the first call, and again in a forked child.
+
+    Raises: EngineUnavailable.
+    """
+    key = (os.getpid(), settings.docker_url)
+    if key not in _engines:
+        _engines[key] = Engine(settings.docker_url)  # two threads may both make one: the later stays, both work
+    return _engines[key]
+
+
+_engines: dict[tuple[int, str | None], Engine] = {}
+
+
+def missing(error: BaseException | None) -> bool:
+    """Whether an error's cause is that the engine does not know the object."""
+    return isinstance(error, NotFound) or (error is not None and isinstance(error.__cause__, NotFound))
+
+
+def _reason(error: BaseException) -> str:
+    explanation = getattr(error, "explanation", None)
+    return str(explanation or error).strip()
+
+
+def _accepted(connection: socket.socket) -> None:
+    """Take the headers, and nothing of what follows them. Raises: ConnectionError: the engine refuses."""
+    head = b""
+    while not head.endswith(_BLANK):
+        seen = connection.recv(4096, socket.MSG_PEEK)
+        if not seen:
+            raise ConnectionError("the engine closed the connection before it answered")
+        end = (head + seen).find(_BLANK)
+        head += connection.recv(len(seen) if end < 0 else end + len(_BLANK) - len(head))
+    status = int(head.split(None, 2)[1])
+    if status not in (101, 200):
+        raise ConnectionError(_refusal(status, connection.recv(4096)))
+
+
+def _refusal(status: int, body: bytes) -> str:
+    try:
+        answer: Any = json.loads(body)
+        return f"{status}: {answer['message']}"
+    except (ValueError, KeyError, TypeError):
+        return f"{status}: {body.decode('utf-8', 'replace').strip()}"

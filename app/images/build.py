@@ -1,0 +1,123 @@
+"""One build of an image on the engine: followed, cut at its deadline or its limits, its output kept."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+import requests
+from urllib3.exceptions import HTTPError
+
+from app.errors import DiskFull, EngineUnavailable, ImageBuildFailed
+from app.host.disk import no_space
+from app.host.engine import Engine
+from app.images.build_cgroup import bounded
+from app.images.build_limits import BuildLimits, BuildWatch
+from app.images.build_logs import BuildLog
+
+_LOG_TAIL = 3000
+_STEP_LOST = re.compile(r"(unable to find image|[Nn]o such image:?) \"?sha256:", re.ASCII)
+"""Somebody removed the image of a step that was taken from the cache: the step is done again the next time."""
+
+
+@dataclass
+class Builder:
+    """One build on the engine, its output kept in `log`. `logins`: by registry, for bases that the engine pulls."""
+
+    engine: Engine
+    log: BuildLog
+    limits: BuildLimits
+    logins: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+
+    def build(self, tag: str, params: dict[str, Any], context: IO[bytes], deadline: float) -> None:
+        """Raises: ImageBuildFailed with the log's tail, DiskFull, EngineUnavailable."""
+        doing = f"build {tag}"
+        try:
+            failure = self._follow(doing, params, context, deadline)
+            if failure and _STEP_LOST.search(failure) and context.seekable():
+                context.seek(0)
+                failure = self._follow(doing, params, context, deadline)
+        except (requests.RequestException, HTTPError) as error:
+            if time.monotonic() < deadline:
+                raise EngineUnavailable(f"{doing}: the connection to the engine broke ({error}).") from error
+            failure = None
+        if time.monotonic() >= deadline:
+            failure = "it took longer than this task allows for its image"
+        if failure:
+            _raise_if_full(failure, doing)
+            raise ImageBuildFailed(f"{tag} could not be built: {failure}\n{self._tail()}")
+
+    def _tail(self) -> str:
+        file = self.log.file
+        tail = file.read_text(errors="replace")[-_LOG_TAIL:]
+        return f"The log's end ({file}; `megaflow images log {file.stem}` on that host shows all of it):\n{tail}"
+
+    def _follow(self, doing: str, params: dict[str, Any], context: IO[bytes], deadline: float) -> str | None:
+        """What the engine says went wrong, or None; at the deadline the connection is cut, and the engine stops.
+
+        Raises: ImageBuildFailed, DiskFull: it took more than it may.
+        """
+        with ExitStack() as held:
+            params = {**params, **self.limits.parameters, **held.enter_context(bounded(self.engine, self.limits.pids))}
+            response = held.enter_context(self._start(params, context, max(1.0, deadline - time.monotonic())))
+            if response.status_code != 200:
+                return response.text
+
+            def cut() -> None:
+                with suppress(OSError, RuntimeError, ValueError):  # it has just ended by itself
+                    response.raw.shutdown()
+
+            timer = threading.Timer(max(0.0, deadline - time.monotonic()), cut)
+            timer.daemon = True
+            timer.start()
+            held.callback(timer.cancel)
+            watch = BuildWatch(self.engine, doing, self.limits, cut)
+            failure = None
+            try:
+                with watch:
+                    failure = self._read(response, watch)
+            except (requests.RequestException, HTTPError):
+                if watch.failure is None:
+                    raise
+        if watch.failure is not None:
+            raise type(watch.failure)(f"{watch.failure}\n{self._tail()}")
+        return failure
+
+    def _read(self, response: requests.Response, watch: BuildWatch) -> str | None:
+        for line in response.iter_lines():
+            step = json.loads(line)
+            said = str(step.get("stream") or step.get("status") or step.get("error") or "")
+            self.log.write(said)
+            watch.said(said)
+            if "error" in step:
+                return str(step["error"])
+        return None
+
+    def _start(self, params: dict[str, Any], context: IO[bytes], timeout_s: float) -> requests.Response:
+        # Not the client's own `build`: it hides the response, without which nothing can cut a build that hangs.
+        api = self.engine.api
+        encoded = {key: json.dumps(value) if isinstance(value, dict) else value for key, value in params.items()}
+        headers = {"Content-Type": "application/x-tar"}
+        if self.logins:
+            headers["X-Registry-Config"] = base64.urlsafe_b64encode(json.dumps(self.logins).encode()).decode()
+        with self.engine.named("start a build", ImageBuildFailed):
+            return api.post(
+                f"{api.base_url}/v{api.api_version}/build",
+                params=encoded,
+                data=context,
+                headers=headers,
+                stream=True,
+                timeout=(30.0, timeout_s),
+            )
+
+
+def _raise_if_full(text: str, doing: str) -> None:
+    if no_space(text):
+        raise DiskFull(f"{doing}: the engine's disk is full ({text.strip()}); free some with `docker system prune`.")

@@ -1,0 +1,148 @@
+"""The images of one host as a cache: what is here, who needs it when, what goes when the disk fills."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import structlog
+
+from app.host.slots import turn
+from app.images.disk_thresholds import Disk, Watermarks, above
+from app.images.engine_index import OnEngine
+from app.images.eviction import choose_victims, total_bytes
+from app.images.image_index import Here, Stock, without_engine
+from app.images.layer_index import Unpacked
+from app.images.metadata import Book
+from app.settings import Settings
+
+log = structlog.get_logger()
+
+FRESH_S = 60.0
+"""An image that was taken so lately stays: whoever took it may be about to start a container."""
+_ROUNDS = 3
+"""What an eviction frees is an estimate; so often is measured and chosen again."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One look at a host's images."""
+
+    images: list[Here]
+    disk: Disk | None
+    marks: Watermarks
+    queue: list[str]  # keys, soonest needed first
+
+    @property
+    def image_bytes(self) -> int:
+        return total_bytes([image.held for image in self.images])
+
+    def above(self, mark: float) -> int:
+        """Bytes to free until `mark`; negative: room."""
+        return above(mark, self.disk, self.image_bytes)
+
+    def staying(self, now: float, fresh_s: float = FRESH_S) -> set[str]:
+        """Ids of images that may not go by themselves."""
+        return {
+            image.id
+            for image in self.images
+            if not image.ours or image.pinned or image.containers or now - image.held.used_at < fresh_s
+        }
+
+    def victims(self, need_bytes: int, now: float, fresh_s: float = FRESH_S) -> list[str]:
+        """Who would go for so many bytes, first to last."""
+        held = [image.held for image in self.images]
+        return choose_victims(held, self.queue, self.staying(now, fresh_s), need_bytes)
+
+
+class ImageCache:
+    """Looks at the images and the book of this host, and evicts. Safe to share between threads.
+
+    The images are those of the engine; on a host without one, those that lie unpacked.
+
+    fresh_s: see `FRESH_S`.
+    """
+
+    def __init__(self, settings: Settings, *, fresh_s: float = FRESH_S) -> None:
+        self.book = Book(settings)
+        self._settings = settings
+        self._fresh_s = fresh_s
+        self._marks = Watermarks.of(settings)
+        self._evicting = settings.home / "run" / "slots" / "evict"
+        self._on_engine = OnEngine(settings, self.book)
+        self._unpacked = Unpacked(settings, self.book)
+
+    @property
+    def _stock(self) -> Stock:
+        return self._unpacked if without_engine(self._settings) else self._on_engine
+
+    # --- Looking ----------------------------------------------------------------------------------------------------
+
+    def look(self) -> View:
+        """Everything that is here, and what we know of it.
+
+        Raises: EngineUnavailable, EnvironmentFailed, ImageUnavailable.
+        """
+        stock = self._stock
+        return View(stock.images(), stock.disk(), self._marks, self.book.queue())
+
+    def room_bytes(self) -> int | None:
+        """Bytes until the low mark, negative above it; None: the disk cannot be seen and its mark is a share of it.
+
+        Raises: EngineUnavailable, EnvironmentFailed, ImageUnavailable.
+        """
+        if self._marks.in_bytes:
+            view = self.look()
+            return -view.above(view.marks.low)
+        disk = self._stock.disk()
+        return None if disk is None else -above(self._marks.low, disk, 0)
+
+    # --- Evicting ---------------------------------------------------------------------------------------------------
+
+    def make_room(self, *, urgently: bool = False) -> list[str]:
+        """When the disk is above its high mark, or `urgently`, evict until the low one; names of what went.
+
+        One process of a host at a time: who finds another at it leaves it to that one.
+
+        Raises: EngineUnavailable, EnvironmentFailed, ImageUnavailable.
+        """
+        if not urgently and not self._marks.in_bytes and above(self._marks.high, self._stock.disk(), 0) <= 0:
+            return []
+        try:
+            with turn(self._evicting, timeout_s=30.0 if urgently else 0.0):
+                return self._make_room(urgently)
+        except TimeoutError:
+            return []
+
+    def _make_room(self, urgently: bool) -> list[str]:
+        gone: list[str] = []
+        self._stock.tidy()
+        for attempt in range(_ROUNDS):
+            view = self.look()
+            if not attempt and not urgently and view.above(view.marks.high) <= 0:
+                break
+            need = view.above(view.marks.low)
+            if urgently and not attempt:
+                need = max(need, 1)  # full is full, whatever the marks say
+            went = self.evict(view, view.victims(need, time.time(), self._fresh_s))
+            gone += went
+            if not went:
+                break
+        if gone:
+            log.info("images.evicted", images=gone)
+        return gone
+
+    def evict(self, view: View, image_ids: Collection[str]) -> list[str]:
+        """Remove these images, never by force; names of those that went. One that came into use stays."""
+        by_id = {image.id: image for image in view.images}
+        return [by_id[i].names[0] if by_id[i].names else i for i in image_ids if self._remove(by_id[i])]
+
+    def _remove(self, image: Here) -> bool:
+        with self.book.alone(sorted(image.held.keys)) as free:
+            used_again = self.book.entry(image.id).used_at > image.held.used_at
+            if not free or used_again or not self._stock.remove(image):
+                return False
+            if self._stock.is_all:
+                self.book.forget(image.id)
+            return True

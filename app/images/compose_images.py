@@ -1,0 +1,97 @@
+"""The single images that environments need, for whoever provides images ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from app.compose_file.plan import Plan, planned
+from app.host.disk import disk_named
+from app.images.metadata import Book
+from app.images.references import key_of
+from app.models.spec import Build, Bundle, EnvironmentSpec
+from app.settings import Settings
+
+_REMEMBERED = 4096
+
+
+class Parts:
+    """What each environment needs, image by image; a project's file is read once per host. Threads may share it."""
+
+    def __init__(self, settings: Settings, *, fetch_bundle: Callable[[Bundle], bytes]) -> None:
+        self._book = Book(settings)
+        self._fetch_bundle = fetch_bundle
+        self._scratch = settings.home / "cache" / "contexts"
+        self._known: dict[str, tuple[EnvironmentSpec, dict[str, dict[str, Any]]]] = {}  # by the project's key
+
+    def known(self, spec: EnvironmentSpec) -> bool:
+        """Whether `of` has nothing to read."""
+        return spec.compose is None or self._noted(spec) is not None
+
+    def of(self, spec: EnvironmentSpec) -> list[EnvironmentSpec]:
+        """An environment for each image: itself, or one for each service of its project.
+
+        Raises: SpecInvalid: its file; DiskFull; and what `fetch_bundle` raises.
+        """
+        if spec.compose is None:
+            return [spec]
+        sources = self._noted(spec)
+        if sources is None:
+            with disk_named(f"read {spec.label}"):
+                note_parts(self._book, spec, planned(spec, self._fetch_bundle, self._scratch))
+            sources = self._noted(spec) or {}
+        return [_single(spec, source) for source in sources.values()]
+
+    def fetch(self, bundle: Bundle) -> bytes:
+        """As `fetch_bundle`; knows the contexts of services, too, which are cut out of their project's bundle."""
+        for project, sources in list(self._known.values()):
+            if bundle.sha256 in {one["build"]["context"]["sha256"] for one in sources.values() if one["build"]}:
+                contexts = planned(project, self._fetch_bundle, self._scratch).contexts
+                if bundle.sha256 in contexts:
+                    return contexts[bundle.sha256]
+        return self._fetch_bundle(bundle)
+
+    def _noted(self, spec: EnvironmentSpec) -> dict[str, dict[str, Any]] | None:
+        key = key_of(spec)
+        if key not in self._known:
+            sources = self._book.parts(key)
+            if sources is None:
+                return None
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[key] = spec, sources
+        return self._known[key][1]
+
+
+def note_parts(book: Book, spec: EnvironmentSpec, plan: Plan) -> None:
+    """Note for all processes of this host which images a project takes."""
+    sources = {
+        key_of(part): {"image": part.image, "build": part.build and part.build.model_dump(mode="json")}
+        for part in plan.images.values()
+    }
+    book.note_parts(key_of(spec), sources)
+
+
+def _single(spec: EnvironmentSpec, source: dict[str, Any]) -> EnvironmentSpec:
+    build = source["build"] and Build.model_validate(source["build"])
+    return spec.model_copy(update={"compose": None, "build": build, "image": source["image"], "setup": ()})
+
+
+def images_of(
+    specs: Iterable[EnvironmentSpec], fetch_bundle: Callable[[Bundle], bytes], scratch: Path
+) -> tuple[list[EnvironmentSpec], Callable[[Bundle], bytes]]:
+    """The environments, those of several containers as one for each service; and a fetch that knows their contexts.
+
+    scratch: a folder for passing files. Raises: SpecInvalid, and what `fetch_bundle` raises.
+    """
+    contexts: dict[str, bytes] = {}
+    single: list[EnvironmentSpec] = []
+    for spec in specs:
+        if spec.compose is None:
+            single.append(spec)
+            continue
+        plan = planned(spec, fetch_bundle, scratch)
+        contexts |= plan.contexts
+        single += plan.images.values()
+    return single, lambda bundle: contexts.get(bundle.sha256) or fetch_bundle(bundle)

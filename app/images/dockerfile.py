@@ -1,0 +1,160 @@
+"""What a recipe (a Dockerfile) builds on, read as the engine reads it; and the same on images named by their ids.
+
+Only the instructions that name images are understood: FROM, COPY --from, and each ARG before the first FROM. What is
+malformed is passed over: the engine will say so in its own words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from app.images.dockerfile_words import expanded
+
+_DIRECTIVE = re.compile(r"#\s*([a-zA-Z][a-zA-Z0-9]*)\s*=\s*(.+?)\s*")
+_DIRECTIVES = ("escape", "syntax", "check")
+_WITH_DOCUMENTS = ("RUN", "COPY", "ADD")
+_DOCUMENT = re.compile(r"<<(-?)[\"']?([A-Za-z_][A-Za-z0-9_]*)[\"']?")
+_NO_IMAGE = "scratch"
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction, put together from its lines. `first`: its first line, from 0; `name`: in capitals."""
+
+    first: int
+    lines: int
+    name: str
+    rest: str
+
+    @property
+    def flags(self) -> list[str]:
+        """The words with two dashes that it begins with."""
+        words = self.rest.split()
+        count = next((n for n, word in enumerate(words) if not word.startswith("--") or word == "--"), len(words))
+        return words[:count]
+
+    @property
+    def arguments(self) -> list[str]:
+        """The words after its flags."""
+        return self.rest.split()[len(self.flags) :]
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """An image that is not made by the recipe itself, and where the recipe names it."""
+
+    reference: str
+    at: Instruction
+
+    def on(self, image_id: str) -> str:
+        """The instruction with the image's id in place of its name."""
+        if self.at.name == "FROM":
+            return " ".join(["FROM", *self.at.flags, image_id, *self.at.arguments[1:]])
+        return f"{self.at.name} {self.at.rest.replace(f'--from={self.reference}', f'--from={image_id}', 1)}"
+
+
+class Recipe:
+    """A recipe, with the values that the build is given for its arguments."""
+
+    def __init__(self, text: str, values: Mapping[str, str] | None = None) -> None:
+        self._lines = text.removeprefix("\ufeff").split("\n")
+        self._values = values or {}
+        self._escape = _escape_of(self._lines)
+
+    @cached_property
+    def instructions(self) -> list[Instruction]:
+        return list(self._instructions())
+
+    @cached_property
+    def bases(self) -> list[Base]:
+        """In the order of the recipe."""
+        return list(self._bases())
+
+    def takes(self, argument: str) -> bool:
+        """Whether it declares an argument of this name anywhere."""
+        declared = (word for one in self.instructions if one.name == "ARG" for word in one.rest.split())
+        return any(word.partition("=")[0] == argument for word in declared)
+
+    def on(self, ids: Mapping[str, str]) -> str:
+        """The recipe with the images of these references named by id; every other line is where and what it was."""
+        lines = list(self._lines)
+        for base in self.bases:
+            if (image_id := ids.get(base.reference)) is not None:
+                first, count = base.at.first, base.at.lines
+                lines[first : first + count] = [base.on(image_id), *[""] * (count - 1)]
+        return "\n".join(lines)
+
+    # --- Reading --------------------------------------------------------------------------------------------------
+
+    def _bases(self) -> Iterator[Base]:
+        values: dict[str, str] = {}
+        stages: set[str] = set()
+        building = False
+        for one in self.instructions:
+            if one.name == "ARG" and not building:
+                self._declare(one, values)
+            elif one.name == "FROM" and one.arguments:
+                building = True
+                written, *named = one.arguments
+                reference = expanded(written, values, self._escape)
+                if reference and reference != _NO_IMAGE and reference.lower() not in stages:
+                    yield Base(reference, one)
+                if len(named) == 2 and named[0].upper() == "AS":
+                    stages.add(named[1].lower())
+            elif one.name == "COPY":
+                for flag in one.flags:
+                    name = flag.removeprefix("--from=")
+                    if name not in (flag, "", _NO_IMAGE) and not name.isdecimal() and name.lower() not in stages:
+                        yield Base(name, one)
+
+    def _declare(self, one: Instruction, values: dict[str, str]) -> None:
+        for word in one.rest.split():
+            name, given, default = word.partition("=")
+            if name in self._values:
+                values[name] = self._values[name]
+            elif given and (value := expanded(default, values, self._escape)) is not None:
+                values[name] = value
+
+    def _instructions(self) -> Iterator[Instruction]:
+        ends = re.compile(rf"(^|[^{re.escape(self._escape)}]){re.escape(self._escape)}[ \t]*$")
+        number = 0
+        while number < len(self._lines):
+            first, goes_on = number, True
+            parts: list[str] = []
+            while goes_on and number < len(self._lines):
+                line = self._lines[number].rstrip("\r")
+                number += 1
+                passed_over = line.lstrip().startswith("#") or not line.strip()
+                if passed_over and parts:
+                    continue  # inside of an instruction it does not end it
+                goes_on = not passed_over and ends.search(line) is not None
+                parts.append("" if passed_over else ends.sub(r"\1", line))
+            name, *rest = "".join(parts).split(None, 1) or [""]
+            if name:
+                yield Instruction(first, number - first, name.upper(), rest[0].strip() if rest else "")
+            if name.upper() in _WITH_DOCUMENTS:
+                number = self._after_documents(rest[0] if rest else "", number)
+
+    def _after_documents(self, rest: str, number: int) -> int:
+        """The line after the here-documents that an instruction opens: what is in them is no instruction."""
+        for dash, end in _DOCUMENT.findall(rest):
+            lines = (line.rstrip("\r") for line in self._lines[number:])
+            found = next((at for at, line in enumerate(lines) if (line.lstrip("\t") if dash else line) == end), None)
+            if found is None:  # for the engine to tell
+                return number
+            number += found + 1
+        return number
+
+
+def _escape_of(lines: list[str]) -> str:
+    """The character that lets an instruction go on in the next line: a directive at the top may choose another."""
+    for line in lines:
+        found = _DIRECTIVE.fullmatch(line.strip())
+        if found is None or found[1].lower() not in _DIRECTIVES:
+            break
+        if found[1].lower() == "escape":
+            return found[2] if found[2] in ("\\", "`") else "\\"
+    return "\\"

@@ -1,0 +1,162 @@
+"""The images of a container engine."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import structlog
+from docker.errors import APIError
+
+from app.errors import ImageUnavailable
+from app.host.engine import Engine, engine_of, missing
+from app.images import layer_use
+from app.images.disk_thresholds import Disk, disk_of
+from app.images.eviction import Held, Layer
+from app.images.image_index import Here
+from app.images.layer_index import Unpacked
+from app.images.metadata import Book, Entry
+from app.images.references import short
+from app.settings import Settings
+
+log = structlog.get_logger()
+
+_BASE = "megaflow.setup.base"
+"""Label of what a set-up made: the image that it stands on."""
+_NO_LAYER = (
+    *("ENV", "CMD", "LABEL", "ENTRYPOINT", "EXPOSE", "USER", "VOLUME"),
+    *("ARG", "SHELL", "HEALTHCHECK", "MAINTAINER", "STOPSIGNAL", "ONBUILD"),
+)
+"""Steps of a recipe that change no file."""
+
+
+class OnEngine:
+    """Implements `Stock`. What of an image lies unpacked beside the engine goes with it, its set-ups there before."""
+
+    is_all = True
+
+    def __init__(self, settings: Settings, book: Book) -> None:
+        self._settings = settings
+        self._book = book
+        self._unpacked = Unpacked(settings, book)
+        self._layers: dict[str, tuple[Layer, ...]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def _engine(self) -> Engine:
+        return engine_of(self._settings)
+
+    def images(self) -> list[Here]:
+        engine, entries = self._engine, self._book.entries()
+        with engine.named("list images", ImageUnavailable):
+            users = Counter(str(found["ImageID"]) for found in engine.api.containers(all=True))
+            users += layer_use.users(self._settings.home)
+            listed: list[dict[str, Any]] = engine.api.images()
+            for one in listed:  # whoever stands on a kept set-up stands on what it was made from
+                if base := (one.get("Labels") or {}).get(_BASE):
+                    users[base] += users[one["Id"]]
+            found = [self._here(engine, one, entries, users) for one in listed]
+        return [*(image for image in found if image), *self._set_ups()]
+
+    def _set_ups(self) -> list[Here]:
+        """Those that lie unpacked; none when that is on another disk, where they are in nobody's way here."""
+        disk, theirs = self.disk(), self._unpacked.disk()
+        return [] if disk and theirs and disk.total_bytes != theirs.total_bytes else self._unpacked.set_ups()
+
+    def disk(self) -> Disk | None:
+        return disk_of(self._engine)
+
+    def remove(self, image: Here) -> bool:
+        if self._unpacked.is_set_up(image):
+            return self._unpacked.remove(image)
+        engine = self._engine
+        if self._in_use(engine, image.id):
+            return False
+        for name in image.names or (image.id,):
+            try:
+                with engine.named(f"remove image {name}", ImageUnavailable):
+                    engine.api.remove_image(name)
+            except ImageUnavailable as error:
+                if missing(error):
+                    continue
+                log.info("images.not_evicted", image=name, reason=str(error))
+                return False
+        layer_use.forget(self._settings.home, image.id)  # shares its files with the engine: only now are they free
+        return True
+
+    def tidy(self) -> None:
+        layer_use.tidy(self._settings.home)
+
+    def _here(
+        self, engine: Engine, found: dict[str, Any], entries: Mapping[str, Entry], users: Mapping[str, int]
+    ) -> Here | None:
+        try:
+            layers = self._layers_of(engine, found["Id"])
+        except APIError as error:
+            if error.status_code == 404:  # removed meanwhile
+                return None
+            raise
+        entry = entries.get(found["Id"]) or Entry(found["Id"])
+        names = _names(found)
+        # A name that we did not give is a person's: then the image is theirs, too.
+        ours = entry.ours and all(name in entry.names for name in found.get("RepoTags") or [] if not _unnamed(name))
+        derived = _BASE in (found.get("Labels") or {})
+        return Here(
+            held=Held(found["Id"], frozenset(entry.keys), layers, entry.used_at, derived),
+            names=names,
+            size_bytes=int(found["Size"]),
+            ours=ours,
+            containers=users.get(found["Id"], 0),
+            pinned=not {self._settings.base_image, self._settings.worker_image}.isdisjoint(names),
+        )
+
+    def _layers_of(self, engine: Engine, image_id: str) -> tuple[Layer, ...]:
+        if image_id not in self._layers:
+            chain: list[str] = engine.api.inspect_image(image_id)["RootFS"].get("Layers") or []  # type: ignore[no-untyped-call]
+            layers = layers_of(chain, engine.api.history(image_id))  # type: ignore[no-untyped-call]
+            with self._lock:
+                self._layers[image_id] = layers
+        return self._layers[image_id]
+
+    def _in_use(self, engine: Engine, image_id: str) -> bool:
+        if layer_use.users(self._settings.home)[image_id]:
+            return True
+        # Not by the filter `ancestor`: it counts containers of images that build on this one.
+        with engine.named("list containers", ImageUnavailable):
+            return any(found["ImageID"] == image_id for found in engine.api.containers(all=True))
+
+
+def layers_of(chain: Sequence[str], history: Sequence[Mapping[str, Any]]) -> tuple[Layer, ...]:
+    """Layers from the bottom, each called by all that is below it: only then is it the same layer on disk.
+
+    The engine tells sizes by step of the recipe, and not every step makes a layer.
+    """
+    steps = list(reversed(history))
+    sizes = [int(step["Size"]) for step in steps if step["Size"] or not _is_setting(str(step.get("CreatedBy", "")))]
+    if len(sizes) != len(chain):
+        sizes = [int(step["Size"]) for step in steps if step["Size"]]
+    sizes += [0] * (len(chain) - len(sizes))
+    last = len(chain) - 1
+    sizes = [*sizes[:last], sum(sizes[last:])] if chain else []
+    layers, below = [], ""
+    for diff, size in zip(chain, sizes, strict=True):
+        below = short(below, diff)
+        layers.append(Layer(below, size))
+    return tuple(layers)
+
+
+def _is_setting(created_by: str) -> bool:
+    """Whether a step of a recipe changes no file, by what the engine noted of it."""
+    step = created_by.removeprefix("/bin/sh -c ").replace("#(nop)", "").split()
+    return bool(step) and step[0] in _NO_LAYER
+
+
+def _names(found: Mapping[str, Any]) -> tuple[str, ...]:
+    given = [*(found.get("RepoTags") or []), *(found.get("RepoDigests") or [])]
+    return tuple(name for name in given if not _unnamed(name))
+
+
+def _unnamed(name: str) -> bool:
+    return "<none>" in name

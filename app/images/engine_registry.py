@@ -1,0 +1,168 @@
+"""Talking to image registries, through the engine: it knows their addresses, certificates, proxies and logins.
+
+A registry that is busy or has a fault of the moment is asked again, later and later, or when it said to.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, TypeVar
+
+from docker.utils import parse_repository_tag
+
+from app.errors import DiskFull, EnvironmentFailed, ImageUnavailable, ImageUnfit
+from app.host.disk import no_space
+from app.host.engine import Engine
+from app.images.logins import Login, login_for
+from app.images.references import Reference, registry_of
+from app.images.registry_client import Calls
+from app.images.registry_errors import Refusal, Refused, persist
+from app.settings import Settings
+
+_T = TypeVar("_T")
+
+_ASK_S = 5.0
+COMPATIBLE = {("amd64", "386"), ("arm64", "arm")}
+"""What an engine runs beside its own architecture."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An image as a registry describes it. `platforms`: `linux/amd64`, …; empty when it does not say."""
+
+    digest: str
+    platforms: tuple[str, ...]
+
+
+class Registries:
+    """The registries that an engine can reach, with the logins of the engine's client and of the settings.
+
+    Raises (every method): Refused; DiskFull; EngineUnavailable.
+    """
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine = engine
+        self._settings = settings
+
+    def pull(self, reference: str, deadline: float) -> None:
+        """Have it on the engine. `deadline`: monotonic seconds."""
+        name, tag = parse_repository_tag(reference)
+
+        def once(login: dict[str, str]) -> None:
+            steps = self._engine.api.pull(name, tag=tag or "latest", stream=True, decode=True, auth_config=login)
+            self._follow(f"pull {reference}", steps, deadline)
+
+        self._persist(f"pull {reference}", reference, once, deadline)
+
+    def push(self, reference: str, deadline: float) -> None:
+        """Put the engine's image of this name into its registry. What the registry has already is not sent again."""
+        name, tag = parse_repository_tag(reference)
+
+        def once(login: dict[str, str]) -> None:
+            steps = self._engine.api.push(name, tag=tag or "latest", stream=True, decode=True, auth_config=login)
+            self._follow(f"push {reference}", steps, deadline)
+
+        self._persist(f"push {reference}", reference, once, deadline)
+
+    def look(self, reference: str, deadline: float) -> Found | None:
+        """What the registry has under this name; nothing is pulled. None: it has no such image."""
+
+        def once(login: dict[str, str]) -> dict[str, Any]:
+            answer: dict[str, Any] = self._engine.api.inspect_distribution(reference, login)  # type: ignore[no-untyped-call]
+            return answer
+
+        try:
+            answer = self._persist(f"look for {reference} in its registry", reference, once, deadline)
+        except Refused as refused:
+            if refused.refusal is Refusal.ABSENT:
+                return None
+            raise
+        told = [f"{p.get('os')}/{p.get('architecture')}" for p in answer.get("Platforms") or []]
+        return Found(answer["Descriptor"]["digest"], tuple(told))
+
+    # --- Once, and again --------------------------------------------------------------------------------------------
+
+    def _persist(self, doing: str, reference: str, once: Callable[[dict[str, str]], _T], deadline: float) -> _T:
+        """Ask until the registry answers, for as long as that can help; as whom, is found out once."""
+        login = login_for(self._settings, registry_of(reference))
+        try:
+            return persist(
+                lambda: self._named(doing, partial(once, login.for_engine())),
+                deadline,
+                after_s=lambda _: retry_after_s(reference, lambda: login),
+            )
+        except Refused as refused:
+            if refused.refusal is not Refusal.DENIED or not login.fault:
+                raise
+            raise Refused(doing, f"{refused.said}; {login.fault}", refused.refusal) from refused
+
+    def _named(self, doing: str, once: Callable[[], _T]) -> _T:
+        try:
+            with self._engine.named(doing, ImageUnavailable):
+                return once()
+        except Refused:
+            raise
+        except ImageUnavailable as error:
+            said = str(getattr(error.__cause__, "explanation", None) or error.__cause__ or error)
+            raise Refused(doing, said) from error.__cause__
+
+    def _follow(self, doing: str, steps: Iterator[dict[str, Any]], deadline: float) -> None:
+        for step in steps:
+            if "error" in step:
+                said = str(step["error"])
+                if no_space(said):
+                    raise DiskFull(
+                        f"{doing}: the disk is full ({said.strip()}); free some with `megaflow images evict`."
+                    )
+                raise Refused(doing, said)
+            if time.monotonic() > deadline:
+                steps.close()  # type: ignore[attr-defined]
+                raise Refused(doing, "it took longer than this task allows for its image", Refusal.OTHER)
+
+
+def retry_after_s(reference: str, login: Callable[[], Login] = Login) -> float | None:
+    """When the registry, or its token service, wants to be asked again, in seconds; None: now, or it does not say.
+
+    The engine keeps a reply's headers to itself, so that the registry is asked once more, for the headers alone.
+    """
+    where = Reference.parse(reference)
+    doing = f"ask when {reference} may be asked for"
+    with Calls(where, doing, time.monotonic() + _ASK_S, login) as calls:
+        try:
+            calls.ask("manifests", where.version, method="HEAD").close()
+        except Refused as refused:
+            return refused.after_s
+    return None
+
+
+# --- Architecture -----------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=8)
+def architecture_of(engine: Engine) -> str:
+    """As images spell it: `amd64`, `arm64`.
+
+    Raises: EngineUnavailable, EnvironmentFailed.
+    """
+    with engine.named("ask for its architecture", EnvironmentFailed):
+        return str(engine.api.version()["Arch"])
+
+
+def refuse_foreign(reference: str, built_for: str, engine: Engine) -> None:
+    """Tell before anything starts that an image's programs cannot run on this engine.
+
+    Raises: ImageUnfit.
+    """
+    here = architecture_of(engine)
+    if built_for and built_for != here and (here, built_for) not in COMPATIBLE:
+        raise wrong_architecture(reference, built_for, here)
+
+
+def wrong_architecture(reference: str, built_for: str, here: str) -> ImageUnfit:
+    return ImageUnfit(
+        f"image {reference} is built for {built_for}, this engine runs {here}; name an image for {here}, or run the "
+        "task where the architecture fits."
+    )

@@ -1,0 +1,125 @@
+"""The images of a host without an engine: what lies unpacked, and what set-ups made of it.
+
+The store is imported late: it takes its images from here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from app.errors import ImageUnavailable
+from app.host.engine import url_of
+from app.images import layer_use
+from app.images.disk_thresholds import Disk, disk_at
+from app.images.eviction import Held, Layer
+from app.images.image_index import Here
+from app.images.metadata import Book, Entry
+from app.settings import Settings
+
+if TYPE_CHECKING:
+    from app.images.layer_store import ImageStore, Listed
+
+_SET_UP = "setup:"
+"""So begins the id of what a set-up made."""
+
+
+class Unpacked:
+    """Implements `Stock`. All of it we have brought here, but what came from an engine that is no more."""
+
+    def __init__(self, settings: Settings, book: Book) -> None:
+        self._settings = settings
+        self._home = settings.home.resolve()
+        self._book = book
+
+    @property
+    def _store(self) -> ImageStore:
+        from app.images.layer_store import ImageStore
+
+        return ImageStore(self._home)
+
+    @property
+    def is_all(self) -> bool:
+        return not Path(urlsplit(url_of(self._settings)).path).exists()
+
+    def images(self) -> list[Here]:
+        store, entries = self._store, self._book.entries()
+        names = defaultdict(list)
+        for reference, image_id in store.references().items():
+            names[image_id].append(reference)
+        users = layer_use.users(self._home)
+        found = [
+            self._image(store, one, entries.get(one.image.id), names[one.image.id], users[one.image.id])
+            for one in store.listed()
+            if one.snapshot is None
+        ]
+        return [*found, *self.set_ups()]
+
+    def set_ups(self) -> list[Here]:
+        """What set-ups made, each with its own layer alone: the others go only with its image, and it with them."""
+        store, entries = self._store, self._book.entries()
+        found = [one for one in store.listed() if one.snapshot is not None]
+        in_use = self._layers_in_use() if found else set()
+        return [self._set_up(store, one, entries.get(one.image.id), in_use) for one in found]
+
+    @staticmethod
+    def is_set_up(image: Here) -> bool:
+        """Whether it is one of `set_ups`."""
+        return image.id.startswith(_SET_UP)
+
+    def disk(self) -> Disk | None:
+        return disk_at(self._store.layers)
+
+    def remove(self, image: Here) -> bool:
+        store = self._store
+        if not self.is_set_up(image):
+            layer_use.forget(self._home, image.id)
+            return store.image(image.id) is None
+        name = image.id.removeprefix(_SET_UP)
+        if any(one.snapshot == name and one.used_at > image.held.used_at for one in store.listed()):
+            return False  # used since it was looked at
+        store.remove_setup(name, keep=self._layers_in_use)
+        return all(one.snapshot != name for one in store.listed())
+
+    def tidy(self) -> None:
+        layer_use.tidy(self._home)
+
+    def _layers_in_use(self) -> set[str]:
+        from app.host.environment_records import Records
+
+        try:
+            return Records(self._home).layers_in_use()
+        except OSError as error:
+            raise ImageUnavailable(f"which images are in use cannot be told: {error}; none goes. Try again.") from error
+
+    def _image(self, store: ImageStore, one: Listed, entry: Entry | None, names: Collection[str], users: int) -> Here:
+        ours = entry is None or entry.ours  # what an engine had before us is always in the book
+        known = entry or Entry(one.image.id)
+        layers = _layers(store, one.image.layers)
+        return Here(
+            held=Held(one.image.id, frozenset(known.keys), layers, max(one.used_at, known.used_at)),
+            names=tuple(sorted({*names, *known.names})),
+            size_bytes=sum(layer.size_bytes for layer in layers),
+            ours=ours,
+            containers=users,
+            pinned=not {self._settings.base_image, self._settings.worker_image}.isdisjoint(names),
+        )
+
+    def _set_up(self, store: ImageStore, one: Listed, entry: Entry | None, in_use: Collection[str]) -> Here:
+        """Wanted by whoever wants its image."""
+        name, top = f"{_SET_UP}{one.snapshot}", one.image.layers[-1:]
+        keys = frozenset(entry.keys) if entry else frozenset()
+        return Here(
+            held=Held(name, keys, _layers(store, top), one.used_at, derived=True),
+            names=(name[:24],),
+            size_bytes=store.size_bytes(top),
+            ours=True,
+            containers=int(top[0] in in_use),
+        )
+
+
+def _layers(store: ImageStore, names: Sequence[str]) -> tuple[Layer, ...]:
+    return tuple(Layer(name, store.size_bytes([name])) for name in names)

@@ -1,0 +1,422 @@
+"""Unpacked images of this host: each layer once, whichever images share it, by whichever process.
+
+images/oci/layers/NAME      a layer's files, as overlayfs takes them
+images/oci/images/ID.json   an image: its layers and what of its configuration matters
+images/oci/snapshots/KEY.json   what was made of an image: one more layer; by set-up commands, or a labelled snapshot
+images/oci/unkept/KEY       set-up commands whose result is more than files
+images/oci/references/…     which image a reference was, when it was last asked for
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from app.errors import ImageUnavailable
+from app.host import trees
+from app.host.disk import disk_named
+from app.host.slots import turn
+from app.images.unpack import Fill
+
+log = structlog.get_logger()
+
+_NAME = 24
+"""Digits of a digest in a layer's name: few, so that many names fit into one mount; 96 bits do not collide."""
+
+
+_OWNED = "owned"
+InUse = Callable[[], set[str]]
+"""The names of layers that something stands on: asked for when nothing can begin to, so that none is missing."""
+_UNKEPT_S = 24 * 3600.0
+"""So long a set-up is not tried to be kept again: it may have been a moment's bad luck."""
+
+SYSTEM_MARK = "y"
+"""First letter of layers that belong to no image and are never removed."""
+SNAPSHOT_MARK = "s"
+"""First letter of layers that are not an image's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredImage:
+    """An image, or a snapshot of one, by its layers in the store."""
+
+    id: str  # sha256:… of its configuration, as engines and registries call it
+    layers: tuple[str, ...]  # names in the store, bottom first
+    env: dict[str, str] = field(default_factory=dict)
+    user: str = ""
+    workdir: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An image in the store, or what a set-up made of one. `used_at`: seconds since 1970, of an image when it came."""
+
+    image: StoredImage
+    used_at: float
+    snapshot: str | None = None  # its name; None: an image
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """A snapshot that has an owner. `removed`: nobody gets it any more, but something stood on it then."""
+
+    key: str
+    labels: dict[str, str]
+    removed: bool
+    made_unix_s: float
+
+
+def image_of(image_id: str, digests: Sequence[str], config: Mapping[str, Any]) -> StoredImage:
+    """From the digests of its uncompressed layers and the section `config` of an image's configuration."""
+    pairs = (entry.partition("=") for entry in config.get("Env") or ())
+    env = {name: value for name, _, value in pairs}
+    layers = tuple(layer_name(digest) for digest in digests)
+    return StoredImage(image_id, layers, env, config.get("User") or "", config.get("WorkingDir") or "")
+
+
+def layer_name(digest: str) -> str:
+    """What the store calls the layer of a digest (`sha256:…`)."""
+    return digest.removeprefix("sha256:")[:_NAME]
+
+
+class ImageStore:
+    """The store below a home. Safe for many threads and processes."""
+
+    def __init__(self, home: Path) -> None:
+        self._root = home / "images" / "oci"
+        self.layers = self._root / "layers"
+
+    # --- Layers ---------------------------------------------------------------------------------------------------
+
+    def add_layer(self, name: str, fill: Fill, *, timeout_s: float) -> None:
+        """Have a layer; `fill` is called when it is not there yet, by one of all who ask.
+
+        The image that needs it must be in the `making`, else somebody may take it for left over.
+
+        Raises: ImageUnavailable, DiskFull.
+        """
+        if self.has_layer(name):
+            return
+        try:
+            with turn(self._root / "locks" / name, timeout_s=timeout_s):
+                if not self.has_layer(name):
+                    self._fill(name, fill)
+        except TimeoutError as error:
+            raise ImageUnavailable(f"layer {name} is being unpacked by another; {error}.") from error
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A folder beside the layers, from which one may be moved; removed afterwards, also when somebody is killed."""
+        name = uuid.uuid4().hex
+        lock = self._root / "locks" / name
+        folder = self.layers / f".new-{name}"
+        with turn(lock, timeout_s=1.0):
+            folder.mkdir(parents=True)
+            try:
+                yield folder
+            finally:
+                trees.remove(folder)
+                lock.unlink(missing_ok=True)
+
+    def has_layer(self, name: str) -> bool:
+        return (self.layers / name).is_dir()
+
+    def size_bytes(self, layers: Iterable[str]) -> int:
+        """What these layers take."""
+        return sum(int(_read(self._size_file(name), "0")) for name in layers)
+
+    def _fill(self, name: str, fill: Fill) -> None:
+        fresh = self.layers / f".new-{name}"
+        trees.remove(fresh)  # of somebody who was killed: the turn is ours
+        fresh.mkdir(parents=True)
+        begun = time.monotonic()
+        try:
+            with disk_named(f"unpack layer {name}"):
+                size_bytes = fill(fresh)
+            self._publish(fresh, name, size_bytes)
+        except BaseException:
+            trees.remove(fresh)
+            raise
+        log.info("layer.unpacked", layer=name, size_bytes=size_bytes, took_s=round(time.monotonic() - begun, 3))
+
+    def _publish(self, folder: Path, name: str, size_bytes: int) -> None:
+        self.layers.mkdir(parents=True, exist_ok=True)
+        _write(self._size_file(name), str(size_bytes))
+        folder.rename(self.layers / name)
+
+    def _size_file(self, name: str) -> Path:
+        return self._root / "sizes" / name
+
+    # --- Images ---------------------------------------------------------------------------------------------------
+
+    def announce(self, image: StoredImage) -> None:
+        """Say what an image is made of; it can be used as soon as all its layers are there."""
+        _write(self._image_file(image.id), json.dumps(asdict(image)))
+
+    @contextmanager
+    def making(self, image: StoredImage) -> Iterator[None]:
+        """Announce it; for the length of the block, in which its layers come, nobody takes them for left over."""
+        with _lock(self._making_file(image.id), fcntl.LOCK_SH):
+            self.announce(image)
+            yield
+
+    def image(self, image_id: str) -> StoredImage | None:
+        """The image, when all of it is here."""
+        return self._loaded(self._image_file(image_id))
+
+    def images(self) -> list[StoredImage]:
+        found = [self._loaded(file) for file in self._image_files()]
+        return [image for image in found if image is not None]
+
+    def listed(self) -> list[Listed]:
+        """The images that are here as a whole, and what set-ups made of them; not the snapshots that have an owner."""
+        images = [(file, None) for file in self._image_files()]
+        found = []
+        for file, name in (*images, *((file, file.stem) for file in self._snapshot_files())):
+            with suppress(FileNotFoundError):  # going at this moment
+                if (image := self._loaded(file)) is not None and _OWNED not in _described(file):
+                    found.append(Listed(image, file.stat().st_mtime, name))
+        return found
+
+    def references(self) -> dict[str, str]:
+        """The references whose image is here as a whole, with its id."""
+        found: dict[str, str] = {}
+        for file in (self._root / "references").glob("[!.]*.json"):
+            with suppress(OSError, ValueError, KeyError):  # going at this moment
+                reference = json.loads(file.read_text())["reference"]
+                if image_id := self.recall(reference):
+                    found[reference] = image_id
+        return found
+
+    def remember(self, reference: str, image_id: str) -> None:
+        """Note what a reference was."""
+        _write(self._reference_file(reference), json.dumps({"reference": reference, "image": image_id}))
+
+    def recall(self, reference: str) -> str | None:
+        """The id of the image that a reference was when it was last asked for; None when it is not here."""
+        image_id = json.loads(_read(self._reference_file(reference), "{}")).get("image")
+        return image_id if image_id and self.image(image_id) else None
+
+    # --- Snapshots ------------------------------------------------------------------------------------------------
+
+    def add_snapshot(
+        self,
+        key: str,
+        under: StoredImage,
+        upper: Path,
+        size_bytes: int,
+        labels: Mapping[str, str] | None = None,
+    ) -> StoredImage:
+        """Take the folder `upper` over as one more layer on `under`. Of two with one key the first stays.
+
+        labels: whose it is and until when (`Tags.labels`); None: it goes with its image.
+        """
+        name = f"{SNAPSHOT_MARK}{hashlib.sha256(key.encode()).hexdigest()[: _NAME - 1]}"
+        with self.in_use(), turn(self._root / "locks" / name, timeout_s=30.0):
+            if (found := self.snapshot(key)) is not None:
+                trees.remove(upper)
+                return found
+            trees.remove(self.layers / name)  # of somebody who was killed before the next line but one
+            self._publish(upper, name, size_bytes)
+            image = replace(under, layers=(*under.layers, name))
+            owned = {} if labels is None else {_OWNED: {"key": key, "labels": dict(labels), "removed": False}}
+            _write(self._snapshot_file(key), json.dumps({**asdict(image), **owned}))
+            return image
+
+    def snapshot(self, key: str) -> StoredImage | None:
+        """What was kept under `key`, when all of it is here and it was not removed. Counts as use."""
+        file = self._snapshot_file(key)
+        found = self._loaded(file)
+        if found is not None and _OWNED not in _described(file):  # with an owner it goes by its deadline alone
+            with suppress(FileNotFoundError):  # going at this moment
+                os.utime(file)
+        return found
+
+    def owned(self) -> list[Owned]:
+        """The snapshots that have an owner, also those that were removed while something stood on them."""
+        found = []
+        for file in self._snapshot_files():
+            with suppress(FileNotFoundError):  # going
+                if (told := _described(file).get(_OWNED)) is not None:
+                    found.append(Owned(**told, made_unix_s=file.stat().st_mtime))
+        return found
+
+    def note_unkept(self, key: str, image_id: str) -> None:
+        """Note that what was set up under `key` on this image cannot be kept: nobody need try again for a day."""
+        _write(self._unkept_file(key), image_id)
+
+    def is_unkept(self, key: str) -> bool:
+        """Whether somebody noted so."""
+        try:
+            return time.time() - self._unkept_file(key).stat().st_mtime < _UNKEPT_S
+        except FileNotFoundError:
+            return False
+
+    # --- Use and eviction -----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """While this is held nothing is removed: for the time between finding an image and recording its use."""
+        with self._locked(fcntl.LOCK_SH):
+            yield
+
+    def remove(self, image_id: str, *, keep: InUse) -> int:
+        """Forget an image with its snapshots, and the layers that nothing else needs; how many bytes are free now.
+
+        Snapshots that have an owner stay, with all that they stand on. keep: layers in use (`Records.layers_in_use`).
+        An image that is in use stays: 0.
+        """
+        with self._locked(fcntl.LOCK_EX):
+            in_use = keep()
+            told = {file: _described(file) for file in self._snapshot_files()}
+            snapshots = [file for file, one in told.items() if one.get("id") == image_id and _OWNED not in one]
+            mine = [self._image_file(image_id), *snapshots]
+            others = {name for file in self._image_files() if file != mine[0] for name in _names(file)}
+            if {name for file in mine for name in _names(file)} & in_use - others:
+                return 0
+            unkept = [file for file in self._unkept_files() if _read(file, "") == image_id]
+            for file in (*mine, *unkept):
+                file.unlink(missing_ok=True)
+            return self._drop(in_use)
+
+    def remove_setup(self, name: str, *, keep: InUse) -> int:
+        """Forget what a set-up made, by its name in `listed`; how many bytes are free now. One in use stays: 0."""
+        with self._locked(fcntl.LOCK_EX):
+            in_use = keep()
+            file = self._root / "snapshots" / f"{name}.json"
+            if set(_described(file).get("layers", ())[-1:]) & in_use:
+                return 0
+            file.unlink(missing_ok=True)
+            return self._drop(in_use)
+
+    def remove_snapshot(self, key: str, *, keep: InUse) -> int:
+        """Nobody gets this snapshot any more; how many bytes are free now. Files in use stay until a later call."""
+        with self._locked(fcntl.LOCK_EX):
+            in_use = keep()
+            file = self._snapshot_file(key)
+            told = _described(file)
+            if set(told.get("layers", ())[-1:]) & in_use:
+                if _OWNED in told and not told[_OWNED]["removed"]:
+                    _write(file, json.dumps({**told, _OWNED: {**told[_OWNED], "removed": True}}))
+                return 0
+            file.unlink(missing_ok=True)
+            return self._drop(in_use)
+
+    def tidy(self, *, keep: InUse) -> int:
+        """Remove what killed processes left, unfinished images too, and layers of none; bytes that are free now."""
+        with self._locked(fcntl.LOCK_EX):
+            in_use = keep()
+            for file in self._image_files():
+                self._drop_unfinished(file)
+            for left in self.layers.glob(".old-*"):
+                trees.remove(left)
+            for unfinished in self.layers.glob(".new-*"):
+                self._drop_layer(unfinished, unfinished.name.removeprefix(".new-"))
+            return self._drop(in_use)
+
+    def _drop_unfinished(self, file: Path) -> None:
+        if self._loaded(file) is not None:
+            return
+        with suppress(BlockingIOError), _lock(self._making_file(file.stem), fcntl.LOCK_EX | fcntl.LOCK_NB):
+            if self._loaded(file) is None:  # still
+                file.unlink(missing_ok=True)
+
+    def _drop(self, keep: set[str]) -> int:
+        needed = keep | {name for file in (*self._image_files(), *self._snapshot_files()) for name in _names(file)}
+        superfluous = [one for one in self.layers.glob(f"[!.{SYSTEM_MARK}]*") if one.name not in needed]
+        return sum(self._drop_layer(one, one.name) for one in superfluous)
+
+    def _drop_layer(self, folder: Path, name: str) -> int:
+        try:
+            with turn(self._root / "locks" / name, timeout_s=0.0):
+                doomed = folder.with_name(f".old-{uuid.uuid4().hex}")
+                folder.rename(doomed)
+                size_bytes = self.size_bytes([name])
+                self._size_file(name).unlink(missing_ok=True)
+        except TimeoutError:  # somebody makes it just now
+            return 0
+        trees.remove(doomed)
+        return size_bytes
+
+    # --- Files ----------------------------------------------------------------------------------------------------
+
+    def _loaded(self, file: Path) -> StoredImage | None:
+        values = _described(file)
+        removed = values.pop(_OWNED, {}).get("removed", False)
+        if not values or removed or not all(self.has_layer(name) for name in values["layers"]):
+            return None
+        return StoredImage(**{**values, "layers": tuple(values["layers"])})
+
+    def _image_file(self, image_id: str) -> Path:
+        return self._root / "images" / f"{image_id.removeprefix('sha256:')}.json"
+
+    def _image_files(self) -> list[Path]:
+        return list((self._root / "images").glob("[!.]*.json"))
+
+    def _snapshot_file(self, key: str) -> Path:
+        return self._root / "snapshots" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+
+    def _snapshot_files(self) -> list[Path]:
+        return list((self._root / "snapshots").glob("[!.]*.json"))
+
+    def _unkept_file(self, key: str) -> Path:
+        return self._root / "unkept" / hashlib.sha256(key.encode()).hexdigest()
+
+    def _unkept_files(self) -> list[Path]:
+        return list((self._root / "unkept").glob("[!.]*"))
+
+    def _reference_file(self, reference: str) -> Path:
+        return self._root / "references" / f"{hashlib.sha256(reference.encode()).hexdigest()}.json"
+
+    def _making_file(self, image_id: str) -> Path:
+        return self._root / "locks" / f"making-{image_id.removeprefix('sha256:')}"
+
+    def _locked(self, how: int) -> AbstractContextManager[None]:
+        return _lock(self._root / "lock", how)
+
+
+@contextmanager
+def _lock(file: Path, how: int) -> Iterator[None]:
+    """Raises: BlockingIOError: with `LOCK_NB`, somebody has it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, how)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _described(file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(_read(file, "{}"))
+    return found
+
+
+def _names(file: Path) -> set[str]:
+    return set(_described(file).get("layers", ()))
+
+
+def _read(file: Path, otherwise: str) -> str:
+    try:
+        return file.read_text()
+    except FileNotFoundError:
+        return otherwise
+
+
+def _write(file: Path, text: str) -> None:
+    with disk_named(f"write {file.name}"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        fresh = file.with_name(f".{uuid.uuid4().hex}")
+        fresh.write_text(text)
+        fresh.rename(file)

@@ -1,0 +1,142 @@
+"""A layer's folder of an engine, taken into the store: linked where the file system lets us, else copied."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.host import kernel, mount_namespace
+
+_OPAQUE = "trusted.overlay.opaque"
+_ENTANGLED = ("trusted.overlay.redirect", "trusted.overlay.metacopy")
+"""A folder or file with one of these means something only together with the engine's other layers."""
+_NOT_LINKED = (errno.EXDEV, errno.EMLINK, errno.EPERM)
+"""Another file system or mount; as many links as there may be; one that has none."""
+
+
+class Entangled(Exception):
+    """A layer that is no whole by itself."""
+
+
+def take(source: Path, target: Path) -> int:
+    """Have what is in `source` in the empty folder `target`; the bytes of its files.
+
+    Raises: OSError: also when the engine removes it meanwhile; Entangled; shutil.Error.
+    """
+    return mount_namespace.apart(lambda: _taken(source, target), needs=target)
+
+
+def _taken(source: Path, target: Path) -> int:
+    _uncover(source)
+    return _Taking().folder(str(source), str(target))
+
+
+class _Taking:
+    def __init__(self) -> None:
+        self._copies: dict[tuple[int, int], str] = {}  # of files that have several names
+
+    def folder(self, source: str, target: str) -> int:
+        size_bytes = 0
+        with os.scandir(source) as entries:
+            for entry in entries:
+                about = entry.stat(follow_symlinks=False)
+                place = f"{target}/{entry.name}"
+                if stat.S_ISDIR(about.st_mode):
+                    os.mkdir(place)
+                    size_bytes += self.folder(entry.path, place)
+                elif not _is_device(about):
+                    size_bytes += self._file(entry.path, place, about)
+        _dress(source, target, os.stat(source))
+        return size_bytes
+
+    def _file(self, source: str, target: str, about: os.stat_result) -> int:
+        if stat.S_ISREG(about.st_mode):
+            _refuse_entangled(source)
+        try:
+            os.link(source, target, follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in _NOT_LINKED:
+                raise
+            self._copy(source, target, about)
+        return about.st_size if stat.S_ISREG(about.st_mode) else 0
+
+    def _copy(self, source: str, target: str, about: os.stat_result) -> None:
+        known = self._copies.setdefault((about.st_dev, about.st_ino), target)
+        if about.st_nlink > 1 and known != target:
+            os.link(known, target, follow_symlinks=False)
+            return
+        if stat.S_ISREG(about.st_mode):
+            shutil.copyfile(source, target, follow_symlinks=False)
+        elif stat.S_ISLNK(about.st_mode):
+            os.symlink(os.readlink(source), target)
+        else:  # a pipe, a socket, or what overlayfs takes for a deletion
+            os.mknod(target, about.st_mode, about.st_rdev)
+        _dress(source, target, about)
+
+
+def _is_device(about: os.stat_result) -> bool:
+    """Not so what overlayfs takes for a deletion."""
+    return stat.S_ISBLK(about.st_mode) or (stat.S_ISCHR(about.st_mode) and about.st_rdev != 0)
+
+
+def _dress(source: str, target: str, about: os.stat_result) -> None:
+    """Owner first: changing it takes bits of the mode and capabilities away."""
+    os.chown(target, about.st_uid, about.st_gid, follow_symlinks=False)
+    if not stat.S_ISLNK(about.st_mode):
+        os.chmod(target, stat.S_IMODE(about.st_mode))
+    _refuse_entangled(source)
+    for name in os.listxattr(source, follow_symlinks=False):
+        if name == _OPAQUE or not name.startswith("trusted.overlay."):
+            os.setxattr(target, name, os.getxattr(source, name, follow_symlinks=False), follow_symlinks=False)
+    os.utime(target, ns=(about.st_atime_ns, about.st_mtime_ns), follow_symlinks=False)
+
+
+def _refuse_entangled(path: str) -> None:
+    if any(name in _ENTANGLED for name in os.listxattr(path, follow_symlinks=False)):
+        raise Entangled(f"{path} refers to other layers")
+
+
+# --- Covers -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Mount:
+    id: str
+    parent: str
+    device: str
+    root: str  # which folder of the file system is mounted
+    where: str
+
+
+def _uncover(folder: Path) -> None:
+    """Take away what the engine has mounted over its own folder: the kernel links within one mount only.
+
+    Only folders that were mounted onto themselves; a file system of its own (a disk for data) stays.
+    """
+    mounts = list(_mounts())
+    by_id = {mount.id: mount for mount in mounts}
+    for mount in reversed([one for one in mounts if one.where != "/" and folder.is_relative_to(one.where)]):
+        below = by_id.get(mount.parent)
+        if below is None or not _is_onto_itself(mount, below):
+            return  # what lies below this one is not where the folder is
+        kernel.unmount(mount.where)
+
+
+def _is_onto_itself(mount: _Mount, below: _Mount) -> bool:
+    covered = os.path.normpath(os.path.join(below.root, os.path.relpath(mount.where, below.where)))
+    return (mount.device, os.path.normpath(mount.root)) == (below.device, covered)
+
+
+def _mounts() -> Iterator[_Mount]:
+    for line in Path("/proc/thread-self/mountinfo").read_text().splitlines():
+        number, parent, device, root, where = line.split()[:5]
+        yield _Mount(number, parent, device, _plain(root), _plain(where))
+
+
+def _plain(path: str) -> str:
+    return path.encode().decode("unicode_escape")

@@ -1,0 +1,211 @@
+"""What this host remembers of its images: who wants them under which name, when they were last used, what we made.
+
+The engine keeps none of this. Files below `home`/cache/images, shared by all processes of the host without a lock: one
+per image and key, whose time of change is the time of last use; and one per project of several containers.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from app.host.disk import disk_named
+from app.images.references import short
+from app.settings import Settings
+
+_RETRY_S = 0.02
+_PARTS_S = 30 * 86400.0
+"""So long what a project consists of is kept after it was last asked for."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """One image. `names`: what we pulled or tagged it as; empty when it was here before us."""
+
+    image_id: str
+    keys: set[str] = field(default_factory=set)
+    names: set[str] = field(default_factory=set)
+    used_at: float = 0.0
+
+    @property
+    def ours(self) -> bool:
+        """Whether we brought it here. Only then may it go without a person's word."""
+        return bool(self.names)
+
+
+class Book:
+    """The records of one host and installation."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._folder = settings.home / "cache" / "images"
+        self._locks = settings.home / "run" / "slots"
+
+    # --- Images -----------------------------------------------------------------------------------------------------
+
+    def used(self, image_id: str, key: str) -> None:
+        """A task takes it now."""
+        file = self._file(image_id, key)
+        try:
+            os.utime(file)
+        except FileNotFoundError:
+            self._write(file, {"image": image_id, "key": key, "names": []})
+
+    def made(self, image_id: str, key: str, names: Sequence[str]) -> None:
+        """We have pulled or built it, under these names."""
+        self._write(self._file(image_id, key), {"image": image_id, "key": key, "names": list(names)})
+
+    def entry(self, image_id: str) -> Entry:
+        """What is known of one image."""
+        return self._read(f"{_hex(image_id)}.*.json").get(image_id) or Entry(image_id)
+
+    def entries(self) -> dict[str, Entry]:
+        """All records by image id; some may be of images that are gone."""
+        return self._read("*.json")
+
+    def marks(self) -> frozenset[str]:
+        """Something else whenever an image came or went; cheap."""
+        try:
+            return frozenset(name for name in os.listdir(self._folder) if name.endswith((".json", ".parts")))
+        except FileNotFoundError:
+            return frozenset()
+
+    def _read(self, pattern: str) -> dict[str, Entry]:
+        found: dict[str, Entry] = {}
+        for file in self._folder.glob(pattern):
+            with suppress(OSError, ValueError, KeyError):  # going at this moment
+                record, used_at = json.loads(file.read_text()), file.stat().st_mtime
+                entry = found.setdefault(record["image"], Entry(record["image"]))
+                entry.keys.add(record["key"])
+                entry.names.update(record["names"])
+                entry.used_at = max(entry.used_at, used_at)
+        return found
+
+    def forget(self, image_id: str) -> None:
+        """It is not on this host any more."""
+        for file in self._folder.glob(f"{_hex(image_id)}.*"):
+            file.unlink(missing_ok=True)
+
+    def note_fit(self, image_id: str) -> None:
+        """It has what an environment needs; as its id is its content, for ever."""
+        self._write(self._folder / f"{_hex(image_id)}.fit", True)
+
+    def fit(self, image_id: str) -> bool:
+        """Whether that is known."""
+        return (self._folder / f"{_hex(image_id)}.fit").exists()
+
+    # --- Projects ---------------------------------------------------------------------------------------------------
+
+    def note_parts(self, key: str, parts: Mapping[str, Mapping[str, Any]]) -> None:
+        """Which images a project of several containers takes: by their keys, each with where it comes from."""
+        self._write(self._parts_file(key), {"key": key, "parts": parts})
+        for file in self._folder.glob("*.parts"):
+            with suppress(FileNotFoundError):
+                if time.time() - file.stat().st_mtime > _PARTS_S:
+                    file.unlink()
+
+    def parts(self, key: str) -> dict[str, dict[str, Any]] | None:
+        """As noted; None when nobody has."""
+        with suppress(OSError, ValueError, KeyError):
+            found: dict[str, dict[str, Any]] = json.loads(self._parts_file(key).read_text())["parts"]
+            os.utime(self._parts_file(key))
+            return found
+        return None
+
+    def projects(self) -> dict[str, frozenset[str]]:
+        """The keys of their images, by the key of the project."""
+        found: dict[str, frozenset[str]] = {}
+        for file in self._folder.glob("*.parts"):
+            with suppress(OSError, ValueError, KeyError):  # going at this moment
+                noted = json.loads(file.read_text())
+                found[noted["key"]] = frozenset(noted["parts"])
+        return found
+
+    # --- The queue --------------------------------------------------------------------------------------------------
+
+    def note_queue(self, keys: Sequence[str]) -> None:
+        """What the queue will need, soonest first: read by every process that has to make room."""
+        self._write(self._folder / "queue", list(keys))
+
+    def queue(self) -> list[str]:
+        """As last noted; empty when nobody has."""
+        try:
+            return [str(key) for key in json.loads((self._folder / "queue").read_text())]
+        except (OSError, ValueError):
+            return []
+
+    # --- Locks ------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def kept(self, key: str, *, timeout_s: float) -> Iterator[None]:
+        """For the length of the block nobody on this host evicts what `key` names.
+
+        Raises: TimeoutError.
+        """
+        with self._locked(key, fcntl.LOCK_SH, time.monotonic() + timeout_s):
+            yield
+
+    @contextmanager
+    def alone(self, keys: Sequence[str]) -> Iterator[bool]:
+        """True when nobody keeps any of these; then nobody can before the block ends."""
+        with ExitStack() as locks:
+            try:
+                for key in sorted(keys):
+                    locks.enter_context(self._locked(key, fcntl.LOCK_EX, 0.0))
+                free = True
+            except TimeoutError:
+                free = False
+            yield free
+
+    @contextmanager
+    def _locked(self, key: str, kind: int, deadline: float) -> Iterator[None]:
+        self._locks.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self._locks / f"keep-{short(key)}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            while not _try(handle, kind):
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(f"image {key} is being removed or kept by others")
+                time.sleep(_RETRY_S)
+            yield
+        finally:
+            os.close(handle)
+
+    # --- Files ------------------------------------------------------------------------------------------------------
+
+    def _file(self, image_id: str, key: str) -> Path:
+        return self._folder / f"{_hex(image_id)}.{short(key)}.json"
+
+    def _parts_file(self, key: str) -> Path:
+        return self._folder / f"{short(key)}.parts"
+
+    def _write(self, file: Path, content: object) -> None:
+        """A reader sees the old content or the new. Raises: DiskFull."""
+        with disk_named(f"note {file.name}"):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            descriptor, partial = tempfile.mkstemp(dir=self._folder, prefix=".partial-")
+            try:
+                with os.fdopen(descriptor, "w") as written:
+                    json.dump(content, written)
+                os.replace(partial, file)
+            except BaseException:
+                os.unlink(partial)
+                raise
+
+
+def _try(handle: int, kind: int) -> bool:
+    try:
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _hex(image_id: str) -> str:
+    return image_id.removeprefix("sha256:")

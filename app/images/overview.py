@@ -1,0 +1,90 @@
+"""A host's images for a person: what each takes, who needs it when, what goes next and why the rest stays."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import inf
+from typing import Any, NamedTuple
+
+from app.images.cache import View
+from app.images.eviction import freed_bytes
+from app.images.image_index import Here
+
+_ALL = 1 << 62
+"""More bytes than any disk has: everything that may go."""
+_NEXT = 10
+
+
+class Wanted(NamedTuple):
+    """A place in the queue (0: an attempt has the image now) and how many tasks need it."""
+
+    position: int
+    tasks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One image on this host. `own_bytes`: what would become free if it alone went."""
+
+    image: str
+    id: str
+    size_bytes: int
+    own_bytes: int
+    used_at: datetime | None
+    containers: int
+    needed_at: int | None  # place in the queue; None: nobody waits for it
+    waiting: int  # tasks that need it, of those that were looked at
+    goes: int | None  # place in the order of eviction; None: it stays
+    stays: str | None  # why it does not go by itself
+
+
+def lines(view: View, wanted: Mapping[str, Wanted]) -> list[Line]:
+    """All images, the soonest needed first and the first to go last."""
+    order = {image_id: place for place, image_id in enumerate(view.victims(_ALL, time.time()), start=1)}
+    found = [_line(view, image, wanted, order.get(image.id)) for image in view.images]
+    return sorted(found, key=lambda line: (inf if line.needed_at is None else line.needed_at, -(line.goes or _ALL)))
+
+
+def _line(view: View, image: Here, wanted: Mapping[str, Wanted], goes: int | None) -> Line:
+    needs = [wanted[key] for key in image.held.keys if key in wanted]
+    return Line(
+        image=image.names[0] if image.names else "<unnamed>",
+        id=image.id.removeprefix("sha256:")[:12],
+        size_bytes=image.size_bytes,
+        own_bytes=freed_bytes([other.held for other in view.images], {image.id}),
+        used_at=datetime.fromtimestamp(image.held.used_at, UTC) if image.held.used_at else None,
+        containers=image.containers,
+        needed_at=min((need.position for need in needs), default=None),
+        waiting=sum(need.tasks for need in needs),
+        goes=goes,
+        stays=None if goes is not None else _why_it_stays(image),
+    )
+
+
+def _why_it_stays(image: Here) -> str:
+    if image.containers:
+        return "in use"
+    if image.pinned:
+        return "base"
+    return "just used" if image.ours else "not ours"
+
+
+def usage(view: View) -> dict[str, Any]:
+    """Figures of the whole host, in bytes; `unshared_bytes`: if images shared no layers."""
+    names = {image.id: image.names[0] if image.names else image.id for image in view.images}
+    disk = view.disk
+    return {
+        "images": len(view.images),
+        "ours": sum(image.ours for image in view.images),
+        "image_bytes": view.image_bytes,
+        "unshared_bytes": sum(image.size_bytes for image in view.images),
+        "disk_total_bytes": None if disk is None else disk.total_bytes,
+        "disk_used_bytes": None if disk is None else disk.used_bytes,
+        "high": view.marks.high,
+        "low": view.marks.low,
+        "above_high_bytes": max(0, view.above(view.marks.high)),
+        "next_to_go": [names[i] for i in view.victims(_ALL, time.time())[:_NEXT]],
+    }

@@ -1,0 +1,156 @@
+"""Pulls ahead what the queue needs next, and keeps the host's disk between its marks. One of a host does so."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
+
+import structlog
+
+from app.errors import DatabaseUnavailable, DiskFull, EngineUnavailable, MegaFlowError, StationError
+from app.host.slots import Gate, HostGate, turn
+from app.images.cache import ImageCache
+from app.images.compose_images import Parts
+from app.images.host_images import HostImages
+from app.images.references import key_of
+from app.models.spec import Bundle, EnvironmentSpec
+from app.settings import Settings
+
+log = structlog.get_logger()
+
+_LOOK_S = 3.0
+_AWAY_S = 10.0
+"""Between two looks while the engine or the ledger does not answer, or another process of this host does the work."""
+_FAILED_S = 120.0
+"""An image that could not be had is left to the tasks that need it for so long."""
+_MAKE_S = 1800.0
+_READ_MOST = 16
+"""Projects of several containers that are read at one look: each is fetched from the artifact store."""
+
+Queue = Callable[[bool], Sequence[EnvironmentSpec]]
+"""The environments that the queue will need, soonest first: True, as far as one can see; False, its head.
+
+Raises: DatabaseUnavailable.
+"""
+Others = Callable[[Sequence[str]], Collection[str]]
+"""Of these images, those that tasks will find on another host.
+
+Raises: DatabaseUnavailable.
+"""
+
+
+def nobody_else(keys: Sequence[str]) -> Collection[str]:
+    """For a host that is alone."""
+    return ()
+
+
+class SpareGate:
+    """Takes a place only when one is free at this moment: tasks that wait for an image go before guesses."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def hold(self, limit: str, capacity: int | None, *, timeout_s: float) -> AbstractContextManager[None]:
+        return self._gate.hold(limit, capacity, timeout_s=min(timeout_s, 0.0))
+
+
+class Prefetcher:
+    """Looks after the images of one host; `run` blocks until told to stop.
+
+    fetch_bundle, gate: as for `Images`; of the gate only free places are taken. What `others` have or will have is
+    neither pulled ahead here nor kept for the queue.
+    """
+
+    others: Others = staticmethod(nobody_else)
+
+    def __init__(
+        self, settings: Settings, *, queue: Queue, fetch_bundle: Callable[[Bundle], bytes], gate: Gate | None = None
+    ) -> None:
+        self._ahead = settings.image_prefetch
+        self._alone = settings.home / "run" / "slots" / "prefetch"
+        self._queue = queue
+        gate = gate or HostGate(settings.home / "run" / "slots")
+        self._parts = Parts(settings, fetch_bundle=fetch_bundle)
+        self._images = HostImages(settings, fetch_bundle=self._parts.fetch, gate=SpareGate(gate))
+        self._cache = ImageCache(settings)
+        self._left_until: dict[str, float] = {}  # key: monotonic seconds
+
+    def run(self, stop: threading.Event) -> None:
+        """Work while no other process of this host does."""
+        while not stop.is_set():
+            try:
+                with turn(self._alone, timeout_s=0.0):
+                    self._work(stop)
+            except TimeoutError:
+                stop.wait(_AWAY_S)
+
+    def _work(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            try:
+                busy = self.look()
+            except (EngineUnavailable, DatabaseUnavailable) as error:
+                log.debug("prefetch.away", reason=str(error))
+                stop.wait(_AWAY_S)
+            except StationError as error:
+                log.warning("prefetch.failed", reason=str(error))
+                stop.wait(_AWAY_S)
+            else:
+                stop.wait(0.0 if busy else _LOOK_S)
+
+    def look(self) -> bool:
+        """Note the queue, make room, fetch at most one image; True when one came and there may be more.
+
+        Raises: DatabaseUnavailable, EngineUnavailable, EnvironmentFailed, ImageUnavailable.
+        """
+        room = self._cache.room_bytes()
+        # A disk with room needs no far sight.
+        asked = self._images.of_use(self._queue(room is None or room <= 0))
+        elsewhere = self.others([key_of(spec) for spec in asked])
+        specs = self._single(spec for spec in asked if key_of(spec) not in elsewhere)
+        with suppress(DiskFull):  # then by what was noted last
+            self._cache.book.note_queue([key_of(spec) for spec in specs])
+        self._cache.make_room()
+        now = time.monotonic()
+        missing = [
+            spec
+            for spec in specs[: self._ahead]
+            if self._left_until.get(key_of(spec), 0.0) <= now and not self._images.here(spec)
+        ]
+        return bool(missing) and (room is None or room > 0) and self._fetch(missing[0])
+
+    def _single(self, specs: Iterable[EnvironmentSpec]) -> list[EnvironmentSpec]:
+        """Each image once, soonest needed first; of projects that are new to this host a few at a time."""
+        found: dict[str, EnvironmentSpec] = {}
+        reads = 0
+        for spec in specs:
+            if not self._parts.known(spec):
+                if reads == _READ_MOST or self._left_until.get(key_of(spec), 0.0) > time.monotonic():
+                    continue
+                reads += 1
+            for part in self._parts_of(spec):
+                found.setdefault(key_of(part), part)
+        return list(found.values())
+
+    def _parts_of(self, spec: EnvironmentSpec) -> Sequence[EnvironmentSpec]:
+        try:
+            return self._parts.of(spec)
+        except MegaFlowError as error:
+            log.info("prefetch.left", image=spec.label, reason=str(error))
+            self._left_until[key_of(spec)] = time.monotonic() + _FAILED_S
+            return ()
+
+    def _fetch(self, spec: EnvironmentSpec) -> bool:
+        try:
+            self._images.ensure(spec, timeout_s=_MAKE_S)
+        except EngineUnavailable:
+            raise
+        except MegaFlowError as error:
+            if isinstance(error.__cause__, TimeoutError):  # no place is free
+                return False
+            log.info("prefetch.left", image=spec.label, reason=str(error))
+            self._left_until[key_of(spec)] = time.monotonic() + _FAILED_S
+            return True
+        log.info("prefetch.fetched", image=spec.label)
+        return True

@@ -1,0 +1,166 @@
+"""Calls to a registry without an engine: version 2 of its interface, with the token or the password that it wants."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn, Self
+
+import requests
+
+from app.images.logins import Login
+from app.images.references import Reference
+from app.images.registry_errors import Refusal, Refused, refusal_for, seconds
+
+LISTS = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
+MANIFESTS = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
+SMALL_BYTES = 8 << 20
+"""The most of a manifest, a configuration or a message that is read: registries take manifests of 4 MiB."""
+_ACCEPT = ", ".join((*LISTS, *MANIFESTS))
+_CALL_S = 60.0
+_HOW = "`docker login` first, or MEGAFLOW_REGISTRY_AUTH"
+
+
+class Calls:
+    """To the repository of one image. Not for several threads at once.
+
+    doing: how errors begin. deadline: monotonic seconds. login: asked when the registry wants one.
+
+    Raises (every method): Refused.
+    """
+
+    def __init__(self, reference: Reference, doing: str, deadline: float, login: Callable[[], Login] = Login) -> None:
+        self._reference = reference
+        self._doing = doing
+        self._deadline = deadline
+        self._login = login
+        self._session = requests.Session()
+        self._authorisation: str | None = None
+        self._fault = ""  # why there is no login
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._session.close()
+
+    def ask(self, kind: str, name: str, *, method: str = "GET", offset: int = 0) -> requests.Response:
+        """Its content is still to be read. offset: bytes to leave out; `first_byte` says whether they were."""
+        url = f"{self._reference.url}/{kind}/{name}"
+        with self.unbroken():
+            answer = self._send(method, url, offset)
+            # Also for a token that was good before: most last for minutes. Elsewhere, where we were sent on to, nobody
+            # is told who we are.
+            if answer.status_code == 401 and not answer.history:
+                answer.close()
+                self._authorisation = self._authorised(answer.headers.get("WWW-Authenticate", ""))
+                answer = self._send(method, url, offset)
+        if answer.status_code == 416 and offset:  # there is nothing more than that
+            answer.close()
+            return self.ask(kind, name, method=method)
+        if not answer.ok:
+            # A blob that is not there is a registry's that is being filled or cleaned.
+            absent = Refusal.ABSENT if kind == "manifests" else Refusal.OTHER
+            self._refuse(answer, f"{answer.status_code} for {kind}/{name}", absent=absent)
+        return answer
+
+    @contextmanager
+    def unbroken(self) -> Iterator[None]:
+        """For reading an answer: faults of the connection are refusals, most of them of the moment."""
+        try:
+            yield
+        except requests.RequestException as error:
+            broken = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError)
+            of_the_moment = isinstance(error, broken) and "CERTIFICATE_VERIFY_FAILED" not in str(error)
+            reason = re.sub(r"\?\S*", "?…", str(error))  # where storage is asked, that is a key to it
+            said = f"no whole answer from {self._reference.host} ({type(error).__name__}: {reason})"
+            raise Refused(self._doing, said, Refusal.BUSY if of_the_moment else Refusal.OTHER) from error
+
+    def _send(self, method: str, url: str, offset: int) -> requests.Response:
+        headers = {"Accept": _ACCEPT, "Accept-Encoding": "identity"}  # a blob as it is kept: offsets are of these bytes
+        if self._authorisation:
+            headers["Authorization"] = self._authorisation
+        if offset:
+            headers["Range"] = f"bytes={offset}-"
+        whole = method == "GET"
+        return self._session.request(method, url, headers=headers, allow_redirects=whole, **self._way)
+
+    @property
+    def _way(self) -> Mapping[str, Any]:
+        left_s = max(0.1, min(_CALL_S, self._deadline - time.monotonic()))
+        # Not through the session's own login: it would put a password of ~/.netrc in the place of our token.
+        return {"stream": True, "timeout": left_s, "auth": _as_it_is}
+
+    def _refuse(
+        self, answer: requests.Response, about: str, advice: str = "", *, absent: Refusal = Refusal.OTHER
+    ) -> NoReturn:
+        refusal, after_s = refusal_for(answer.status_code), seconds(answer.headers.get("Retry-After"))
+        refusal = absent if refusal is Refusal.ABSENT else refusal
+        said = f"{about}: {_words(answer)}"
+        if refusal is Refusal.DENIED and (hint := self._fault or advice):
+            said = f"{said}; {hint}"
+        raise Refused(self._doing, said, refusal, after_s)
+
+    # --- Who we are -----------------------------------------------------------------------------------------------
+
+    def _authorised(self, challenge: str) -> str:
+        """What the registry wants to see: a token from where it says, or the password itself."""
+        login = self._login()
+        self._fault = login.fault
+        scheme, _, rest = challenge.partition(" ")
+        if scheme.lower() == "basic" and login.username:
+            return login.basic
+        if scheme.lower() != "bearer":
+            raise Refused(self._doing, f"it wants a login: {self._fault or _HOW}", Refusal.DENIED)
+        asked = dict(re.findall(r'(\w+)="([^"]*)"', rest))
+        with self._token_answer(asked, login) as answer:
+            if not answer.ok:
+                self._refuse(answer, f"no token for it, its token service answered {answer.status_code}", _HOW)
+            try:
+                found = json.loads(start_of(answer))
+                return f"Bearer {found.get('token') or found['access_token']}"
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                raise Refused(
+                    self._doing, "expected a token from its token service, found another answer", Refusal.OTHER
+                ) from error
+
+    def _token_answer(self, asked: Mapping[str, str], login: Login) -> requests.Response:
+        params, realm = {name: asked[name] for name in ("service", "scope") if name in asked}, asked.get("realm", "")
+        if not realm.lower().startswith("https://") and self._reference.url.startswith("https://"):
+            raise Refused(self._doing, "expected a token service that is spoken to with encryption", Refusal.OTHER)
+        if login.token:
+            form = {**params, "grant_type": "refresh_token", "refresh_token": login.token, "client_id": "megaflow"}
+            return self._session.post(realm, data=form, allow_redirects=False, **self._way)
+        headers = {"Authorization": login.basic} if login.username else {}
+        return self._session.get(realm, params=params, headers=headers, **self._way)
+
+
+def start_of(answer: requests.Response) -> bytes:
+    """What it says, cut off a little after `SMALL_BYTES`."""
+    found = bytearray()
+    for chunk in answer.iter_content(64 << 10):
+        found += chunk
+        if len(found) > SMALL_BYTES:
+            break
+    return bytes(found)
+
+
+def first_byte(answer: requests.Response) -> int | None:
+    """Where in the whole an answer's content begins; None: it does not say."""
+    if answer.status_code != 206:
+        return 0
+    said = re.match(r"bytes (\d+)-", answer.headers.get("Content-Range", ""))
+    return int(said[1]) if said else None
+
+
+def _words(answer: requests.Response) -> str:
+    with answer, suppress(requests.RequestException, ValueError, LookupError, TypeError):
+        return str(json.loads(start_of(answer))["errors"][0]["message"])
+    return answer.reason or "no reason given"
+
+
+def _as_it_is(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    return request

@@ -1,0 +1,158 @@
+"""Putting all images of a dataset into a registry, once: what is there already is only looked at."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from enum import StrEnum
+
+import structlog
+from docker.utils import parse_repository_tag
+
+from app.errors import ImageUnavailable, MegaFlowError
+from app.host.engine import Engine, engine_of
+from app.host.slots import Gate
+from app.images.engine_registry import Registries
+from app.images.metadata import Book
+from app.images.references import built_for_all, digest_tag, in_mirror, key_of
+from app.images.registry_errors import kind_of
+from app.images.task_images import Images
+from app.models.spec import IMAGELESS, Bundle, EnvironmentSpec
+from app.settings import Settings
+
+log = structlog.get_logger()
+
+_EACH_S = 3600.0
+"""For one image, with its build."""
+
+
+class Outcome(StrEnum):
+    PRESENT = "present"  # the registry had it
+    BUILT = "built"
+    COPIED = "copied"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One image that tasks of a dataset need. `target`: its name in the registry; None: it can have none."""
+
+    key: str
+    spec: EnvironmentSpec
+    target: str | None
+    tasks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """What became of one image. `error` names the class of the failure, `message` tells it."""
+
+    item: Item
+    outcome: Outcome
+    took_s: float
+    digest: str | None = None
+    error: str | None = None
+    message: str | None = None
+
+
+def items_of(specs: Iterable[EnvironmentSpec], to: str, base_image: str) -> list[Item]:
+    """Each image once, in the order of the tasks; environments without one are left out."""
+    found: dict[str, Item] = {}
+    for spec in specs:
+        if spec.kind in IMAGELESS:
+            continue
+        key = key_of(spec)
+        known = found.get(key) or Item(key, spec, _target(spec, to, base_image), 0)
+        found[key] = Item(key, known.spec, known.target, known.tasks + 1)
+    return list(found.values())
+
+
+def _target(spec: EnvironmentSpec, to: str, base_image: str) -> str | None:
+    if spec.build is not None:
+        return built_for_all(to, spec.build, base_image)
+    names = in_mirror(to, spec.image or "")
+    return digest_tag(names[0]) if names else None
+
+
+class Sync:
+    """Builds or copies images into the registry `to`. Killed at any moment, it may be run again.
+
+    again: build and copy also what the registry has.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        to: str,
+        *,
+        fetch_bundle: Callable[[Bundle], bytes],
+        gate: Gate | None = None,
+        again: bool = False,
+    ) -> None:
+        if settings.image_mirror is not None and settings.image_mirror.rstrip("/") == to.rstrip("/"):
+            settings = settings.model_copy(update={"image_mirror": None})  # it is the goal and no source
+        self._settings = settings
+        self._again = again
+        self._images = Images(settings, fetch_bundle=fetch_bundle, gate=gate)
+        self._book = Book(settings)
+
+    @property
+    def _engine(self) -> Engine:
+        return engine_of(self._settings)
+
+    def run(self, items: Iterable[Item], *, jobs: int) -> Iterator[Synced]:
+        """What became of each, as it ends; `jobs` at a time. One that fails keeps no other from going on.
+
+        Raises: EngineUnavailable.
+        """
+        engine = self._engine
+        log.debug("sync.begun", engine=engine.url)
+        with ThreadPoolExecutor(jobs, thread_name_prefix="sync") as threads:
+            try:
+                for done in as_completed([threads.submit(self.one, item) for item in items]):
+                    yield done.result()
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def one(self, item: Item) -> Synced:
+        """Have one image in the registry."""
+        begun = time.monotonic()
+        try:
+            outcome, digest = self._one(item, begun + _EACH_S)
+        except MegaFlowError as error:
+            took_s = time.monotonic() - begun
+            return Synced(item, Outcome.FAILED, took_s, error=_class_of(error), message=str(error))
+        return Synced(item, outcome, time.monotonic() - begun, digest=digest)
+
+    def _one(self, item: Item, deadline: float) -> tuple[Outcome, str]:
+        if item.target is None:
+            raise ImageUnavailable(f"expected a name that a registry can have, found {item.key}; tag it and name that.")
+        registries = Registries(self._engine, self._settings)
+        there = None if self._again else registries.look(item.target, deadline)
+        if there is not None:
+            return Outcome.PRESENT, there.digest
+        if self._again and item.spec.image is not None:
+            registries.pull(item.spec.image, deadline)
+        with self._images.kept(item.spec, timeout_s=deadline - time.monotonic()) as image_id:
+            self._name(image_id, item.key, item.target)
+            registries.push(item.target, deadline)
+        found = registries.look(item.target, deadline)
+        if found is None:
+            raise ImageUnavailable(f"{item.target} was pushed, but its registry does not have it; is it being cleaned?")
+        return (Outcome.COPIED if item.spec.build is None else Outcome.BUILT), found.digest
+
+    def _name(self, image_id: str, key: str, target: str) -> None:
+        repository, tag = parse_repository_tag(target)
+        with self._engine.named(f"name {target}", ImageUnavailable):
+            self._engine.api.tag(image_id, repository, tag or "latest")
+        known = self._book.entry(image_id)
+        if known.ours:  # else it was here before us: our name makes it no more ours
+            self._book.made(image_id, key, sorted({*known.names, target}))
+
+
+def _class_of(error: MegaFlowError) -> str:
+    """The class that the failure table knows."""
+    return kind_of(error).__name__

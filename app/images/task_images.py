@@ -1,0 +1,384 @@
+"""Task images: found on the engine, pulled, or built; once per host however many threads and processes ask."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import structlog
+from docker.errors import ImageNotFound
+from docker.utils.build import tar as tar_context
+
+from app.errors import DiskFull, EnvironmentFailed, ImageUnavailable, ImageUnfit
+from app.host import archives
+from app.host.disk import disk_named
+from app.host.engine import Engine, engine_of
+from app.host.slots import Gate, HostGate, turn
+from app.images import references
+from app.images.build import Builder
+from app.images.build_context import put_recipe, recipe_file
+from app.images.build_limits import BuildLimits
+from app.images.build_logs import BuildLogs
+from app.images.build_sources import fetch_sources
+from app.images.cache import ImageCache
+from app.images.dockerfile import Recipe
+from app.images.engine_registry import Registries, architecture_of, refuse_foreign, wrong_architecture
+from app.images.logins import logins_of
+from app.images.pull_source import Arrival, tell
+from app.images.references import registry_of
+from app.images.references import short as _short
+from app.images.registry_errors import Refusal, Refused, together
+from app.models.spec import Build, Bundle, EnvironmentSpec
+from app.settings import Settings
+
+log = structlog.get_logger()
+
+_ASK_S = 60.0
+_SEEN_S = 1.0
+"""So long an image that was seen is believed to be there: of many replicas one asks."""
+_ARG_BASE = "BASE_IMAGE"
+_NEEDED = (("/bin/sh",), ("/bin/sleep", "/usr/bin/sleep"))
+"""Programs that every environment needs, and where they may lie."""
+
+
+class Images:
+    """The images of one host.
+
+    `fetch_bundle` gives a bundle's uncompressed tar from the artifact store. `gate` bounds how many images are made at
+    a time (None: on this host alone).
+    """
+
+    def __init__(
+        self, settings: Settings, *, fetch_bundle: Callable[[Bundle], bytes], gate: Gate | None = None
+    ) -> None:
+        self._settings = settings
+        self._fetch_bundle = fetch_bundle
+        self._locks = settings.home / "run" / "slots"
+        self._gate = gate or HostGate(self._locks)
+        self._cache = ImageCache(settings)
+        self._seen: dict[str, tuple[str, float]] = {}  # by reference: the id, and until when (monotonic)
+
+    @property
+    def _engine(self) -> Engine:
+        return engine_of(self._settings)
+
+    def ensure(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
+        """Have the spec's image on the engine and return its id.
+
+        Raises: ImageUnavailable, ImageBuildFailed, EngineUnavailable, DiskFull.
+        """
+        deadline = time.monotonic() + timeout_s
+        try:
+            found = self._ensured(spec, deadline)
+        except DiskFull:
+            if not self._cache.make_room(urgently=True):
+                raise
+            found = self._ensured(spec, deadline)
+        self._cache.book.used(found, references.key_of(spec))
+        return found
+
+    @contextmanager
+    def kept(self, spec: EnvironmentSpec, *, timeout_s: float) -> Iterator[str]:
+        """As `ensure`; for the length of the block the image stays on the engine, whatever room is needed.
+
+        Raises: ImageUnavailable, ImageBuildFailed, EngineUnavailable, DiskFull.
+        """
+        begun = time.monotonic()
+        with ExitStack() as keeping:
+            try:
+                keeping.enter_context(self._cache.book.kept(references.key_of(spec), timeout_s=timeout_s))
+            except TimeoutError as error:
+                raise ImageUnavailable(f"could not use image {spec.label} in time: {error}; try again.") from error
+            yield self.ensure(spec, timeout_s=timeout_s - (time.monotonic() - begun))
+
+    def forget(self, spec: EnvironmentSpec) -> None:
+        """Ask the engine again: the spec's image was found to be gone."""
+        self._seen.pop(spec.image or "", None)
+
+    def here(self, spec: EnvironmentSpec) -> str | None:
+        """The id of the spec's image when the engine has it; nothing is fetched or made.
+
+        Raises: EngineUnavailable.
+        """
+        if spec.build is None:
+            reference = spec.image or ""
+            candidates = [reference, *self._mirrored(reference)]
+        else:
+            candidates = self._built_names(spec.build)
+        return next((found for name in candidates if (found := self.find(name)) is not None), None)
+
+    def refuse_unfit(self, container_id: str, image_id: str, label: str) -> None:
+        """Tell an image without a shell from one with, by a container of it that need not have started.
+
+        Asked of the engine once for an image and host.
+
+        Raises: ImageUnfit, ImageUnavailable, EngineUnavailable; EnvironmentFailed: the container has gone.
+        """
+        if self._cache.book.fit(image_id):
+            return
+        for places in _NEEDED:
+            if not any(self._holds(container_id, path) for path in places):
+                raise ImageUnfit(
+                    f"image {label} has no {places[0]}: expected a POSIX shell and `sleep` in it, as every environment "
+                    "needs; add them (busybox will do), or name another image."
+                )
+        self._cache.book.note_fit(image_id)
+
+    def _holds(self, container_id: str, path: str) -> bool:
+        api = self._engine.api
+        with self._engine.named(f"look for {path}", ImageUnavailable):
+            url = f"{api.base_url}/v{api.api_version}/containers/{container_id}/archive"
+            reply = api.head(url, params={"path": path}, timeout=_ASK_S)
+            if reply.status_code != 404:
+                reply.raise_for_status()
+                return True
+        with self._engine.named(f"look for {path}", EnvironmentFailed):
+            api.inspect_container(container_id)  # the engine answers the same when it is the container that has gone
+        return False
+
+    def find(self, reference: str) -> str | None:
+        """The id of an image that the engine has, or None."""
+        found = self._described(reference)
+        return None if found is None else str(found["Id"])
+
+    def _ensured(self, spec: EnvironmentSpec, deadline: float) -> str:
+        if spec.build is None:
+            return self._pulled(spec.image or "", deadline)
+        return self._built(spec.build, BuildLimits.of(spec.resources, self._settings.image_disk_high), deadline)
+
+    def _described(self, reference: str) -> dict[str, Any] | None:
+        try:
+            with self._engine.named(f"look for image {reference}", ImageUnavailable):
+                found: dict[str, Any] = self._engine.api.inspect_image(reference)  # type: ignore[no-untyped-call]
+                return found
+        except ImageUnavailable as error:
+            if isinstance(error.__cause__, ImageNotFound):
+                return None
+            raise
+
+    def _runnable(self, reference: str) -> str | None:
+        """As `find`. Raises: ImageUnavailable: it is here, for another architecture."""
+        found = self._described(reference)
+        if found is None:
+            return None
+        refuse_foreign(reference, str(found.get("Architecture") or ""), self._engine)
+        return str(found["Id"])
+
+    def _fitting(self, reference: str) -> str | None:
+        """As `find`; None also for one that is here for another architecture: there may be a better one elsewhere."""
+        try:
+            return self._runnable(reference)
+        except ImageUnfit:
+            return None
+
+    # --- By reference ---------------------------------------------------------------------------------------------
+
+    def _pulled(self, reference: str, deadline: float, *, counted: bool = True) -> str:
+        seen, until = self._seen.get(reference, ("", 0.0))
+        if counted and time.monotonic() < until:
+            return seen
+        candidates = [*self._mirrored(reference), reference]
+        for candidate in reversed(candidates):
+            look = self._runnable if candidate == reference else self._fitting
+            if (found := look(candidate)) is not None:
+                self._seen[reference] = found, time.monotonic() + _SEEN_S
+                return found
+        # A build's base has a turn of its own: who has a place here must not wait for somebody who waits for a place.
+        turn_name = f"{'pull' if counted else 'base'}-{_short(reference)}"
+        with self._once(turn_name, f"pull {reference}", deadline, counted=counted):
+            tell(Arrival.PULL)
+            for candidate in candidates:
+                if (found := self._runnable(candidate)) is not None:
+                    return found
+            return self._pull_first(reference, candidates, deadline)
+
+    def _pull_first(self, reference: str, candidates: list[str], deadline: float) -> str:
+        refusals: list[str] = []
+        kinds: list[type[ImageUnavailable]] = []
+        cause: Exception | None = None
+        for candidate in candidates:
+            try:
+                return self._pull(candidate, reference, deadline)
+            except Refused as refused:
+                cause = refused
+                refusals.append(f"{candidate}: {refused.said}")
+                kinds.append(refused.kind)
+            except ImageUnfit as unfit:  # a mirror may have it for other hosts alone
+                if candidate == candidates[-1]:
+                    raise
+                cause = unfit
+                refusals.append(str(unfit))
+                kinds.append(ImageUnavailable)
+        raise together(kinds)(
+            f"image {reference} is neither on this engine nor could it be pulled ({'; '.join(refusals)}). Check the "
+            "reference and `docker login`, load it with `docker load`, or name a registry that has it in "
+            "MEGAFLOW_IMAGE_MIRROR."
+        ) from cause
+
+    def _pull(self, candidate: str, key: str, deadline: float) -> str:
+        """Pull one name and return the image's id. Raises: Refused, ImageUnavailable, DiskFull, EngineUnavailable."""
+        begun = time.monotonic()
+        registries = Registries(self._engine, self._settings)
+        limit, capacity = f"image_pulls:{registry_of(candidate)}", self._settings.image_pulls
+        with self._gate.hold(limit, capacity, timeout_s=deadline - begun):
+            try:
+                registries.pull(candidate, deadline)
+            except Refused as refused:
+                if refused.refusal is Refusal.PLATFORM:
+                    raise self._foreign(candidate, registries, deadline) from refused
+                raise
+        found = self._runnable(candidate)
+        if found is None:
+            raise Refused(f"pull {candidate}", "pulled, but not there afterwards", Refusal.OTHER)
+        self._cache.book.made(found, key, [candidate])
+        log.info("image.pulled", image=candidate, took_s=round(time.monotonic() - begun, 3))
+        return found
+
+    def _foreign(self, candidate: str, registries: Registries, deadline: float) -> ImageUnavailable:
+        """What the registry offers instead is worth a question: it is what a person will want to know."""
+        try:
+            offered = registries.look(candidate, deadline)
+        except Refused:
+            offered = None
+        platforms = ", ".join(offered.platforms) if offered else ""
+        return wrong_architecture(candidate, platforms or "other architectures", architecture_of(self._engine))
+
+    def _mirrored(self, reference: str) -> list[str]:
+        mirror = self._settings.image_mirror
+        return [] if mirror is None else references.in_mirror(mirror, reference)
+
+    # --- By recipe ------------------------------------------------------------------------------------------------
+
+    def _built(self, build: Build, limits: BuildLimits, deadline: float) -> str:
+        tag, *shared = candidates = self._built_names(build)
+        for candidate in candidates:
+            if (found := self._fitting(candidate)) is not None:
+                return found
+        with self._once(f"build-{tag.rpartition(':')[2]}", f"build {tag}", deadline):
+            for candidate in candidates:
+                if (found := self._fitting(candidate)) is not None:
+                    tell(Arrival.BUILD if candidate == tag else Arrival.PULL)  # another's, whom we waited for
+                    return found
+            for candidate in shared:
+                if (found := self._from_mirror(candidate, build, deadline)) is not None:
+                    tell(Arrival.PULL)
+                    return found
+            tell(Arrival.BUILD)
+            return self._build(build, tag, limits, deadline)
+
+    def _built_names(self, build: Build) -> list[str]:
+        """What it is called here once it is built; then, with a mirror, what `megaflow images sync` calls it there."""
+        here = references.built_here(build, self.find(self._settings.base_image) or "")
+        mirror = self._settings.image_mirror
+        return [here] if mirror is None else [here, references.built_for_all(mirror, build, self._settings.base_image)]
+
+    def _from_mirror(self, candidate: str, build: Build, deadline: float) -> str | None:
+        """None when the mirror has no such image or cannot give it: then it is built."""
+        try:
+            return self._pull(candidate, references.key_of(EnvironmentSpec(build=build)), deadline)
+        except Refused as refused:
+            if refused.refusal is not Refusal.ABSENT:
+                log.warning("image.not_from_mirror", image=candidate, reason=refused.said)
+            return None
+        except ImageUnfit as unfit:
+            log.info("image.not_from_mirror", image=candidate, reason=str(unfit))
+            return None
+
+    def _build(self, build: Build, tag: str, limits: BuildLimits, deadline: float) -> str:
+        begun = time.monotonic()
+        deadline = min(deadline, begun + build.timeout_s)
+        with ExitStack() as keeping:
+            keeping.enter_context(disk_named(f"build {tag}"))
+            folder = keeping.enter_context(self._context(build.context))
+            recipe, arguments = self._recipe(recipe_file(folder, build.dockerfile))
+            elsewhere = self._bases(recipe, deadline, keeping)
+            params = self._parameters(build, tag, arguments, closed=(folder / "sources.txt").exists())
+            if elsewhere:
+                content = recipe.on(elsewhere).encode(errors="surrogateescape")
+                params["dockerfile"] = put_recipe(folder, build.dockerfile, content)
+            packed = keeping.enter_context(tempfile.TemporaryFile())
+            tar_context(folder, fileobj=packed)
+            packed.seek(0)
+            output = keeping.enter_context(BuildLogs(self._settings).begun(tag))
+            for reference, image_id in elsewhere.items():
+                output.note(f"{reference} is {image_id} here")
+            Builder(self._engine, output, limits, logins_of(self._settings)).build(tag, params, packed, deadline)
+        found = self.find(tag)
+        if found is None:
+            raise ImageUnavailable(f"{tag} was built, but is not there afterwards; was it pruned? Try again.")
+        self._cache.book.made(found, references.key_of(EnvironmentSpec(build=build)), [tag])
+        log.info("image.built", image=tag, took_s=round(time.monotonic() - begun, 3))
+        return found
+
+    def _recipe(self, file: Path) -> tuple[Recipe, dict[str, str]]:
+        """The recipe, and the values of its arguments. Raises: ImageUnavailable: the base of recipes is not here."""
+        text = file.read_bytes().decode(errors="surrogateescape")
+        if not Recipe(text).takes(_ARG_BASE):
+            return Recipe(text), {}
+        base = self._settings.base_image
+        if self.find(base) is None:
+            raise ImageUnavailable(
+                f"the recipe builds on {base}, which is not on this engine. `megaflow up` makes it; or run "
+                f"`sh worker_images/base/build-from-packages.sh {base}`, or name another in MEGAFLOW_BASE_IMAGE."
+            )
+        return Recipe(text, {_ARG_BASE: base}), {_ARG_BASE: base}
+
+    def _bases(self, recipe: Recipe, deadline: float, keeping: ExitStack) -> dict[str, str]:
+        """Have here whatever the recipe builds on, and keep it; ids by name of what the engine does not know by it.
+
+        Raises: as `ensure`.
+        """
+        elsewhere = {}
+        for reference in dict.fromkeys(base.reference for base in recipe.bases):
+            try:
+                keeping.enter_context(self._cache.book.kept(reference, timeout_s=deadline - time.monotonic()))
+            except TimeoutError as error:
+                raise ImageUnavailable(f"could not use image {reference} in time: {error}; try again.") from error
+            found = self._pulled(reference, deadline, counted=False)  # this build's own slot covers it
+            self._cache.book.used(found, reference)
+            if self.find(reference) != found:
+                elsewhere[reference] = found
+        return elsewhere
+
+    def _parameters(self, build: Build, tag: str, arguments: dict[str, str], *, closed: bool) -> dict[str, Any]:
+        labels = {"megaflow": self._settings.installation, "megaflow.image": "task"}
+        params: dict[str, Any] = {"t": tag, "dockerfile": build.dockerfile, "rm": "1", "forcerm": "1"}
+        params |= {"labels": labels, "buildargs": arguments}
+        return params | ({"networkmode": "none"} if closed else {})
+
+    @contextmanager
+    def _context(self, bundle: Bundle) -> Iterator[Path]:
+        """The build context as a folder, with the sources that it names."""
+        cache = self._settings.home / "cache"
+        (cache / "contexts").mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache / "contexts") as name:
+            folder = Path(name)
+            archives.unpack(self._fetch_bundle(bundle), folder)
+            fetch_sources(folder, cache=cache / "sources")
+            yield folder
+
+    @contextmanager
+    def _once(self, name: str, doing: str, deadline: float, *, counted: bool = True) -> Iterator[None]:
+        """One at a time for this image, and, when `counted`, few at a time on this host."""
+        limit, capacity = f"image_builds:{host_of(self._engine)}", self._settings.image_builds
+        try:
+            with turn(self._locks / name, timeout_s=deadline - time.monotonic()):
+                left_s = deadline - time.monotonic()
+                with self._gate.hold(limit, capacity, timeout_s=left_s) if counted else nullcontext():
+                    if counted:
+                        self._cache.make_room()
+                    yield
+        except TimeoutError as error:
+            raise ImageUnavailable(f"could not {doing} in time: {error}; others are being made, try again.") from error
+
+
+def host_of(engine: Engine) -> str:
+    """What the engine calls its host: the same for all that share it, wherever they run.
+
+    Raises: EngineUnavailable, EnvironmentFailed.
+    """
+    return str(engine.about["Name"])

@@ -1,0 +1,205 @@
+"""Which stored image a task's environment wants: from the engine where one answers, else from the registry."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+import structlog
+
+from app.errors import DiskFull, EngineUnavailable, ImageUnavailable, ImageUnfit, StationError
+from app.host.engine import engine_of
+from app.host.slots import Gate, turn
+from app.images import engine_layers, layer_use
+from app.images.cache import ImageCache
+from app.images.layer_store import ImageStore, StoredImage
+from app.images.logins import login_for
+from app.images.pull_source import Arrival, tell
+from app.images.references import Reference, built_for_all, in_mirror, key_of, registry_of
+from app.images.registry_errors import kind_of, together
+from app.images.registry_layers import Registry
+from app.images.task_images import Images
+from app.models.spec import Bundle, EnvironmentSpec
+from app.settings import Settings
+
+log = structlog.get_logger()
+
+_BELIEVED_S = 30.0
+"""So long a reference is taken for what it was when it was last asked for: a tag may move."""
+
+
+class OciImages:
+    """The images of one home, made and fetched once however many ask."""
+
+    def __init__(
+        self, settings: Settings, store: ImageStore, *, fetch_bundle: Callable[[Bundle], bytes], gate: Gate
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._gate = gate
+        self._engines = Images(settings, fetch_bundle=fetch_bundle, gate=gate)
+        self._cache = ImageCache(settings)
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[str, float]] = {}  # image id and until when it is believed
+
+    def ensure(self, spec: EnvironmentSpec, *, timeout_s: float) -> StoredImage:
+        """Have the spec's image in the store.
+
+        Raises: ImageUnavailable, ImageBuildFailed, EngineUnavailable, DiskFull.
+        """
+        name = _name_of(spec)
+        if (known := self._believed(name)) is not None:
+            return known
+        image = self._with_room(spec, time.monotonic() + timeout_s)
+        with self._lock:
+            self._known[name] = (image.id, time.monotonic() + _BELIEVED_S)
+        return image
+
+    def here(self, spec: EnvironmentSpec) -> bool:
+        """Whether `ensure` would find it without fetching or building anything: at most it would be unpacked.
+
+        Raises: ImageUnavailable: the engine does not say.
+        """
+        reference = spec.image
+        if self._believed(_name_of(spec)) is not None:
+            return True
+        if reference is not None and reference.startswith("sha256:") and self._store.image(reference):
+            return True
+        try:
+            return self._engines.here(spec) is not None
+        except EngineUnavailable as error:
+            try:
+                return self._recalled(reference or self._built_elsewhere(spec, error)) is not None
+            except EngineUnavailable:
+                return False
+
+    def _believed(self, name: str) -> StoredImage | None:
+        with self._lock:
+            image_id, until = self._known.get(name, ("", 0.0))
+        return self._store.image(image_id) if time.monotonic() < until else None
+
+    def _with_room(self, spec: EnvironmentSpec, deadline: float) -> StoredImage:
+        """A full disk gets room once; what did not fit all the same leaves nothing behind."""
+        try:
+            return self._found(spec, deadline)
+        except DiskFull as error:
+            if not self._made_room():
+                raise _too_full(spec, error, "no image here may go") from error
+        try:
+            return self._found(spec, deadline)
+        except DiskFull as error:
+            layer_use.tidy(self._settings.home)
+            raise _too_full(spec, error, "too little room was left by the images that may go") from error
+
+    def _made_room(self) -> bool:
+        with suppress(StationError):  # what is in use cannot be told
+            return bool(self._cache.make_room(urgently=True))
+        return False
+
+    def _found(self, spec: EnvironmentSpec, deadline: float) -> StoredImage:
+        reference, book = spec.image, self._cache.book
+        if reference is not None and reference.startswith("sha256:") and (here := self._store.image(reference)):
+            if book.entry(here.id).keys:
+                book.used(here.id, key_of(spec))
+            return here
+        try:
+            with self._engines.kept(spec, timeout_s=deadline - time.monotonic()) as image_id:
+                image = self._store.image(image_id) or self._taken(image_id, deadline)
+        except EngineUnavailable as error:
+            log.debug("image.without_engine", image=spec.label, reason=str(error))
+            return self._without_engine(spec, reference or self._built_elsewhere(spec, error), deadline)
+        if reference is not None:
+            self._store.remember(reference, image_id)
+        return image
+
+    def _without_engine(self, spec: EnvironmentSpec, reference: str, deadline: float) -> StoredImage:
+        """Noted, so that it goes in its turn; nobody lets it go meanwhile."""
+        book, key = self._cache.book, key_of(spec)
+        try:
+            with book.kept(key, timeout_s=deadline - time.monotonic()):
+                image = self._pulled(reference, deadline)
+                if book.entry(image.id).keys:
+                    book.used(image.id, key)
+                else:
+                    book.made(image.id, key, [reference])
+        except TimeoutError as error:
+            raise ImageUnavailable(f"could not use image {spec.label} in time: {error}; try again.") from error
+        return image
+
+    def _built_elsewhere(self, spec: EnvironmentSpec, error: EngineUnavailable) -> str:
+        """What the mirror calls the image of a recipe, which cannot be built here."""
+        mirror = self._settings.image_mirror
+        if mirror is None or spec.build is None:
+            raise EngineUnavailable(
+                f"an image made by a recipe needs a container engine to build it, or a registry in "
+                f"MEGAFLOW_IMAGE_MIRROR that has it: {error}"
+            ) from error
+        return built_for_all(mirror, spec.build, self._settings.base_image)
+
+    def _taken(self, image_id: str, deadline: float) -> StoredImage:
+        left_s = max(0.0, deadline - time.monotonic())
+        return engine_layers.take(engine_of(self._settings), image_id, self._store, timeout_s=left_s)
+
+    def _pulled(self, reference: str, deadline: float) -> StoredImage:
+        """One that was here before is not asked for again, as an engine does it, too."""
+        if (here := self._recalled(reference)) is not None:
+            return here
+        name = f"oci-pull-{hashlib.sha256(reference.encode()).hexdigest()[:24]}"
+        try:
+            with turn(self._settings.home / "run" / "slots" / name, timeout_s=deadline - time.monotonic()):
+                tell(Arrival.PULL)
+                return self._recalled(reference) or self._pull_in_turn(reference, deadline)
+        except TimeoutError as error:
+            raise ImageUnavailable(f"could not pull {reference} in time: {error}; try again.") from error
+
+    def _recalled(self, reference: str) -> StoredImage | None:
+        image_id = self._store.recall(reference)
+        return self._store.image(image_id) if image_id else None
+
+    def _pull_in_turn(self, reference: str, deadline: float) -> StoredImage:
+        """Few at a time on this host: what is fetched is unpacked, too. Raises: TimeoutError: no place was free."""
+        limit, capacity = f"image_builds:{socket.gethostname()}", self._settings.image_builds
+        with self._gate.hold(limit, capacity, timeout_s=deadline - time.monotonic()):
+            return self._pull_first(reference, deadline)
+
+    def _pull_first(self, reference: str, deadline: float) -> StoredImage:
+        with suppress(StationError):  # an engine that answered before is away, or what is in use cannot be told
+            self._cache.make_room()
+        refusals: list[ImageUnavailable] = []
+        for candidate in self._candidates(reference):
+            limit, capacity = f"image_pulls:{registry_of(candidate)}", self._settings.image_pulls
+            begun, login = time.monotonic(), partial(login_for, self._settings, registry_of(candidate))
+            try:
+                with self._gate.hold(limit, capacity, timeout_s=deadline - begun):
+                    image = Registry(Reference.parse(candidate), deadline, login).pull(self._store)
+            except ImageUnavailable as error:
+                refusals.append(error)
+                continue
+            self._store.remember(reference, image.id)
+            log.info("image.pulled", image=candidate, took_s=round(time.monotonic() - begun, 3))
+            return image
+        unfit, why = isinstance(refusals[-1], ImageUnfit), "; ".join(map(str, refusals))  # the origin comes last
+        raise (ImageUnfit if unfit else together(map(kind_of, refusals)))(
+            f"image {reference} is not here and could not be pulled ({why}). Check the reference and "
+            "the login, or name a registry that has it in MEGAFLOW_IMAGE_MIRROR."
+        )
+
+    def _candidates(self, reference: str) -> list[str]:
+        mirror = self._settings.image_mirror
+        return [*(in_mirror(mirror, reference) if mirror else []), reference]
+
+
+def _too_full(spec: EnvironmentSpec, error: DiskFull, why: str) -> DiskFull:
+    return DiskFull(
+        f"expected room for image {spec.label}, found a full disk ({error}), and {why}: `megaflow images list --all` "
+        "says who keeps them."
+    )
+
+
+def _name_of(spec: EnvironmentSpec) -> str:
+    return spec.image or (spec.build.model_dump_json() if spec.build else "")
