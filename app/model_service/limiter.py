@@ -18,6 +18,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import redis.asyncio
@@ -98,14 +99,14 @@ def ledger_capacities(database: Database) -> Capacities:
     return current
 
 
+@dataclass(slots=True)
 class Permit:
     """The right to make one call. `waited` is the seconds waited for it, by limit."""
 
-    def __init__(self, holder: str, bounds: Sequence[CallLimit], waited: Mapping[str, float]) -> None:
-        self.holder = holder
-        self.bounds = bounds
-        self.waited = waited
-        self.spent: int | None = None
+    holder: str
+    bounds: Sequence[CallLimit]
+    waited: Mapping[str, float]
+    spent: int | None = None
 
     def used(self, tokens: int) -> None:
         """What the call really cost, in tokens; said before the block ends. Else the estimate stands."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import structlog
@@ -133,31 +134,23 @@ def bounded(limits: ConnectionLimits | None = None) -> type[BoundedProtocol]:
 # --- Requests -------------------------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class CallRefusal(Exception):
-    """A call that gets an HTTP error from us. `body`: an engine's own words in the caller's dialect, passed on as is.
+    """A call that gets an HTTP error from us."""
 
-    `final`: clients are told not to try again. `end`: what the record says.
-    """
+    status: int
+    code: str
+    message: str
+    end: CallEnd = CallEnd.REFUSED  # on record
+    _: KW_ONLY
+    body: bytes | None = None
+    """An engine's own words in the caller's dialect, passed on as they are."""
+    final: bool = True
+    """Clients are told not to try again."""
+    retry_after_s: float | None = None
 
-    def __init__(
-        self,
-        status: int,
-        code: str,
-        message: str,
-        end: CallEnd = CallEnd.REFUSED,
-        *,
-        body: bytes | None = None,
-        final: bool = True,
-        retry_after_s: float | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.message = message
-        self.end = end
-        self.body = body
-        self.final = final
-        self.retry_after_s = retry_after_s
+    def __str__(self) -> str:
+        return self.message
 
 
 class ClientDisconnected(Exception):

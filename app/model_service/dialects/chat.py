@@ -323,11 +323,7 @@ def assistant_message(message: Message) -> dict[str, Any]:
 
 
 def _call(call: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        "id": call["id"],
-        "type": "function",
-        "function": {"name": call["name"], "arguments": call["arguments"]},
-    }
+    return {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
 
 
 def deltas(message: Message) -> Iterator[dict[str, Any]]:

@@ -323,12 +323,7 @@ def assistant_items(message: Message) -> Iterator[dict[str, Any]]:
     if named := [{"type": "output_text", "text": one["text"]} if is_text(one) else one for one in parts]:
         yield {"type": "message", "role": "assistant", "content": named}
     for call in message.get("tool_calls", ()):
-        yield {
-            "type": "function_call",
-            "call_id": call["id"],
-            "name": call["name"],
-            "arguments": call["arguments"],
-        }
+        yield {"type": "function_call", "call_id": call["id"], "name": call["name"], "arguments": call["arguments"]}
 
 
 def tool_entry(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -68,10 +68,7 @@ def _waits_for_turns(call: CallState, account: Account) -> bool:
     had = 0 if call.tools and not account.offered_tools else account.turns
     if had >= most:
         raise CallRefusal(
-            400,
-            "step_limit_exceeded",
-            f"this attempt has used up its {most} turns; it ends here",
-            CallEnd.STEP_LIMIT,
+            400, "step_limit_exceeded", f"this attempt has used up its {most} turns; it ends here", CallEnd.STEP_LIMIT
         )
     return had + call.attempt.tool_turns + (0 if call.tools else call.attempt.turns) >= most
 
@@ -122,10 +119,7 @@ def fits(call: CallState, window: int) -> None:
 
 def _over_budget(whose: str, spent: float, bound: float, end: CallEnd) -> CallRefusal:
     return CallRefusal(
-        400,
-        "budget_exhausted",
-        f"{whose} has spent ${spent:.4f} of ${bound:.4f} on model calls; it ends here",
-        end,
+        400, "budget_exhausted", f"{whose} has spent ${spent:.4f} of ${bound:.4f} on model calls; it ends here", end
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import Enum, auto
@@ -32,24 +32,20 @@ class FaultKind(Enum):
     NO_USAGE = auto()  # it does not take the option that we added
 
 
+@dataclass(eq=False)
 class EngineFault(Exception):
-    """One try that failed. `content` is what the engine error, if it error something."""
+    """One try that failed."""
 
-    def __init__(
-        self,
-        kind: FaultKind,
-        why: str,
-        *,
-        status: int = 502,
-        content: bytes = b"",
-        retry_after_s: float | None = None,
-    ) -> None:
-        super().__init__(why)
-        self.kind = kind
-        self.why = why
-        self.status = status
-        self.content = content
-        self.retry_after_s = retry_after_s
+    kind: FaultKind
+    why: str
+    _: KW_ONLY
+    status: int = 502
+    content: bytes = b""
+    """What the engine said, if it said something."""
+    retry_after_s: float | None = None
+
+    def __str__(self) -> str:
+        return self.why
 
 
 def fault_of_error(error: Exception, patience_s: float) -> EngineFault:

@@ -225,11 +225,7 @@ def _thoughts_and_calls(message: Message) -> dict[str, Any]:
         found["reasoning_content"] = message["reasoning"]
     if calls := message.get("tool_calls"):
         found["tool_calls"] = [
-            {
-                "tool_call_id": call["id"],
-                "function_name": call["name"],
-                "arguments": as_object(call["arguments"]),
-            }
+            {"tool_call_id": call["id"], "function_name": call["name"], "arguments": as_object(call["arguments"])}
             for call in calls
         ]
     return found
