@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import pytest
 from importlib.util import find_spec
+from typing import Any
+
+import pytest
 from aiohttp import web
+
 from app.ledger import limits, model_replicas
 from app.model_service.dialects import codec_for
 from app.models.model_calls import Account, CallEnd, Dialect
 from app.models.spec import ModelChoice, Sampling, TaskSpec
-from tests.integration.gateway_ground import Engine, Ground, MODEL, an_attempt, events, ground, request, says, streamed
-from tests.services import MakeSettings, missing
-from typing import Any
 from tests.building import a_task
+from tests.integration.gateway_ground import MODEL, Engine, Ground, an_attempt, events, ground, request, says, streamed
+from tests.services import MakeSettings, missing
+
 
 async def _in_force(g: Ground, name: str, capacity: int) -> None:
     await asyncio.to_thread(limits.set_limit, g.database, name, capacity)

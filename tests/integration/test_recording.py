@@ -340,7 +340,7 @@ async def test_what_is_recorded_while_an_account_is_read_counts_once(database_ur
         await asyncio.to_thread(database.has_read.wait)
         recorder.record(an_exchange(session))
         database.may_go_on.set()
-        await asyncio.gather(*asked)
+        assert [account.calls for account in await asyncio.gather(*asked)] == [1, 1, 1]
         assert (await recorder.account(session)).calls == 1
         await recorder.flush(session.attempt_id)
 

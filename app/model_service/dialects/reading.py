@@ -69,7 +69,9 @@ def events_of(content: bytes) -> Iterator[dict[str, Any]]:
             data = data if line else b""
             continue
         data = (data + b"\n" + line[5:]).strip()  # nearly all engines write an event's JSON in one line
-        if data.startswith(b"{") and (event := _object(data)) is not None:
+        if not data.startswith(b"{"):
+            data = b""
+        elif (event := _object(data)) is not None:
             yield event
             data = b""
 

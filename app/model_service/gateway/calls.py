@@ -29,9 +29,22 @@ from app.model_service.recording.recorder import Recorder
 from app.model_service.serving import CallRefusal, ClientDisconnected, read_body, read_request
 from app.models.model_calls import CallEnd, Dialect, TokenUse
 
+log = structlog.get_logger()
+
 _FINAL = (b"x-should-retry", b"false")
 """Clients of both families obey it: the gateway has already waited for what waiting helps."""
 JSON = (b"content-type", b"application/json")
+_SSE = (b"content-type", b"text/event-stream; charset=utf-8")
+_LIVE = (b"cache-control", b"no-cache")
+_PASSED_BACK = ("x-request-id", "request-id", "openai-processing-ms", "openai-version", "openai-model")
+_HUNG_UP = "the agent hung up"
+_SILENCE_MOST_S = 30.0
+"""An agent that hangs up after this many seconds without a byte (or half the time that engines have) timed out."""
+_STREAM_TIMES = 10
+"""Bound of a stream, in multiples of what an engine has for a whole answer."""
+_SPARE_S = 2.0
+"""Added to an engine's time for a call: the connection's own timeout, which names the cause, comes first."""
+_SEEN_S = 0.5
 
 
 @dataclass(slots=True)
@@ -61,21 +74,6 @@ async def answer_refusal(send: Send, dialect: Dialect, refusal: CallRefusal, bod
         headers.append(_FINAL)
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-log = structlog.get_logger()
-
-_SSE = (b"content-type", b"text/event-stream; charset=utf-8")
-_LIVE = (b"cache-control", b"no-cache")
-_PASSED_BACK = ("x-request-id", "request-id", "openai-processing-ms", "openai-version", "openai-model")
-_HUNG_UP = "the agent hung up"
-_SILENCE_MOST_S = 30.0
-"""An agent that hangs up after this many seconds without a byte (or half the time that engines have) timed out."""
-_STREAM_TIMES = 10
-"""Bound of a stream, in multiples of what an engine has for a whole answer."""
-_SPARE_S = 2.0
-"""So much later than the connection itself, which knows better what was missing, a call's clock rings."""
-_SEEN_S = 0.5
 
 
 class Call:

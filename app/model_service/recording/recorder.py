@@ -84,7 +84,8 @@ class Recorder:
             if reading is None:
                 reading = _PendingAccount(asyncio.create_task(self._read(session.attempt_id)))
                 self._reading[session.attempt_id] = reading
-            return await asyncio.shield(reading.task)
+            account = await asyncio.shield(reading.task)
+            return self._accounts.get(session.attempt_id, account)  # with what was recorded meanwhile
         self._accounts.move_to_end(session.attempt_id)
         return held
 
