@@ -12,7 +12,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, text
 
 from app.errors import UnknownName
-from app.ledger import explain, explain_now, limiting_factors
+from app.ledger import explain, limiting_factors
 from app.ledger.database import Database, has_dispatcher, sql
 from app.ledger.stories import QueueNow, RunStory, Share, SlowTask, Spread
 from app.ledger.timeline import LINE, NAMES, AttemptTimes, WaitingWindow, spans, windows
@@ -173,5 +173,5 @@ def _lines(connection: Connection, settings: Settings, run_row: Row[Any]) -> tup
         if row.waiting:
             found.append(QueueNow(line, row.waiting, tuple(state.factors(line, run_row.id, row.waiting))))
     free = any(not line.bounds for line in found)
-    hint = explain_now.NO_DISPATCHER if free and not has_dispatcher(connection) else ""
+    hint = explain.NO_DISPATCHER if free and not has_dispatcher(connection) else ""
     return tuple(found), sum(row.delayed for row in rows), hint

@@ -16,7 +16,7 @@ from app.environments.prebuilt import HelperUnavailable, binary
 from app.environments.session import Connect, SessionClient, SessionStats
 from app.errors import EnvironmentFailed
 from app.host.engine import Engine
-from app.models.shell import CommandResult, Interactive, OutputLogs, StatefulShell
+from app.models.shell import CommandResult, InteractiveProgram, OutputLogs, StatefulShell
 
 ORPHAN_EXIT_S = 60
 """A container whose worker has vanished (no connection left) ends itself after so long."""
@@ -48,7 +48,7 @@ class Session(Protocol):
         tty: bool = False,
         rows: int = 24,
         columns: int = 80,
-    ) -> Interactive: ...
+    ) -> InteractiveProgram: ...
     def put(self, path: str, content: bytes, *, mode: int = 0o644) -> None: ...
     def get(self, path: str) -> bytes: ...
     def put_tree(self, archive: bytes, path: str) -> None: ...

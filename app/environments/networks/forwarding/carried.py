@@ -17,7 +17,7 @@ import structlog
 
 from app.environments.contract import Serve
 from app.errors import EnvironmentFailed
-from app.models.shell import Interactive
+from app.models.shell import InteractiveProgram
 
 log = structlog.get_logger()
 
@@ -37,7 +37,7 @@ class BadRelay(Exception):
 class _Frames:
     """Frames of the relay's output."""
 
-    def __init__(self, program: Interactive) -> None:
+    def __init__(self, program: InteractiveProgram) -> None:
         self._program = program
         self._kept = bytearray()
 
@@ -158,7 +158,7 @@ class _Line:
 class Carried:
     """A `Forward` by way of a running relay, which it ends."""
 
-    def __init__(self, program: Interactive, serve: Serve) -> None:
+    def __init__(self, program: InteractiveProgram, serve: Serve) -> None:
         self._program = program
         self._frames = _Frames(program)
         self._serve = serve

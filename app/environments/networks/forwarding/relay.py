@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 from app.environments import prebuilt
 from app.errors import EnvironmentFailed
-from app.models.shell import Interactive
+from app.models.shell import InteractiveProgram
 
-Stream = Callable[[Sequence[str]], Interactive]
+Stream = Callable[[Sequence[str]], InteractiveProgram]
 """Starts a program inside, to be talked to: an environment's `stream`."""
 
 _PATIENCE_S = 60.0
@@ -18,7 +18,7 @@ _CHUNK_BYTES = 1 << 16
 _TAKE = 'umask 077 && cat > "$0" && chmod 700 "$0" && echo taken'
 
 
-def start(stream: Stream, port: int, connections: int) -> Interactive:
+def start(stream: Stream, port: int, connections: int) -> InteractiveProgram:
     """The relay, running inside; its file there is gone again. Whoever gets it closes it. Raises: EnvironmentFailed."""
     place = f"/tmp/.relay-{uuid.uuid4().hex}"
     taking = stream(["sh", "-c", _TAKE, place])

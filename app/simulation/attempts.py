@@ -14,9 +14,9 @@ from app.ledger.database import Database
 from app.ledger.ends import Failed, Finished
 from app.models.endings import EndReason, RetryPolicy
 from app.models.outcome import Failure
-from app.workers.simulation_actors import Attempt, Dice, Instance, Step
-from app.workers.simulation_clock import Clock
-from app.workers.simulation_lanes import Lane, Verb
+from app.simulation.batches import Lane, Verb
+from app.simulation.clock import Clock
+from app.simulation.instances import Attempt, Dice, Instance, Step
 
 
 class Host(Protocol):

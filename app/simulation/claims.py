@@ -8,7 +8,7 @@ from app.errors import DatabaseUnavailable
 from app.ledger import attempts
 from app.ledger.attempts import Claim, ClaimRequest
 from app.ledger.database import Database
-from app.workers.simulation_actors import Instance
+from app.simulation.instances import Instance
 
 
 class Claims:

@@ -24,14 +24,14 @@ from app.models.instance import InstanceRequest
 from app.models.outcome import WakeUpMessage
 from app.models.simulation import Simulation
 from app.settings import Settings
-from app.workers.simulation_actors import Dice, Instance
-from app.workers.simulation_claims import Claims
-from app.workers.simulation_clock import Clock
-from app.workers.simulation_hints import StopEar
-from app.workers.simulation_lanes import Lane, Verb
-from app.workers.simulation_leases import Asked, Leases
-from app.workers.simulation_seats import Seated, Seats
-from app.workers.simulation_work import Work
+from app.simulation.attempts import Work
+from app.simulation.batches import Lane, Verb
+from app.simulation.claims import Claims
+from app.simulation.clock import Clock
+from app.simulation.instances import Dice, Instance
+from app.simulation.leases import Asked, Leases
+from app.simulation.slots import Seated, Seats
+from app.simulation.wakeups import StopEar
 
 _KILLED = -9
 _DEADLINES_S = 1.0

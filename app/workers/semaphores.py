@@ -34,7 +34,7 @@ _NOTED_S = 0.1
 """What is shorter is the question itself and no wait."""
 
 
-class LedgerGate:
+class LedgerSemaphore:
     """Implements the environments' `Gate` for one attempt; used by the one thread that carries it out.
 
     `waited` is the seconds waited so far by limit, for `attempts.waits`; a place that was had at once is no wait.

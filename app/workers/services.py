@@ -1,4 +1,4 @@
-"""The stations of one worker, built from the settings: where the contracts meet their implementations."""
+"""The services of one worker, built from the settings: where the contracts meet their implementations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _THIS_HOST = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(slots=True)
-class Stations:
+class WorkerServices:
     """Everything that the spine walks through. One per worker process; threads share it."""
 
     settings: Settings
@@ -102,10 +102,10 @@ def _process_env(settings: Settings) -> dict[str, str]:
     return {**kept, "NO_PROXY": direct, "no_proxy": direct}
 
 
-def build(settings: Settings, *, pooled: bool, max_idle: int) -> Stations:
-    """Stations of a worker that keeps up to `max_idle` environments for reuse."""
+def build(settings: Settings, *, pooled: bool, max_idle: int) -> WorkerServices:
+    """WorkerServices of a worker that keeps up to `max_idle` environments for reuse."""
     database = Database(settings.database(), pooled=pooled)
-    return Stations(
+    return WorkerServices(
         settings=settings,
         database=database,
         store=open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url),

@@ -1,8 +1,8 @@
 """The host of the `simulated` provider: one process, thousands of instances, the real queues, ledger and leases.
 
-    python -m app.workers.simulation '{"run_s": "lognormal:60,0.5", "crash": 0.01}'
+    python -m app.simulation.host '{"run_s": "lognormal:60,0.5", "crash": 0.01}'
 
-It answers what the nursery answers (launch, terminate, alive), a JSON line each way, and takes real hints; only what
+It answers what the launcher answers (launch, terminate, alive), a JSON line each way, and takes real hints; only what
 an instance would do between a claim and an outcome is left out.
 """
 
@@ -29,8 +29,8 @@ from app.instances.simulated import socket_path
 from app.models.instance import InstanceRequest
 from app.models.simulation import Simulation
 from app.settings import Settings, load
-from app.workers.simulation_actors import Dice
-from app.workers.simulation_world import World
+from app.simulation.fleet import World
+from app.simulation.instances import Dice
 
 log = structlog.get_logger()
 

@@ -1,6 +1,6 @@
 """The control worker: a Celery worker on the control queue, with the dispatcher and the reconciler beside it.
 
-    python -m app.workers.control
+    python -m app.control.worker
 
 Any number may run: one dispatcher and one reconciler decide at a time.
 """
@@ -22,6 +22,9 @@ from celery.worker.control import Panel
 from app import instances as providers
 from app import logs
 from app.celery_app import CONTROL, app
+from app.control import metrics
+from app.control.calendar import Calendar
+from app.control.webhooks import Webhooks
 from app.errors import DatabaseUnavailable, InstanceFailed, MegaFlowError, UnknownName
 from app.images.references import key_of
 from app.instances.base import Provider
@@ -37,9 +40,7 @@ from app.scheduling.placement import queue_at
 from app.scheduling.reconciler import Hands, Reconciler
 from app.settings import Settings, load
 from app.stopping import nudge
-from app.workers import host_care, host_sweep, metrics, seat
-from app.workers.calendar import Calendar
-from app.workers.webhooks import Webhooks
+from app.workers import context, host_care, host_sweep
 
 log = structlog.get_logger()
 
@@ -106,7 +107,7 @@ class Control:
 
     def start(self) -> None:
         """Start the threads; ticks are served from here on."""
-        seat.serve_ticks(Calendar(self._settings, self._database))
+        context.serve_ticks(Calendar(self._settings, self._database))
         self._thread("dispatcher", lambda: self._dispatcher.run(self._stop))
         self._thread("reconciler", lambda: self._reconciler.run(self._stop))
         self._thread("auditor", lambda: self._auditor.run(self._stop))

@@ -17,9 +17,9 @@ from app.images import pull_source
 from app.ledger.environment_times import FAILED
 from app.models.outcome import Phase
 from app.models.spec import EnvironmentSpec, Mode, Reuse
-from app.workers.patience import patient
-from app.workers.stations import Stations
-from app.workers.under_way import Rollout
+from app.workers.attempt_context import AttemptContext
+from app.workers.retry import retrying
+from app.workers.services import WorkerServices
 
 log = structlog.get_logger()
 
@@ -32,35 +32,35 @@ _OF_SEVERAL = {"network": "create", "services": "start"}
 
 
 @contextmanager
-def environment_for(rollout: Rollout, purpose: str) -> Iterator[Environment]:
+def environment_for(context: AttemptContext, purpose: str) -> Iterator[Environment]:
     """An environment for the block; recycled or ended afterwards, and ended at once when the attempt must stop."""
-    claimed, stations = rollout.claimed, rollout.stations
+    claimed, services = context.claimed, context.services
     spec, limits = claimed.spec.task.environment, claimed.spec.task.limits
     if purpose == "grading":
         spec = spec.for_grading()
-    with _asking(rollout, spec, purpose) as asking:
+    with _asking(context, spec, purpose) as asking:
         with asking.spent.measure("image"):
-            provider, image = _awaiting_engine(rollout, lambda: _provider(rollout, spec))
+            provider, image = _awaiting_engine(context, lambda: _provider(context, spec))
         image_s = asking.spent.phases["image"]
         if purpose == "agent":
-            rollout.passed(Phase.IMAGE_READY, image=image)
-        rollout.heed()
+            context.record_phase(Phase.IMAGE_READY, image=image)
+        context.raise_if_stopped()
         shares = spec.reuse is Reuse.SHARED_READONLY
         reuse = claimed.mode is Mode.PERSISTENT and (spec.reuse is Reuse.RECYCLED or shares)
         acquire = partial(
-            stations.pool.acquire, provider, spec, _tags(rollout), image, timeout_s=limits.environment_timeout_s
+            services.pool.acquire, provider, spec, _tags(context), image, timeout_s=limits.environment_timeout_s
         )
-        environment, origin = _awaiting_engine(rollout, lambda: acquire(allow_reuse=reuse))
+        environment, origin = _awaiting_engine(context, lambda: acquire(allow_reuse=reuse))
     alone = not (reuse and shares)  # what happens in one that others have, too, is nobody's own
     image_by = asking.arrivals.longest.value
-    told = rollout.torn[purpose] = {"id": environment.id, "origin": origin.value, "image_by": image_by}
+    told = context.teardown[purpose] = {"id": environment.id, "origin": origin.value, "image_by": image_by}
     with ExitStack() as at_end:
-        at_end.callback(_let_go, rollout, environment, purpose, reuse=reuse, alone=alone)
+        at_end.callback(_let_go, context, environment, purpose, reuse=reuse, alone=alone)
         told |= _came(environment, image_s, ready_s=asking.waited_s)
-        at_end.callback(rollout.token.on_cancel(environment.destroy))
+        at_end.callback(context.token.on_cancel(environment.destroy))
         if alone:
-            rollout.limits_met.watch(environment)
-        _keep_logs(rollout, environment, alone=alone)
+            context.limits_met.watch(environment)
+        _keep_logs(context, environment, alone=alone)
         yield environment
 
 
@@ -78,21 +78,21 @@ class _Asking:
 
 
 @contextmanager
-def _asking(rollout: Rollout, spec: EnvironmentSpec, purpose: str) -> Iterator[_Asking]:
+def _asking(context: AttemptContext, spec: EnvironmentSpec, purpose: str) -> Iterator[_Asking]:
     """The block gets an environment; what it cost is on record also when none comes."""
     with pull_source.noted() as arrivals, noting() as spent:
         asking = _Asking(spent, arrivals)
         try:
             yield asking
         except BaseException:
-            rollout.torn[purpose] = {"kind": _kind(rollout, spec), **_never_came(asking)}
+            context.teardown[purpose] = {"kind": _kind(context, spec), **_never_came(asking)}
             raise
 
 
-def _kind(rollout: Rollout, spec: EnvironmentSpec) -> str:
+def _kind(context: AttemptContext, spec: EnvironmentSpec) -> str:
     """What it would have been."""
     with suppress(MegaFlowError):
-        provider = rollout.stations.environments(spec.kind)
+        provider = context.services.environments(spec.kind)
         return provider.kind_of(spec)
     return spec.kind.value
 
@@ -109,13 +109,13 @@ def _never_came(asking: _Asking) -> dict[str, Any]:
     return {"path": FAILED, "image_by": image_by, "phases": phases, "ready_s": round(ready_s, 4)}
 
 
-def _let_go(rollout: Rollout, environment: Environment, purpose: str, *, reuse: bool, alone: bool) -> None:
-    rollout.limits_met.leave(environment)
+def _let_go(context: AttemptContext, environment: Environment, purpose: str, *, reuse: bool, alone: bool) -> None:
+    context.limits_met.leave(environment)
     if alone:
         environment.keep_logs(None)
-    reuse = reuse and not rollout.token.is_set()
-    rollout.torn[purpose]["reset"] = _give_back(rollout.stations, environment, reuse=reuse)
-    rollout.torn[purpose]["after"] = environment.describe().get("phases", {})
+    reuse = reuse and not context.token.is_set()
+    context.teardown[purpose]["reset"] = _give_back(context.services, environment, reuse=reuse)
+    context.teardown[purpose]["after"] = environment.describe().get("phases", {})
 
 
 def _came(environment: Environment, image_s: float, *, ready_s: float) -> dict[str, Any]:
@@ -133,40 +133,40 @@ def _came(environment: Environment, image_s: float, *, ready_s: float) -> dict[s
     }
 
 
-def _keep_logs(rollout: Rollout, environment: Environment, *, alone: bool) -> None:
+def _keep_logs(context: AttemptContext, environment: Environment, *, alone: bool) -> None:
     """Keep all of its long outputs as the attempt's; those of the agent's own framework are kept whatever it is."""
-    if alone and environment.keep_logs(rollout.logs):
-        rollout.evidence.command_logs(rollout.logs)
+    if alone and environment.keep_logs(context.logs):
+        context.evidence.command_logs(context.logs)
     else:
         why = "an environment of this kind keeps none" if alone else "the environment was shared with others"
-        rollout.evidence.command_logs(rollout.logs, why=why)
+        context.evidence.command_logs(context.logs, why=why)
 
 
-def _provider(rollout: Rollout, spec: EnvironmentSpec) -> tuple[EnvironmentProvider, str]:
+def _provider(context: AttemptContext, spec: EnvironmentSpec) -> tuple[EnvironmentProvider, str]:
     """Who makes it, and the image's id."""
-    stations = rollout.stations
-    provider = stations.environments(spec.kind, rollout.gate)
-    return provider, provider.prepare_image(spec, timeout_s=rollout.claimed.spec.task.limits.environment_timeout_s)
+    services = context.services
+    provider = services.environments(spec.kind, context.semaphore)
+    return provider, provider.prepare_image(spec, timeout_s=context.claimed.spec.task.limits.environment_timeout_s)
 
 
-def _awaiting_engine(rollout: Rollout, once: Callable[[], T]) -> T:
+def _awaiting_engine(context: AttemptContext, once: Callable[[], T]) -> T:
     """An engine that is being restarted costs time, and no attempt: there is no environment yet that it could lose."""
-    patiently = patient(rollout.stations.settings.engine_patience_s, of=EngineUnavailable, hurried=rollout.token.is_set)
+    retry = retrying(context.services.settings.engine_patience_s, of=EngineUnavailable, hurried=context.token.is_set)
     begun = time.monotonic()
     try:
-        return patiently(once)
+        return retry(once)
     except EngineUnavailable:
-        rollout.heed()
+        context.raise_if_stopped()
         raise
     finally:
-        if patiently.statistics.get("attempt_number", 1) > 1:
-            rollout.gate.waited["engine"] = rollout.gate.waited.get("engine", 0.0) + time.monotonic() - begun
+        if retry.statistics.get("attempt_number", 1) > 1:
+            context.semaphore.waited["engine"] = context.semaphore.waited.get("engine", 0.0) + time.monotonic() - begun
 
 
-def _give_back(stations: Stations, environment: Environment, *, reuse: bool) -> dict[str, Any] | None:
+def _give_back(services: WorkerServices, environment: Environment, *, reuse: bool) -> dict[str, Any] | None:
     """Reset and keep, or end. What cannot be ended now is the sweeper's: it must not change the outcome."""
     try:
-        proof = stations.pool.release(environment, reuse=reuse)
+        proof = services.pool.release(environment, reuse=reuse)
     except StationError as error:
         log.warning("environment.not_given_back", environment=environment.id, error=str(error))
         return {"error": str(error)}
@@ -175,10 +175,10 @@ def _give_back(stations: Stations, environment: Environment, *, reuse: bool) -> 
     return {**asdict(proof), "left": list(proof.left[:20]), "took_s": round(proof.took_s, 4)}
 
 
-def _tags(rollout: Rollout) -> Tags:
-    claimed = rollout.claimed
+def _tags(context: AttemptContext) -> Tags:
+    claimed = context.claimed
     return Tags(
-        installation=rollout.stations.settings.installation,
+        installation=context.services.settings.installation,
         instance_id=claimed.instance_id,
         run_id=claimed.run_id,
         task_id=claimed.task_id,

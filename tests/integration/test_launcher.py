@@ -1,4 +1,4 @@
-"""The nursery as a real process that forks real instances, and the provider that speaks to it."""
+"""The launcher as a real process that forks real instances, and the provider that speaks to it."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ def settings(make_settings: MakeSettings) -> Settings:
 
 
 @pytest.fixture
-def nursery(settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
+def launcher(settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(
         [sys.executable, "-c", _SERVE], env=process_environment(settings), stdout=subprocess.DEVNULL
     ) as process:
-        eventually(lambda: (settings.home / "run" / "nursery.sock").exists())
+        eventually(lambda: (settings.home / "run" / "launcher.sock").exists())
         yield process
         process.terminate()
 
 
 @pytest.fixture
-def provider(settings: Settings, nursery: subprocess.Popen[bytes]) -> ProcessProvider:
+def provider(settings: Settings, launcher: subprocess.Popen[bytes]) -> ProcessProvider:
     return ProcessProvider(settings)
 
 
@@ -130,13 +130,13 @@ def test_an_instance_is_killed_at_its_deadline(provider: ProcessProvider, databa
     eventually(lambda: _is_gone(pid), within_s=5)
 
 
-def test_instances_do_not_outlive_a_killed_nursery(
-    provider: ProcessProvider, database: Database, nursery: subprocess.Popen[bytes]
+def test_instances_do_not_outlive_a_killed_launcher(
+    provider: ProcessProvider, database: Database, launcher: subprocess.Popen[bytes]
 ) -> None:
     request = _requested(database)
     pid = int(provider.launch([request])[request.instance_id])
-    nursery.kill()
-    nursery.wait()
+    launcher.kill()
+    launcher.wait()
     eventually(lambda: _is_gone(pid))
     with pytest.raises(InstanceFailed, match="megaflow up"):
         provider.alive()

@@ -1,6 +1,6 @@
-"""Starts the nursery with everything that a worker needs already imported.
+"""Starts the launcher with everything that a worker needs already imported.
 
-python -m app.workers.nursery
+python -m app.workers.launcher
 """
 
 from __future__ import annotations
@@ -39,4 +39,4 @@ if __name__ == "__main__":
     try:
         main()
     except MegaFlowError as error:
-        sys.exit(f"nursery: {error}")
+        sys.exit(f"launcher: {error}")

@@ -12,7 +12,7 @@ from app.errors import DatabaseUnavailable, MegaFlowError
 log = structlog.get_logger()
 
 
-def patient(
+def retrying(
     patience_s: float,
     *,
     of: type[MegaFlowError] = DatabaseUnavailable,

@@ -12,8 +12,8 @@ from app.ledger.database import Database
 from app.models.endings import EndReason
 from app.models.states import InstanceState
 from app.settings import Settings
-from app.workers.simulation_clock import Clock
-from app.workers.simulation_lanes import Lane, Verb
+from app.simulation.batches import Lane, Verb
+from app.simulation.clock import Clock
 
 
 class Asked(NamedTuple):

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from celery import Celery
 
 from app.models.outcome import WakeUpMessage
-from app.workers.simulation_actors import Instance
-from app.workers.simulation_hints import HintEar
+from app.simulation.instances import Instance
+from app.simulation.wakeups import HintEar
 
 Seated = tuple[Instance, WakeUpMessage]
 Deliver = Callable[[str, Sequence[WakeUpMessage]], None]
