@@ -107,17 +107,17 @@ def _played(
     found: Findings,
 ) -> Trial:
     from app.environments import tool_inside
-    from app.environments.networks import MODEL_PORT, model_outlet
+    from app.environments.networks import MODEL_PORT, open_model_egress
 
     scratch = folder / "scratch"
     scratch.mkdir()
     limits = Limits(agent_timeout_s=timeout_s, max_steps=10)
     if framework.placement is Placement.OUTSIDE:
-        stage, outlet = Stage(environment, base_url), None
+        stage, egress = Stage(environment, base_url), None
     else:
         bundle = framework.install()
         shared = where.kind is EnvironmentKind.LOCAL  # with this host's loopback
-        inside_url, outlet = model_outlet(environment.forward, base_url, port=0 if shared else MODEL_PORT)
+        inside_url, egress = open_model_egress(environment.forward, base_url, port=0 if shared else MODEL_PORT)
         tools = {bundle.name: tool_inside(where.kind, bundle.name, bundle.folder)}
         stage = Stage(environment, base_url, inside_url, tools)
     try:
@@ -125,8 +125,8 @@ def _played(
         with found.timed("work"):
             return stage.play(_agent(framework), "solve", scratch, limits, NeverCancelled())
     finally:
-        if outlet is not None:
-            outlet.close()
+        if egress is not None:
+            egress.close()
 
 
 def _agent(framework: Framework) -> Agent:

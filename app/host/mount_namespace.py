@@ -12,7 +12,6 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,23 +100,7 @@ def apart(work: Callable[[], Result], *, needs: Path, stage: Stage | None = None
         kernel.unshare(kernel.CLONE_NEWNS)
         return work()
 
-    return _in_thread(body)
-
-
-def _in_thread(work: Callable[[], Result]) -> Result:
-    """In a thread that ends with it; not by an executor, which refuses once the interpreter is on its way out."""
-    outcome: Future[Result] = Future()
-
-    def body() -> None:
-        try:
-            outcome.set_result(work())
-        except BaseException as error:  # noqa: BLE001  raised again by whoever waits
-            outcome.set_exception(error)
-
-    thread = threading.Thread(target=body, name="environment-start")
-    thread.start()
-    thread.join()
-    return outcome.result()
+    return kernel.in_thread(body, name="environment-start")
 
 
 def plain(needs: Path, stage: Stage | None) -> int:
@@ -127,7 +110,7 @@ def plain(needs: Path, stage: Stage | None) -> int:
         if key not in _plain:
             for other in [one for one in _plain if one[0] != key[0]]:
                 os.close(_plain.pop(other))  # a fork has a copy of the parent's open file
-            _plain[key] = _in_thread(lambda: _made(needs.resolve(), stage))
+            _plain[key] = kernel.in_thread(lambda: _made(needs.resolve(), stage), name="environment-start")
         return _plain[key]
 
 

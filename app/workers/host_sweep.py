@@ -20,7 +20,7 @@ from app.ledger import host_images, instances
 from app.ledger.database import Database, Listener
 from app.ledger.events import WORK
 from app.settings import Settings
-from app.workers import marks
+from app.workers import heartbeats
 
 log = structlog.get_logger()
 
@@ -102,9 +102,9 @@ class Rounds:
 
 def lead_here(settings: Settings) -> None:
     """Called by the leading reconciler, every second or so: whoever sweeps this home then sweeps for it, too."""
-    marks.make(settings, _LEADS)
+    heartbeats.make(settings, _LEADS)
 
 
 def leads_here(settings: Settings) -> bool:
     """Whether the leading reconciler's home is this one: what was launched by it stands here, or on its engine."""
-    return marks.stands(settings, _LEADS, _LEADS_S)
+    return heartbeats.stands(settings, _LEADS, _LEADS_S)

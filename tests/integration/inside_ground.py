@@ -17,7 +17,7 @@ import pytest
 from app.agents.framework import Bundle
 from app.agents.trial import Stage, write_scripts
 from app.environments import provider_for
-from app.environments.networks.model_port import model_outlet
+from app.environments.networks.model_port import open_model_egress
 from app.environments.tools import tool_inside
 from app.models.spec import EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
@@ -68,7 +68,7 @@ def container_stage(settings: Settings, image: str, bundle: Bundle, engine: str)
     spec = EnvironmentSpec(image=image, tools=(bundle.name,))
     environment = provider.create(spec, tags_of(settings.installation), timeout_s=120)
     try:
-        inside, _ = model_outlet(environment.forward, engine, port=0)  # it ends with the environment
+        inside, _ = open_model_egress(environment.forward, engine, port=0)  # it ends with the environment
         tools = {bundle.name: tool_inside(EnvironmentKind.DOCKER, bundle.name, bundle.folder)}
         stage = Stage(environment, engine, inside, tools)
         stage.prepare()

@@ -248,8 +248,8 @@ def test_of_all_processes_of_a_stack_the_gateway_alone_has_keys(stack: Settings)
     assert with_keys == {gateway}
     for name in (b"OPENAI_API_KEY", b"ANTHROPIC_AUTH_TOKEN", b"SOME_ENGINE_KEY", b"UNUSUAL"):
         assert name + b"=" in _environ(gateway)
-    nursery = next(one.pid for one in supervisor.states(stack) if one.name == "nursery")
-    assert b"AWS_SECRET_ACCESS_KEY=of-the-store" in _environ(nursery), "artifacts are stored from there"
+    launcher = next(one.pid for one in supervisor.states(stack) if one.name == "launcher")
+    assert b"AWS_SECRET_ACCESS_KEY=of-the-store" in _environ(launcher), "artifacts are stored from there"
     for file in (stack.home / "run").rglob("*"):
         if file.is_file():
             assert SECRET.encode() not in file.read_bytes(), file
@@ -266,10 +266,10 @@ def test_of_all_processes_of_a_stack_the_gateway_alone_has_keys(stack: Settings)
 def test_a_worker_that_is_started_by_hand_drops_the_keys(tmp_path: Path) -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("MEGAFLOW_")}
     environ |= {"MEGAFLOW_HOME": str(tmp_path), "OPENAI_API_KEY": SECRET, "AWS_SECRET_ACCESS_KEY": "of-the-store"}
-    command = [sys.executable, "-c", "from app.cli import main; main()", "worker", "nursery"]
+    command = [sys.executable, "-c", "from app.cli import main; main()", "worker", "launcher"]
     with subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as worker:
         try:
-            eventually(lambda: (tmp_path / "run" / "nursery.sock").exists() or worker.poll() is not None)
+            eventually(lambda: (tmp_path / "run" / "launcher.sock").exists() or worker.poll() is not None)
             assert worker.poll() is None
             found = _environ(worker.pid)
         finally:

@@ -15,7 +15,7 @@ from app.environments.networks import exempted, variables
 from app.environments.runtimes.compose.resources import Ground
 from app.environments.runtimes.docker.container import DockerEnvironment
 from app.environments.runtimes.docker.provider import DockerProvider
-from app.environments.session.transports import Entrance
+from app.environments.session.transports import Transport
 from app.environments.tools import Find, Tool
 from app.errors import EnvironmentFailed, ServiceUnhealthy
 from app.host.disk_watch import DiskWatch
@@ -99,17 +99,17 @@ class MainProvider(DockerProvider):
         tags: Tags,
         image_id: str,
         network: str | None,
-        entrance: Entrance,
+        transport: Transport,
         tools: tuple[Tool, ...],
     ) -> str:
-        container_id = super()._create(engine, spec, tags, image_id, network, entrance, tools)
+        container_id = super()._create(engine, spec, tags, image_id, network, transport, tools)
         self._ground.join_others(self._service, container_id)
         return container_id
 
     def _limits(
-        self, engine: Engine, spec: EnvironmentSpec, network: str | None, entrance: Entrance, tools: tuple[Tool, ...]
+        self, engine: Engine, spec: EnvironmentSpec, network: str | None, transport: Transport, tools: tuple[Tool, ...]
     ) -> Any:
-        return self._ground.amended(super()._limits(engine, spec, network, entrance, tools), self._service)
+        return self._ground.amended(super()._limits(engine, spec, network, transport, tools), self._service)
 
 
 def start_inside(environment: DockerEnvironment, ground: Ground, image_id: str, deadline: float) -> None:

@@ -18,7 +18,7 @@ from app.environments.contract import ServiceMemory
 from app.environments.runtimes.compose.resources import Ground
 from app.environments.runtimes.docker import disk_limits
 from app.environments.session import SessionClient
-from app.environments.session.exec_stream import exec_stream
+from app.environments.session.transports import exec_stream
 from app.errors import EnvironmentFailed, ImageUnavailable, ServiceUnhealthy, StationError
 from app.host import archives
 from app.host.memory_watch import MemoryWatch, file_of

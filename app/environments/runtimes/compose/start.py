@@ -18,7 +18,7 @@ from app.environments.runtimes.compose.start_order import Order
 from app.environments.runtimes.docker import disk_limits
 from app.environments.runtimes.docker.container import DockerEnvironment
 from app.environments.runtimes.setup import carry_out
-from app.environments.session.transport import binary_for
+from app.environments.session.transports import binary_for
 from app.environments.tools import Find
 from app.errors import NoPlaceToStart, ServiceUnhealthy, StationError
 from app.host.disk_watch import DiskWatch, limit_of
