@@ -145,7 +145,7 @@ def _about(task: AgentTask) -> str:
 
 
 @contextmanager
-def _standing(asked: _Asked, settings: Settings, timeout_s: float, end: terminal.Ending) -> Iterator[Environment]:
+def _standing(asked: _Asked, settings: Settings, timeout_s: float, end: terminal.SignalEnding) -> Iterator[Environment]:
     """Made for nobody: should this process be killed, the sweeper takes it at its deadline, and not before.
 
     Raises: StationError: it cannot be made, or not be removed.

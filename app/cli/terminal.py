@@ -40,7 +40,7 @@ def size() -> tuple[int, int]:
     return (found.lines, found.columns) if found.lines and found.columns else (24, 80)
 
 
-class Ending:
+class SignalEnding:
     """What would end this process ends the block instead, once: cleaning up is not cut short by a second signal."""
 
     def __init__(self) -> None:
@@ -58,9 +58,9 @@ class Ending:
 
 
 @contextmanager
-def ending() -> Iterator[Ending]:
+def ending() -> Iterator[SignalEnding]:
     """For the block, Ctrl-C, a polite kill and a terminal that goes away raise SystemExit."""
-    made = Ending()
+    made = SignalEnding()
     before = {number: signal.signal(number, made.heed) for number in _ENDS}
     try:
         yield made

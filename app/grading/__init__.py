@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.grading.base import Grade, Grader, Submission
+from app.grading.base import Grade, Grader, GradingInput
 from app.grading.script_goal import ScriptGrader
 from app.grading.tests_goal import TestsGrader
 from app.models.spec import ScriptGoal, TestsGoal

@@ -32,12 +32,12 @@ _STAGES = ("/mnt", "/srv", "/media", "/opt")
 
 _lock = threading.Lock()
 _plain: dict[
-    tuple[int, Stage | None], int
+    tuple[int, MountStage | None], int
 ] = {}  # by process, since a fork must not share it: what others are copied from
 
 
 @dataclass(frozen=True)
-class Stage:
+class MountStage:
     """Empty folders in memory to mount things at, seen by the thread alone; whoever is nobody may pass through them."""
 
     place: Path
@@ -70,7 +70,7 @@ class Stage:
         return self.place / "null"
 
     @classmethod
-    def beside(cls, needs: Path) -> Stage:
+    def beside(cls, needs: Path) -> MountStage:
         """One that does not cover `needs`. Raises: OSError: this host has no such folder."""
         for name in _STAGES:
             if os.path.isdir(name) and not os.path.islink(name) and not needs.is_relative_to(name):
@@ -87,7 +87,7 @@ class Stage:
         self.state.mkdir(mode=0o700)
 
 
-def apart(work: Callable[[], Result], *, needs: Path, stage: Stage | None = None) -> Result:
+def apart(work: Callable[[], Result], *, needs: Path, stage: MountStage | None = None) -> Result:
     """Do `work` in a thread with mounts of its own; `needs` names a folder that it must see.
 
     The thread may mount, change its working folder and join cgroups: nobody else is concerned. `stage` is there to
@@ -103,7 +103,7 @@ def apart(work: Callable[[], Result], *, needs: Path, stage: Stage | None = None
     return kernel.in_thread(body, name="environment-start")
 
 
-def plain(needs: Path, stage: Stage | None) -> int:
+def plain(needs: Path, stage: MountStage | None) -> int:
     """The namespace (a file descriptor, not to be closed) that those of environments are copied from."""
     key = os.getpid(), stage
     with _lock:
@@ -114,7 +114,7 @@ def plain(needs: Path, stage: Stage | None) -> int:
         return _plain[key]
 
 
-def _made(needs: Path, stage: Stage | None) -> int:
+def _made(needs: Path, stage: MountStage | None) -> int:
     kernel.unshare(kernel.CLONE_NEWNS)
     # Slave: what the host unmounts goes here, too, instead of being held by us; nothing of ours goes there.
     kernel.mount(None, "/", None, kernel.MS_SLAVE | kernel.MS_REC)

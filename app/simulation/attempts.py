@@ -15,7 +15,7 @@ from app.ledger.ends import Failed, Finished
 from app.models.endings import EndReason, RetryPolicy
 from app.models.outcome import Failure
 from app.simulation.batches import Lane, Verb
-from app.simulation.clock import Clock
+from app.simulation.clock import SimulationClock
 from app.simulation.instances import Attempt, Dice, Instance, Step
 
 
@@ -41,7 +41,7 @@ class Host(Protocol):
 class Work:
     """Used on the clock's thread. `lane` must have the verbs of this class."""
 
-    def __init__(self, clock: Clock, dice: Dice, host: Host, counts: Counter[str]) -> None:
+    def __init__(self, clock: SimulationClock, dice: Dice, host: Host, counts: Counter[str]) -> None:
         self._clock = clock
         self._dice = dice
         self._host = host

@@ -14,7 +14,7 @@ _TICK_S = 0.004
 _LONGEST_S = 0.5
 
 
-class Clock:
+class SimulationClock:
     """Calls back, on the thread that turns it. An exception of a callback ends that thread."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ from app.settings import Settings
 from app.simulation.attempts import Work
 from app.simulation.batches import Lane, Verb
 from app.simulation.claims import Claims
-from app.simulation.clock import Clock
+from app.simulation.clock import SimulationClock
 from app.simulation.instances import Dice, Instance
 from app.simulation.leases import Asked, Leases
 from app.simulation.slots import Seated, Seats
@@ -46,7 +46,7 @@ class World:
         self._retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
         self._dice = Dice(simulation)
         self._numbers = itertools.count(1)
-        self._clock = Clock()
+        self._clock = SimulationClock()
         self.post = self._clock.post
         self._instances: dict[UUID, Instance] = {}
         self._seats = Seats(celery, lambda queue, hints: self.post(self._hear_hints, queue, hints))

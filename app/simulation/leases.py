@@ -13,7 +13,7 @@ from app.models.endings import EndReason
 from app.models.states import InstanceState
 from app.settings import Settings
 from app.simulation.batches import Lane, Verb
-from app.simulation.clock import Clock
+from app.simulation.clock import SimulationClock
 
 
 class Asked(NamedTuple):
@@ -58,7 +58,7 @@ class Holder(Protocol):
 class Leases:
     """Renews every third of `lease_s`; stops work before a lease that could not be renewed lapses."""
 
-    def __init__(self, database: Database, settings: Settings, clock: Clock, holder: Holder) -> None:
+    def __init__(self, database: Database, settings: Settings, clock: SimulationClock, holder: Holder) -> None:
         self._database = database
         self._settings = settings
         self._clock = clock

@@ -96,30 +96,30 @@ class Ticker(Protocol):
     def tick(self, now: datetime) -> int: ...
 
 
-class _Process:
+class _Current:
     seat: WorkerContext | None = None
     ticker: Ticker | None = None
 
 
 def sit(seat: WorkerContext) -> None:
     """This process hosts an instance."""
-    _Process.seat = seat
+    _Current.seat = seat
 
 
 def serve_ticks(ticker: Ticker) -> None:
     """This process is a control worker."""
-    _Process.ticker = ticker
+    _Current.ticker = ticker
 
 
 def current() -> WorkerContext:
     """Raises: StackNotRunning: a plain Celery worker took the queue of instances."""
-    if _Process.seat is None:
+    if _Current.seat is None:
         raise StackNotRunning("this worker is no instance; expected one started by a provider or `megaflow worker`")
-    return _Process.seat
+    return _Current.seat
 
 
 def tick() -> int:
     """Raises: StackNotRunning: not a control worker."""
-    if _Process.ticker is None:
+    if _Current.ticker is None:
         raise StackNotRunning("this worker serves no schedules; expected the control worker")
-    return _Process.ticker.tick(datetime.now(UTC))
+    return _Current.ticker.tick(datetime.now(UTC))
