@@ -166,14 +166,14 @@ def _synthetic(count: int, plan: SimulationPlan) -> list[AgentTask]:
 
 def _follow(flow: MegaFlow, plan: SimulationPlan) -> None:
     """Show progress until all have ended. Raises: WaitTimeout."""
-    from app.ledger import simulated
+    from app.simulation import figures
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     give_up = None if plan.timeout_s is None else time.monotonic() + plan.timeout_s
     with Progress(*columns, console=errors) as progress:
         line = progress.add_task("tasks ended", total=plan.total)
         while True:
-            states = simulated.states(flow.database)
+            states = figures.states(flow.database)
             ended = sum(states.get(state.value, 0) for state in ENDED_TASK)
             running = states.get("running", 0)
             progress.update(line, completed=ended, description=f"{running} running, tasks ended")

@@ -7,7 +7,7 @@ from app.grading.script_goal import ScriptGrader
 from app.grading.tests_goal import TestsGrader
 from app.models.spec import ScriptGoal, TestsGoal
 
-__all__ = ["Grade", "Grader", "Submission", "grader_for"]
+__all__ = ["Grade", "Grader", "GradingInput", "grader_for"]
 
 
 def grader_for(goal: TestsGoal | ScriptGoal) -> Grader:

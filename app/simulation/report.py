@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.ledger import simulated
 from app.ledger.database import Database
-from app.ledger.simulated import Figures
+from app.simulation import figures
+from app.simulation.figures import Figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class SimulationReport:
 
 def report(database: Database, capacity: int) -> SimulationReport:
     """All that the database holds, which must be the simulation's own."""
-    found = simulated.read(database)
+    found = figures.read(database)
     total = found.total
     return SimulationReport(
         total=total,
