@@ -33,7 +33,7 @@ _NO_LAYER = (
 
 
 class OnEngine:
-    """Implements `Stock`. What of an image lies unpacked beside the engine goes with it, its set-ups there before."""
+    """Implements `ImageIndex`. Unpacked layers of an image go with it, its set-ups before."""
 
     is_all = True
 

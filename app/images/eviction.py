@@ -69,7 +69,7 @@ def choose_victims(
             break
         tally.drop(image)
         chosen.append(image)
-    spared = _spare(chosen, tally, need_bytes) if tally.freed >= need_bytes else set()
+    spared = _evictable(chosen, tally, need_bytes) if tally.freed >= need_bytes else set()
     return [image.id for image in chosen if image.id not in spared]
 
 
@@ -87,7 +87,7 @@ def total_bytes(images: Iterable[HeldImage]) -> int:
     return sum({layer.id: layer.size_bytes for image in images for layer in image.layers}.values())
 
 
-def _spare(chosen: Sequence[HeldImage], tally: _FreedSpace, need_bytes: int) -> set[str]:
+def _evictable(chosen: Sequence[HeldImage], tally: _FreedSpace, need_bytes: int) -> set[str]:
     """Who may stay after all, the soonest needed first: a later victim may have freed enough alone."""
     spared = set()
     for image in reversed(chosen):

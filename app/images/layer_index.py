@@ -28,7 +28,7 @@ _SET_UP = "setup:"
 
 
 class Unpacked:
-    """Implements `Stock`. All of it we have brought here, but what came from an engine that is no more."""
+    """Implements `ImageIndex`. All of it we have brought here, but what came from an engine that is no more."""
 
     def __init__(self, settings: Settings, book: ImageMetadata) -> None:
         self._settings = settings

@@ -70,7 +70,7 @@ class ImageMetadata:
         """All records by image id; some may be of images that are gone."""
         return self._read("*.json")
 
-    def marks(self) -> frozenset[str]:
+    def change_marker(self) -> frozenset[str]:
         """Something else whenever an image came or went; cheap."""
         try:
             return frozenset(name for name in os.listdir(self._folder) if name.endswith((".json", ".parts")))
@@ -144,7 +144,7 @@ class ImageMetadata:
     # --- Locks ------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def kept(self, key: str, *, timeout_s: float) -> Iterator[None]:
+    def pinned(self, key: str, *, timeout_s: float) -> Iterator[None]:
         """For the length of the block nobody on this host evicts what `key` names.
 
         Raises: TimeoutError.

@@ -131,7 +131,11 @@ def persist(
     """
     course = _Course(deadline, after_s)
     retrying = Retrying(
-        retry=retry_if_exception(_is_busy), wait=course.wait_s, stop=course.is_over, before_sleep=_told, reraise=True
+        retry=retry_if_exception(_is_busy),
+        wait=course.wait_s,
+        stop=course.is_over,
+        before_sleep=_log_retry,
+        reraise=True,
     )
     try:
         return retrying(once)
@@ -171,6 +175,6 @@ def _is_busy(error: BaseException) -> bool:
     return isinstance(error, RegistryRefusal) and error.refusal is RefusalKind.BUSY
 
 
-def _told(state: RetryCallState) -> None:
+def _log_retry(state: RetryCallState) -> None:
     error = state.outcome.exception() if state.outcome else None
     log.warning("registry.busy", reason=str(error), wait_s=round(state.upcoming_sleep, 2))

@@ -136,7 +136,7 @@ class Sync:
             return SyncOutcome.PRESENT, there.digest
         if self._again and item.spec.image is not None:
             registries.pull(item.spec.image, deadline)
-        with self._images.kept(item.spec, timeout_s=deadline - time.monotonic()) as image_id:
+        with self._images.pinned(item.spec, timeout_s=deadline - time.monotonic()) as image_id:
             self._name(image_id, item.key, item.target)
             registries.push(item.target, deadline)
         found = registries.look(item.target, deadline)

@@ -28,7 +28,7 @@ from app.images.cache import ImageCache
 from app.images.dockerfile import Dockerfile
 from app.images.engine_registry import Registries, architecture_of, refuse_foreign, wrong_architecture
 from app.images.logins import logins_of
-from app.images.pull_source import Arrival, tell
+from app.images.pull_source import PullSource, tell
 from app.images.references import registry_of
 from app.images.references import short as _short
 from app.images.registry_errors import RefusalKind, RegistryRefusal, together
@@ -82,7 +82,7 @@ class Images:
         return found
 
     @contextmanager
-    def kept(self, spec: EnvironmentSpec, *, timeout_s: float) -> Iterator[str]:
+    def pinned(self, spec: EnvironmentSpec, *, timeout_s: float) -> Iterator[str]:
         """As `ensure`; for the length of the block the image stays on the engine, whatever room is needed.
 
         Raises: ImageUnavailable, ImageBuildFailed, EngineUnavailable, DiskFull.
@@ -90,7 +90,7 @@ class Images:
         begun = time.monotonic()
         with ExitStack() as keeping:
             try:
-                keeping.enter_context(self._cache.book.kept(references.key_of(spec), timeout_s=timeout_s))
+                keeping.enter_context(self._cache.book.pinned(references.key_of(spec), timeout_s=timeout_s))
             except TimeoutError as error:
                 raise ImageUnavailable(f"could not use image {spec.label} in time: {error}; try again.") from error
             yield self.ensure(spec, timeout_s=timeout_s - (time.monotonic() - begun))
@@ -121,14 +121,14 @@ class Images:
         if self._cache.book.fit(image_id):
             return
         for places in _NEEDED:
-            if not any(self._holds(container_id, path) for path in places):
+            if not any(self._has_file(container_id, path) for path in places):
                 raise ImageUnfit(
                     f"image {label} has no {places[0]}: expected a POSIX shell and `sleep` in it, as every environment "
                     "needs; add them (busybox will do), or name another image."
                 )
         self._cache.book.note_fit(image_id)
 
-    def _holds(self, container_id: str, path: str) -> bool:
+    def _has_file(self, container_id: str, path: str) -> bool:
         api = self._engine.api
         with self._engine.named(f"look for {path}", ImageUnavailable):
             url = f"{api.base_url}/v{api.api_version}/containers/{container_id}/archive"
@@ -190,7 +190,7 @@ class Images:
         # A build's base has a turn of its own: who has a place here must not wait for somebody who waits for a place.
         turn_name = f"{'pull' if counted else 'base'}-{_short(reference)}"
         with self._once(turn_name, f"pull {reference}", deadline, counted=counted):
-            tell(Arrival.PULL)
+            tell(PullSource.PULL)
             for candidate in candidates:
                 if (found := self._runnable(candidate)) is not None:
                     return found
@@ -261,13 +261,13 @@ class Images:
         with self._once(f"build-{tag.rpartition(':')[2]}", f"build {tag}", deadline):
             for candidate in candidates:
                 if (found := self._fitting(candidate)) is not None:
-                    tell(Arrival.BUILD if candidate == tag else Arrival.PULL)  # another's, whom we waited for
+                    tell(PullSource.BUILD if candidate == tag else PullSource.PULL)  # another's, whom we waited for
                     return found
             for candidate in shared:
                 if (found := self._from_mirror(candidate, build, deadline)) is not None:
-                    tell(Arrival.PULL)
+                    tell(PullSource.PULL)
                     return found
-            tell(Arrival.BUILD)
+            tell(PullSource.BUILD)
             return self._build(build, tag, limits, deadline)
 
     def _built_names(self, build: Build) -> list[str]:
@@ -335,7 +335,7 @@ class Images:
         elsewhere = {}
         for reference in dict.fromkeys(base.reference for base in recipe.bases):
             try:
-                keeping.enter_context(self._cache.book.kept(reference, timeout_s=deadline - time.monotonic()))
+                keeping.enter_context(self._cache.book.pinned(reference, timeout_s=deadline - time.monotonic()))
             except TimeoutError as error:
                 raise ImageUnavailable(f"could not use image {reference} in time: {error}; try again.") from error
             found = self._pulled(reference, deadline, counted=False)  # this build's own slot covers it

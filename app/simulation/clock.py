@@ -1,4 +1,4 @@
-"""The one thread of a simulated world: what others hand over, and a heap of what falls due."""
+"""The one thread of a simulated fleet: what others hand over, and a heap of what falls due."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _NEAR = 256
 """Tasks at the head of the queue: enough to pull ahead by."""
 
 
-class StandingGate:
+class HostSemaphoreLease:
     """Implements the environments' `Gate` for work that belongs to no attempt: keeps its own places alive."""
 
     def __init__(self, database: Database, lease_s: float) -> None:
@@ -77,4 +77,4 @@ def prefetcher(settings: Settings, database: Database) -> Prefetcher:
     def fetch(bundle: Bundle) -> bytes:
         return fetch_bundle(store, bundle)
 
-    return Prefetcher(settings, queue=queue, fetch_bundle=fetch, gate=StandingGate(database, settings.lease_s))
+    return Prefetcher(settings, queue=queue, fetch_bundle=fetch, gate=HostSemaphoreLease(database, settings.lease_s))

@@ -23,7 +23,7 @@ from app.images.cache import ImageCache
 from app.images.compose_images import Parts
 from app.images.metadata import ImageMetadata
 from app.images.overview import ImageDemand
-from app.images.prefetch import Prefetcher, SpareGate
+from app.images.prefetch import IdleSemaphore, Prefetcher
 from app.images.references import key_of
 from app.images.task_images import Images
 from app.models.spec import Compose, EnvironmentSpec
@@ -141,7 +141,7 @@ def test_what_a_container_has_or_somebody_keeps_stays(
     (_, contained), (kept, kept_id), (_, spare) = make(), make(), make()
     container = engine.api.create_container(contained, command=["/nothing"])["Id"]
     try:
-        with images.kept(kept, timeout_s=10):
+        with images.pinned(kept, timeout_s=10):
             assert tight(settings, 10**9).make_room() != []
             assert ours(cache) == {contained, kept_id}
     finally:
@@ -455,4 +455,4 @@ def test_one_process_of_a_host_looks_ahead_and_another_takes_over(
 
 def test_a_spare_gate_never_waits() -> None:
     with pytest.raises(TimeoutError):
-        SpareGate(Full()).hold("image_builds:h", 1, timeout_s=100)
+        IdleSemaphore(Full()).hold("image_builds:h", 1, timeout_s=100)

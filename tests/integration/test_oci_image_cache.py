@@ -23,11 +23,11 @@ from app.host import kernel
 from app.host.slots import HostGate
 from app.images import overview
 from app.images.cache import ImageCache
+from app.images.changes import ImageChanges
 from app.images.layer_store import ImageStore
 from app.images.metadata import ImageMetadata
 from app.images.overview import ImageDemand
 from app.images.prefetch import Prefetcher
-from app.images.presence import Presence
 from app.images.references import built_for_all, key_of
 from app.images.unpacked_images import OciImages
 from app.models.spec import Build, Bundle, Compose, EnvironmentSpec
@@ -278,7 +278,7 @@ def test_a_recipe_comes_from_the_mirror_and_the_host_says_that_it_has_it(setting
     blob = a_layer(b"built elsewhere")
     image_id = push_image(registry, path, [(blob, blob)], kernel.machine(), tag)
     mirrored = settings.model_copy(update={"image_mirror": registry})
-    presence = Presence(mirrored)
+    presence = ImageChanges(mirrored)
     assert key_of(RECIPE) not in presence.here()
     assert prefetcher(mirrored, [RECIPE]).look()
     assert here(settings) == {image_id}

@@ -23,9 +23,9 @@ from app.agents.frameworks import FRAMEWORKS, FrameworkOptions, framework_named
 from app.agents.installation import Installer
 from app.agents.openhands.adapter import OpenHands
 from app.agents.running import collecting
-from app.agents.running.blotting import blot
 from app.agents.running.collecting import DEEPEST, LEFT_OUT, collect_inside, tidy
-from app.agents.running.telling import told
+from app.agents.running.end_reason import told
+from app.agents.running.redact import blot
 from app.agents.swe_agent.adapter import SweAgent
 from app.errors import EnvironmentFailed
 from app.models.endings import EndReason

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from app.agents.framework import FrameworkBundle
 from app.agents.installation import indexes, libraries
-from app.agents.installation.once import Shelf, digest_of, step, try_out, uv
+from app.agents.installation.once import ToolStore, digest_of, step, try_out, uv
 from app.errors import AgentNotSetUp, AgentUnavailable
 
 _RECIPE = "python-1"  # counts up when what is below makes another bundle of the same lock
@@ -49,10 +49,10 @@ class VenvRequest:
     first_use_env: Mapping[str, str] = field(default_factory=dict)
 
 
-def bundle(shelf: Shelf, name: str, wanted: VenvRequest) -> FrameworkBundle:
+def bundle(tool_store: ToolStore, name: str, wanted: VenvRequest) -> FrameworkBundle:
     """See `Installer.python`."""
     digest = digest_of(name, [wanted.lock, wanted.version, _RECIPE])
-    return FrameworkBundle(name, shelf.ensure(name, digest, lambda place: fill(place, name, wanted)))
+    return FrameworkBundle(name, tool_store.ensure(name, digest, lambda place: fill(place, name, wanted)))
 
 
 def fill(place: Path, name: str, wanted: VenvRequest, *, beside: Callable[[Path], None] = lambda _: None) -> None:

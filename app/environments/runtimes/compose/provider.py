@@ -80,7 +80,7 @@ class ComposeProvider(EnvironmentProvider):
         with ExitStack() as held:
             held.enter_context(self._used(plan))
             yield {
-                name: held.enter_context(self._images.kept(part, timeout_s=deadline - time.monotonic()))
+                name: held.enter_context(self._images.pinned(part, timeout_s=deadline - time.monotonic()))
                 for name, part in plan.images.items()
             }
 

@@ -1,6 +1,6 @@
 """Runs one program and sees to it that nothing of it is left. Run by its path, in isolated mode; imports none of ours.
 
-    python -I -S keeper.py CONTROL STATUS GRACE_S PROGRAM ARGUMENT...
+    python -I -S supervisor.py CONTROL STATUS GRACE_S PROGRAM ARGUMENT...
 
 CONTROL and STATUS are numbers of inherited pipes. A byte on CONTROL, or its end (whoever started us died), means stop:
 SIGTERM to the program's process group, SIGKILL after GRACE_S to everything. When the program and all that it started

@@ -51,7 +51,7 @@ def told(framework: Framework, ended: Ended, *, out_of_memory: bool = False) -> 
         found = f"killed {where}, by signal {-ended.returncode}: {tail(ended.stderr)}"
         return AgentEnding(reason, _text(found.rstrip(": ")))
     try:
-        ending = _kept(framework.ending(ended))
+        ending = _shortened(framework.ending(ended))
     except MegaFlowError:
         raise
     except Exception as error:  # what a framework writes may be anything, also what its adapter never saw
@@ -63,7 +63,7 @@ def told(framework: Framework, ended: Ended, *, out_of_memory: bool = False) -> 
     return ending
 
 
-def _kept(ending: AgentEnding) -> AgentEnding:
+def _shortened(ending: AgentEnding) -> AgentEnding:
     """Without counts that are none: they are for a person to read, and change nothing about how it ended."""
     steps: object = ending.steps
     if steps is not None and not _whole(steps):
