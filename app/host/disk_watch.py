@@ -16,7 +16,7 @@ from typing import Protocol
 import structlog
 
 from app.errors import EnvironmentFailed, EnvironmentOverLimit, HostDiskFull, StationError
-from app.host.disk_usage import MOST_FILES, Usage
+from app.host.disk import MOST_FILES, DiskUsage
 from app.host.slots import turn
 from app.models.spec import EnvironmentSpec
 
@@ -40,14 +40,14 @@ _RESERVE = 0.02
 """Of the disk and its inodes, kept for the host: below it the largest environment ends, whatever its limit."""
 
 
-class Writer(Protocol):
+class WatchedEnvironment(Protocol):
     """An environment whose files lie on the watched disk."""
 
     @property
     def id(self) -> str: ...
     @property
     def gone(self) -> bool: ...
-    def written(self) -> Usage | None: ...
+    def written(self) -> DiskUsage | None: ...
     def fail(self, why: str, *, kind: type[EnvironmentFailed]) -> None: ...
 
 
@@ -77,18 +77,18 @@ def _nearly_full(disk: os.statvfs_result) -> bool:
 class DiskWatch:
     """Watches environments of this process, while there are any."""
 
-    def __init__(self, folder: Path, turns: Path, sizes: Callable[[], dict[str, Usage]]) -> None:
+    def __init__(self, folder: Path, turns: Path, sizes: Callable[[], dict[str, DiskUsage]]) -> None:
         """folder: on the disk. turns: a file for one look at a time, of all processes. sizes: by id, of all theirs."""
         self._folder = folder
         self._turns = turns
         self._sizes = sizes
         self._lock = threading.Lock()
-        self._watched: weakref.WeakKeyDictionary[Writer, int] = weakref.WeakKeyDictionary()
+        self._watched: weakref.WeakKeyDictionary[WatchedEnvironment, int] = weakref.WeakKeyDictionary()
         self._thread: threading.Thread | None = None
         self._free_bytes = self._free_files = 0
         self._looked = 0.0
 
-    def watch(self, environment: Writer, limit_bytes: int) -> None:
+    def watch(self, environment: WatchedEnvironment, limit_bytes: int) -> None:
         """Until it is gone, or nobody knows it any more."""
         with self._lock:
             self._watched[environment] = limit_bytes
@@ -97,7 +97,7 @@ class DiskWatch:
                 self._thread = threading.Thread(target=self._go_on, name="disk-watch", daemon=True)
                 self._thread.start()
 
-    def forget(self, environment: Writer) -> None:
+    def forget(self, environment: WatchedEnvironment) -> None:
         """It is part of another one that is watched."""
         with self._lock:
             self._watched.pop(environment, None)
@@ -145,13 +145,13 @@ class DiskWatch:
                 self._end(environment, why, EnvironmentOverLimit)
 
     @staticmethod
-    def _written(environment: Writer) -> Usage:
+    def _written(environment: WatchedEnvironment) -> DiskUsage:
         """One that is going, or too large to be measured now, keeps nobody from looking at the others."""
         try:
-            return environment.written() or Usage()
+            return environment.written() or DiskUsage()
         except (OSError, StationError) as error:
             log.debug("environment.not_measured", environment=environment.id, reason=str(error))
-            return Usage()
+            return DiskUsage()
 
     def _end_the_largest(self) -> None:
         """Of all processes' environments, when it is ours: else its own process ends it.
@@ -167,7 +167,7 @@ class DiskWatch:
                 identity, found = max(
                     self._sizes().items(),
                     key=lambda one: one[1].files if by_files else one[1].size_bytes,
-                    default=("", Usage()),
+                    default=("", DiskUsage()),
                 )
                 with self._lock:
                     ours = [one for one in self._watched if one.id == identity and not one.gone]
@@ -182,7 +182,7 @@ class DiskWatch:
         except TimeoutError:  # others are looking; the next look is ours
             return
 
-    def _end(self, environment: Writer, why: str, kind: type[EnvironmentFailed]) -> None:
+    def _end(self, environment: WatchedEnvironment, why: str, kind: type[EnvironmentFailed]) -> None:
         try:
             environment.fail(why, kind=kind)
         except (OSError, StationError) as error:

@@ -31,7 +31,7 @@ from app.environments.session.transports import (
 )
 from app.environments.tools import Find, Tool, tools_of, versions
 from app.errors import EnvironmentFailed, ImageUnavailable, NoPlaceToStart, StationError
-from app.host.container_layer import Layer
+from app.host.container_layer import ContainerLayer
 from app.host.disk import disk_named
 from app.host.disk_watch import DiskWatch
 from app.host.engine import ROLE, Engine, engine_of
@@ -169,7 +169,7 @@ class DockerProvider(EnvironmentProvider):
                     if network is None:
                         hosts_file.write(engine, about)
                 inside = ContainerTarget(container_id, spec.workdir, self._user(engine, image_id))
-                layer = Layer.of(about, {str(mount["Target"]) for mount in _mounts(transport, tools)})
+                layer = ContainerLayer.of(about, {str(mount["Target"]) for mount in _mounts(transport, tools)})
                 self._images.refuse_unfit(container_id, image_id, spec.label)  # leaves files in the layer
                 environment = DockerEnvironment(
                     *(engine, inside, spec, image_id, transport, layer, times, tools),

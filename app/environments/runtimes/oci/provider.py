@@ -31,7 +31,7 @@ from app.errors import (
     SetupFailed,
     SetupTimedOut,
 )
-from app.host.disk_usage import Usage
+from app.host.disk import DiskUsage
 from app.host.disk_watch import DiskWatch, limit_of
 from app.host.environment_records import Record, Records
 from app.host.slots import Gate, HostGate, turn
@@ -244,7 +244,7 @@ def _refuse_open(spec: EnvironmentSpec) -> None:
 def watch_of(home: Path) -> DiskWatch:
     """Over what this process's environments write, and all processes' where the disk is nearly full."""
 
-    def sizes() -> dict[str, Usage]:
+    def sizes() -> dict[str, DiskUsage]:
         records = Records(home)
         return {one.id: usage_of(one.id, records.place(one.id)) for one in records.all()}
 

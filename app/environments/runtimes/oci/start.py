@@ -14,7 +14,7 @@ from app.environments.runtimes.oci.specification import Plan, configuration
 from app.environments.runtimes.oci.start_request import NEEDED, Birth, Lacking
 from app.environments.tools import Tool
 from app.host import kernel, mount_namespace
-from app.host.mount_namespace import Stage
+from app.host.mount_namespace import MountStage
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class ByRuntime:
 
     runtime: Runtime
     home: Path
-    stage: Stage
+    stage: MountStage
 
     def start(self, birth: Birth, listening: socket.socket, *, timeout_s: float) -> None:
         """Start an environment; its first process inherits `listening`. Returns when that runs.
