@@ -1,6 +1,6 @@
 """Builds Celery: queues, reliability options, beat. All Celery knowledge that is configuration stands here.
 
-Messages are hints and PostgreSQL is the truth, so acks are early, results are not stored, and nothing is prefetched.
+Messages are messages and PostgreSQL is the truth, so acks are early, results are not stored, and nothing is prefetched.
 A test asserts every option on `app.conf`, because Celery ignores a misspelt name.
 """
 
@@ -49,7 +49,7 @@ def options(settings: Settings) -> dict[str, Any]:
         "task_send_sent_event": True,  # Flower shows the queue of each task
         "worker_send_task_events": True,
         "worker_prefetch_multiplier": 1,
-        "worker_disable_prefetch": True,  # else one hint waits behind a running attempt
+        "worker_disable_prefetch": True,  # else one message waits behind a running attempt
         "worker_hijack_root_logger": False,
         "worker_redirect_stdouts": False,
         "worker_log_format": "%(asctime)s %(levelname)s %(message)s",

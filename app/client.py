@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
@@ -17,12 +17,14 @@ from app.ledger.database import Database, Listener
 from app.ledger.results import RunStatus
 from app.models.outcome import TaskResult
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
-from app.models.spec import AgentTask, Bundle, Mode, ModelChoice
+from app.models.spec import AgentTask, Bundle, Mode, ModelChoice, TaskSpec
 from app.models.states import TaskState
 from app.settings import Settings, load
 
 if TYPE_CHECKING:
+    from app.evaluation import Submission
     from app.ledger import stream
+    from app.ledger.accept import NewRun
 
 # What accepts, cancels and follows is imported where it is used: listing runs needs a third of the modules.
 
@@ -36,13 +38,16 @@ class MegaFlow:
     ...         print(handle.name, handle.result().reward)
     """
 
-    def __init__(self, settings: Settings | None = None) -> None:
+    def __init__(self, settings: Settings | None = None, database: Database | None = None) -> None:
         """Settings come from the environment when none are given. Connects when first used.
+
+        database: another owner's, who closes it; None: one of its own.
 
         Raises: SettingsInvalid.
         """
         self.settings = settings or load()
-        self.database = Database(self.settings.database())
+        self._owns_database = database is None
+        self.database = database or Database(self.settings.database())
         self._outcomes = _Outcomes(self.database)
 
     def enqueue(
@@ -123,8 +128,8 @@ class MegaFlow:
         Raises: as `enqueue`.
         """
         from app.agents.external import known_agents
-        from app.ledger import accept
-        from app.submission import refuse_unanswered, refuse_wrong_projects, specs_for
+        from app.ledger.accept import NewRun
+        from app.submission import refuse_wrong_projects, specs_for
 
         specs = specs_for(
             tasks,
@@ -137,29 +142,62 @@ class MegaFlow:
             limits=limits,
             agent_args=agent_args,
         )
-        refuse_unanswered(specs, self.settings, self.database)
-        refuse_wrong_projects([spec.task for spec in specs], self._stored)
-        if not specs:
-            raise SpecInvalid("expected at least one task, found none; nothing was submitted")
-        if replicas < 1:
-            raise SpecInvalid(f"expected replicas >= 1, found {replicas}; nothing was submitted")
-        accepted = accept.accept(
-            self.database,
-            accept.NewRun(
-                specs=specs,
-                replicas=replicas,
-                name=name,
-                user_name=user_name,
-                purpose=purpose,
-                priority=priority,
-                idempotency_key=idempotency_key,
-                available_at=available_at,
-                deadline_at=deadline_at,
-                budget_usd=budget_usd,
-                max_running=max_running,
-            ),
-            self.settings,
+        new = NewRun(
+            specs=specs,
+            replicas=replicas,
+            name=name,
+            user_name=user_name,
+            purpose=purpose,
+            priority=priority,
+            idempotency_key=idempotency_key,
+            available_at=available_at,
+            deadline_at=deadline_at,
+            budget_usd=budget_usd,
+            max_running=max_running,
         )
+        return self._accept(new, lambda: refuse_wrong_projects([spec.task for spec in specs], self._stored))
+
+    def submit(
+        self,
+        submission: Submission,
+        *,
+        idempotency_key: str | None = None,
+        check: Callable[[ModelChoice], None] | None = None,
+    ) -> Run:
+        """Read a dataset and accept its tasks as one run; all of them or none. check: called with each model first.
+
+        Raises: DatasetInvalid; as `enqueue` and `check`.
+        """
+        from app.evaluation import new_run, specs_of
+
+        specs = specs_of(submission, self.settings)
+        return self._accept(new_run(submission, specs, idempotency_key), lambda: _check_models(specs, check))
+
+    def trial(self, submission: Submission, *, check: Callable[[ModelChoice], None] | None = None) -> list[TaskSpec]:
+        """What `submit` would accept now, with everything but accepting it. Raises: as `submit`."""
+        from app.evaluation import specs_of
+        from app.ledger import classes
+        from app.submission import refuse_unanswered
+
+        specs = specs_of(submission, self.settings)
+        refuse_unanswered(specs, self.settings, self.database)
+        _check_models(specs, check)
+        with self.database.begin() as connection:
+            classes.check(connection, self.settings, {(spec.mode, spec.resource_class) for spec in specs})
+        return specs
+
+    def _accept(self, new: NewRun, check: Callable[[], None]) -> Run:
+        """The one way in. Raises: as `enqueue` and `check`."""
+        from app.ledger import accept
+        from app.submission import refuse_unanswered
+
+        refuse_unanswered(new.specs, self.settings, self.database)
+        check()
+        if not new.specs:
+            raise SpecInvalid("expected at least one task, found none; nothing was submitted")
+        if new.replicas < 1:
+            raise SpecInvalid(f"expected replicas >= 1, found {new.replicas}; nothing was submitted")
+        accepted = accept.accept(self.database, new, self.settings)
         return self.run(accepted.run_id, accepted.task_ids, accepted.names)
 
     def _stored(self, bundle: Bundle) -> bytes:
@@ -220,7 +258,7 @@ class MegaFlow:
         run_id: UUID | None = None,
         task_id: UUID | None = None,
         stop: threading.Event | None = None,
-    ) -> Iterator[stream.Streamed]:
+    ) -> Iterator[stream.StreamedEvent]:
         """Facts after a position (`start`, `now`, or one that came with a fact): at least once, in order for each task.
 
         kinds: whole ones, or beginnings that end in a dot. With `follow`, goes on until `stop` is set.
@@ -229,7 +267,7 @@ class MegaFlow:
         """
         from app.ledger import stream
 
-        wanted, at = stream.Wanted(tuple(kinds), run_id, task_id), stream.place(self.database, position)
+        wanted, at = stream.EventFilter(tuple(kinds), run_id, task_id), stream.place(self.database, position)
         if follow:
             yield from stream.follow(self.database, at, stop or threading.Event(), wanted)
             return
@@ -244,7 +282,8 @@ class MegaFlow:
     def close(self) -> None:
         """Release the connections. Accepted tasks go on."""
         self._outcomes.close()
-        self.database.close()
+        if self._owns_database:
+            self.database.close()
 
     def __enter__(self) -> Self:
         return self
@@ -322,6 +361,12 @@ def as_completed(handles: Iterable[Handle], timeout: float | None = None) -> Ite
             raise WaitTimeout(f"{len(left)} tasks had not ended after {timeout} s; they go on")
         for task_id in ended:
             yield left.pop(task_id)
+
+
+def _check_models(specs: Iterable[TaskSpec], check: Callable[[ModelChoice], None] | None) -> None:
+    for model in {spec.model for spec in specs if spec.model is not None and spec.agent != "replay"}:
+        if check is not None:
+            check(model)
 
 
 class _Outcomes:

@@ -121,7 +121,7 @@ class Settings(BaseSettings):
     lease_s: float = Field(default=30.0, gt=0)
     """How long a silent worker keeps its attempt; renewed every third of it."""
     republish_s: float = Field(default=20.0, gt=0)
-    """A hint that nobody claimed for so long is published again."""
+    """A wake-up message that no worker claimed within this time is published again."""
     sweep_s: float = Field(default=10.0, gt=0)
     """Between two rounds of the reconciler, and between two sweeps of a host when no instance ends."""
     retry_base_s: float = Field(default=1.0, ge=0)

@@ -15,8 +15,7 @@ from app.errors import ArtifactMissing, LimitInvalid, SpecInvalid
 from app.host import archives
 from app.ledger import model_replicas
 from app.ledger.database import Database
-from app.ledger.model_endpoints import Registered
-from app.ledger.model_replicas import ANY, check_variable, plain_url
+from app.ledger.model_replicas import ANY, Registered, check_variable, plain_url
 from app.models.addresses import forbidden_url
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import (

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from app.images.eviction import Held, Layer
 from app.ledger.upcoming import MOST, in_order
-from app.ledger.waiting import Candidate, LineKey
+from app.ledger.waiting import QueueKey, WaitingTask
 from app.models.spec import Mode
 from app.scheduling.placement import LOOK_AHEAD, Contender, place
 
@@ -167,7 +167,7 @@ class Queue:
         most = MOST // max(1, sum(bool(line) for line in self._lines.values()))
         heads = {
             # Any value that sorts will do as an id: a UUID for each of millions would be most of the time.
-            LineKey(Mode.EPHEMERAL, "standard", user): [Candidate(task.key, 0, 0) for task in islice(line, most)]
+            QueueKey(Mode.EPHEMERAL, "standard", user): [WaitingTask(task.key, 0, 0) for task in islice(line, most)]
             for user, line in self._lines.items()
         }
         held = {(user, "standard"): count for user, count in self._held.items()}

@@ -17,13 +17,12 @@ from uuid import uuid4
 import psycopg
 from docker.models.resource import Model
 
-from app import AgentTask, MegaFlow, Mode, TaskResult
+from app import AgentTask, MegaFlow, Mode, TaskResult, evaluation
 from app.ledger import schema
 from app.models.outcome import Phase
 from app.models.spec import EnvironmentKind
 from app.settings import PREFIX, Settings
 from app.stack import engine, lifecycle
-from app.workers import evaluations
 from bench.timing import Batch
 
 WIDTH = 4
@@ -152,7 +151,7 @@ def _engine(home: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 def _warm(settings: Settings, flow: MegaFlow, task_name: str, say: Callable[[str], None]) -> System:
     say(f"building the image of {task_name}, and walking both ways once")
-    task = next(task for task in evaluations.demo_tasks(settings, EnvironmentKind.DOCKER) if task.name == task_name)
+    task = next(task for task in evaluation.demo_tasks(settings, EnvironmentKind.DOCKER) if task.name == task_name)
     result = flow.enqueue(task, agent="oracle", mode=Mode.EPHEMERAL).result(timeout=600)
     if result.reward != 1.0:
         raise RuntimeError(f"expected reward 1 of the first task; found {result.end_reason}: {result.failure}")

@@ -8,10 +8,10 @@ from uuid_utils import compat as uuids
 
 from app.ledger import accept, admission, attempts, instances
 from app.ledger.accept import Accepted, NewRun
-from app.ledger.admission import Published
+from app.ledger.admission import QueuedMessage
 from app.ledger.attempts import Claim
 from app.ledger.database import Database
-from app.ledger.instances import Wanted
+from app.ledger.instances import InstanceDemand
 from app.models.endings import RetryPolicy
 from app.models.spec import (
     AgentTask,
@@ -46,14 +46,14 @@ def accepted(database: Database, count: int = 1, *, mode: Mode = Mode.PERSISTENT
     return accept.accept(database, NewRun(specs=specs))
 
 
-def dispatched(database: Database, run: Accepted, mode: Mode = Mode.PERSISTENT) -> list[Published]:
+def dispatched(database: Database, run: Accepted, mode: Mode = Mode.PERSISTENT) -> list[QueuedMessage]:
     """Admit every task of the run."""
     with database.begin() as connection:
         return admission.admit(connection, [(task_id, mode) for task_id in run.task_ids])
 
 
 def ready_instance(database: Database, mode: Mode = Mode.PERSISTENT) -> UUID:
-    wanted = Wanted("process", mode, "standard", 1 if mode is Mode.EPHEMERAL else 4, 1, None)
+    wanted = InstanceDemand("process", mode, "standard", 1 if mode is Mode.EPHEMERAL else 4, 1, None)
     with database.begin() as connection:
         (instance_id,) = instances.request(connection, wanted)
     assert instances.ready(database, instance_id)
@@ -64,7 +64,7 @@ def claimed(database: Database, mode: Mode = Mode.PERSISTENT, *, max_attempts: i
     """One task, accepted, admitted and claimed by an instance of its own."""
     run = accepted(database, mode=mode, max_attempts=max_attempts)
     (item,) = dispatched(database, run, mode)
-    found = attempts.claim(database, item.hint, ready_instance(database, mode), lease_s=30)
+    found = attempts.claim(database, item.message, ready_instance(database, mode), lease_s=30)
     assert found is not None
     return found
 

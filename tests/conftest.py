@@ -1,10 +1,23 @@
 """Fixtures for all tests: the real services come from `tests.services`."""
 
+import asyncio
+import inspect
+
 import pytest
 
 from tests.integration import rows
 
 pytest_plugins = ["tests.services"]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs a test that is a coroutine in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**given), 150))
+    return True
 
 
 @pytest.fixture(autouse=True)

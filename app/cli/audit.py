@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from app.client import MegaFlow
     from app.ledger import audit as audit_
     from app.ledger import receipts, results
-    from app.ledger.audit import Finding, Look
-    from app.ledger.receipt_check import Difference, World, compare
+    from app.ledger.audit import AuditFinding, AuditResult
+    from app.ledger.receipt_check import Difference, Inventory, compare
     from app.ledger.receipts import InstanceLine, ObjectLine, Receipt
 else:
     MegaFlow = later("app.client", "MegaFlow")
     audit_ = later("app.ledger.audit")
     receipts = later("app.ledger.receipts")
     results = later("app.ledger.results")
-    World = later("app.ledger.receipt_check", "World")
+    Inventory = later("app.ledger.receipt_check", "Inventory")
     compare = later("app.ledger.receipt_check", "compare")
 
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
@@ -71,7 +71,7 @@ def receipt(run: Annotated[str, typer.Argument(help="A run's id, its end, or its
         raise typer.Exit(LEFT_BEHIND if left else UNSEEN)
 
 
-def _compared(flow: MegaFlow, run_id: UUID) -> tuple[Receipt, World, list[Difference]]:
+def _compared(flow: MegaFlow, run_id: UUID) -> tuple[Receipt, Inventory, list[Difference]]:
     """What is made or removed between the two looks differs for a moment; what differs every time is a difference."""
     differences: list[Difference] | None = None
     for _ in range(_LOOKS):
@@ -85,7 +85,7 @@ def _compared(flow: MegaFlow, run_id: UUID) -> tuple[Receipt, World, list[Differ
     return said, found, differences or []
 
 
-def _of_concern(found: World, said: Receipt) -> World:
+def _of_concern(found: Inventory, said: Receipt) -> Inventory:
     """Whose silence leaves something of this run unseen: an engine that it never used may be missing."""
     used = {line.provider for line in said.instances}
     if any(line.kind.engines for line in said.objects):
@@ -93,7 +93,7 @@ def _of_concern(found: World, said: Receipt) -> World:
     return replace(found, silent=tuple(name for name in found.silent if name in used))
 
 
-def world(settings: Settings) -> World:
+def world(settings: Settings) -> Inventory:
     """What exists now: engine and host by label, instances by their providers."""
     from app.environments.listing import listed
     from app.instances import NAMES, provider_named
@@ -106,7 +106,7 @@ def world(settings: Settings) -> World:
             alive[name] = frozenset(provider_named(name, settings).alive())
         except InstanceFailed:
             silent.append(name)
-    return World(tuple(things), alive, tuple(silent))
+    return Inventory(tuple(things), alive, tuple(silent))
 
 
 def _identity(line: ObjectLine | InstanceLine, length: int = 64) -> str:
@@ -121,7 +121,7 @@ def _plain(line: ObjectLine | InstanceLine) -> dict[str, Any]:
     return {"id": identity, "why": line.why, "accounted": line.accounted}
 
 
-def _print(said: Receipt, differences: list[Difference], found: World, *, agrees: bool) -> None:
+def _print(said: Receipt, differences: list[Difference], found: Inventory, *, agrees: bool) -> None:
     ended = f"ended {_stamp(said.ended_at)}" if said.ended_at else "not ended"
     attempts = ", ".join(f"{count} {state}" for state, count in sorted(said.attempts.items())) or "none"
     _say(f"run {said.run_id} {said.name} of {said.user_name}: {said.tasks} task(s), {ended}; attempts: {attempts}")
@@ -187,13 +187,13 @@ def audit(
 ) -> None:
     """Check every invariant of the ledger now. Exit code 1 when one does not hold and was not mended."""
     with MegaFlow() as flow:
-        settings, capacity = flow.settings, audit_.capacity_of(flow.settings)
-        seen = audit_.look(flow.database, settings, capacity, recent_s=_YEARS_S)
+        settings = flow.settings
+        seen = audit_.look(flow.database, settings, recent_s=_YEARS_S)
         findings = seen.findings
         if repair:
             retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
-            findings = audit_.mend(flow.database, settings, seen, retry)
-            seen = audit_.look(flow.database, settings, capacity, seen.memory, recent_s=_YEARS_S)
+            findings = audit_.repair(flow.database, settings, seen, retry)
+            seen = audit_.look(flow.database, settings, seen.memory, recent_s=_YEARS_S)
     left = seen.findings
     if json:
         shown = [asdict(finding) for finding in findings]
@@ -204,7 +204,7 @@ def audit(
         raise typer.Exit(1)
 
 
-def _print_audit(findings: tuple[Finding, ...], seen: Look, *, repaired: bool) -> None:
+def _print_audit(findings: tuple[AuditFinding, ...], seen: AuditResult, *, repaired: bool) -> None:
     for finding in findings:
         _say(f"{finding.severity} {finding.name}: {finding.count}: {finding.means}")
         _say(f"  {', '.join(finding.ids)}{' …' if finding.count > len(finding.ids) else ''}")

@@ -22,17 +22,18 @@ from app.models.kinds import PauseKind
 if TYPE_CHECKING:
     from app.client import MegaFlow
     from app.ledger import classes as classes_
-    from app.ledger import deadlines, fleet, pauses
+    from app.ledger import deadlines, pauses
     from app.ledger import instances as instances_
+    from app.ledger import instances as live_instances
     from app.ledger.database import Database
-    from app.ledger.fleet import Seen
+    from app.ledger.instances import LiveInstance
     from app.ledger.pauses import Change
     from app.stopping import nudge
 else:
     MegaFlow = later("app.client", "MegaFlow")
     classes_ = later("app.ledger.classes")
     deadlines = later("app.ledger.deadlines")
-    fleet = later("app.ledger.fleet")
+    live_instances = later("app.ledger.instances")
     pauses = later("app.ledger.pauses")
     instances_ = later("app.ledger.instances")
     nudge = later("app.stopping", "nudge")
@@ -140,7 +141,7 @@ def moment(said: str, now: datetime) -> datetime | None:
 def instances(json: Json = False) -> None:
     """Instances that have not ended."""
     with MegaFlow() as flow:
-        found = fleet.live(flow.database)
+        found = live_instances.live(flow.database)
     if json:
         as_json([asdict(row) for row in found])
         return
@@ -155,7 +156,7 @@ def instances(json: Json = False) -> None:
     console.print(table if found else "no live instances")
 
 
-def _cells(row: Seen) -> Sequence[str]:
+def _cells(row: LiveInstance) -> Sequence[str]:
     return (
         str(row.id)[-12:],
         row.mode,
@@ -193,12 +194,12 @@ def drain(
         ids = (
             _of_class(flow, resource_class)
             if resource_class
-            else [fleet.find(flow.database, i) for i in instance or ()]
+            else [live_instances.find(flow.database, i) for i in instance or ()]
         )
         nudge(flow.settings, instances_.drain(flow.database, ids, why))
         if wait:
             _until_gone(flow.database, ids, timeout)
-        left = fleet.live(flow.database, ids)
+        left = live_instances.live(flow.database, ids)
     if json:
         as_json({"asked": ids, "gone": len(ids) - len(left), "live": [asdict(row) for row in left]})
     else:
@@ -211,7 +212,7 @@ def _of_class(flow: MegaFlow, name: str) -> list[UUID]:
         known = classes_.load(connection, flow.settings)
     if name not in known:
         raise UnknownName.of("resource class", name, list(known))
-    return [row.id for row in fleet.live(flow.database) if row.resource_class == name]
+    return [row.id for row in live_instances.live(flow.database) if row.resource_class == name]
 
 
 def _until_gone(database: Database, ids: Sequence[UUID], timeout: float | None) -> None:
@@ -220,7 +221,7 @@ def _until_gone(database: Database, ids: Sequence[UUID], timeout: float | None) 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=errors, transient=True) as progress:
         line = progress.add_task("instances gone", total=len(ids))
-        while left := fleet.live(database, ids):
+        while left := live_instances.live(database, ids):
             busy = sum(row.used for row in left)
             progress.update(line, completed=len(ids) - len(left), description=f"instances gone ({busy} attempts left)")
             if until is not None and time.monotonic() >= until:

@@ -44,9 +44,9 @@ def demo(
 
     Expected: oracle gets 1 on every task, nop 0, and mini-swe-agent 1 by conversations that the replay engine plays.
     """
+    from app import evaluation
     from app.settings import load
     from app.stack import base_image, lifecycle
-    from app.workers import evaluations
 
     begun = time.monotonic()
     settings = load()
@@ -58,7 +58,7 @@ def demo(
     if not contained:
         say("NO ISOLATION: tasks run in temporary folders of this host, in the environment `local`")
     with ending_in_order(), MegaFlow(settings) as flow:
-        tasks = evaluations.demo_tasks(settings, kind)
+        tasks = evaluation.demo_tasks(settings, kind)
         runs = [run for agent in EXPECTED for run in _main_job(flow, agent, tasks, contained=contained)]
         say(f"{sum(len(run.handles) for run in runs)} tasks accepted in {len(runs)} runs")
         found = follow(flow, runs)

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from app.ledger import results, stream
     from app.ledger import webhooks as kept
     from app.ledger.database import Database
-    from app.ledger.stream import Streamed, Wanted
+    from app.ledger.stream import EventFilter, StreamedEvent
 else:
     MegaFlow = later("app.client", "MegaFlow")
     results = later("app.ledger.results")
     stream = later("app.ledger.stream")
     kept = later("app.ledger.webhooks")
-    Wanted = later("app.ledger.stream", "Wanted")
+    EventFilter = later("app.ledger.stream", "EventFilter")
 
 webhooks = typer.Typer(help="URLs that are told of events as they happen.", no_args_is_help=True)
 
@@ -63,7 +63,7 @@ def events(
     """Print what happened, one JSON object a line. Each has the position after it: `--from` that goes on there."""
     with MegaFlow() as flow, _until_interrupted() as stop:
         database = flow.database
-        wanted = Wanted(tuple(kind or ()), _named(database, "runs", run), _named(database, "tasks", task))
+        wanted = EventFilter(tuple(kind or ()), _named(database, "runs", run), _named(database, "tasks", task))
         position = stream.place(database, begin or ("now" if follow else "start"))
         if follow:
             threading.Thread(target=_watch_for_a_closed_pipe, args=(stop,), daemon=True).start()
@@ -83,7 +83,9 @@ def _named(database: Database, kind: str, name: str | None) -> UUID | None:
     return None if name is None else results.find(database, kind, name)
 
 
-def _what_there_is(database: Database, position: str, wanted: Wanted, limit: int | None) -> Iterator[Streamed]:
+def _what_there_is(
+    database: Database, position: str, wanted: EventFilter, limit: int | None
+) -> Iterator[StreamedEvent]:
     size = min(limit or stream.PAGE, stream.PAGE)
     while True:
         page = stream.read(database, position, size, wanted)
@@ -93,7 +95,7 @@ def _what_there_is(database: Database, position: str, wanted: Wanted, limit: int
         position = page.position
 
 
-def _print(found: Iterator[Streamed], limit: int | None, stop: threading.Event, *, at_once: bool) -> None:
+def _print(found: Iterator[StreamedEvent], limit: int | None, stop: threading.Event, *, at_once: bool) -> None:
     """Whole lines only, whatever ends it. A reader that has gone away is no fault."""
     try:
         for number, streamed in enumerate(found, start=1):

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from app.client import MegaFlow
     from app.ledger import explain as ledger
     from app.ledger import explain_run, results
-    from app.ledger.binding import Bound
-    from app.ledger.stories import Now, Place, RunStory, Share, TaskStory, Try
+    from app.ledger.limiting_factors import LimitingFactor
+    from app.ledger.stories import AttemptStory, CurrentState, QueuePosition, RunStory, Share, TaskStory
 else:
     MegaFlow = later("app.client", "MegaFlow")
     ledger = later("app.ledger.explain")
@@ -71,14 +71,14 @@ def _find(flow: MegaFlow, target: str) -> tuple[str, UUID]:
 
 def _plain(value: Any) -> Any:
     """Times as ISO 8601, whatever holds them."""
-    from app.ledger.binding import Line
+    from app.ledger.waiting import QueueKey
 
     match value:
         case datetime():
             return value.isoformat()
         case dict():
             return {key: _plain(item) for key, item in value.items()}
-        case Line():
+        case QueueKey():
             return _plain(value._asdict())
         case list() | tuple():
             return [_plain(item) for item in value]
@@ -107,7 +107,7 @@ def task_page(story: TaskStory) -> RenderableType:
     return Group(*(Text(clean(part)) if isinstance(part, str) else part for part in parts))
 
 
-def _now(now: Now) -> Iterable[str]:
+def _now(now: CurrentState) -> Iterable[str]:
     yield f"now {now.doing} (since {clock(now.since)} UTC)"
     for bound in now.bounds:
         yield from _bound(bound)
@@ -115,7 +115,7 @@ def _now(now: Now) -> Iterable[str]:
         yield f"  {_place(now.place)}"
 
 
-def _bound(bound: Bound) -> Iterable[str]:
+def _bound(bound: LimitingFactor) -> Iterable[str]:
     count = ""
     if bound.used is not None:
         count = f" {bound.used:g} of {'?' if bound.capacity is None else f'{bound.capacity:g}'}"
@@ -126,7 +126,7 @@ def _bound(bound: Bound) -> Iterable[str]:
     yield f"    what would help: {f'`{helps}`' if bound.help.startswith('megaflow ') else helps}"
 
 
-def _place(place: Place) -> str:
+def _place(place: QueuePosition) -> str:
     beside = ", ".join(
         f"{other.user_name} ({other.waiting} waiting, {other.running} running)" for other in place.beside[:_BESIDE]
     )
@@ -135,7 +135,7 @@ def _place(place: Place) -> str:
     return f"place {place.position} of {place.length} in its user's line{others}"
 
 
-def _attempt(attempt: Try) -> Iterable[str]:
+def _attempt(attempt: AttemptStory) -> Iterable[str]:
     where = f" on {attempt.instance}" if attempt.instance else ""
     yield f"attempt {attempt.number} {attempt.end_reason or attempt.state}{where}"
     if attempt.failure:

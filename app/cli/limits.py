@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from app.ledger import limits as ledger
     from app.ledger import quotas
     from app.ledger.limits import Use, everybody
-    from app.ledger.quotas import Usage
+    from app.ledger.quotas import QuotaUsage
     from app.model_service import limiter
 else:
     redis = later("redis")
@@ -133,7 +133,7 @@ def show_quotas(context: typer.Context, json: Json = False) -> None:
     console.print(table)
 
 
-def _quota_cells(use: Usage) -> list[str]:
+def _quota_cells(use: QuotaUsage) -> list[str]:
     quota = use.quota
     if quota.user_name == quotas.EVERYBODY:
         spend = "" if quota.spend_usd is None else f"≤ ${quota.spend_usd:,.2f}"

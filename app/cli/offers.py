@@ -16,7 +16,7 @@ from app.errors import LimitInvalid
 if TYPE_CHECKING:
     from app.client import MegaFlow
     from app.ledger import classes as ledger
-    from app.ledger.classes import Offer
+    from app.ledger.classes import ResourceClass
 else:
     MegaFlow = later("app.client", "MegaFlow")
     ledger = later("app.ledger.classes")
@@ -47,12 +47,12 @@ def list_(context: typer.Context, json: Json = False) -> None:
     console.print(table)
 
 
-def _load(flow: MegaFlow) -> dict[str, Offer]:
+def _load(flow: MegaFlow) -> dict[str, ResourceClass]:
     with flow.database.begin() as connection:
         return ledger.load(connection, flow.settings)
 
 
-def _cells(offer: Offer) -> list[str]:
+def _cells(offer: ResourceClass) -> list[str]:
     same = offer.ephemeral_provider == offer.persistent_provider
     return [
         offer.name,

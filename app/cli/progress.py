@@ -21,10 +21,10 @@ from app.models.outcome import Phase, TaskResult
 if TYPE_CHECKING:
     from app.client import MegaFlow, Run
     from app.ledger import results
-    from app.ledger.progress import Progress, progress_of
+    from app.ledger.results import Progress, progress_of
 else:
     results = later("app.ledger.results")
-    progress_of = later("app.ledger.progress", "progress_of")
+    progress_of = later("app.ledger.results", "progress_of")
 
 _LOOK_S = 1.0
 _PIPED_EVERY_S = 10.0

@@ -100,7 +100,7 @@ def fetch(flow: MegaFlow, found: Sequence[TaskResult], folder: Path) -> int:
 
     Raises: SpecInvalid: the run has none at all; ArtifactMissing, ArtifactStoreUnavailable.
     """
-    from app.model_service.replay.takes import file_name
+    from app.model_service.replay.recordings import file_name
 
     store = open_store(flow.settings.artifacts(), endpoint_url=flow.settings.s3_endpoint_url)
     written, missing = 0, ""

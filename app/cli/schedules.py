@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.cli import submission_options as options
 from app.cli.later import later
 from app.cli.show import as_json, console
+from app.cli.submission_options import SubmissionOptions, takes_options
 from app.cli.tables import Table
 from app.models.overrides import LimitOverrides
-from app.models.spec import EnvironmentKind, Mode
 from app.scheduling.calendar import Misfire, check_cron
 
 if TYPE_CHECKING:
@@ -30,83 +29,24 @@ def register(cli: typer.Typer) -> None:
 
 
 @schedule.command()
+@takes_options
 def add(
     name: Annotated[str, typer.Argument(help="A name of its own.")],
     cron: Annotated[str, typer.Argument(help="Five fields, UTC, e.g. '0 3 * * *'.")],
     dataset: Annotated[str, typer.Argument(help="As for submit; read anew at every firing, by the control worker.")],
-    agent: options.AgentOption,
-    agent_arg: options.AgentArgOption = None,
-    mode: options.ModeOption = Mode.AUTO,
-    model: options.ModelOption = None,
-    base_url: options.BaseUrlOption = None,
-    api_key_env: options.ApiKeyEnvOption = None,
-    side_model: options.SideModelOption = None,
-    no_check: options.NoCheckOption = False,
-    temperature: options.TemperatureOption = None,
-    top_p: options.TopPOption = None,
-    max_tokens: options.MaxTokensOption = None,
-    seed: options.SeedOption = None,
-    replicas: options.ReplicasOption = 1,
-    concurrency: options.ConcurrencyOption = None,
-    limit: options.LimitOption = None,
-    task: options.TaskOption = None,
-    exclude: options.ExcludeOption = None,
-    environment: options.EnvironmentOption = EnvironmentKind.DOCKER,
-    network: options.NetworkOption = None,
-    allow_host: options.AllowHostOption = None,
-    reuse: options.ReuseOption = None,
-    setup: options.SetupOption = None,
-    disk: options.DiskOption = None,
-    max_steps: options.MaxStepsOption = None,
-    agent_timeout: options.AgentTimeoutOption = None,
-    command_timeout: options.CommandTimeoutOption = None,
-    turn_tokens: options.TurnTokensOption = None,
-    context_tokens: options.ContextTokensOption = None,
-    task_budget: options.TaskBudgetOption = None,
-    max_attempts: options.MaxAttemptsOption = None,
-    user: options.UserOption = "default",
-    priority: options.PriorityOption = 0,
-    resource_class: options.ClassOption = "standard",
-    deadline: options.DeadlineOption = None,
-    budget: options.BudgetOption = None,
+    *,
+    options: SubmissionOptions,
     misfire: Annotated[
         Misfire, typer.Option(help="Missed due times: skip them, or run the latest once.")
     ] = Misfire.SKIP,
 ) -> None:
     """Add a schedule. Each due time fires exactly once, however many beats run."""
-    from app.workers import evaluations
-    from app.workers.evaluations import Submission
-
     due_at = check_cron(cron, datetime.now(UTC))
-    sampling = options.sampling_of(temperature, top_p, max_tokens, seed)
-    chosen = options.model_of(model, base_url, api_key_env, sampling, side_model)
-    submission = Submission(
-        dataset=dataset,
-        agent=agent,
-        mode=mode,
-        model=chosen,
-        replicas=replicas,
-        limit=limit,
-        only=tuple(task or ()),
-        exclude=tuple(exclude or ()),
-        environment=environment,
-        user_name=user,
-        priority=priority,
-        name=name,
-        resource_class=resource_class,
-        deadline_s=deadline,
-        budget_usd=budget,
-        max_running=concurrency,
-        agent_args=options.arguments_of(agent_arg),
-        overrides=options.overrides_of(network, allow_host, reuse, setup, disk),
-        limits=options.limits_of(
-            max_steps, agent_timeout, command_timeout, turn_tokens, context_tokens, task_budget, max_attempts
-        ),
-    )
+    submission = options.submission(dataset, name=name)
     with MegaFlow() as flow:
         # What could never run is refused now.
-        tasks = evaluations.trial(submission, flow.settings, flow.database, check=options.check_of(flow, no_check))
-        # What nobody asked for is left out, so that an older release reads it, too.
+        tasks = flow.trial(submission, check=options.check(flow))
+        # Options that were not given are left out, so that an older release can read it.
         unsaid = {"limits"} if submission.limits == LimitOverrides() else set[str]()
         unsaid |= {name for name in ("agent_args", "max_running") if not getattr(submission, name)}
         kept = submission.model_dump(mode="json", exclude={"dataset", *unsaid})

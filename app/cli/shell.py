@@ -31,13 +31,13 @@ from app.settings import Settings, load
 from app.stack.home import prepare
 
 if TYPE_CHECKING:
-    from app.workers import evaluations
-    from app.workers.evaluations import Submission
-    from app.workers.stations import workshop_of
+    from app import evaluation
+    from app.evaluation import Submission
+    from app.workers.services import workshop_of
 else:
-    evaluations = later("app.workers.evaluations")
-    Submission = later("app.workers.evaluations", "Submission")
-    workshop_of = later("app.workers.stations", "workshop_of")
+    evaluation = later("app.evaluation")
+    Submission = later("app.evaluation", "Submission")
+    workshop_of = later("app.workers.services", "workshop_of")
 
 _SHELL = ["/bin/sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash; exec sh"]
 _HOURS_S = 3600.0
@@ -100,7 +100,7 @@ def _read(asked: str, agent: str, kind: EnvironmentKind, settings: Settings) -> 
         wanted = Submission(
             dataset=dataset, agent=agent, model=ModelChoice(name=REPLAY_MODEL), only=only, environment=kind
         )
-        specs = evaluations.specs_of(wanted, passing)
+        specs = evaluation.specs_of(wanted, passing)
         if len(specs) != 1:
             names = sorted({spec.task.name for spec in specs})
             raise SpecInvalid(

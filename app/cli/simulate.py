@@ -128,8 +128,8 @@ def carry_out(plan: Plan) -> dict[str, Any]:
 
     Raises: LimitInvalid; WaitTimeout; InstallationFailed and others: the stack did not start.
     """
+    from app.simulation import report
     from app.stack.private import private_stack
-    from app.workers import simulation_report
 
     overrides = plan.settings()
     with (
@@ -141,7 +141,7 @@ def carry_out(plan: Plan) -> dict[str, Any]:
         for user, count in plan.tasks.items():
             flow.enqueue_many(_synthetic(count, plan), agent="nop", mode=plan.mode, user_name=user, name="simulation")
         _follow(flow, plan)
-        found = simulation_report.report(flow.database, plan.capacity)
+        found = report.report(flow.database, plan.capacity)
         used = {
             name: {"cpu_s": round(now.cpu_s - before[name].cpu_s, 2), "memory_bytes": now.memory_bytes}
             for name, now in stack.usage().items()

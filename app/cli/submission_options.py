@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import MISSING, Field, dataclass, fields
+from inspect import Parameter, Signature, signature
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from pydantic import ValidationError
 
+from app.cli.later import later
 from app.cli.show import say
 from app.errors import SpecInvalid
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
@@ -15,83 +18,186 @@ from app.models.spec import MOST_PRIORITY, MOST_WAIT_S, EnvironmentKind, Mode, M
 
 if TYPE_CHECKING:
     from app.client import MegaFlow
+    from app.evaluation import Submission
+else:
+    Submission = later("app.evaluation", "Submission")
 
-AgentOption = Annotated[
-    str,
-    typer.Option(
-        "--agent", "-a", help="A name of `megaflow agents list`, several with commas between, or `all` frameworks."
-    ),
-]
-AgentArgOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="KEY=VALUE", help="For the agent's adapter; may be repeated. `megaflow agents list` has the keys."
-    ),
-]
-ModeOption = Annotated[Mode, typer.Option(help="Where to run.")]
-ModelOption = Annotated[
-    str | None,
-    typer.Option("--model", "-m", help="Name at the endpoint or of a route; `replay` or `replay:RUN`: scripted."),
-]
-BaseUrlOption = Annotated[str | None, typer.Option(help="OpenAI-compatible base URL; default: the settings'.")]
-ApiKeyEnvOption = Annotated[
-    str | None, typer.Option(help="Variable of the key, registered with the URL by `megaflow models add`.")
-]
-SideModelOption = Annotated[
-    list[str] | None, typer.Option(help="Another model that the agent may call; may be repeated.")
-]
-NoCheckOption = Annotated[
-    bool, typer.Option("--no-check", help="Do not have the gateway check the model's endpoint and key first.")
-]
-TemperatureOption = Annotated[float | None, typer.Option(min=0, max=2, help="Of the model, whatever the agent asks.")]
-TopPOption = Annotated[float | None, typer.Option(help="Of the model, above 0 and up to 1, whatever the agent asks.")]
-MaxTokensOption = Annotated[
-    int | None, typer.Option(min=1, help="Tokens of one answer, sent with every call instead of the agent's own.")
-]
-SeedOption = Annotated[int | None, typer.Option(min=0, help="Of the model's sampling, where its API has one.")]
-ConcurrencyOption = Annotated[
-    int | None, typer.Option("--concurrency", "-n", min=1, help="The most attempts of this run at once.")
-]
-ReplicasOption = Annotated[int, typer.Option("--replicas", "-k", min=1, help="Tasks per dataset entry.")]
-LimitOption = Annotated[int | None, typer.Option(min=1, help="Only the first N entries.")]
-TaskOption = Annotated[
-    list[str] | None, typer.Option(metavar="GLOB", help="Only entries with such a name; may be repeated.")
-]
-ExcludeOption = Annotated[
-    list[str] | None, typer.Option(metavar="GLOB", help="Not the entries with such a name; may be repeated.")
-]
-EnvironmentOption = Annotated[EnvironmentKind, typer.Option(help="`local` has no isolation.")]
-NetworkOption = Annotated[Network | None, typer.Option(help="What tasks may reach, whatever they say.")]
-AllowHostOption = Annotated[list[str] | None, typer.Option(help="A host of the network `allowlist`; may be repeated.")]
-ReuseOption = Annotated[Reuse | None, typer.Option(help="Which environments they may have, whatever they say.")]
-SetupOption = Annotated[list[str] | None, typer.Option(help="A set-up command, after the task's own; may be repeated.")]
-DiskOption = Annotated[int | None, typer.Option(min=64, help="MiB that a task may write, whatever it says.")]
-MaxStepsOption = Annotated[int | None, typer.Option(min=1, help="Turns of the model that a task may take.")]
-AgentTimeoutOption = Annotated[
-    float | None, typer.Option(min=0.001, help="Seconds that the agent has for a task, its waiting for limits apart.")
-]
-CommandTimeoutOption = Annotated[float | None, typer.Option(min=0.001, help="Seconds of one command of the agent.")]
-TurnTokensOption = Annotated[
-    int | None, typer.Option(min=1, help="The most tokens of one answer; an agent that asks for fewer gets fewer.")
-]
-ContextTokensOption = Annotated[int | None, typer.Option(min=1, help="Tokens of prompt and answer together.")]
-TaskBudgetOption = Annotated[
-    float | None, typer.Option(min=0.000001, help="US dollars for the model calls of one attempt.")
-]
-MaxAttemptsOption = Annotated[
-    int | None, typer.Option(min=1, max=20, help="Attempts that may fail by no fault of the agent.")
-]
-UserOption = Annotated[str, typer.Option(help="On whose account.")]
-PriorityOption = Annotated[int, typer.Option(min=-MOST_PRIORITY, max=MOST_PRIORITY, help="Higher goes first.")]
-ClassOption = Annotated[str, typer.Option("--class", help="Resource class; `megaflow classes`.")]
-DeadlineOption = Annotated[
-    float | None,
-    typer.Option(min=0.001, max=MOST_WAIT_S, help="Seconds from the submission on; what has not ended then, expires."),
-]
-BudgetOption = Annotated[
-    float | None,
-    typer.Option(min=0.000001, help="US dollars for model calls; the run is paused when they are spent."),
-]
+
+@dataclass(kw_only=True)
+class SubmissionOptions:
+    """One field for each option; `takes_options` gives them to a command."""
+
+    agent: Annotated[
+        str,
+        typer.Option(
+            "--agent", "-a", help="A name of `megaflow agents list`, several with commas between, or `all` frameworks."
+        ),
+    ]
+    agent_arg: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="For the agent's adapter; may be repeated. `megaflow agents list` has the keys."
+        ),
+    ] = None
+    mode: Annotated[Mode, typer.Option(help="Where to run.")] = Mode.AUTO
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="Name at the endpoint or of a route; `replay` or `replay:RUN`: scripted."),
+    ] = None
+    base_url: Annotated[str | None, typer.Option(help="OpenAI-compatible base URL; default: the settings'.")] = None
+    api_key_env: Annotated[
+        str | None, typer.Option(help="Variable of the key, registered with the URL by `megaflow models add`.")
+    ] = None
+    side_model: Annotated[
+        list[str] | None, typer.Option(help="Another model that the agent may call; may be repeated.")
+    ] = None
+    no_check: Annotated[
+        bool, typer.Option("--no-check", help="Do not have the gateway check the model's endpoint and key first.")
+    ] = False
+    temperature: Annotated[float | None, typer.Option(min=0, max=2, help="Of the model, whatever the agent asks.")] = (
+        None
+    )
+    top_p: Annotated[float | None, typer.Option(help="Of the model, above 0 and up to 1, whatever the agent asks.")] = (
+        None
+    )
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of one answer, sent with every call instead of the agent's own.")
+    ] = None
+    seed: Annotated[int | None, typer.Option(min=0, help="Of the model's sampling, where its API has one.")] = None
+    replicas: Annotated[int, typer.Option("--replicas", "-k", min=1, help="Tasks per dataset entry.")] = 1
+    concurrency: Annotated[
+        int | None, typer.Option("--concurrency", "-n", min=1, help="The most attempts of this run at once.")
+    ] = None
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N entries.")] = None
+    task: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help="Only entries with such a name; may be repeated.")
+    ] = None
+    exclude: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help="Not the entries with such a name; may be repeated.")
+    ] = None
+    environment: Annotated[EnvironmentKind, typer.Option(help="`local` has no isolation.")] = EnvironmentKind.DOCKER
+    network: Annotated[Network | None, typer.Option(help="What tasks may reach, whatever they say.")] = None
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A host of the network `allowlist`; may be repeated.")
+    ] = None
+    reuse: Annotated[Reuse | None, typer.Option(help="Which environments they may have, whatever they say.")] = None
+    setup: Annotated[
+        list[str] | None, typer.Option(help="A set-up command, after the task's own; may be repeated.")
+    ] = None
+    disk: Annotated[int | None, typer.Option(min=64, help="MiB that a task may write, whatever it says.")] = None
+    max_steps: Annotated[int | None, typer.Option(min=1, help="Turns of the model that a task may take.")] = None
+    agent_timeout: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Seconds that the agent has for a task, its waiting for limits apart."),
+    ] = None
+    command_timeout: Annotated[float | None, typer.Option(min=0.001, help="Seconds of one command of the agent.")] = (
+        None
+    )
+    turn_tokens: Annotated[
+        int | None, typer.Option(min=1, help="The most tokens of one answer; an agent that asks for fewer gets fewer.")
+    ] = None
+    context_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of prompt and answer together.")] = None
+    task_budget: Annotated[
+        float | None, typer.Option(min=0.000001, help="US dollars for the model calls of one attempt.")
+    ] = None
+    max_attempts: Annotated[
+        int | None, typer.Option(min=1, max=20, help="Attempts that may fail by no fault of the agent.")
+    ] = None
+    user: Annotated[str, typer.Option(help="On whose account.")] = "default"
+    priority: Annotated[int, typer.Option(min=-MOST_PRIORITY, max=MOST_PRIORITY, help="Higher goes first.")] = 0
+    resource_class: Annotated[str, typer.Option("--class", help="Resource class; `megaflow classes`.")] = "standard"
+    deadline: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001, max=MOST_WAIT_S, help="Seconds from the submission on; what has not ended then, expires."
+        ),
+    ] = None
+    budget: Annotated[
+        float | None,
+        typer.Option(min=0.000001, help="US dollars for model calls; the run is paused when they are spent."),
+    ] = None
+
+    def submission(self, dataset: str, *, name: str, delay_s: float = 0.0) -> Submission:
+        """What the options ask for. Raises: SpecInvalid."""
+        return Submission(
+            dataset=dataset,
+            agent=self.agent,
+            mode=self.mode,
+            model=self._model(),
+            replicas=self.replicas,
+            limit=self.limit,
+            only=tuple(self.task or ()),
+            exclude=tuple(self.exclude or ()),
+            environment=self.environment,
+            user_name=self.user,
+            priority=self.priority,
+            name=name,
+            resource_class=self.resource_class,
+            deadline_s=self.deadline,
+            delay_s=delay_s,
+            budget_usd=self.budget,
+            max_running=self.concurrency,
+            agent_args=arguments_of(self.agent_arg),
+            overrides=EnvironmentOverrides(
+                network=self.network,
+                allowed_hosts=tuple(self.allow_host or ()),
+                reuse=self.reuse,
+                setup=tuple(self.setup or ()),
+                disk_bytes=None if self.disk is None else self.disk << 20,
+            ),
+            limits=LimitOverrides(
+                max_steps=self.max_steps,
+                agent_timeout_s=self.agent_timeout,
+                command_timeout_s=self.command_timeout,
+                max_turn_tokens=self.turn_tokens,
+                context_tokens=self.context_tokens,
+                budget_usd=self.task_budget,
+                max_attempts=self.max_attempts,
+            ),
+        )
+
+    def check(self, flow: MegaFlow) -> Callable[[ModelChoice], None] | None:
+        """Has the gateway check a model's endpoint and key; prints what could not be checked. None: no check."""
+
+        def check(model: ModelChoice) -> None:
+            for warning in flow.check_model(model):
+                say(f"model {model.name}: {warning}")
+
+        return None if self.no_check else check
+
+    def _model(self) -> ModelChoice | None:
+        sampling = sampling_of(self.temperature, self.top_p, self.max_tokens, self.seed)
+        return model_of(self.model, self.base_url, self.api_key_env, sampling, self.side_model)
+
+
+def takes_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command every option of `SubmissionOptions`; it gets them as its argument `options`."""
+    hints = get_type_hints(SubmissionOptions, include_extras=True)
+    names = [field.name for field in fields(SubmissionOptions)]
+
+    def run(**values: Any) -> None:
+        options = SubmissionOptions(**{name: values.pop(name) for name in names})
+        command(options=options, **values)
+
+    own_hints = get_type_hints(command, include_extras=True)
+    own = [one.replace(annotation=own_hints[one.name]) for one in signature(command).parameters.values()]
+    shared = [
+        Parameter(field.name, Parameter.KEYWORD_ONLY, default=_default(field), annotation=hints[field.name])
+        for field in fields(SubmissionOptions)
+    ]
+    parameters = [
+        *(one for one in own if one.kind is not Parameter.KEYWORD_ONLY),
+        *shared,
+        *(one for one in own if one.kind is Parameter.KEYWORD_ONLY and one.name != "options"),
+    ]
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
+
+
+def _default(field: Field[Any]) -> Any:
+    return Parameter.empty if field.default is MISSING else field.default
 
 
 def model_of(
@@ -124,16 +230,6 @@ def model_of(
     return None
 
 
-def check_of(flow: MegaFlow, no_check: bool) -> Callable[[ModelChoice], None] | None:
-    """Has the gateway check a model's endpoint and key; prints what could not be checked. None: no check is wanted."""
-
-    def check(model: ModelChoice) -> None:
-        for warning in flow.check_model(model):
-            say(f"model {model.name}: {warning}")
-
-    return None if no_check else check
-
-
 def arguments_of(given: Sequence[str] | None) -> dict[str, str]:
     """The agent's arguments by key. Raises: SpecInvalid: one without a key or `=`, or a key that is given twice."""
     found: dict[str, str] = {}
@@ -159,41 +255,3 @@ def sampling_of(
         first = error.errors(include_url=False)[0]
         option = f"--{str(first['loc'][0]).replace('_', '-')}"
         raise SpecInvalid(f"{option}: {first['msg']}, found {first['input']!r}; nothing was submitted") from error
-
-
-def limits_of(
-    max_steps: int | None,
-    agent_timeout: float | None,
-    command_timeout: float | None,
-    turn_tokens: int | None,
-    context_tokens: int | None,
-    task_budget: float | None,
-    max_attempts: int | None,
-) -> LimitOverrides:
-    """What the options change in the tasks' limits; seconds, tokens, US dollars."""
-    return LimitOverrides(
-        max_steps=max_steps,
-        agent_timeout_s=agent_timeout,
-        command_timeout_s=command_timeout,
-        max_turn_tokens=turn_tokens,
-        context_tokens=context_tokens,
-        budget_usd=task_budget,
-        max_attempts=max_attempts,
-    )
-
-
-def overrides_of(
-    network: Network | None,
-    allow_host: Sequence[str] | None,
-    reuse: Reuse | None,
-    setup: Sequence[str] | None,
-    disk: int | None,
-) -> EnvironmentOverrides:
-    """What the options change in the tasks' environments; disk: MiB."""
-    return EnvironmentOverrides(
-        network=network,
-        allowed_hosts=tuple(allow_host or ()),
-        reuse=reuse,
-        setup=tuple(setup or ()),
-        disk_bytes=None if disk is None else disk << 20,
-    )

@@ -7,21 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from app.cli import run_file
-from app.cli import submission_options as options
 from app.cli.later import later
 from app.cli.progress import follow
 from app.cli.runs import open_networks_line, report
 from app.cli.show import as_json, console, say
-from app.models.spec import MOST_WAIT_S, EnvironmentKind, Mode, TaskSpec
+from app.cli.submission_options import SubmissionOptions, takes_options
+from app.models.spec import MOST_WAIT_S, TaskSpec
 
 if TYPE_CHECKING:
     from app.client import MegaFlow, Run
     from app.ledger import results
-    from app.workers import evaluations
 else:
     results = later("app.ledger.results")
     MegaFlow = later("app.client", "MegaFlow")
-    evaluations = later("app.workers.evaluations")
 
 _EXAMPLES = """\b
 Examples:
@@ -38,51 +36,19 @@ def register(cli: typer.Typer) -> None:
     cli.command(epilog=_EXAMPLES)(submit)
 
 
+@takes_options
 def submit(
     context: typer.Context,
     dataset: Annotated[
         str, typer.Argument(help="A JSONL file of SWE-bench rows, a task folder or a folder of them, or `demo`.")
     ],
-    agent: options.AgentOption,
-    agent_arg: options.AgentArgOption = None,
-    mode: options.ModeOption = Mode.AUTO,
-    model: options.ModelOption = None,
-    base_url: options.BaseUrlOption = None,
-    api_key_env: options.ApiKeyEnvOption = None,
-    side_model: options.SideModelOption = None,
-    no_check: options.NoCheckOption = False,
-    temperature: options.TemperatureOption = None,
-    top_p: options.TopPOption = None,
-    max_tokens: options.MaxTokensOption = None,
-    seed: options.SeedOption = None,
-    replicas: options.ReplicasOption = 1,
-    concurrency: options.ConcurrencyOption = None,
-    limit: options.LimitOption = None,
-    task: options.TaskOption = None,
-    exclude: options.ExcludeOption = None,
-    environment: options.EnvironmentOption = EnvironmentKind.DOCKER,
-    network: options.NetworkOption = None,
-    allow_host: options.AllowHostOption = None,
-    reuse: options.ReuseOption = None,
-    setup: options.SetupOption = None,
-    disk: options.DiskOption = None,
-    max_steps: options.MaxStepsOption = None,
-    agent_timeout: options.AgentTimeoutOption = None,
-    command_timeout: options.CommandTimeoutOption = None,
-    turn_tokens: options.TurnTokensOption = None,
-    context_tokens: options.ContextTokensOption = None,
-    task_budget: options.TaskBudgetOption = None,
-    max_attempts: options.MaxAttemptsOption = None,
+    *,
+    options: SubmissionOptions,
     name: Annotated[str, typer.Option(help="A name for the run.")] = "",
-    user: options.UserOption = "default",
-    priority: options.PriorityOption = 0,
     idempotency_key: Annotated[str | None, typer.Option(help="The same key submits once.")] = None,
-    resource_class: options.ClassOption = "standard",
-    deadline: options.DeadlineOption = None,
     delay: Annotated[
         float, typer.Option(min=0, max=MOST_WAIT_S, help="Seconds from now before which nothing runs.")
     ] = 0.0,
-    budget: options.BudgetOption = None,
     wait: Annotated[bool, typer.Option("--wait", help="Show progress until all have ended.")] = False,
     timeout: Annotated[float | None, typer.Option(min=0, help="Seconds to wait at most.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
@@ -96,40 +62,13 @@ def submit(
     if print_config:
         typer.echo(run_file.written(context), nl=False)
         return
-    sampling = options.sampling_of(temperature, top_p, max_tokens, seed)
-    submission = evaluations.Submission(
-        dataset=dataset,
-        agent=agent,
-        mode=mode,
-        model=options.model_of(model, base_url, api_key_env, sampling, side_model),
-        replicas=replicas,
-        limit=limit,
-        only=tuple(task or ()),
-        exclude=tuple(exclude or ()),
-        environment=environment,
-        user_name=user,
-        priority=priority,
-        name=name,
-        resource_class=resource_class,
-        deadline_s=deadline,
-        delay_s=delay,
-        budget_usd=budget,
-        max_running=concurrency,
-        agent_args=options.arguments_of(agent_arg),
-        overrides=options.overrides_of(network, allow_host, reuse, setup, disk),
-        limits=options.limits_of(
-            max_steps, agent_timeout, command_timeout, turn_tokens, context_tokens, task_budget, max_attempts
-        ),
-    )
+    submission = options.submission(dataset, name=name, delay_s=delay)
     with MegaFlow() as flow:
-        check = options.check_of(flow, no_check)
+        check = options.check(flow)
         if dry_run:
-            _tried(evaluations.trial(submission, flow.settings, flow.database, check=check), replicas, json=json)
+            _tried(flow.trial(submission, check=check), options.replicas, json=json)
             return
-        accepted = evaluations.submit(
-            submission, flow.settings, flow.database, idempotency_key=idempotency_key, check=check
-        )
-        run = flow.run(accepted.run_id, accepted.task_ids, accepted.names)
+        run = flow.submit(submission, idempotency_key=idempotency_key, check=check)
         if not wait:
             _submitted(flow, run, json=json)
             return

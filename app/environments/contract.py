@@ -145,22 +145,21 @@ class Tags:
         return cls(installation, owner_id, None, None, None, deadline_unix_s)
 
     def labels(self) -> dict[str, str]:
-        """`megaflow` and its finer ones, as Docker labels; `megaflow.ready` while nobody has it."""
+        """`megaflow` and its finer ones, as Docker labels."""
         parts = {"run": self.run_id, "task": self.task_id, "attempt": self.attempt_id}
         return {
             "megaflow": self.installation,
             "megaflow.instance": str(self.instance_id),
             **{f"megaflow.{part}": str(found) for part, found in parts.items() if found is not None},
-            **({"megaflow.ready": "1"} if self.attempt_id is None else {}),
             "megaflow.deadline": f"{self.deadline_unix_s:.0f}",
         }
 
     def name(self) -> str:
-        """`megaflow-ATTEMPT-RANDOM-DEADLINE` (`ready` for the attempt while nobody has it): another each time.
+        """`megaflow-ATTEMPT-RANDOM-DEADLINE` (`trial` where there is no attempt): another each time.
 
         The sweeper goes by its deadline.
         """
-        return f"megaflow-{self.attempt_id or 'ready'}-{uuid4().hex[:6]}-{self.deadline_unix_s:.0f}"
+        return f"megaflow-{self.attempt_id or 'trial'}-{uuid4().hex[:6]}-{self.deadline_unix_s:.0f}"
 
 
 UNSEEN = "the engine's layers are not visible here: nothing can be proven"

@@ -14,12 +14,12 @@ from app.environments.runtimes.local import OWNER
 from app.environments.runtimes.oci import Records
 from app.errors import EngineUnavailable, EnvironmentFailed
 from app.host.engine import ROLE, Engine, engine_of
-from app.ledger.receipt_check import Listed
+from app.ledger.receipt_check import ListedResource
 from app.ledger.receipts import ObjectKind
 from app.settings import Settings
 
 
-def listed(settings: Settings) -> tuple[list[Listed], bool]:
+def listed(settings: Settings) -> tuple[list[ListedResource], bool]:
     """Containers, networks, volumes, folders and environments with our label, and whether an engine answered."""
     folders = [*_folders(settings), *_engineless(settings)]
     try:
@@ -48,18 +48,18 @@ def networks_since(settings: Settings, since: float) -> list[str]:
         return [found.id for found in _networks(engine, settings) if time.time() - found.age_s >= since]
 
 
-def _containers(engine: Engine, settings: Settings) -> Iterator[Listed]:
+def _containers(engine: Engine, settings: Settings) -> Iterator[ListedResource]:
     for found in engine.api.containers(all=True, filters=_ours(settings)):
         name = found["Names"][0].lstrip("/") if found["Names"] else found["Id"][:12]
         yield _listed(ObjectKind.CONTAINER, found["Id"], name, found["Labels"], float(found["Created"]))
 
 
-def _networks(engine: Engine, settings: Settings) -> Iterator[Listed]:
+def _networks(engine: Engine, settings: Settings) -> Iterator[ListedResource]:
     for found in engine.api.networks(filters=_ours(settings)):
         yield _listed(ObjectKind.NETWORK, found["Id"], found["Name"], found["Labels"], unix_of(found["Created"]))
 
 
-def _volumes(engine: Engine) -> Iterator[Listed]:
+def _volumes(engine: Engine) -> Iterator[ListedResource]:
     """All of the engine's: those that a container's image asks for carry no label of ours, only their names tell."""
     for found in engine.api.volumes()["Volumes"] or ():
         yield _listed(
@@ -67,14 +67,14 @@ def _volumes(engine: Engine) -> Iterator[Listed]:
         )
 
 
-def _folders(settings: Settings) -> Iterator[Listed]:
+def _folders(settings: Settings) -> Iterator[ListedResource]:
     for file in (settings.home / "local").glob(f"*/{OWNER}"):
         labels = labels_of(file)
         if labels.get("megaflow") == settings.installation:
             yield _listed(ObjectKind.FOLDER, file.parent.name, str(file.parent), labels, _made(file))
 
 
-def _engineless(settings: Settings) -> Iterator[Listed]:
+def _engineless(settings: Settings) -> Iterator[ListedResource]:
     for found in Records(settings.home.resolve()).all():
         if found.installation == settings.installation:
             yield _listed(ObjectKind.ENVIRONMENT, found.id, found.image, found.labels, found.made_unix_s)
@@ -100,29 +100,10 @@ def _ours(settings: Settings) -> dict[str, str]:
     return {"label": f"megaflow={settings.installation}"}
 
 
-READY = "megaflow.ready"
-"""The label of what is made before anybody needs it. A container keeps it for life: from then on its name tells."""
-
-
-def label_ready(labels: Mapping[str, str]) -> bool:
-    """Whether it was made for nobody; what stands on a kept image has the label without a value."""
-    return bool(labels.get(READY))
-
-
-def attempt_in(name: str) -> UUID | None:
-    """The attempt that the name of a container says to have it (`Tags.name`); None: nobody has."""
-    try:
-        return UUID(name.lstrip("/").removeprefix("megaflow-")[:36])
-    except ValueError:
-        return None
-
-
-def _listed(kind: ObjectKind, identity: str, name: str, labels: Mapping[str, str], made: float) -> Listed:
+def _listed(kind: ObjectKind, identity: str, name: str, labels: Mapping[str, str], made: float) -> ListedResource:
     run, attempt, instance = (label_id(labels, part) for part in ("run", "attempt", "instance"))
-    if label_ready(labels):
-        attempt = attempt_in(name)
     role = labels.get(ROLE, "" if kind.engines else "environment")
-    return Listed(kind, identity, name, role, run, attempt, instance, max(0.0, time.time() - made))
+    return ListedResource(kind, identity, name, role, run, attempt, instance, max(0.0, time.time() - made))
 
 
 def label_id(labels: Mapping[str, Any], part: str) -> UUID | None:

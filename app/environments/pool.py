@@ -40,7 +40,7 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _PoolRequest:
     """What an attempt asks for."""
 
     provider: EnvironmentProvider
@@ -96,7 +96,7 @@ class EnvironmentPool:
         Raises: whatever the provider's `create` does.
         """
         self._discard(self._outdated())
-        asked = _Asked(
+        asked = _PoolRequest(
             provider, spec, tags, Key.of(spec, image_id, provider.tool_versions(spec) if spec.tools else {}), timeout_s
         )
         if not (allow_reuse and spec.reuse is Reuse.SHARED_READONLY):
@@ -140,7 +140,7 @@ class EnvironmentPool:
         self._discard(self._keep(holding))
         return proof
 
-    def _found(self, asked: _Asked, *, allow_reuse: bool) -> tuple[Holding, Origin]:
+    def _found(self, asked: _PoolRequest, *, allow_reuse: bool) -> tuple[Holding, Origin]:
         while allow_reuse and (holding := self._take(asked.key)) is not None:
             if _answers(holding, asked.tags):
                 return holding, Origin.RECYCLED
@@ -201,7 +201,7 @@ class EnvironmentPool:
             give_up(holding.environment)
 
 
-def _key_of(environment: Environment, asked: _Asked) -> Key:
+def _key_of(environment: Environment, asked: _PoolRequest) -> Key:
     """What it fits, by what it was made from: a tag may have moved since the asker looked, a tool been replaced."""
     about, key = environment.describe(), asked.key
     if (tools := about.get("tools")) is not None:

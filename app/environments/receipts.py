@@ -16,7 +16,7 @@ from app.environments.contract import Environment, EnvironmentProvider, Tags
 from app.errors import DatabaseUnavailable, StationError
 from app.ledger import receipts
 from app.ledger.database import Database
-from app.ledger.receipts import ObjectKind, Owner, Remover, Thing
+from app.ledger.receipts import NewResource, ObjectKind, Owner, Remover
 from app.models.spec import EnvironmentSpec, Network
 from app.settings import Settings
 
@@ -29,7 +29,7 @@ _OBJECTS = {"local": ObjectKind.FOLDER, "oci": ObjectKind.ENVIRONMENT}
 class LedgerReceipt:
     """The receipt lines of one environment: itself, its volumes, its other services and their network."""
 
-    def __init__(self, environment: Environment, lines: list[Thing], owner: Owner, database: Database) -> None:
+    def __init__(self, environment: Environment, lines: list[NewResource], owner: Owner, database: Database) -> None:
         self._environment = environment
         self._lines = lines
         self._owner = owner
@@ -84,29 +84,29 @@ class EnvironmentRecorder:
 
     def _lines(
         self, environment: Environment, owner: Owner, spec: EnvironmentSpec, begun: float
-    ) -> tuple[list[Thing], list[Thing]]:
+    ) -> tuple[list[NewResource], list[NewResource]]:
         """What goes with the environment, and what stays for others (the first network of an installation)."""
         if (lines := _of_services(environment, owner)) is not None:
             return lines, []
         identity, now = environment.id, datetime.now(UTC)
         kind = _OBJECTS.get(environment.describe()["kind"], ObjectKind.CONTAINER)
-        own, shared = [Thing(kind, identity, owner, now)], list[Thing]()
+        own, shared = [NewResource(kind, identity, owner, now)], list[NewResource]()
         if not kind.engines:
             return own, shared
         from app.environments import listing  # the engine's client is not everywhere
 
         try:
             volumes = listing.volumes_of(self._settings, identity)
-            own += [Thing(ObjectKind.VOLUME, name, owner, now) for name in volumes]
+            own += [NewResource(ObjectKind.VOLUME, name, owner, now) for name in volumes]
             if spec.network is Network.OPEN:
                 networks = listing.networks_since(self._settings, begun - 1.0)
-                shared = [Thing(ObjectKind.NETWORK, name, owner, now) for name in networks]
+                shared = [NewResource(ObjectKind.NETWORK, name, owner, now) for name in networks]
         except StationError as error:  # its first command will tell whether it is well
             log.warning("environment.not_listed", environment=identity, error=str(error))
         return own, shared
 
 
-def _of_services(environment: Environment, owner: Owner) -> list[Thing] | None:
+def _of_services(environment: Environment, owner: Owner) -> list[NewResource] | None:
     """The main container first; None: it is one container. Raises: EnvironmentFailed, EngineUnavailable."""
     created, now = environment.created_resources(), datetime.now(UTC)
     if created is None:
@@ -116,7 +116,7 @@ def _of_services(environment: Environment, owner: Owner) -> list[Thing] | None:
         ObjectKind.NETWORK: created.networks,
         ObjectKind.VOLUME: created.volumes,
     }
-    return [Thing(kind, one, owner, now) for kind, ids in kinds.items() for one in ids]
+    return [NewResource(kind, one, owner, now) for kind, ids in kinds.items() for one in ids]
 
 
 def owner_of(tags: Tags) -> Owner:

@@ -16,7 +16,7 @@ from app.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class HostSnapshot:
     """A snapshot. `removed`: by its owner, while something stood on it.
 
     remove: raises EnvironmentFailed, EngineUnavailable, DiskFull; what is in use it leaves for another call.
@@ -33,17 +33,17 @@ class Standing:
         return float(self.labels["megaflow.deadline"])
 
 
-def standing(settings: Settings) -> Iterator[Standing]:
+def standing(settings: Settings) -> Iterator[HostSnapshot]:
     """All of this installation. An engine that does not answer has none."""
     home, ours = settings.home.resolve(), settings.installation
     for owned in ImageStore(home).owned():
         if owned.labels["megaflow"] == ours:
             end: Callable[[], None] = partial(remove_snapshot, home, owned.key)
-            yield Standing(owned.key, owned.labels, owned.made_unix_s, owned.removed, end)
+            yield HostSnapshot(owned.key, owned.labels, owned.made_unix_s, owned.removed, end)
     copies = Snapshots(home)
     for copy in copies.kept():
         if copy.labels["megaflow"] == ours:
-            yield Standing(copy.id, copy.labels, copy.made_unix_s, False, partial(copies.remove, copy.id))
+            yield HostSnapshot(copy.id, copy.labels, copy.made_unix_s, False, partial(copies.remove, copy.id))
     try:
         engine = engine_of(settings)
         with engine.named("list snapshots", EnvironmentFailed):
@@ -52,9 +52,9 @@ def standing(settings: Settings) -> Iterator[Standing]:
         return
     for kept in found:
         end = partial(_remove, engine, kept)
-        yield Standing(kept.id or kept.image_id, kept.labels, kept.made_unix_s, not kept.id, end)
+        yield HostSnapshot(kept.id or kept.image_id, kept.labels, kept.made_unix_s, not kept.id, end)
 
 
-def _remove(engine: Engine, kept: snapshots.Kept) -> None:
+def _remove(engine: Engine, kept: snapshots.EngineSnapshot) -> None:
     with engine.named(f"remove snapshot {kept.id or kept.image_id}", EnvironmentFailed):
         kept.remove(engine)

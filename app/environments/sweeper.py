@@ -7,7 +7,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -17,7 +17,7 @@ from uuid import UUID
 import structlog
 
 from app.environments import snapshots
-from app.environments.listing import READY, attempt_in, label_id, label_ready, labels_of, listed, unix_of
+from app.environments.listing import label_id, labels_of, listed, unix_of
 from app.environments.runtimes.compose.sweep import remove_container, shared
 from app.environments.runtimes.local import OWNER, end, nobodys
 from app.environments.runtimes.oci import Records, remove_abandoned
@@ -25,10 +25,9 @@ from app.environments.runtimes.oci import end as end_environment
 from app.errors import EngineUnavailable, EnvironmentFailed, StationError
 from app.host.engine import ROLE, Engine, engine_of
 from app.host.environment_records import Record
-from app.ledger import receipts, sweeps
+from app.ledger import host_images, receipts
 from app.ledger.database import Database
-from app.ledger.owners import Taker, takers
-from app.ledger.receipts import ObjectKind, Owner, Remover, Thing
+from app.ledger.receipts import NewResource, ObjectKind, Owner, Remover
 from app.settings import Settings
 
 log = structlog.get_logger()
@@ -43,7 +42,7 @@ _NAMES = {ObjectKind.NETWORK: "network", ObjectKind.VOLUME: "volume"}
 """What the log calls a thing that is no environment."""
 
 
-class Refusal(NamedTuple):
+class SweepRefusal(NamedTuple):
     """What would not go, and why. `instance_id`: whose it is, where its labels say so."""
 
     kind: str
@@ -57,7 +56,7 @@ class Swept:
     """What a round did: how many environments and shared things it removed, and what would not go."""
 
     removed: int
-    refused: tuple[Refusal, ...]
+    refused: tuple[SweepRefusal, ...]
 
 
 class Sweeper:
@@ -74,7 +73,7 @@ class Sweeper:
         self._stop = stop or threading.Event()
         self._cgroups_next = 0.0  # monotonic
         self._removed = 0
-        self._refused: list[Refusal] = []
+        self._refused: list[SweepRefusal] = []
         self._last: frozenset[str] = frozenset()  # would not go the last time, which may take long: comes last
 
     def sweep(
@@ -96,7 +95,7 @@ class Sweeper:
         """
         self._removed, self._refused = 0, []
         read_at = time.time() if read_at is None else read_at
-        ahead_s = 0.0 if self._database is None else sweeps.clock_ahead_s(self._database)
+        ahead_s = 0.0 if self._database is None else host_images.clock_ahead_s(self._database)
         owners = _Owners({str(one) for one in live_instances}, {str(one) for one in ended}, read_at, ahead_s)
         self._sweep_scratch(owners)
         self._sweep_folders(owners)
@@ -110,7 +109,7 @@ class Sweeper:
 
     # --- One thing ----------------------------------------------------------------------------------------------------
 
-    def _remove(self, kind: ObjectKind, one: _Found, remove: Callable[[], object]) -> None:
+    def _remove(self, kind: ObjectKind, one: _Candidate, remove: Callable[[], object]) -> None:
         """A refusal is told, and the next is tried. What answers False is not to go yet.
 
         Raises: EngineUnavailable, DatabaseUnavailable.
@@ -134,7 +133,7 @@ class Sweeper:
 
     def _refuse(self, kind: str, identity: str, error: Exception, instance_id: UUID | None) -> None:
         log.warning("sweeper.refused", kind=str(kind), id=identity, reason=str(error))
-        self._refused.append(Refusal(str(kind), identity, str(error), instance_id))
+        self._refused.append(SweepRefusal(str(kind), identity, str(error), instance_id))
 
     # --- On this host's disk ------------------------------------------------------------------------------------------
 
@@ -156,11 +155,11 @@ class Sweeper:
             except OSError:  # going
                 continue
             ours = labels.get("megaflow") == self._settings.installation  # not when it is half written
-            one = _Found(file.parent.name, labels, made, _deadline_of(labels))
+            one = _Candidate(file.parent.name, labels, made, _deadline_of(labels))
             if ours and one.doomed(owners):
                 self._remove(ObjectKind.FOLDER, one, partial(end, file.parent))
         for folder in nobodys(self._settings.home):
-            self._remove(ObjectKind.FOLDER, _Found(folder.name, {}, time.time(), 0.0), partial(end, folder))
+            self._remove(ObjectKind.FOLDER, _Candidate(folder.name, {}, time.time(), 0.0), partial(end, folder))
 
     def _sweep_engineless(self, owners: _Owners) -> None:
         """What stands here without an engine."""
@@ -168,7 +167,7 @@ class Sweeper:
         records = Records(home)
         for record in sorted(records.all(), key=lambda record: record.id in self._last):
             ours = record.installation == self._settings.installation
-            one = _Found(record.id, record.labels, _given(records, record), record.deadline_unix_s or math.inf)
+            one = _Candidate(record.id, record.labels, _given(records, record), record.deadline_unix_s or math.inf)
             # Without labels it was being made when its maker died.
             if not record.labels or (ours and one.doomed(owners)):
                 one = replace(one, made_unix_s=record.made_unix_s)
@@ -191,9 +190,8 @@ class Sweeper:
         labels = [f"megaflow={self._settings.installation}", f"{ROLE}=environment"]
         with engine.named("list environments", EnvironmentFailed):
             containers = engine.api.containers(all=True, filters={"label": labels})
-        taken = self._takers(containers)
         for container in sorted(containers, key=lambda container: container["Id"] in self._last):
-            one = _Found.of(container, taken)
+            one = _Candidate.of(container)
             if one.doomed(owners):
                 remove = partial(remove_container, engine, labels=container["Labels"])
                 self._remove(ObjectKind.CONTAINER, one, partial(_told, engine, remove, one.id))
@@ -203,22 +201,16 @@ class Sweeper:
         with engine.named("list what projects share", EnvironmentFailed):
             standing = shared(engine, self._settings.installation)
         for part in standing:
-            one = _Found(part.id, part.labels, unix_of(part.created), _deadline_of(part.labels))
+            one = _Candidate(part.id, part.labels, unix_of(part.created), _deadline_of(part.labels))
             if one.doomed(owners):
                 self._remove(ObjectKind(part.kind), one, partial(_told, engine, part.remove, engine))
-
-    def _takers(self, containers: Sequence[dict[str, Any]]) -> dict[UUID, Taker]:
-        """Who has those that were made for nobody: their labels cannot say it, their names do."""
-        named = {attempt_in(_name(one)) for one in containers if label_ready(one["Labels"])} - {None}
-        attempts = [attempt for attempt in named if attempt is not None]
-        return {} if self._database is None else takers(self._database, attempts)
 
     # --- What was kept ------------------------------------------------------------------------------------------------
 
     def _sweep_snapshots(self, owners: _Owners) -> None:
         """What environments stand on yet loses its name, and goes with a later sweep."""
         for one in snapshots.standing(self._settings):
-            doomed = _Found(one.id, one.labels, one.made_unix_s, one.deadline_unix_s).doomed(owners)
+            doomed = _Candidate(one.id, one.labels, one.made_unix_s, one.deadline_unix_s).doomed(owners)
             if self._stop.is_set() or not (doomed or one.removed):
                 continue
             try:
@@ -258,11 +250,11 @@ def _told(engine: Engine, remove: Callable[[Any], object], what: Any) -> object:
         raise EnvironmentFailed(str(error)) from error
 
 
-def _thing(kind: ObjectKind, identity: str, labels: Mapping[str, str], made: float) -> Thing | None:
+def _thing(kind: ObjectKind, identity: str, labels: Mapping[str, str], made: float) -> NewResource | None:
     run, task, attempt, instance = (label_id(labels, part) for part in ("run", "task", "attempt", "instance"))
     if run is None or task is None or attempt is None or instance is None:
         return None
-    return Thing(kind, identity, Owner(run, task, attempt, instance), datetime.fromtimestamp(made, UTC))
+    return NewResource(kind, identity, Owner(run, task, attempt, instance), datetime.fromtimestamp(made, UTC))
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,34 +275,24 @@ class _Owners:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Candidate:
     """An environment, whose it is, and since when: one that changed hands is as young as its taker's claim to it."""
 
     id: str
     labels: dict[str, str]
     made_unix_s: float
     deadline_unix_s: float
-    taken: bool = False  # by an instance that lived just now, whatever older lists say
 
     @classmethod
-    def of(cls, container: dict[str, Any], takers: Mapping[UUID, Taker]) -> _Found:
-        labels, made = container["Labels"], float(container["Created"])
-        attempt = attempt_in(_name(container)) if label_ready(labels) else None
-        taker = None if attempt is None else takers.get(attempt)
-        if taker is None:
-            return cls(container["Id"], labels, made, _deadline(container))
-        owner = {f"megaflow.{part.removesuffix('_id')}": str(found) for part, found in taker.owner._asdict().items()}
-        labels = {name: value for name, value in labels.items() if name != READY} | owner
-        return cls(container["Id"], labels, made, _deadline(container), taken=taker.lives)
+    def of(cls, container: dict[str, Any]) -> _Candidate:
+        return cls(container["Id"], container["Labels"], float(container["Created"]), _deadline(container))
 
     def doomed(self, owners: _Owners) -> bool:
-        """What was made for nobody has no owner who could be gone: its deadline alone tells, by this host's clock."""
-        ready = label_ready(self.labels)
-        if time.time() + (0.0 if ready else owners.ahead_s) > self.deadline_unix_s:
+        """Without an attempt (a trial, a kept snapshot) its deadline alone counts, by this host's clock."""
+        trial = not self.labels.get("megaflow.attempt")
+        if time.time() + (0.0 if trial else owners.ahead_s) > self.deadline_unix_s:
             return True
-        if ready or self.taken:
-            return False
-        return owners.lack(self.labels.get("megaflow.instance"), self.made_unix_s, _YOUNG_S)
+        return not trial and owners.lack(self.labels.get("megaflow.instance"), self.made_unix_s, _YOUNG_S)
 
 
 def _given(records: Records, one: Record) -> float:

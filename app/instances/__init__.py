@@ -17,9 +17,9 @@ def provider_named(name: str, settings: Settings) -> Provider:
 
             return ProcessProvider(settings)
         case "docker":
-            from app.instances.docker import DockerProvider
+            from app.instances.docker import DockerInstances
 
-            return DockerProvider(settings)
+            return DockerInstances(settings)
         case "simulated":
             from app.instances.simulated import SimulatedProvider
 

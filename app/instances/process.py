@@ -1,4 +1,4 @@
-"""The `process` provider: instances are process trees of this host, made by the nursery."""
+"""The `process` provider: instances are process trees of this host, made by the worker launcher."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from uuid import UUID
 
 from app.errors import InstanceFailed, LaunchUnclear
-from app.instances import nursery
+from app.instances import launcher
 from app.models.instance import InstanceRequest
 from app.settings import Settings
 
@@ -17,13 +17,13 @@ _TIMEOUT_S = 30.0
 
 
 class ProcessProvider:
-    """Speaks to the nursery over its Unix socket; holds no connection. The handle is the worker's process id."""
+    """Speaks to the worker launcher over its Unix socket; holds no connection. The handle is the worker's pid."""
 
     name: ClassVar[str] = "process"
-    _host: ClassVar[str] = "the nursery"
+    _host: ClassVar[str] = "the worker launcher"
 
     def __init__(self, settings: Settings) -> None:
-        self._path = nursery.socket_path(settings)
+        self._path = launcher.socket_path(settings)
 
     def launch(self, requests: Sequence[InstanceRequest]) -> dict[UUID, str]:
         asked = {"verb": "launch", "requests": [request.model_dump(mode="json") for request in requests]}
@@ -36,7 +36,7 @@ class ProcessProvider:
         return {UUID(instance_id): handle for instance_id, handle in self._ask({"verb": "alive"}).items()}
 
     def _ask(self, message: dict[str, Any], *, unclear: type[InstanceFailed] = InstanceFailed) -> dict[str, Any]:
-        """Raises: InstanceFailed: nobody is there; `unclear`: somebody heard it, and gave no answer."""
+        """Raises: InstanceFailed: no connection; `unclear`: connected, and no answer."""
         kind = InstanceFailed
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:

@@ -1,6 +1,6 @@
 """The `simulated` provider: instances that only pretend to work, thousands in one process, with the real control plane.
 
-Its host is `python -m app.workers.simulation`; what its instances do is a `Simulation`. Meant for benchmarks, chaos and
+Its host is `python -m app.simulation.host`; what its instances do is a `Simulation`. Meant for benchmarks, chaos and
 capacity planning (`megaflow simulate`).
 """
 
@@ -21,7 +21,7 @@ def socket_path(settings: Settings) -> Path:
 
 
 class SimulatedProvider(ProcessProvider):
-    """Speaks to the simulation's host as `process` speaks to the nursery. The handle is a number of the host's."""
+    """Speaks to the simulation's host as `process` speaks to the worker launcher. The handle is a number of it."""
 
     name: ClassVar[str] = "simulated"
     _host: ClassVar[str] = "the simulation's host"

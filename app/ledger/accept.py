@@ -12,16 +12,17 @@ from uuid import UUID
 import psycopg
 from psycopg import errors as driver_errors
 from pydantic import TypeAdapter, ValidationError
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, select
+from sqlalchemy.dialects.postgresql import insert
 from uuid_utils import compat as uuids
 
 from app.errors import IdempotencyConflict, SpecInvalid
 from app.ledger import classes, events, quotas
-from app.ledger.database import Database
+from app.ledger.database import Database, sql
 from app.ledger.events import Fact
 from app.ledger.names import LATEST
 from app.models.spec import MOST_PRIORITY, LabelText, TaskSpec
-from app.models.tables import Run, Task
+from app.models.tables import RunRow, TaskRow
 from app.settings import Settings
 
 
@@ -65,13 +66,11 @@ def accept(database: Database, new: NewRun, settings: Settings | None = None) ->
     _check(new)
     run_id = uuids.uuid7()
     with database.begin() as connection:
-        if new.idempotency_key is not None and not _first_of_its_key(connection, run_id, new):
+        if not _insert_run(connection, run_id, new):
             return _earlier(connection, new)
         if settings is not None:
             classes.check(connection, settings, {(spec.mode, spec.resource_class) for spec in new.specs})
         quotas.check_pending(connection, new.user_name, len(new.specs) * new.replicas)
-        if new.idempotency_key is None:
-            connection.execute(_INSERT_RUN, _run_row(run_id, new))
         return _load(connection, run_id, new)
 
 
@@ -108,34 +107,28 @@ def _check(new: NewRun) -> None:
         )
 
 
-_INSERT_RUN = text(
-    "INSERT INTO runs (id, name, user_name, purpose, total, deadline_at, idempotency_key, budget_usd, max_running)"
-    " VALUES (:id, :name, :user_name, :purpose, :total, :deadline_at, :idempotency_key, :budget_usd, :max_running)"
-)
-
-
-def _run_row(run_id: UUID, new: NewRun) -> dict[str, Any]:
-    return {
-        "id": run_id,
-        "name": new.name or str(run_id)[-12:],
-        "user_name": new.user_name,
-        "purpose": new.purpose,
-        "total": len(new.specs) * new.replicas,
-        "deadline_at": new.deadline_at,
-        "budget_usd": new.budget_usd,
-        "max_running": new.max_running,
-        "idempotency_key": new.idempotency_key,
-    }
-
-
-def _first_of_its_key(connection: Connection, run_id: UUID, new: NewRun) -> bool:
-    """Insert the run unless its key is taken; a concurrent twin waits here until the first commits."""
-    statement = text(f"{_INSERT_RUN.text} ON CONFLICT (user_name, idempotency_key) DO NOTHING RETURNING id")
-    return connection.execute(statement, _run_row(run_id, new)).first() is not None
+def _insert_run(connection: Connection, run_id: UUID, new: NewRun) -> bool:
+    """False when its idempotency key is in use; a concurrent submission with the same key waits for the first."""
+    statement = (
+        insert(RunRow)
+        .values(
+            id=run_id,
+            name=new.name or str(run_id)[-12:],
+            user_name=new.user_name,
+            purpose=new.purpose,
+            total=len(new.specs) * new.replicas,
+            deadline_at=new.deadline_at,
+            budget_usd=new.budget_usd,
+            max_running=new.max_running,
+            idempotency_key=new.idempotency_key,
+        )
+        .on_conflict_do_nothing(index_elements=["user_name", "idempotency_key"])
+    )
+    return connection.execute(statement.returning(RunRow.id)).first() is not None
 
 
 def _earlier(connection: Connection, new: NewRun) -> Accepted:
-    runs, tasks = Run.__table__.c, Task.__table__.c
+    runs, tasks = RunRow.__table__.c, TaskRow.__table__.c
     run_id = connection.execute(
         select(runs.id).where(runs.user_name == new.user_name, runs.idempotency_key == new.idempotency_key)
     ).scalar_one()
@@ -154,8 +147,8 @@ def _earlier(connection: Connection, new: NewRun) -> Accepted:
 def _load(connection: Connection, run_id: UUID, new: NewRun) -> Accepted:
     driver = _driver_connection(connection)
     digests = _copy_specs(driver, new.specs)
-    rows = _Rows(run_id, new)
-    with driver.cursor().copy(f"COPY tasks ({', '.join(_COLUMNS)}) FROM STDIN") as copy:
+    rows = _TaskRows(run_id, new)
+    with driver.cursor().copy(f"COPY tasks ({_COLUMNS}) FROM STDIN") as copy:
         for block in rows.blocks(digests):
             copy.write(block)
     # One fact for the whole run: a fact per accepted task would double what a bulk load writes.
@@ -209,30 +202,13 @@ def _stream_specs(driver: psycopg.Connection[Any], table: str, specs: Sequence[T
 
 _BLOCK = 500
 """Specs, or groups, that go to the server together."""
-
 _COLUMNS = (
-    "id",
-    "run_id",
-    "group_id",
-    "replica",
-    "spec_digest",
-    "name",
-    "agent",
-    "model",
-    "user_name",
-    "requested_mode",
-    "resource_class",
-    "priority",
-    "max_attempts",
-    "lifetime_s",
-    "in_line",
-    "bounded",
-    "available_at",
-    "deadline_at",
+    "id, run_id, group_id, replica, spec_digest, name, agent, model, user_name, requested_mode, resource_class,"
+    " priority, max_attempts, lifetime_s, in_line, bounded, available_at, deadline_at"
 )
 
 
-class _Rows:
+class _TaskRows:
     """The rows of a run's tasks in COPY's text format, and the ids and names that they got."""
 
     def __init__(self, run_id: UUID, new: NewRun) -> None:
@@ -259,7 +235,7 @@ class _Rows:
     def _shared(self, spec: TaskSpec, digest: str) -> str:
         new, limits = self._new, spec.task.limits
         delayed = new.available_at is not None and new.available_at > datetime.now(UTC)
-        values = (
+        values = (  # in the order of `_COLUMNS`
             digest,
             _escaped(spec.task.name),
             _escaped(spec.agent),
@@ -289,7 +265,5 @@ def _escaped(value: str) -> str:
 
 def spec_of(connection: Connection, digest: str) -> TaskSpec:
     """The stored spec. Must exist."""
-    body: str = connection.execute(
-        text("SELECT body FROM specs WHERE digest = :digest"), {"digest": digest}
-    ).scalar_one()
+    body: str = sql(connection, "SELECT body FROM specs WHERE digest = :digest", {"digest": digest}).scalar_one()
     return TaskSpec.model_validate_json(body)

@@ -1,4 +1,4 @@
-"""From waiting to dispatched: tasks are moved, their attempts written, their hints noted, in batches."""
+"""Admission: moves waiting tasks, writes their attempts and notes their wake-up messages, in batches."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from sqlalchemy import Connection, Row, text
 from uuid_utils import compat as uuids
 
 from app.ledger import events
-from app.ledger.database import Database
-from app.models.outcome import Hint
+from app.ledger.database import Database, sql
+from app.models.outcome import WakeUpMessage
 from app.models.spec import Mode
 from app.models.tables import PAUSED
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    """A hint together with the queue that it goes to; `host`: that host's own part of it.
+class QueuedMessage:
+    """A wake-up message with the queue that it goes to; `host`: that host's own part of it.
 
     `about` is for people who look at the messages, in Flower for example: run, task, agent and mode.
     """
 
-    hint: Hint
+    message: WakeUpMessage
     mode: Mode
     resource_class: str
     host: str | None = None
@@ -45,7 +45,7 @@ WITH chosen AS (
     RETURNING t.id AS task_id, t.run_id, t.group_id, t.attempts AS number, t.resource_class, t.user_name,
         t.accepted_at, t.name, t.agent, c.attempt_id, c.mode, c.host, free.group_started AS had_started
 ), dispatched AS (
-    INSERT INTO attempts (id, task_id, number, user_name, mode, resource_class, hint_host, phases)
+    INSERT INTO attempts (id, task_id, number, user_name, mode, resource_class, queue_host, phases)
     SELECT attempt_id, task_id, number, user_name, mode, resource_class, host,
            jsonb_build_object('accepted', accepted_at, 'admitted', clock_timestamp())
     FROM moved
@@ -60,7 +60,7 @@ FROM moved LEFT JOIN runs r ON r.id = moved.run_id
 """)
 
 _MOST_SIBLINGS = 1000
-"""So many are marked at a time; when a group has more, the first of the rest to be admitted marks the next."""
+"""Most siblings marked at a time; when a group has more, the first of the rest to be admitted marks the next."""
 
 _START_GROUPS = text("""
 UPDATE tasks SET group_started = true
@@ -74,7 +74,7 @@ WHERE id IN (
 
 def admit(
     connection: Connection, choices: Iterable[tuple[UUID, Mode]], hosts: Mapping[UUID, str] | None = None
-) -> list[Published]:
+) -> list[QueuedMessage]:
     """Move chosen tasks to admitted and write their next attempts, in one statement; skips what moved meanwhile.
 
     hosts: where tasks had best run; those that are missing may run wherever their mode and class are served. The
@@ -115,45 +115,44 @@ def promote(connection: Connection, limit: int) -> int:
 
 
 def next_due_s(connection: Connection) -> float | None:
-    """Seconds until the next delayed task may enter the line; None: nobody is delayed."""
-    wait = connection.execute(
-        text(
-            "SELECT extract(epoch FROM min(available_at) - clock_timestamp())::float8 FROM tasks"
-            " WHERE state = 'pending' AND NOT in_line"
-        )
+    """Seconds until the next delayed task may enter its queue; None: no task is delayed."""
+    wait = sql(
+        connection,
+        "SELECT extract(epoch FROM min(available_at) - clock_timestamp())::float8 FROM tasks"
+        " WHERE state = 'pending' AND NOT in_line",
     ).scalar()
     return None if wait is None else float(wait)
 
 
 def unpublished(
     connection: Connection, older_than_s: float, limit: int, *, at_host_s: float | None = None
-) -> list[Published]:
-    """Attempts that nobody has claimed and whose hint was never sent, or sent longer ago than `older_than_s`; for those
-    whose hint is in a host's own queue, than `at_host_s`. All are for the common queue now."""
-    rows = connection.execute(
-        text(
-            "SELECT a.id AS attempt_id, a.number, a.mode, a.resource_class, NULL AS host, t.name, t.agent,"
-            " r.name AS run_name FROM attempts a JOIN tasks t ON t.id = a.task_id LEFT JOIN runs r ON r.id = t.run_id"
-            " WHERE a.state = 'dispatched' AND (a.published_at IS NULL OR a.published_at < clock_timestamp()"
-            " - make_interval(secs => CASE WHEN a.hint_host IS NULL THEN :age ELSE :at_host END))"
-            " ORDER BY a.dispatched_at LIMIT :limit"
-        ),
+) -> list[QueuedMessage]:
+    """Unclaimed attempts whose message was never sent, or longer ago than `older_than_s`, for the common queue.
+
+    at_host_s: the age for those in a host's own queue.
+    """
+    rows = sql(
+        connection,
+        "SELECT a.id AS attempt_id, a.number, a.mode, a.resource_class, NULL AS host, t.name, t.agent,"
+        " r.name AS run_name FROM attempts a JOIN tasks t ON t.id = a.task_id LEFT JOIN runs r ON r.id = t.run_id"
+        " WHERE a.state = 'dispatched' AND (a.published_at IS NULL OR a.published_at < clock_timestamp()"
+        " - make_interval(secs => CASE WHEN a.queue_host IS NULL THEN :age ELSE :at_host END))"
+        " ORDER BY a.dispatched_at LIMIT :limit",
         {"age": older_than_s, "at_host": min(older_than_s, at_host_s or older_than_s), "limit": limit},
     )
     return [_published(row) for row in rows]
 
 
-def mark_published(connection: Connection, hints: Sequence[Published]) -> None:
-    """Note that these hints are in the broker, and in whose queue. One that is being claimed already needs no note."""
-    connection.execute(
-        text(
-            "WITH sent AS MATERIALIZED (SELECT a.id, h.host"
-            " FROM unnest(CAST(:ids AS uuid[]), CAST(:hosts AS text[])) AS h(id, host) JOIN attempts a ON a.id = h.id"
-            " WHERE a.state = 'dispatched' ORDER BY a.id FOR UPDATE OF a SKIP LOCKED)"
-            " UPDATE attempts a SET published_at = clock_timestamp(), hint_host = sent.host FROM sent"
-            " WHERE a.id = sent.id"
-        ),
-        {"ids": [item.hint.attempt_id for item in hints], "hosts": [item.host for item in hints]},
+def mark_published(connection: Connection, messages: Sequence[QueuedMessage]) -> None:
+    """Note that these messages are in the broker, and in whose queue; attempts that are being claimed are skipped."""
+    sql(
+        connection,
+        "WITH sent AS MATERIALIZED (SELECT a.id, h.host"
+        " FROM unnest(CAST(:ids AS uuid[]), CAST(:hosts AS text[])) AS h(id, host) JOIN attempts a ON a.id = h.id"
+        " WHERE a.state = 'dispatched' ORDER BY a.id FOR UPDATE OF a SKIP LOCKED)"
+        " UPDATE attempts a SET published_at = clock_timestamp(), queue_host = sent.host FROM sent"
+        " WHERE a.id = sent.id",
+        {"ids": [item.message.attempt_id for item in messages], "hosts": [item.host for item in messages]},
     )
 
 
@@ -161,19 +160,18 @@ _IN_TURN = text("SELECT pg_advisory_xact_lock(73151)")
 
 
 def in_turn(connection: Connection) -> None:
-    """One pass at a time, whoever believes to lead: until the caller's transaction ends."""
+    """Take the lock of one dispatcher pass, until the caller's transaction ends."""
     connection.execute(_IN_TURN)
 
 
-def give_back(database: Database, hint: Hint) -> None:
-    """A worker that takes nothing new returns a hint unclaimed: the dispatcher sends it again at once."""
+def give_back(database: Database, message: WakeUpMessage) -> None:
+    """Return a message unclaimed, from a worker that takes nothing new: the dispatcher sends it again at once."""
     with database.begin() as connection:
-        connection.execute(
-            text(
-                "UPDATE attempts SET published_at = NULL, hint_host = NULL"
-                " WHERE id = :id AND number = :number AND state = 'dispatched'"
-            ),
-            {"id": hint.attempt_id, "number": hint.number},
+        sql(
+            connection,
+            "UPDATE attempts SET published_at = NULL, queue_host = NULL"
+            " WHERE id = :id AND number = :number AND state = 'dispatched'",
+            {"id": message.attempt_id, "number": message.number},
         )
         events.wake_dispatcher(connection)
 
@@ -200,7 +198,7 @@ def unseat(connection: Connection, classes: Sequence[str], *, older_than_s: floa
         connection.execute(_UNSEAT, {"classes": list(classes), "age": older_than_s})
 
 
-def _published(row: Row[Any]) -> Published:
-    hint = Hint(attempt_id=row.attempt_id, number=row.number)
+def _published(row: Row[Any]) -> QueuedMessage:
+    message = WakeUpMessage(attempt_id=row.attempt_id, number=row.number)
     about = f"run={row.run_name or '-'} task={row.name} agent={row.agent} mode={row.mode}"
-    return Published(hint, Mode(row.mode), row.resource_class, row.host, about)
+    return QueuedMessage(message, Mode(row.mode), row.resource_class, row.host, about)

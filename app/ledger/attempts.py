@@ -20,9 +20,9 @@ from sqlalchemy import Connection, Row, text
 
 from app.errors import StaleWriter
 from app.ledger import semaphores
-from app.ledger.database import Database
+from app.ledger.database import Database, sql
 from app.models.endings import BLAME, Blame, EndReason
-from app.models.outcome import Hint, Phase
+from app.models.outcome import Phase, WakeUpMessage
 from app.models.spec import Mode, TaskSpec
 
 
@@ -41,16 +41,16 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """An instance that would take what the hint names."""
+class ClaimRequest:
+    """An instance that would take the attempt that the message names."""
 
-    hint: Hint
+    message: WakeUpMessage
     instance_id: UUID
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
-    """A door that an attempt passes now. `waits`: seconds waited by limit; `cost_usd`: of its model calls so far."""
+class PhaseRecord:
+    """A phase that an attempt reaches now. `waits`: seconds waited by limit; `cost_usd`: of its model calls so far."""
 
     claimed: Claim
     phase: Phase
@@ -63,20 +63,20 @@ class Passage:
 
 # An ephemeral instance is locked by the claim and takes one attempt in its life: the row says which.
 _CLAIM = text("""
-WITH offers AS (
+WITH requests AS (
     SELECT * FROM unnest(CAST(:attempts AS uuid[]), CAST(:numbers AS int[]), CAST(:instances AS uuid[]))
-        AS o(attempt_id, number, instance_id)
-), seats AS MATERIALIZED (
+        AS r(attempt_id, number, instance_id)
+), free AS MATERIALIZED (
     SELECT id, mode, resource_class, ready_at FROM instances
     WHERE id = ANY(CAST(:instances AS uuid[])) AND state = 'ready' AND attempt_id IS NULL ORDER BY id FOR UPDATE
-), wanted AS MATERIALIZED (
+), open AS MATERIALIZED (
     SELECT id FROM attempts WHERE id = ANY(CAST(:attempts AS uuid[])) AND state = 'dispatched'
     ORDER BY id FOR UPDATE
 ), matched AS (
-    SELECT DISTINCT ON (CASE WHEN s.mode = 'ephemeral' THEN s.id ELSE o.attempt_id END)
-        o.attempt_id, o.number, s.id AS instance_id, s.mode, s.resource_class, s.ready_at
-    FROM offers o JOIN seats s ON s.id = o.instance_id JOIN wanted w ON w.id = o.attempt_id
-), taken AS (
+    SELECT DISTINCT ON (CASE WHEN s.mode = 'ephemeral' THEN s.id ELSE r.attempt_id END)
+        r.attempt_id, r.number, s.id AS instance_id, s.mode, s.resource_class, s.ready_at
+    FROM requests r JOIN free s ON s.id = r.instance_id JOIN open w ON w.id = r.attempt_id
+), claimed AS (
     UPDATE attempts a SET state = 'running', instance_id = m.instance_id, claimed_at = clock_timestamp(),
         deadline_at = clock_timestamp() + make_interval(secs => t.lifetime_s),
         phases = a.phases || jsonb_build_object('instance_ready', m.ready_at, 'claimed', clock_timestamp())
@@ -85,76 +85,74 @@ WITH offers AS (
         AND t.id = a.task_id AND t.state = 'admitted' AND t.attempts = a.number AND t.cancel_requested_at IS NULL
     RETURNING a.id, a.number, a.task_id, a.mode, a.deadline_at, a.instance_id, t.run_id, t.spec_digest
 ), moved AS (
-    UPDATE tasks t SET state = 'running' FROM taken WHERE t.id = taken.task_id
+    UPDATE tasks t SET state = 'running' FROM claimed WHERE t.id = claimed.task_id
 ), busy AS (
-    UPDATE instances i SET state = 'busy', attempt_id = taken.id
-    FROM taken WHERE i.id = taken.instance_id AND taken.mode = 'ephemeral'
+    UPDATE instances i SET state = 'busy', attempt_id = claimed.id
+    FROM claimed WHERE i.id = claimed.instance_id AND claimed.mode = 'ephemeral'
 ), leased AS (
     INSERT INTO leases (attempt_id, instance_id, expires_at)
-    SELECT id, instance_id, clock_timestamp() + make_interval(secs => :lease) FROM taken
+    SELECT id, instance_id, clock_timestamp() + make_interval(secs => :lease) FROM claimed
 ), facts AS (
     INSERT INTO events (kind, run_id, task_id, attempt_id, instance_id)
-    SELECT 'attempt.claimed', run_id, task_id, id, instance_id FROM taken
+    SELECT 'attempt.claimed', run_id, task_id, id, instance_id FROM claimed
 )
-SELECT * FROM taken
+SELECT * FROM claimed
 """)
 
 
-def claim_many(database: Database, offers: Sequence[Offer], *, lease_s: float) -> list[Claim]:
-    """Give attempts to the instances that offer themselves, each with a lease. What cannot be had is left out.
+def claim_many(database: Database, requests: Sequence[ClaimRequest], *, lease_s: float) -> list[Claim]:
+    """Give attempts to the instances that ask for them, each with a lease. What cannot be had is left out.
 
     Raises: DatabaseUnavailable: it may have been done all the same; `held_by` tells.
     """
-    if not offers:
+    if not requests:
         return []
     values = {
-        "attempts": [offer.hint.attempt_id for offer in offers],
-        "numbers": [offer.hint.number for offer in offers],
-        "instances": [offer.instance_id for offer in offers],
+        "attempts": [request.message.attempt_id for request in requests],
+        "numbers": [request.message.number for request in requests],
+        "instances": [request.instance_id for request in requests],
         "lease": lease_s,
     }
     with database.begin() as connection:
         return _claims(connection, connection.execute(_CLAIM, values).all())
 
 
-def claim(database: Database, hint: Hint, instance_id: UUID, *, lease_s: float) -> Claim | None:
-    """Take an attempt for an instance, with a lease; None when there is nothing to take (a stale or doubled hint).
+def claim(database: Database, message: WakeUpMessage, instance_id: UUID, *, lease_s: float) -> Claim | None:
+    """Take an attempt for an instance, with a lease; None when there is nothing to take (a stale or doubled message).
 
     Raises: as `claim_many`.
     """
-    return next(iter(claim_many(database, [Offer(hint, instance_id)], lease_s=lease_s)), None)
+    return next(iter(claim_many(database, [ClaimRequest(message, instance_id)], lease_s=lease_s)), None)
 
 
 def claim_any(database: Database, instance_id: UUID, *, lease_s: float) -> Claim | None:
-    """Take the oldest attempt that waits for an instance like this one: the answer to a stale hint.
+    """Take the oldest attempt that waits for an instance like this one: the answer to a stale message.
 
     What is on its way to another host is left to it, and to the dispatcher, which soon offers it to all.
     """
     with database.begin() as connection:
-        row = connection.execute(
-            text(
-                "SELECT a.id, a.number FROM attempts a JOIN instances i"
-                " ON i.mode = a.mode AND i.resource_class = a.resource_class"
-                " WHERE i.id = :instance_id AND i.state = 'ready' AND a.state = 'dispatched'"
-                " AND (a.hint_host IS NULL OR a.hint_host = i.host) ORDER BY a.dispatched_at LIMIT 1"
-                " FOR UPDATE OF a SKIP LOCKED"
-            ),
+        row = sql(
+            connection,
+            "SELECT a.id, a.number FROM attempts a JOIN instances i"
+            " ON i.mode = a.mode AND i.resource_class = a.resource_class"
+            " WHERE i.id = :instance_id AND i.state = 'ready' AND a.state = 'dispatched'"
+            " AND (a.queue_host IS NULL OR a.queue_host = i.host) ORDER BY a.dispatched_at LIMIT 1"
+            " FOR UPDATE OF a SKIP LOCKED",
             {"instance_id": instance_id},
         ).first()
     if row is None:
         return None
-    return claim(database, Hint(attempt_id=row.id, number=row.number), instance_id, lease_s=lease_s)
+    return claim(database, WakeUpMessage(attempt_id=row.id, number=row.number), instance_id, lease_s=lease_s)
 
 
 def held_by(database: Database, instance_id: UUID) -> list[Claim]:
     """What the ledger believes this instance to be working on: the answer to a claim that ended in an error."""
     with database.begin() as connection:
-        rows = connection.execute(
-            text(
-                "SELECT a.id, a.number, a.task_id, a.mode, a.deadline_at, a.instance_id, t.run_id, t.spec_digest"
-                " FROM attempts a JOIN tasks t ON t.id = a.task_id JOIN leases l ON l.attempt_id = a.id"
-                " WHERE a.instance_id = :id AND a.state = 'running'"
-            ),
+        rows = sql(
+            connection,
+            "SELECT a.id, a.number, a.task_id, a.mode, a.deadline_at, a.instance_id, t.run_id, t.spec_digest"
+            " FROM attempts a JOIN tasks t ON t.id = a.task_id JOIN leases l ON l.attempt_id = a.id"
+            " WHERE a.instance_id = :id AND a.state = 'running'",
             {"id": instance_id},
         ).all()
         return _claims(connection, rows)
@@ -162,9 +160,7 @@ def held_by(database: Database, instance_id: UUID) -> list[Claim]:
 
 def _claims(connection: Connection, rows: Sequence[Row[Any]]) -> list[Claim]:
     unknown = {row.spec_digest for row in rows} - _specs.keys()
-    found = connection.execute(
-        text("SELECT digest, body FROM specs WHERE digest = ANY(:digests)"), {"digests": list(unknown)}
-    )
+    found = sql(connection, "SELECT digest, body FROM specs WHERE digest = ANY(:digests)", {"digests": list(unknown)})
     specs = {row.digest: TaskSpec.model_validate_json(row.body) for row in found} if unknown else {}
     return [_claim(row, specs) for row in rows]
 
@@ -187,13 +183,12 @@ _MOST_SPECS = 256
 def renew(database: Database, attempt_ids: Sequence[UUID], *, lease_s: float) -> dict[UUID, EndReason | None]:
     """Renew leases in one statement: {attempt: why it must stop, or None}. What is missing has lost its lease."""
     with database.begin() as connection:
-        rows = connection.execute(
-            text(
-                "UPDATE leases l SET expires_at = clock_timestamp() + make_interval(secs => :lease)"
-                " FROM attempts a JOIN tasks t ON t.id = a.task_id"
-                " WHERE l.attempt_id = ANY(:ids) AND a.id = l.attempt_id AND a.state = 'running'"
-                " RETURNING l.attempt_id, t.cancel_requested_at IS NOT NULL AS stop, t.cancel_reason"
-            ),
+        rows = sql(
+            connection,
+            "UPDATE leases l SET expires_at = clock_timestamp() + make_interval(secs => :lease)"
+            " FROM attempts a JOIN tasks t ON t.id = a.task_id"
+            " WHERE l.attempt_id = ANY(:ids) AND a.id = l.attempt_id AND a.state = 'running'"
+            " RETURNING l.attempt_id, t.cancel_requested_at IS NOT NULL AS stop, t.cancel_reason",
             {"ids": list(attempt_ids), "lease": lease_s},
         )
         answers = rows.all()
@@ -210,12 +205,11 @@ def failed_before(database: Database, claimed: Claim, error: str) -> bool:
     Those before the task was put back in line by a person do not count. Raises: DatabaseUnavailable.
     """
     with database.begin() as connection:
-        found = connection.execute(
-            text(
-                "SELECT 1 FROM tasks t, (SELECT failure, row_number() OVER (ORDER BY number DESC) AS back"
-                " FROM attempts WHERE task_id = :task AND number < :number AND end_reason = ANY(:faults)) a"
-                " WHERE t.id = :task AND a.back <= t.faults AND a.failure->>'error' = :error LIMIT 1"
-            ),
+        found = sql(
+            connection,
+            "SELECT 1 FROM tasks t, (SELECT failure, row_number() OVER (ORDER BY number DESC) AS back"
+            " FROM attempts WHERE task_id = :task AND number < :number AND end_reason = ANY(:faults)) a"
+            " WHERE t.id = :task AND a.back <= t.faults AND a.failure->>'error' = :error LIMIT 1",
             {"task": claimed.task_id, "number": claimed.number, "error": error, "faults": _FAULTS},
         )
         return found.first() is not None
@@ -223,15 +217,15 @@ def failed_before(database: Database, claimed: Claim, error: str) -> bool:
 
 # --- Phases ---------------------------------------------------------------------------------------------------------
 
-_PASS = text("""
-WITH passed AS (
+_RECORD = text("""
+WITH reached AS (
     SELECT * FROM unnest(CAST(:ids AS uuid[]), CAST(:numbers AS int[]), CAST(:phases AS text[]),
         CAST(:environments AS jsonb[]), CAST(:waits AS jsonb[]), CAST(:costs AS float8[]))
         WITH ORDINALITY AS p(id, number, phase, environment, waits, cost, ord)
 ), each AS (
     SELECT id, number, jsonb_object_agg(phase, clock_timestamp()) AS phases, max(cost) AS cost,
         (array_agg(environment ORDER BY ord))[1] AS environment, (array_agg(waits ORDER BY ord))[1] AS waits
-    FROM passed GROUP BY id, number
+    FROM reached GROUP BY id, number
 ), mine AS MATERIALIZED (
     SELECT a.id, coalesce(a.cost_usd, 0) AS had FROM attempts a JOIN each e ON e.id = a.id AND e.number = a.number
     WHERE a.state = 'running' ORDER BY a.id FOR UPDATE OF a
@@ -248,32 +242,32 @@ WITH passed AS (
 ), facts AS (
     INSERT INTO events (kind, run_id, task_id, attempt_id, instance_id, data)
     SELECT 'attempt.' || p.phase, m.run_id, m.task_id, m.id, m.instance_id, p.environment
-    FROM moved m JOIN passed p ON p.id = m.id ORDER BY p.ord
+    FROM moved m JOIN reached p ON p.id = m.id ORDER BY p.ord
 )
 SELECT id FROM moved
 """)
 
 
-def pass_doors(database: Database, passages: Sequence[Passage]) -> set[UUID]:
-    """Record that attempts passed stations' doors now; the attempts whose writer was still the current one.
+def record_phases(database: Database, records: Sequence[PhaseRecord]) -> set[UUID]:
+    """Record that attempts reached phases now; returns the attempts whose writer was still the current one.
 
-    Of several passages of one attempt in a call, the first may bring environment and waits.
+    Of several records of one attempt in a call, the first may bring environment and waits.
     """
-    if not passages:
+    if not records:
         return set()
     values = {
-        "ids": [p.claimed.attempt_id for p in passages],
-        "numbers": [p.claimed.number for p in passages],
-        "phases": [p.phase.value for p in passages],
-        "environments": [json.dumps(dict(p.environment)) for p in passages],
-        "waits": [json.dumps(dict(p.waits)) for p in passages],
-        "costs": [p.cost_usd for p in passages],
+        "ids": [p.claimed.attempt_id for p in records],
+        "numbers": [p.claimed.number for p in records],
+        "phases": [p.phase.value for p in records],
+        "environments": [json.dumps(dict(p.environment)) for p in records],
+        "waits": [json.dumps(dict(p.waits)) for p in records],
+        "costs": [p.cost_usd for p in records],
     }
     with database.begin() as connection:
-        return set(connection.execute(_PASS, values).scalars())
+        return set(connection.execute(_RECORD, values).scalars())
 
 
-def pass_door(
+def record_phase(
     database: Database,
     claimed: Claim,
     phase: Phase,
@@ -282,11 +276,11 @@ def pass_door(
     waits: Mapping[str, float] | None = None,
     cost_usd: float | None = None,
 ) -> None:
-    """Record that the attempt passed a station's door now.
+    """Record that the attempt reached a phase now.
 
     Raises: StaleWriter.
     """
-    if not pass_doors(database, [Passage(claimed, phase, environment or {}, waits or {}, cost_usd)]):
+    if not record_phases(database, [PhaseRecord(claimed, phase, environment or {}, waits or {}, cost_usd)]):
         raise stale(claimed)
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
 from app.ledger import classes, ends, events, instances, limits, quotas, tasks
-from app.ledger.audit_checks import AGES, CHECKS, LINES, USED, Check, Mend, Severity
-from app.ledger.classes import STANDARD, Offer
-from app.ledger.database import Database
+from app.ledger.audit_checks import AGES, CHECKS, LINES, USED, Invariant, Repair, Severity
+from app.ledger.classes import STANDARD, ResourceClass
+from app.ledger.database import Database, sql
 from app.ledger.events import Fact
 from app.models.endings import EndReason, RetryPolicy
 from app.models.outcome import Failure
@@ -39,26 +39,17 @@ class Capacity:
     limits: Limits
 
 
-CapacityOf = Callable[[Connection], Capacity]
-
-
-def capacity_of(settings: Settings) -> CapacityOf:
+def capacity_of(connection: Connection, settings: Settings) -> Capacity:
     """From the classes, the limits that were set, and the settings for those that were not."""
-    defaults = limits.defaults_of(settings)
-
-    def look(connection: Connection) -> Capacity:
-        own = limits.capacities(connection, "")
-        offers = classes.load(connection, settings)
-        return Capacity(
-            {name: offer.ephemeral_capacity for name, offer in offers.items()},
-            lambda name: own.get(name, own.get(limits.everybody(name), defaults.get(name.partition(":")[0]))),
-        )
-
-    return look
+    defaults, own = limits.defaults_of(settings), limits.capacities(connection, "")
+    return Capacity(
+        {name: defined.ephemeral_capacity for name, defined in classes.load(connection, settings).items()},
+        lambda name: own.get(name, own.get(limits.everybody(name), defaults.get(name.partition(":")[0]))),
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AuditFinding:
     """One invariant that does not hold. `ids`: the first of `count`."""
 
     name: str
@@ -66,7 +57,7 @@ class Finding:
     means: str
     count: int
     ids: tuple[str, ...]
-    mend: Mend | None = None
+    mend: Repair | None = None
     mended: int | None = None  # rows; None: nothing was tried
 
 
@@ -78,10 +69,10 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class AuditResult:
     """What one audit saw. Ages in seconds; None: there is none."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[AuditFinding, ...]
     ages: Mapping[str, float | None]
     lines: Mapping[str, tuple[int, float]]  # queue as asked for: tasks that wait, age of the oldest
     memory: Memory
@@ -108,13 +99,8 @@ def parameters(settings: Settings, *, recent_s: float = _RECENT_S) -> dict[str, 
 
 
 def look(
-    database: Database,
-    settings: Settings,
-    capacity: CapacityOf,
-    memory: Memory | None = None,
-    *,
-    recent_s: float = _RECENT_S,
-) -> Look:
+    database: Database, settings: Settings, memory: Memory | None = None, *, recent_s: float = _RECENT_S
+) -> AuditResult:
     """Every check, in one snapshot; nothing is changed.
 
     memory: of the last look, so that a limit lowered since then does not count as broken. recent_s: how far back ended
@@ -122,18 +108,18 @@ def look(
     """
     values = parameters(settings, recent_s=recent_s)
     with database.begin() as connection:
-        connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"))
+        sql(connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         found = [_checked(connection, check, values) for check in CHECKS]
-        over, remembered = _over_use(connection, capacity(connection), memory or Memory())
-        offers = classes.load(connection, settings)
+        over, remembered = _over_use(connection, capacity_of(connection, settings), memory or Memory())
+        defined = classes.load(connection, settings)
         lines = {
             f"{row.mode}.{row.resource_class}": (Mode(row.mode), row.resource_class, row.waiting, row.oldest_s)
-            for row in connection.execute(text(LINES))
+            for row in sql(connection, LINES)
         }
-        closed = _no_capacity(connection, offers, [(mode, name) for mode, name, _, _ in lines.values()])
-        ages = dict(connection.execute(text(AGES)).one()._mapping)
+        closed = _no_capacity(connection, defined, [(mode, name) for mode, name, _, _ in lines.values()])
+        ages = dict(sql(connection, AGES).one()._mapping)
     findings = [finding for finding, _ in found if finding.count]
-    return Look(
+    return AuditResult(
         findings=(*findings, *over, *closed),
         ages=ages,
         lines={queue: (waiting, oldest_s) for queue, (_, _, waiting, oldest_s) in lines.items()},
@@ -142,12 +128,14 @@ def look(
     )
 
 
-def _checked(connection: Connection, check: Check, values: Mapping[str, Any]) -> tuple[Finding, tuple[str, ...]]:
+def _checked(
+    connection: Connection, check: Invariant, values: Mapping[str, Any]
+) -> tuple[AuditFinding, tuple[str, ...]]:
     statement = f"SELECT id::text AS id, count(*) OVER () AS n FROM ({check.query}) found LIMIT {_AT_ONCE}"  # noqa: S608
-    rows = connection.execute(text(statement), values).all()
+    rows = sql(connection, statement, values).all()
     ids = tuple(row.id for row in rows)
     count = rows[0].n if rows else 0
-    return Finding(check.name, check.severity, check.means, count, ids[:SHOWN], check.mend), ids
+    return AuditFinding(check.name, check.severity, check.means, count, ids[:SHOWN], check.mend), ids
 
 
 _TIERS = {
@@ -158,12 +146,12 @@ _TIERS = {
 }
 
 
-def _over_use(connection: Connection, capacity: Capacity, memory: Memory) -> tuple[list[Finding], Memory]:
+def _over_use(connection: Connection, capacity: Capacity, memory: Memory) -> tuple[list[AuditFinding], Memory]:
     """What is used beyond what may be. What was allowed when it was taken may go on: only growth above it counts."""
     book = quotas.load(connection)
     over: dict[str, list[str]] = {}
     allowed: dict[str, float] = {}
-    for row in connection.execute(text(USED)):
+    for row in sql(connection, USED):
         match row.tier:
             case "slots":
                 most: float | None = capacity.slots.get(row.key, 0)
@@ -179,40 +167,40 @@ def _over_use(connection: Connection, capacity: Capacity, memory: Memory) -> tup
             over.setdefault(row.tier, []).append(f"{row.key}: {row.used:g} of {most:g}")
         allowed[key] = bound if row.used > bound else max(row.used, float("inf") if most is None else float(most))
     found = [
-        Finding(f"{tier}.over_capacity", Severity.CRITICAL, _TIERS[tier], len(keys), tuple(sorted(keys)[:SHOWN]))
+        AuditFinding(f"{tier}.over_capacity", Severity.CRITICAL, _TIERS[tier], len(keys), tuple(sorted(keys)[:SHOWN]))
         for tier, keys in over.items()
     ]
     return found, Memory(allowed)
 
 
 def _no_capacity(
-    connection: Connection, offers: Mapping[str, Offer], lines: Iterable[tuple[Mode, str]]
-) -> list[Finding]:
+    connection: Connection, defined: Mapping[str, ResourceClass], lines: Iterable[tuple[Mode, str]]
+) -> list[AuditFinding]:
     """Lines that no instance will ever take from."""
     pools = set(
-        connection.execute(
-            text(
-                "SELECT DISTINCT resource_class FROM instances"
-                " WHERE mode = 'persistent' AND state NOT IN ('terminated', 'failed')"
-            )
+        sql(
+            connection,
+            "SELECT DISTINCT resource_class FROM instances"
+            " WHERE mode = 'persistent' AND state NOT IN ('terminated', 'failed')",
         ).scalars()
     )
     closed = sorted(
         f"{mode.value}.{name}"
         for mode, name in lines
-        if not (name in offers and offers[name].could_run(mode)) and not (mode is not Mode.EPHEMERAL and name in pools)
+        if not (name in defined and defined[name].could_run(mode))
+        and not (mode is not Mode.EPHEMERAL and name in pools)
     )
     if not closed:
         return []
     means = f"tasks wait for a class without capacity for them; e.g. `megaflow classes set {STANDARD} --ephemeral 4`"
-    return [Finding("line.without_capacity", Severity.WARNING, means, len(closed), tuple(closed[:SHOWN]))]
+    return [AuditFinding("line.without_capacity", Severity.WARNING, means, len(closed), tuple(closed[:SHOWN]))]
 
 
 # --- Mending --------------------------------------------------------------------------------------------------------
 
 
-def mend(database: Database, settings: Settings, seen: Look, retry: RetryPolicy) -> tuple[Finding, ...]:
-    """Mend what is safe; the findings, with how many rows of each were mended.
+def repair(database: Database, settings: Settings, seen: AuditResult, retry: RetryPolicy) -> tuple[AuditFinding, ...]:
+    """Repair what is safe; the findings, with how many rows of each were repaired.
 
     Every row is locked and looked at again first: what has moved since is left alone. Safe to run twice at once.
 
@@ -223,23 +211,21 @@ def mend(database: Database, settings: Settings, seen: Look, retry: RetryPolicy)
     return tuple(
         finding
         if finding.mend is None
-        else _with_count(finding, _mend(database, checks[finding.name], seen.every[finding.name], values, retry))
+        else replace(
+            finding, mended=_repair_one(database, checks[finding.name], seen.every[finding.name], values, retry)
+        )
         for finding in seen.findings
     )
 
 
-def _with_count(finding: Finding, mended: int) -> Finding:
-    return Finding(
-        finding.name, finding.severity, finding.means, finding.count, finding.ids, finding.mend, mended=mended
-    )
-
-
-def _mend(database: Database, check: Check, ids: Sequence[str], values: Mapping[str, Any], retry: RetryPolicy) -> int:
+def _repair_one(
+    database: Database, check: Invariant, ids: Sequence[str], values: Mapping[str, Any], retry: RetryPolicy
+) -> int:
     with database.begin() as connection:
         still = _confirmed(connection, check, ids, values)
-        if check.mend is not Mend.EXIT and check.mend is not Mend.CANCEL:
-            return _mend_rows(connection, check, still, retry) if still else 0
-    if check.mend is Mend.CANCEL:
+        if check.mend is not Repair.EXIT and check.mend is not Repair.CANCEL:
+            return _repair_rows(connection, check, still, retry) if still else 0
+    if check.mend is Repair.CANCEL:
         tasks.cancel(database, [UUID(one) for one in still])
         return len(still)
     return sum(instances.exited(database, UUID(one), None, f"audit: {check.means}", retry) for one in still)
@@ -247,7 +233,7 @@ def _mend(database: Database, check: Check, ids: Sequence[str], values: Mapping[
 
 _KEYS = {
     "leases": ("attempt_id", "uuid[]"),
-    "holds": ("limit_name || ' ' || holder", "text[]"),
+    "semaphore_holders": ("limit_name || ' ' || holder", "text[]"),
     "bindings": ("id", "bigint[]"),
 }
 """What the ids of a table's rows are, and as which array they are looked for; else `id`, a UUID."""
@@ -259,37 +245,32 @@ def _among(table: str) -> str:
     return f"{key} = ANY(CAST(:ids AS {array}))"
 
 
-def _confirmed(connection: Connection, check: Check, ids: Sequence[str], values: Mapping[str, Any]) -> list[str]:
-    """Those that are still so, locked; what somebody else has in hand is left to them."""
+def _confirmed(connection: Connection, check: Invariant, ids: Sequence[str], values: Mapping[str, Any]) -> list[str]:
+    """The ids that still break the invariant, locked; rows that are locked already are skipped."""
     key = _KEYS.get(check.table, ("id", ""))[0]
     lock = f"SELECT ({key})::text FROM {check.table} WHERE {_among(check.table)} FOR UPDATE SKIP LOCKED"  # noqa: S608
-    locked = list(connection.execute(text(lock), {"ids": list(ids)}).scalars())
+    locked = list(sql(connection, lock, {"ids": list(ids)}).scalars())
     again = f"SELECT id::text FROM ({check.query}) found WHERE id::text = ANY(:ids)"  # noqa: S608
-    return list(connection.execute(text(again), {**values, "ids": locked}).scalars())
+    return list(sql(connection, again, {**values, "ids": locked}).scalars())
 
 
-def _mend_rows(connection: Connection, check: Check, ids: list[str], retry: RetryPolicy) -> int:
+def _repair_rows(connection: Connection, check: Invariant, ids: list[str], retry: RetryPolicy) -> int:
     match check.mend:
-        case Mend.LOSE:
+        case Repair.LOSE:
             failure = Failure(error="StaleWriter", message=f"taken back by the auditor: {check.means}")
             return len(ends.lose(connection, [UUID(one) for one in ids], failure, EndReason.LOST, retry))
-        case Mend.FREE:
+        case Repair.FREE:
             statement = f"DELETE FROM {check.table} WHERE {_among(check.table)}"  # noqa: S608
-        case Mend.UNBIND:
+        case Repair.UNBIND:
             statement = f"UPDATE bindings SET until = clock_timestamp() WHERE {_among(check.table)}"  # noqa: S608
-        case Mend.CLOSE:
-            return _tell(connection, _CLOSE, ids, check, "attempt.lost")
-        case Mend.NUMBER:
-            return _tell(connection, _NUMBER, ids, check, "task.repaired")
-        case Mend.REQUEUE:
-            return _tell(connection, _REQUEUE, ids, check, "task.repaired")
-        case Mend.IN_LINE:
-            return _tell(connection, _IN_LINE, ids, check, "task.repaired")
+        case Repair.CLOSE | Repair.NUMBER | Repair.REQUEUE | Repair.IN_LINE as repair:
+            kind = "attempt.lost" if repair is Repair.CLOSE else "task.repaired"
+            return _tell(connection, _STATEMENTS[repair], ids, check, kind)
         case _:
             return 0
-    if check.table == "holds":
+    if check.table == "semaphore_holders":
         limits.wake_waiters(connection, sorted({one.rpartition(" ")[0] for one in ids}))
-    return connection.execute(text(statement), {"ids": ids}).rowcount
+    return sql(connection, statement, {"ids": ids}).rowcount
 
 
 _CLOSE = """
@@ -323,14 +304,20 @@ UPDATE tasks t SET in_line = true, available_at = least(t.available_at, clock_ti
 WHERE t.id = ANY(CAST(:ids AS uuid[])) RETURNING t.run_id, t.id AS task_id, NULL::uuid AS attempt_id"""
 
 
-def _tell(connection: Connection, statement: str, ids: list[str], check: Check, kind: str) -> int:
-    rows = connection.execute(text(statement), {"ids": ids, "why": f"audit: {check.means}", "paused": PAUSED}).all()
+_STATEMENTS = {
+    Repair.CLOSE: _CLOSE,
+    Repair.NUMBER: _NUMBER,
+    Repair.REQUEUE: _REQUEUE,
+    Repair.IN_LINE: _IN_LINE,
+}
+
+
+def _tell(connection: Connection, statement: str, ids: list[str], check: Invariant, kind: str) -> int:
+    rows = sql(connection, statement, {"ids": ids, "why": f"audit: {check.means}", "paused": PAUSED}).all()
     data = {"by": "auditor", "finding": check.name}
     events.append(connection, *(Fact(kind, row.run_id, row.task_id, row.attempt_id, data=data) for row in rows))
     if rows:
         ended = "SELECT id FROM tasks WHERE id = ANY(:ids) AND state = 'cancelled'"
-        events.tell_outcome(
-            connection, list(connection.execute(text(ended), {"ids": [row.task_id for row in rows]}).scalars())
-        )
+        events.tell_outcome(connection, list(sql(connection, ended, {"ids": [row.task_id for row in rows]}).scalars()))
         events.wake_dispatcher(connection)
     return len(rows)

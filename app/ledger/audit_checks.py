@@ -16,7 +16,7 @@ class Severity(StrEnum):
     WARNING = "warning"  # slow, late or odd: somebody should look
 
 
-class Mend(StrEnum):
+class Repair(StrEnum):
     """What may be done about it without asking."""
 
     CLOSE = "the attempt is closed; its task goes on without it"
@@ -31,7 +31,7 @@ class Mend(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class Invariant:
     """One invariant. `table` is where its ids point to, and what a mend locks."""
 
     name: str
@@ -39,36 +39,36 @@ class Check:
     means: str
     query: str
     table: str = ""
-    mend: Mend | None = None
+    mend: Repair | None = None
 
 
 _ATTEMPTS = (
-    Check(
+    Invariant(
         "task.two_live_attempts",
         Severity.CRITICAL,
         "more than one live attempt of a task: its work may be done twice",
         "SELECT a.task_id AS id FROM attempts a WHERE a.state IN ('dispatched', 'running')"
         " GROUP BY 1 HAVING count(*) > 1",
     ),
-    Check(
+    Invariant(
         "attempt.not_current",
         Severity.CRITICAL,
         "a live attempt that is not its task's current one, or whose task waits or has ended",
         "SELECT a.id FROM attempts a JOIN tasks t ON t.id = a.task_id WHERE a.state IN ('dispatched', 'running')"
         " AND (a.number < t.attempts OR t.state NOT IN ('admitted', 'running'))",
         "attempts",
-        Mend.CLOSE,
+        Repair.CLOSE,
     ),
-    Check(
+    Invariant(
         "attempt.out_of_step",
         Severity.CRITICAL,
         "an attempt runs while its task is only admitted",
         "SELECT a.id FROM attempts a JOIN tasks t ON t.id = a.task_id WHERE a.state = 'running'"
         " AND a.number = t.attempts AND t.state = 'admitted'",
         "attempts",
-        Mend.LOSE,
+        Repair.LOSE,
     ),
-    Check(
+    Invariant(
         "task.without_attempt",
         Severity.CRITICAL,
         "admitted or running, but its attempt is not: nobody works on it and nobody will",
@@ -76,16 +76,16 @@ _ATTEMPTS = (
         " WHERE a.task_id = t.id AND a.number = t.attempts AND (a.state = 'running' OR a.state = 'dispatched'"
         " AND t.state = 'admitted' OR a.state = 'finished'))",
         "tasks",
-        Mend.REQUEUE,
+        Repair.REQUEUE,
     ),
-    Check(
+    Invariant(
         "task.finished_not_ended",
         Severity.CRITICAL,
         "its attempt was graded and the task does not know; it must not run again: `megaflow show TASK`",
         "SELECT t.id FROM tasks t JOIN attempts a ON a.task_id = t.id AND a.number = t.attempts"
         " WHERE t.state IN ('pending', 'admitted', 'running') AND a.state = 'finished'",
     ),
-    Check(
+    Invariant(
         "task.number_behind",
         Severity.CRITICAL,
         "there is an attempt with a higher number than the task knows: the next one could not be written",
@@ -93,9 +93,9 @@ _ATTEMPTS = (
         " WHERE (t.finished_at IS NULL OR t.finished_at > now() - make_interval(secs => :recent))"
         " AND EXISTS (SELECT FROM attempts a WHERE a.task_id = t.id AND a.number > t.attempts)",
         "tasks",
-        Mend.NUMBER,
+        Repair.NUMBER,
     ),
-    Check(
+    Invariant(
         "task.number_ahead",
         Severity.ERROR,
         "the task's number is higher than that of its last attempt: evidence is missing",
@@ -106,53 +106,53 @@ _ATTEMPTS = (
 )
 
 _LEASES = (
-    Check(
+    Invariant(
         "attempt.without_lease",
         Severity.CRITICAL,
         "an attempt runs without a lease: nobody would notice its loss",
         "SELECT a.id FROM attempts a WHERE a.state = 'running'"
         " AND NOT EXISTS (SELECT FROM leases l WHERE l.attempt_id = a.id)",
         "attempts",
-        Mend.LOSE,
+        Repair.LOSE,
     ),
-    Check(
+    Invariant(
         "lease.orphan",
         Severity.ERROR,
         "a lease of an attempt that does not run",
         "SELECT l.attempt_id AS id FROM leases l LEFT JOIN attempts a ON a.id = l.attempt_id"
         " WHERE a.state IS DISTINCT FROM 'running'",
         "leases",
-        Mend.FREE,
+        Repair.FREE,
     ),
-    Check(
+    Invariant(
         "lease.of_another_instance",
         Severity.ERROR,
         "a lease names another instance than its attempt",
         "SELECT l.attempt_id AS id FROM leases l JOIN attempts a ON a.id = l.attempt_id"
         " WHERE a.state = 'running' AND l.instance_id IS DISTINCT FROM a.instance_id",
     ),
-    Check(
+    Invariant(
         "attempt.on_dead_instance",
         Severity.CRITICAL,
         "an attempt runs on an instance that has ended",
         "SELECT a.id FROM attempts a LEFT JOIN instances i ON i.id = a.instance_id WHERE a.state = 'running'"
         " AND (i.id IS NULL OR i.state IN ('terminated', 'failed'))",
         "attempts",
-        Mend.LOSE,
+        Repair.LOSE,
     ),
-    Check(
+    Invariant(
         "lease.lapsed",
         Severity.WARNING,
         "a lease lapsed long ago and the attempt was not taken back: is a reconciler at work?",
         "SELECT l.attempt_id AS id FROM leases l JOIN attempts a ON a.id = l.attempt_id WHERE a.state = 'running'"
         " AND l.expires_at < now() - make_interval(secs => :lapsed)",
         "attempts",
-        Mend.LOSE,
+        Repair.LOSE,
     ),
 )
 
 _INSTANCES = (
-    Check(
+    Invariant(
         "slots.pool_over",
         Severity.CRITICAL,
         "admitted to a pool although all slots that it had then were taken",
@@ -168,14 +168,14 @@ _INSTANCES = (
                 AND i.resource_class = a.resource_class AND i.ready_at <= a.dispatched_at
                 AND (i.ended_at IS NULL OR i.ended_at > a.dispatched_at - interval '5 s')) END""",
     ),
-    Check(
+    Invariant(
         "instance.over_slots",
         Severity.ERROR,
         "more attempts run on an instance than it has slots",
         "SELECT i.id FROM attempts a JOIN instances i ON i.id = a.instance_id WHERE a.state = 'running'"
         " GROUP BY i.id HAVING count(*) > i.slots",
     ),
-    Check(
+    Invariant(
         "instance.used_twice",
         Severity.CRITICAL,
         "an ephemeral instance took more than one attempt",
@@ -183,16 +183,16 @@ _INSTANCES = (
         " AND (i.state NOT IN ('terminated', 'failed') OR i.ended_at > now() - make_interval(secs => :recent))"
         " GROUP BY i.id HAVING count(*) > 1",
     ),
-    Check(
+    Invariant(
         "instance.never_ready",
         Severity.WARNING,
         "asked for long ago, never ready, and not given up: is a reconciler at work?",
         "SELECT i.id FROM instances i WHERE i.state IN ('requested', 'booting')"
         " AND i.requested_at < now() - make_interval(secs => :booting)",
         "instances",
-        Mend.EXIT,
+        Repair.EXIT,
     ),
-    Check(
+    Invariant(
         "instance.overstays",
         Severity.ERROR,
         "an ephemeral instance whose attempt ended long ago",
@@ -201,39 +201,39 @@ _INSTANCES = (
         " AND i.mode = 'ephemeral' AND a.state NOT IN ('dispatched', 'running')"
         " AND a.finished_at < now() - make_interval(secs => :overstay)",
         "instances",
-        Mend.EXIT,
+        Repair.EXIT,
     ),
-    Check(
+    Invariant(
         "instance.stray",
         Severity.ERROR,
         "an ephemeral instance that has been ready for long and took no attempt",
         "SELECT i.id FROM instances i WHERE i.mode = 'ephemeral' AND i.state IN ('ready', 'draining')"
         " AND i.attempt_id IS NULL AND coalesce(i.ready_at, i.requested_at) < now() - make_interval(secs => :idle)",
         "instances",
-        Mend.EXIT,
+        Repair.EXIT,
     ),
-    Check(
+    Invariant(
         "instance.overdue",
         Severity.ERROR,
         "an instance past its deadline that was not ended: is a reconciler at work?",
         "SELECT i.id FROM instances i WHERE i.state NOT IN ('terminated', 'failed')"
         " AND i.deadline_at < now() - make_interval(secs => :overstay)",
         "instances",
-        Mend.EXIT,
+        Repair.EXIT,
     ),
-    Check(
+    Invariant(
         "instance.without_pool",
         Severity.WARNING,
         "a standing instance of a resource class that is not defined",
         "SELECT i.id FROM instances i WHERE i.mode = 'persistent' AND i.state NOT IN ('terminated', 'failed')"
         " AND NOT EXISTS (SELECT FROM resource_classes c WHERE c.name = i.resource_class)",
     ),
-    Check(
+    Invariant(
         "engine_object.left_behind",
         Severity.ERROR,
         "a container, volume or folder stands although its instance ended long ago: it would not go, or its host is"
         " away; `megaflow receipt RUN` names it, the log of its host says why (sweeper.refused)",
-        "SELECT o.engine_id AS id FROM engine_objects o JOIN instances i ON i.id = o.instance_id"
+        "SELECT o.engine_id AS id FROM created_resources o JOIN instances i ON i.id = o.instance_id"
         " WHERE o.destroyed_at IS NULL AND o.kind <> 'network'"
         " AND i.state IN ('terminated', 'failed')"
         " AND coalesce(i.swept_at, i.ended_at + make_interval(secs => :overstay))"
@@ -242,7 +242,7 @@ _INSTANCES = (
 )
 
 _WAITING = (
-    Check(
+    Invariant(
         "task.delay_over",
         Severity.ERROR,
         "its delay is over, or its pause was lifted, and nobody put it back in line",
@@ -251,57 +251,57 @@ _WAITING = (
         " AND (t.available_at < now() - make_interval(secs => :patience)"
         " OR t.available_at >= CAST(:paused AS timestamptz))",
         "tasks",
-        Mend.IN_LINE,
+        Repair.IN_LINE,
     ),
-    Check(
+    Invariant(
         "task.cancelled_yet_waiting",
         Severity.ERROR,
         "it was cancelled and still waits: nothing admits it and nothing ends it",
         "SELECT t.id FROM tasks t WHERE t.state IN ('pending', 'admitted')"
         " AND t.cancel_requested_at < now() - make_interval(secs => :patience)",
         "tasks",
-        Mend.CANCEL,
+        Repair.CANCEL,
     ),
-    Check(
+    Invariant(
         "task.ignores_cancel",
         Severity.WARNING,
         "told to stop long ago, and running still",
         "SELECT t.id FROM tasks t WHERE t.state = 'running'"
         " AND t.cancel_requested_at < now() - make_interval(secs => :overstay)",
     ),
-    Check(
+    Invariant(
         "task.expired_yet_waiting",
         Severity.WARNING,
         "its deadline passed long ago and it was not ended: is a control worker there?",
         "SELECT t.id FROM tasks t WHERE t.state IN ('pending', 'admitted')"
         " AND t.deadline_at < now() - make_interval(secs => :patience)",
     ),
-    Check(
+    Invariant(
         "task.tries_used_up",
         Severity.WARNING,
         "it waits for another attempt although its faults have used up all",
         "SELECT t.id FROM tasks t WHERE t.state = 'pending' AND t.faults >= t.max_attempts AND t.faults > 0",
     ),
-    Check(
+    Invariant(
         "attempt.unclaimed",
         Severity.WARNING,
         "dispatched long ago and claimed by nobody: do instances become ready?",
         "SELECT a.id FROM attempts a WHERE a.state = 'dispatched'"
         " AND a.dispatched_at < now() - make_interval(secs => :unclaimed)",
     ),
-    Check(
+    Invariant(
         "hold.orphan",
         Severity.WARNING,
         "a place at a limit whose holder has long stopped renewing it",
-        "SELECT h.limit_name || ' ' || h.holder AS id FROM holds h"
+        "SELECT h.limit_name || ' ' || h.holder AS id FROM semaphore_holders h"
         " LEFT JOIN attempts a ON a.id = h.attempt_id LEFT JOIN instances i ON i.id = h.instance_id"
         " WHERE h.expires_at < now() - make_interval(secs => :patience)"
         " AND NOT (coalesce(a.state = 'running', a.id IS NULL AND i.id IS NOT NULL)"
         " AND coalesce(i.state NOT IN ('terminated', 'failed'), true))",
-        "holds",
-        Mend.FREE,
+        "semaphore_holders",
+        Repair.FREE,
     ),
-    Check(
+    Invariant(
         "binding.nobody_waits",
         Severity.WARNING,
         "a limit is noted as binding although none of that line waits, or a pause that is no more",
@@ -311,16 +311,16 @@ _WAITING = (
         " ELSE NOT EXISTS (SELECT FROM tasks t WHERE t.state = 'pending' AND t.requested_mode = b.mode"
         " AND t.resource_class = b.resource_class AND t.user_name = b.user_name) END",
         "bindings",
-        Mend.UNBIND,
+        Repair.UNBIND,
     ),
-    Check(
+    Invariant(
         "run.total",
         Severity.ERROR,
         "a run's number of tasks is not what was accepted",
         "SELECT r.id FROM runs r LEFT JOIN (SELECT t.run_id, count(*) AS n FROM tasks t GROUP BY 1) n"
         " ON n.run_id = r.id WHERE r.total <> coalesce(n.n, 0)",
     ),
-    Check(
+    Invariant(
         "transaction.old",
         Severity.WARNING,
         "a writing transaction has been open for long: consumers of the event stream wait for its end",
@@ -355,7 +355,7 @@ WITH live AS (SELECT a.mode, a.resource_class, a.user_name FROM attempts a WHERE
 SELECT 'slots' AS tier, resource_class AS key, count(*)::float8 AS used FROM live WHERE mode = 'ephemeral' GROUP BY 2
 UNION ALL SELECT 'running', user_name, count(*) FROM live GROUP BY 2
 UNION ALL SELECT 'instances', user_name, count(*) FROM live WHERE mode = 'ephemeral' GROUP BY 2
-UNION ALL SELECT 'hold', h.limit_name, count(*) FROM holds h
+UNION ALL SELECT 'hold', h.limit_name, count(*) FROM semaphore_holders h
     WHERE h.granted_at IS NOT NULL GROUP BY 2
 """
 """What is used of every limit that has holders."""

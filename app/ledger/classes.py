@@ -1,4 +1,4 @@
-"""Resource classes: the kinds of instances that an administrator offers, each with lines and capacity of its own."""
+"""Resource classes: the kinds of instances that an administrator offers, each with queues and capacity of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row, text
 
 from app.errors import LimitInvalid, SpecInvalid
 from app.ledger import events
-from app.ledger.database import Database
+from app.ledger.database import Database, sql
 from app.ledger.events import Fact
 from app.models.spec import Mode
 from app.settings import ProviderName, Settings
@@ -26,7 +26,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,40}")  # it becomes part of a queue's 
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class ResourceClass:
     """What one class offers, with nothing left open. One instance has `cpus`, `memory_bytes` and `gpus`."""
 
     name: str
@@ -48,18 +48,18 @@ class Offer:
         return any(options.values()) if mode is Mode.AUTO else options[mode]
 
 
-def load(connection: Connection, settings: Settings) -> dict[str, Offer]:
+def load(connection: Connection, settings: Settings) -> dict[str, ResourceClass]:
     """Every class by its name; `standard` is always among them."""
-    rows = connection.execute(text("SELECT * FROM resource_classes ORDER BY name"))
+    rows = sql(connection, "SELECT * FROM resource_classes ORDER BY name")
     return {row.name: _resolved(row, settings) for row in rows}
 
 
-def _resolved(row: Row[Any], settings: Settings) -> Offer:
+def _resolved(row: Row[Any], settings: Settings) -> ResourceClass:
     standard = row.name == STANDARD
     pool = settings.persistent_instances if standard else 0
     # One end of the pool that was set moves the other, so that the minimum never exceeds the maximum.
     pool_min = _or(row.pool_min, pool if row.pool_max is None else min(pool, row.pool_max))
-    return Offer(
+    return ResourceClass(
         name=row.name,
         cpus=row.cpus,
         memory_bytes=row.memory_bytes,
@@ -90,18 +90,19 @@ def check(connection: Connection, settings: Settings, pairs: Iterable[tuple[Mode
     wanted = set(pairs)
     custom = sorted({name for _, name in wanted if name != STANDARD})
     if custom:  # `standard` cannot be removed: no lock there, where everybody would meet
-        connection.execute(
-            text("SELECT 1 FROM resource_classes WHERE name = ANY(:names) ORDER BY name FOR KEY SHARE"),
+        sql(
+            connection,
+            "SELECT 1 FROM resource_classes WHERE name = ANY(:names) ORDER BY name FOR KEY SHARE",
             {"names": custom},
         )
-    offers = load(connection, settings)
+    defined = load(connection, settings)
     for mode, name in sorted(wanted):
-        if name not in offers:
+        if name not in defined:
             raise SpecInvalid(
-                f"expected a resource class among {', '.join(offers)}, found {name!r};"
+                f"expected a resource class among {', '.join(defined)}, found {name!r};"
                 f" try `megaflow classes set {name} …` to define it; nothing was accepted"
             )
-        if not offers[name].could_run(mode) and not (mode is not Mode.EPHEMERAL and _has_own_pool(connection, name)):
+        if not defined[name].could_run(mode) and not (mode is not Mode.EPHEMERAL and _has_own_pool(connection, name)):
             raise SpecInvalid(
                 f"expected resource class {name!r} to have capacity for mode {mode.value}, found none;"
                 f" try `megaflow classes set {name} {_OPTION[mode]}`; nothing was accepted"
@@ -116,7 +117,7 @@ _OPTION = {
 
 
 def _has_own_pool(connection: Connection, name: str) -> bool:
-    """Standing instances that somebody else starts (`megaflow worker persistent`) are capacity that no class shows."""
+    """Whether standing instances of the class were started by hand (`megaflow worker persistent`)."""
     statement = text(
         "SELECT 1 FROM instances WHERE mode = 'persistent' AND resource_class = :name"
         " AND (provider = 'static' OR state NOT IN ('terminated', 'failed')) LIMIT 1"
@@ -158,14 +159,12 @@ def set_class(database: Database, name: str, **changes: Any) -> None:
         )
     values = {column: _checked(name, column, value) for column, value in changes.items()}
     with database.begin() as connection:
-        connection.execute(
-            text("INSERT INTO resource_classes (name) VALUES (:name) ON CONFLICT DO NOTHING"), {"name": name}
-        )
+        sql(connection, "INSERT INTO resource_classes (name) VALUES (:name) ON CONFLICT DO NOTHING", {"name": name})
         if values:
             columns = ", ".join(f"{column} = :{column}" for column in values)  # names of our own table above
             statement = f"UPDATE resource_classes SET {columns} WHERE name = :name"  # noqa: S608
-            connection.execute(text(statement), {**values, "name": name})
-        row = connection.execute(text("SELECT * FROM resource_classes WHERE name = :name"), {"name": name}).one()
+            sql(connection, statement, {**values, "name": name})
+        row = sql(connection, "SELECT * FROM resource_classes WHERE name = :name", {"name": name}).one()
         if row.pool_min is not None and row.pool_max is not None and row.pool_min > row.pool_max:
             raise LimitInvalid(
                 f"class {name!r}: expected pool_min <= pool_max, found {row.pool_min} > {row.pool_max};"
@@ -216,7 +215,7 @@ def remove_class(database: Database, name: str) -> None:
     with database.begin() as connection:
         row = connection.execute(_DELETE, {"name": name}).first()
         if row is None:
-            known = ", ".join(connection.execute(text("SELECT name FROM resource_classes ORDER BY name")).scalars())
+            known = ", ".join(sql(connection, "SELECT name FROM resource_classes ORDER BY name").scalars())
             raise LimitInvalid(f"unknown resource class {name!r}; known: {known}")
         left = connection.execute(_LEFT, {"name": name}).one()
         if left.tasks or left.instances:
@@ -225,7 +224,7 @@ def remove_class(database: Database, name: str) -> None:
                 f" {left.instances} live instance(s); try `megaflow cancel` and `megaflow drain --class {name}`,"
                 f" then again; nothing was changed"
             )
-        connection.execute(text("DELETE FROM pauses WHERE kind = 'class' AND name = :name"), {"name": name})
+        sql(connection, "DELETE FROM pauses WHERE kind = 'class' AND name = :name", {"name": name})
         events.append(connection, Fact("class.removed", data={"class": name}))
         events.wake_dispatcher(connection)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import psycopg
-from sqlalchemy import Connection, NullPool, QueuePool, create_engine, event, text
+from sqlalchemy import Connection, CursorResult, NullPool, QueuePool, create_engine, event, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
@@ -33,7 +33,7 @@ _PATIENCE: dict[str, Any] = {
 
 
 ANSWER_S = 30.0
-"""A server that says nothing for so long in the middle of a statement is given up, whatever TCP believes."""
+"""A server that says nothing for this long in the middle of a statement is given up, whatever TCP says."""
 _IN_TRANSACTION_S = 30
 _LEADER_SILENT_S = 15
 """The server's patience with a client that went silent: inside a transaction, which holds rows; as the leader."""
@@ -41,7 +41,7 @@ _LEADER_SILENT_S = 15
 _SERVERS_PATIENCE = f"-c idle_in_transaction_session_timeout={_IN_TRANSACTION_S}s"
 
 
-class _Patient(psycopg.Connection[Any]):
+class _BoundedConnection(psycopg.Connection[Any]):
     """A connection that does not wait for ever."""
 
     def wait(self, gen: Any, *args: Any, **named: Any) -> Any:
@@ -79,7 +79,7 @@ class Database:
             )
         else:
             self.engine = create_engine(sqlalchemy_url, poolclass=NullPool, **options)
-        event.listen(self.engine, "do_connect", lambda _d, _r, args, named: _Patient.connect(*args, **named))
+        event.listen(self.engine, "do_connect", lambda _d, _r, args, named: _BoundedConnection.connect(*args, **named))
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
@@ -119,7 +119,7 @@ class Database:
         Raises: DatabaseUnavailable.
         """
         try:
-            return _Patient.connect(
+            return _BoundedConnection.connect(
                 self.url, autocommit=True, application_name="megaflow-listen", options=options, **_PATIENCE
             )
         except psycopg.OperationalError as error:
@@ -129,6 +129,13 @@ class Database:
 
     def close(self) -> None:
         self.engine.dispose()
+
+
+def sql(
+    connection: Connection, statement: str, values: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+) -> CursorResult[*tuple[Any, ...]]:
+    """Run one statement of plain SQL; `:name` in it stands for a value, several sets of values for as many runs."""
+    return connection.execute(text(statement), values)
 
 
 class Listener:
@@ -176,12 +183,17 @@ RECONCILER = 73052
 
 def dispatcher_leads(database: Database) -> bool:
     """True while some dispatcher holds the lead. Raises: DatabaseUnavailable."""
-    statement = text(
+    with database.begin() as connection:
+        return has_dispatcher(connection)
+
+
+def has_dispatcher(connection: Connection) -> bool:
+    """As `dispatcher_leads`, within a transaction."""
+    statement = (
         "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objid = :key"
         " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
     )
-    with database.begin() as connection:
-        return connection.execute(statement, {"key": DISPATCHER}).first() is not None
+    return sql(connection, statement, {"key": DISPATCHER}).first() is not None
 
 
 class Leadership:
@@ -226,7 +238,7 @@ class Leadership:
 def server_version(database: Database) -> int:
     """e.g. 150018. Raises: DatabaseUnavailable."""
     with database.begin() as connection:
-        return int(connection.execute(text("SHOW server_version_num")).scalar_one())
+        return int(sql(connection, "SHOW server_version_num").scalar_one())
 
 
 def _first_line(error: DBAPIError) -> str:

@@ -12,13 +12,13 @@ from sqlalchemy import Connection, Row, text
 
 from app.errors import AmbiguousName, SpecInvalid, UnknownName
 from app.ledger import ends, events, results
-from app.ledger.database import Database
+from app.ledger.database import Database, sql
 from app.ledger.events import Fact
 from app.models.endings import EndReason, RetryPolicy
 from app.models.outcome import Failure
 
 GRACE_S = 30.0
-"""An expired attempt that has not stopped by itself so long after it was told to is taken away from its worker."""
+"""An expired attempt that has not stopped this long after the request is taken away from its worker."""
 
 _BATCH = 20_000
 _FAILURE = Failure(error="StaleWriter", message="its deadline has passed and its worker did not stop when told to")
@@ -43,17 +43,16 @@ _DUE = text(
 
 
 def _end_waiting(connection: Connection, due: Sequence[Row[Any]]) -> None:
-    """Pending tasks, and admitted ones whose attempt nobody is claiming just now."""
+    """Pending tasks, and admitted ones whose attempt is not being claimed."""
     admitted = [row.id for row in due if row.state == "admitted"]
     stopped = connection.execute(_STOP_DISPATCHED, {"ids": admitted}).all() if admitted else []
     over = {row.id for row in due if row.state == "pending"} | {row.task_id for row in stopped}
     if not over:
         return
-    connection.execute(
-        text(
-            "UPDATE tasks SET state = 'cancelled', end_reason = 'expired', finished_at = clock_timestamp(),"
-            " cancel_requested_at = clock_timestamp(), cancel_reason = 'expired' WHERE id = ANY(:ids)"
-        ),
+    sql(
+        connection,
+        "UPDATE tasks SET state = 'cancelled', end_reason = 'expired', finished_at = clock_timestamp(),"
+        " cancel_requested_at = clock_timestamp(), cancel_reason = 'expired' WHERE id = ANY(:ids)",
         {"ids": list(over)},
     )
     _tell(connection, [row for row in due if row.id in over])
@@ -72,10 +71,9 @@ def _tell_running(connection: Connection, due: Sequence[Row[Any]]) -> list[UUID]
     if not due:
         return []
     ids = {"ids": [row.id for row in due]}
-    connection.execute(
-        text(
-            "UPDATE tasks SET cancel_requested_at = clock_timestamp(), cancel_reason = 'expired' WHERE id = ANY(:ids)"
-        ),
+    sql(
+        connection,
+        "UPDATE tasks SET cancel_requested_at = clock_timestamp(), cancel_reason = 'expired' WHERE id = ANY(:ids)",
         ids,
     )
     _tell(connection, due)
@@ -85,13 +83,12 @@ def _tell_running(connection: Connection, due: Sequence[Row[Any]]) -> list[UUID]
 
 def _take_away(connection: Connection, retry: RetryPolicy) -> list[UUID]:
     """Attempts whose worker was told and goes on: a hung one must not outlive the deadline for long."""
-    hung = connection.execute(
-        text(
-            "SELECT a.id FROM tasks t JOIN attempts a ON a.task_id = t.id AND a.number = t.attempts"
-            " WHERE t.deadline_at <= clock_timestamp() AND t.state = 'running' AND t.cancel_reason = 'expired'"
-            " AND t.cancel_requested_at < clock_timestamp() - make_interval(secs => :grace)"
-            " AND a.state = 'running' FOR UPDATE SKIP LOCKED"
-        ),
+    hung = sql(
+        connection,
+        "SELECT a.id FROM tasks t JOIN attempts a ON a.task_id = t.id AND a.number = t.attempts"
+        " WHERE t.deadline_at <= clock_timestamp() AND t.state = 'running' AND t.cancel_reason = 'expired'"
+        " AND t.cancel_requested_at < clock_timestamp() - make_interval(secs => :grace)"
+        " AND a.state = 'running' FOR UPDATE SKIP LOCKED",
         {"grace": GRACE_S},
     ).scalars()
     return ends.lose(connection, list(hung), _FAILURE, EndReason.EXPIRED, retry)
@@ -125,7 +122,7 @@ def set_deadline(database: Database, run_or_task: str, at: datetime | None) -> D
         raise SpecInvalid(f"expected a time with its zone, found {at.isoformat()}; try {at.isoformat()}Z")
     kind, found = _find(database, run_or_task)
     with database.begin() as connection:
-        now: datetime = connection.execute(text("SELECT clock_timestamp()")).scalar_one()
+        now: datetime = sql(connection, "SELECT clock_timestamp()").scalar_one()
         if at is not None and at <= now:
             raise SpecInvalid(
                 f"expected a deadline in the future, found {at.isoformat()}, now is {now.isoformat()};"
@@ -151,40 +148,38 @@ def _find(database: Database, run_or_task: str) -> tuple[str, UUID]:
 
 
 def _run_of(connection: Connection, run_or_task: UUID) -> UUID:
-    run_id = connection.execute(text("SELECT run_id FROM tasks WHERE id = :id"), {"id": run_or_task}).scalar()
+    run_id = sql(connection, "SELECT run_id FROM tasks WHERE id = :id", {"id": run_or_task}).scalar()
     return run_or_task if run_id is None else UUID(str(run_id))
 
 
 def _of_run(connection: Connection, run_id: UUID, at: datetime | None) -> int:
-    old = connection.execute(text("SELECT deadline_at FROM runs WHERE id = :id FOR UPDATE"), {"id": run_id}).scalar()
-    connection.execute(text("UPDATE runs SET deadline_at = :at WHERE id = :id"), {"id": run_id, "at": at})
+    old = sql(connection, "SELECT deadline_at FROM runs WHERE id = :id FOR UPDATE", {"id": run_id}).scalar()
+    sql(connection, "UPDATE runs SET deadline_at = :at WHERE id = :id", {"id": run_id, "at": at})
     # A task that has the run's old deadline follows; one with an earlier one of its own keeps that.
-    moved = connection.execute(
-        text(
-            "UPDATE tasks SET deadline_at = CASE"
-            " WHEN deadline_at IS NULL OR deadline_at = CAST(:old AS timestamptz) THEN CAST(:at AS timestamptz)"
-            " ELSE least(deadline_at, CAST(:at AS timestamptz)) END"
-            " WHERE run_id = :id AND state IN ('pending', 'admitted', 'running') AND cancel_requested_at IS NULL"
-        ),
+    moved = sql(
+        connection,
+        "UPDATE tasks SET deadline_at = CASE"
+        " WHEN deadline_at IS NULL OR deadline_at = CAST(:old AS timestamptz) THEN CAST(:at AS timestamptz)"
+        " ELSE least(deadline_at, CAST(:at AS timestamptz)) END"
+        " WHERE run_id = :id AND state IN ('pending', 'admitted', 'running') AND cancel_requested_at IS NULL",
         {"id": run_id, "old": old, "at": at},
     )
     return moved.rowcount
 
 
 def _of_task(connection: Connection, task_id: UUID, at: datetime | None) -> int:
-    bound = connection.execute(
-        text("SELECT r.deadline_at FROM tasks t JOIN runs r ON r.id = t.run_id WHERE t.id = :id"), {"id": task_id}
+    bound = sql(
+        connection, "SELECT r.deadline_at FROM tasks t JOIN runs r ON r.id = t.run_id WHERE t.id = :id", {"id": task_id}
     ).scalar()
     if at is not None and bound is not None and at > bound:
         raise SpecInvalid(
             f"expected a deadline not after the run's, {bound.isoformat()}, found {at.isoformat()};"
             f" move the run's first; nothing was changed"
         )
-    moved = connection.execute(
-        text(
-            "UPDATE tasks SET deadline_at = :at WHERE id = :id AND state IN ('pending', 'admitted', 'running')"
-            " AND cancel_requested_at IS NULL"
-        ),
+    moved = sql(
+        connection,
+        "UPDATE tasks SET deadline_at = :at WHERE id = :id AND state IN ('pending', 'admitted', 'running')"
+        " AND cancel_requested_at IS NULL",
         {"id": task_id, "at": bound if at is None else at},
     )
     return moved.rowcount

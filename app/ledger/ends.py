@@ -1,4 +1,4 @@
-"""How an attempt ends in the ledger: graded, not measured, or taken away; and what becomes of its task.
+"""How an attempt ends in the ledger: graded, not scored, or taken away; and what becomes of its task.
 
 An end is conditional on the attempt's number and state, as every write: see `app.ledger.attempts`. Locks are taken in
 its order: attempt, then task.
@@ -9,17 +9,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, insert, text
 
 from app.ledger import events
 from app.ledger.attempts import Claim, stale
-from app.ledger.database import Database
+from app.ledger.database import Database, sql
 from app.ledger.events import OUTCOME
 from app.models.endings import BLAME, Blame, EndReason, RetryPolicy
 from app.models.outcome import Artifact, Failure, Verdict
+from app.models.service_tables import ArtifactRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An attempt that was not measured. `permanent`: another one would end the same; `waits`: as `Passage` has them."""
+    """An attempt that was not scored. `permanent`: another one would end the same; `waits`: as in `PhaseRecord`."""
 
     claimed: Claim
     end_reason: EndReason
@@ -59,7 +60,7 @@ WITH ending AS (
 ), freed AS (
     DELETE FROM leases WHERE attempt_id = ANY(CAST(:ids AS uuid[])) AND attempt_id IN (SELECT id FROM done)
 ), left_line AS (
-    DELETE FROM holds WHERE attempt_id = ANY(CAST(:ids AS uuid[])) AND attempt_id IN (SELECT id FROM done)
+    DELETE FROM semaphore_holders WHERE attempt_id = ANY(CAST(:ids AS uuid[])) AND attempt_id IN (SELECT id FROM done)
 ), ended AS (
     UPDATE tasks t SET state = 'succeeded', finished_at = clock_timestamp(), end_reason = done.reason,
         verdict = done.verdict, scripted = done.scripted, failure = NULL
@@ -127,7 +128,7 @@ WITH ending AS (
 ), freed AS (
     DELETE FROM leases WHERE attempt_id = ANY(CAST(:ids AS uuid[])) AND attempt_id IN (SELECT id FROM done)
 ), left_line AS (
-    DELETE FROM holds WHERE attempt_id = ANY(CAST(:ids AS uuid[])) AND attempt_id IN (SELECT id FROM done)
+    DELETE FROM semaphore_holders WHERE attempt_id = ANY(CAST(:ids AS uuid[])) AND attempt_id IN (SELECT id FROM done)
 ), locked AS MATERIALIZED (
     SELECT t.id, t.run_id, t.faults, t.max_attempts, t.cancel_requested_at, t.cancel_reason, t.requested_mode,
         t.resource_class, t.user_name
@@ -172,29 +173,43 @@ FROM decided d JOIN moved m ON m.id = d.id
 """)
 
 
+class _Ending(NamedTuple):
+    """One row of `_END_UNMEASURED`. `number` None: whichever is the current one."""
+
+    id: UUID
+    number: int | None
+    state: str
+    reason: EndReason
+    failure: Failure
+    permanent: bool = False
+    company: bool = False
+    waits: Mapping[str, float] = {}
+
+
 def fail_many(database: Database, endings: Sequence[Failed], retry: RetryPolicy) -> set[UUID]:
-    """Record attempts that were not measured; each task waits for its next, or ends when there is none."""
+    """Record attempts that were not scored; each task waits for its next, or ends when there is none."""
     if not endings:
         return set()
-    with database.begin() as connection:
-        done = _end_unmeasured(
-            connection,
-            retry,
-            ids=[e.claimed.attempt_id for e in endings],
-            numbers=[e.claimed.number for e in endings],
-            states=[_STATE_OF.get(BLAME[e.end_reason], "error") for e in endings],
-            reasons=[e.end_reason for e in endings],
-            failures=[e.failure for e in endings],
-            permanents=[e.permanent for e in endings],
-            companies=[False] * len(endings),
-            waits=[e.waits for e in endings],
+    rows = [
+        _Ending(
+            e.claimed.attempt_id,
+            e.claimed.number,
+            _STATE_OF.get(BLAME[e.end_reason], "error"),
+            e.end_reason,
+            e.failure,
+            permanent=e.permanent,
+            waits=e.waits,
         )
+        for e in endings
+    ]
+    with database.begin() as connection:
+        done = _end_unmeasured(connection, retry, rows)
         _store_artifacts(connection, [(e.claimed.attempt_id, a) for e in endings for a in e.artifacts], done)
     return done
 
 
 _STATE_OF = {Blame.PERSON: "cancelled", Blame.INTERRUPTION: "interrupted"}
-"""What an attempt is called that ended so by itself; one that was taken away is lost, or interrupted."""
+"""The state of an attempt that ended so by itself; one that was taken away is lost, or interrupted."""
 
 
 def fail(
@@ -208,7 +223,7 @@ def fail(
     retry: RetryPolicy,
     waits: Mapping[str, float] | None = None,
 ) -> None:
-    """Record an attempt that was not measured; the task waits for its next one, or ends when there is none.
+    """Record an attempt that was not scored; the task waits for its next one, or ends when there is none.
 
     Raises: StaleWriter: nothing was written.
     """
@@ -225,60 +240,30 @@ def lose(
     *,
     company: bool = False,
 ) -> list[UUID]:
-    """Take running attempts away from whoever had them, within the caller's transaction; returns those taken.
+    """Take running attempts away from their workers, within the caller's transaction; returns those taken.
 
     company: they ended together, and at most one of them is the reason.
     """
-    count = len(attempt_ids)
-    if not count:
-        return []
     state = "interrupted" if BLAME[end_reason] is Blame.INTERRUPTION else "lost"
-    taken = _end_unmeasured(
-        connection,
-        retry,
-        ids=list(attempt_ids),
-        numbers=[None] * count,
-        states=[state] * count,
-        reasons=[end_reason] * count,
-        failures=[failure] * count,
-        permanents=[False] * count,
-        companies=[company] * count,
-        waits=[{}] * count,
-    )
-    return [attempt_id for attempt_id in attempt_ids if attempt_id in taken]
+    rows = [_Ending(attempt_id, None, state, end_reason, failure, company=company) for attempt_id in attempt_ids]
+    done = _end_unmeasured(connection, retry, rows) if rows else set()
+    return [attempt_id for attempt_id in attempt_ids if attempt_id in done]
 
 
-def _end_unmeasured(
-    connection: Connection,
-    retry: RetryPolicy,
-    *,
-    ids: Sequence[UUID],
-    numbers: Sequence[int | None],
-    states: Sequence[str],
-    reasons: Sequence[EndReason],
-    failures: Sequence[Failure],
-    permanents: Sequence[bool],
-    companies: Sequence[bool],
-    waits: Sequence[Mapping[str, float]],
-) -> set[UUID]:
-    rows = connection.execute(
-        _END_UNMEASURED,
-        {
-            "ids": list(ids),
-            "numbers": list(numbers),
-            "states": list(states),
-            "reasons": [reason.value for reason in reasons],
-            "blames": [BLAME[reason].value for reason in reasons],
-            "failures": [failure.model_dump_json() for failure in failures],
-            "permanents": list(permanents),
-            "companies": list(companies),
-            "waits": [json.dumps(dict(each)) for each in waits],
-            "base": retry.base_s,
-            "cap": retry.cap_s,
-            "channel": OUTCOME,
-        },
-    )
-    done = {row.attempt_id for row in rows}
+def _end_unmeasured(connection: Connection, retry: RetryPolicy, endings: Sequence[_Ending]) -> set[UUID]:
+    values = {
+        "ids": [e.id for e in endings],
+        "numbers": [e.number for e in endings],
+        "states": [e.state for e in endings],
+        "reasons": [e.reason.value for e in endings],
+        "blames": [BLAME[e.reason].value for e in endings],
+        "failures": [e.failure.model_dump_json() for e in endings],
+        "permanents": [e.permanent for e in endings],
+        "companies": [e.company for e in endings],
+        "waits": [json.dumps(dict(e.waits)) for e in endings],
+    }
+    options = {"base": retry.base_s, "cap": retry.cap_s, "channel": OUTCOME}
+    done = {row.attempt_id for row in connection.execute(_END_UNMEASURED, values | options)}
     if done:
         events.wake_dispatcher(connection)
     return done
@@ -287,33 +272,20 @@ def _end_unmeasured(
 def _store_artifacts(connection: Connection, artifacts: Sequence[tuple[UUID, Artifact]], of: set[UUID]) -> None:
     rows = [{"attempt_id": i, **artifact.model_dump(mode="json")} for i, artifact in artifacts if i in of]
     if rows:
-        connection.execute(
-            text(
-                "INSERT INTO artifacts (attempt_id, kind, key, url, size_bytes, sha256, missing)"
-                " VALUES (:attempt_id, :kind, :key, :url, :size_bytes, :sha256, :missing)"
-            ),
-            rows,
-        )
+        connection.execute(insert(ArtifactRow), rows)
 
 
 def record_teardown(database: Database, claimed: Claim, found: Mapping[str, Any]) -> None:
     """Record that nothing of the attempt is left. Allowed after its end: it says nothing about the outcome."""
+    ids = (claimed.run_id, claimed.task_id, claimed.attempt_id, claimed.instance_id)
     with database.begin() as connection:
-        connection.execute(
-            text(
-                "UPDATE attempts SET phases = phases || jsonb_build_object('torn_down', clock_timestamp()),"
-                " environment = environment || CAST(:found AS jsonb) WHERE id = :id"
-            ),
+        sql(
+            connection,
+            "UPDATE attempts SET phases = phases || jsonb_build_object('torn_down', clock_timestamp()),"
+            " environment = environment || CAST(:found AS jsonb) WHERE id = :id",
             {"id": claimed.attempt_id, "found": json.dumps(dict(found))},
         )
         events.append(
             connection,
-            events.Fact(
-                "attempt.torn_down",
-                claimed.run_id,
-                claimed.task_id,
-                claimed.attempt_id,
-                claimed.instance_id,
-                dict(found),
-            ),
+            events.Fact("attempt.torn_down", *ids, dict(found)),
         )

@@ -8,6 +8,7 @@ Where none came, the phases until then stand by a path of their own.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,7 +16,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from app.ledger.database import Database
+from app.ledger.database import Database, sql
 
 READY = "ready"
 """Pseudo-phase: all that the attempt waited from asking to the first command."""
@@ -119,7 +120,7 @@ def table(
     values = {name: value for name, value in wanted.items() if value is not None}
     with database.begin() as connection:
         connection.execute(_ROOM)
-        rows = connection.execute(text(statement + _TABLE), values).all()
+        rows = sql(connection, statement + _TABLE, values).all()
     found = [PhaseTimes(row.kind, row.path, row.phase, row.number, *row.spread) for row in rows]
     return sorted(found, key=lambda one: (one.kind, one.path, _place(one.phase)))
 
@@ -130,7 +131,7 @@ def histograms(connection: Connection, after: datetime | None, until: datetime) 
     values = {"until": until, "bounds": list(BUCKETS_S), **({} if after is None else {"after": after})}
     counts: dict[tuple[str, str, str], list[int]] = {}
     sums: dict[tuple[str, str, str], float] = {}
-    for row in connection.execute(text(statement + _HISTOGRAM), values):
+    for row in sql(connection, statement + _HISTOGRAM, values):
         key = (row.kind, row.path, row.phase)
         counts.setdefault(key, [0] * (len(BUCKETS_S) + 1))[(row.bucket or len(BUCKETS_S) + 1) - 1] += row.number
         sums[key] = sums.get(key, 0.0) + row.sum_s
@@ -138,7 +139,7 @@ def histograms(connection: Connection, after: datetime | None, until: datetime) 
 
 
 def finished(after: datetime | None) -> str:
-    """A condition on attempts; `:until` and, unless None, `:after` are bound by whoever asks."""
+    """A condition on attempts; `:until` and, unless None, `:after` are bound by the caller."""
     return "a.finished_at <= :until" + ("" if after is None else " AND a.finished_at > :after")
 
 
@@ -156,3 +157,46 @@ def added(one: Mapping[str, PhaseHistogram], more: Sequence[PhaseHistogram]) -> 
 
 def _place(phase: str) -> int:
     return PHASES.index(phase) if phase in PHASES else len(PHASES)
+
+
+# --- Counts ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """Numbers of this moment."""
+
+    tasks: Mapping[str, int]  # by state
+    instances: Mapping[tuple[str, str], int]  # by mode and state
+    waiting: Mapping[tuple[str, str], int]  # tasks that could be admitted, by class and requested mode
+
+
+def counts_now(connection: Connection) -> Measures:
+    """Ended instances are left out: they only grow."""
+    tasks = sql(connection, "SELECT state, count(*) AS number FROM tasks GROUP BY 1").all()
+    instances = sql(
+        connection,
+        "SELECT mode, state, count(*) AS number FROM instances WHERE state NOT IN ('terminated', 'failed')"
+        " GROUP BY 1, 2",
+    ).all()
+    waiting = sql(
+        connection,
+        "SELECT resource_class, requested_mode, count(*) AS number FROM tasks WHERE state = 'pending' AND in_line"
+        " GROUP BY 1, 2",
+    ).all()
+    return Measures(
+        {row.state: row.number for row in tasks},
+        {(row.mode, row.state): row.number for row in instances},
+        {(row.resource_class, row.requested_mode): row.number for row in waiting},
+    )
+
+
+def ended(connection: Connection, after: datetime | None, until: datetime) -> Counter[tuple[str, str]]:
+    """Attempts that finished after `after` (None: ever) and by `until`, by mode and end reason."""
+    rows = sql(
+        connection,
+        "SELECT a.mode, coalesce(a.end_reason, '') AS reason, count(*) AS number FROM attempts a"  # noqa: S608
+        f" WHERE {finished(after)} GROUP BY 1, 2",
+        {"until": until, **({} if after is None else {"after": after})},
+    )
+    return Counter({(row.mode, row.reason): row.number for row in rows})

@@ -1,4 +1,4 @@
-"""Facts: appended with the change they tell of, and the nudges that wake whoever waits for them."""
+"""Facts, appended with the change that they record, and the notifications that wake the processes that wait."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, insert, select, text
+from sqlalchemy import Connection, insert, select
 
-from app.ledger.database import Database
-from app.models.tables import Event
+from app.ledger.database import Database, sql
+from app.models.tables import EventRow
 
 WORK = "megaflow_work"
 """Channel: something for the dispatcher to do. No payload."""
@@ -32,23 +32,24 @@ class Fact(NamedTuple):
 def append(connection: Connection, *facts: Fact) -> None:
     """Append facts within the caller's transaction."""
     if facts:
-        connection.execute(insert(Event), [fact._asdict() for fact in facts])
+        connection.execute(insert(EventRow), [fact._asdict() for fact in facts])
 
 
 def wake_dispatcher(connection: Connection) -> None:
     """Nudge the dispatcher when this transaction commits; many in one transaction are one."""
-    connection.execute(text(f"NOTIFY {WORK}"))
+    sql(connection, f"NOTIFY {WORK}")
 
 
 def tell_outcome(connection: Connection, task_ids: Sequence[UUID]) -> None:
     """Tell the waiting clients, when this transaction commits, that these tasks have ended."""
-    connection.execute(
-        text("SELECT pg_notify(:channel, id::text) FROM unnest(CAST(:ids AS uuid[])) AS id"),
+    sql(
+        connection,
+        "SELECT pg_notify(:channel, id::text) FROM unnest(CAST(:ids AS uuid[])) AS id",
         {"channel": OUTCOME, "ids": list(task_ids)},
     )
 
 
-class Recorded(NamedTuple):
+class EventRecord(NamedTuple):
     """One event as kept."""
 
     id: int
@@ -61,10 +62,10 @@ class Recorded(NamedTuple):
     data: dict[str, Any]
 
 
-def of_task(database: Database, task_id: UUID) -> list[Recorded]:
+def of_task(database: Database, task_id: UUID) -> list[EventRecord]:
     """Everything that happened to a task, in order."""
-    columns = Event.__table__.c
+    columns = EventRow.__table__.c
     with database.begin() as connection:
-        wanted = [columns[name] for name in Recorded._fields]
+        wanted = [columns[name] for name in EventRecord._fields]
         rows = connection.execute(select(*wanted).where(columns.task_id == task_id).order_by(columns.id))
-        return [Recorded(*row) for row in rows]
+        return [EventRecord(*row) for row in rows]

@@ -11,12 +11,23 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, text
 
 from app.errors import UnknownName
-from app.ledger import explain_now, pauses
-from app.ledger.binding import Line
-from app.ledger.database import Database
-from app.ledger.stories import Now, Share, Step, TaskStory, Try
-from app.ledger.timeline import LINE, NAMES, Bounds, Span, Tried, Window, phase_of_limit, spans, windows
-from app.ledger.waiting import RUN_LIMIT, run_limit
+from app.ledger import limiting_factors, pauses
+from app.ledger.database import Database, has_dispatcher, sql
+from app.ledger.limiting_factors import LimitingFactor, SchedulerState
+from app.ledger.stories import AttemptStory, CurrentState, OtherUser, PhaseStep, QueuePosition, Share, TaskStory
+from app.ledger.timeline import (
+    LINE,
+    NAMES,
+    AttemptTimes,
+    LimitIntervals,
+    Span,
+    WaitingWindow,
+    phase_of_limit,
+    spans,
+    windows,
+)
+from app.ledger.waiting import RUN_LIMIT, QueueKey, run_limit
+from app.models.kinds import PauseKind
 from app.models.outcome import Phase
 from app.models.spec import Mode
 from app.models.tables import PAUSED
@@ -35,8 +46,8 @@ def task(database: Database, settings: Settings, task_id: UUID) -> TaskStory:
         if row is None:
             raise UnknownName(f"unknown task {task_id}")
         attempts = connection.execute(_ATTEMPTS, {"id": task_id}).all()
-        tries = _tries(connection, row, attempts)
-        now = None if row.finished_at else explain_now.now(connection, settings, row, attempts, tries)
+        tries = _attempt_stories(connection, row, attempts)
+        now = None if row.finished_at else current_state(connection, settings, row, attempts, tries)
     return _story(row, tries, now)
 
 
@@ -47,24 +58,18 @@ _ATTEMPTS = text(
 )
 
 
-def _story(row: Row[Any], tries: Sequence[Try], now: Now | None) -> TaskStory:
+def _story(row: Row[Any], tries: Sequence[AttemptStory], now: CurrentState | None) -> TaskStory:
     phases: dict[str, float] = defaultdict(float)
     waits: dict[str, float] = defaultdict(float)
     for step in (step for one in tries for step in one.steps):
         phases[step.phase] += step.seconds
         for wait in step.waits:
             waits[wait.name] += wait.seconds
+    names = ("run_id", "name", "user_name", "resource_class", "state", "end_reason", "accepted_at", "finished_at")
     return TaskStory(
         task_id=row.id,
-        run_id=row.run_id,
-        name=row.name,
-        user_name=row.user_name,
+        **{name: getattr(row, name) for name in names},
         mode=row.requested_mode,
-        resource_class=row.resource_class,
-        state=row.state,
-        end_reason=row.end_reason,
-        accepted_at=row.accepted_at,
-        finished_at=row.finished_at,
         seconds=((row.finished_at or row.now) - row.accepted_at).total_seconds(),
         tries=tuple(tries),
         now=now,
@@ -76,25 +81,26 @@ def _story(row: Row[Any], tries: Sequence[Try], now: Now | None) -> TaskStory:
 # --- What was -------------------------------------------------------------------------------------------------------
 
 
-def line_of(row: Row[Any]) -> Line:
+def line_of(row: Row[Any]) -> QueueKey:
     """The line that a task (or an aggregate of tasks) stands in."""
-    return Line(row.user_name, Mode(row.requested_mode), row.resource_class)
+    return QueueKey(Mode(row.requested_mode), row.resource_class, row.user_name)
 
 
-def history(connection: Connection, line: Line, run_id: UUID, since: datetime, now: datetime) -> dict[str, Bounds]:
+def history(
+    connection: Connection, line: QueueKey, run_id: UUID, since: datetime, now: datetime
+) -> dict[str, LimitIntervals]:
     """By limit, when it bound this line; the pauses of its user, class and run among them."""
     named = [
         pauses.limit_name("run", str(run_id)),
         pauses.limit_name("user", line.user_name),
         pauses.limit_name("class", line.resource_class),
     ]
-    rows = connection.execute(
-        text(
-            "SELECT limit_name, since, coalesce(until, :now) AS until FROM bindings"
-            " WHERE (user_name = :user AND mode = :mode AND resource_class = :class"
-            " AND (NOT starts_with(limit_name, :of_runs) OR limit_name = :of_run)"
-            " OR user_name = '*' AND limit_name = ANY(:named)) AND coalesce(until, :now) > :since"
-        ),
+    rows = sql(
+        connection,
+        "SELECT limit_name, since, coalesce(until, :now) AS until FROM bindings"
+        " WHERE (user_name = :user AND mode = :mode AND resource_class = :class"
+        " AND (NOT starts_with(limit_name, :of_runs) OR limit_name = :of_run)"
+        " OR user_name = '*' AND limit_name = ANY(:named)) AND coalesce(until, :now) > :since",
         {
             "user": line.user_name,
             "mode": line.mode.value,
@@ -109,15 +115,17 @@ def history(connection: Connection, line: Line, run_id: UUID, since: datetime, n
     found: dict[str, list[tuple[datetime, datetime]]] = defaultdict(list)
     for row in rows:
         found[row.limit_name].append((row.since, row.until))
-    return {limit: Bounds(intervals) for limit, intervals in found.items()}
+    return {limit: LimitIntervals(intervals) for limit, intervals in found.items()}
 
 
-def due_at(row: Row[Any], window: Window) -> datetime | None:
+def due_at(row: Row[Any], window: WaitingWindow) -> datetime | None:
     """When the retry that a task's last window was for was due; None for a first attempt, or what is paused."""
     return row.available_at if window.attempt > 1 and row.available_at < _PAUSED_AT else None
 
 
-def waited(window: Window, limits: Mapping[str, Bounds], now: datetime, not_before: datetime | None) -> list[Share]:
+def waited(
+    window: WaitingWindow, limits: Mapping[str, LimitIntervals], now: datetime, not_before: datetime | None
+) -> list[Share]:
     """What a window was spent on, longest first. not_before: when a delayed retry was due, where that is known."""
     end = window.end or now
     begin, shares = window.begin, []
@@ -130,12 +138,12 @@ def waited(window: Window, limits: Mapping[str, Bounds], now: datetime, not_befo
     return sorted((share for share in shares if share.seconds > 0), key=lambda share: -share.seconds)
 
 
-def _tries(connection: Connection, row: Row[Any], attempts: Sequence[Row[Any]]) -> list[Try]:
+def _attempt_stories(connection: Connection, row: Row[Any], attempts: Sequence[Row[Any]]) -> list[AttemptStory]:
     """The attempts, and one more that has no row yet when the task waits or has ended in line."""
-    reopened = connection.execute(
-        text("SELECT at FROM events WHERE task_id = :id AND kind = 'task.reopened'"), {"id": row.id}
+    reopened = sql(
+        connection, "SELECT at FROM events WHERE task_id = :id AND kind = 'task.reopened'", {"id": row.id}
     ).scalars()
-    tried = [Tried(attempt.dispatched_at, attempt.finished_at) for attempt in attempts]
+    tried = [AttemptTimes(attempt.dispatched_at, attempt.finished_at) for attempt in attempts]
     waiting = {window.attempt: window for window in windows(row.accepted_at, row.finished_at, tried, reopened)}
     limits = history(connection, line_of(row), row.run_id, row.accepted_at, row.now)
     last = max(waiting, default=0)
@@ -145,34 +153,36 @@ def _tries(connection: Connection, row: Row[Any], attempts: Sequence[Row[Any]]) 
         if window := waiting.get(number):
             due = due_at(row, window) if number == last else None
             shares = waited(window, limits, row.now, due)
-            steps.append(Step(LINE, window.begin, window.end, window.seconds(row.now), tuple(shares)))
+            steps.append(PhaseStep(LINE, window.begin, window.end, window.seconds(row.now), tuple(shares)))
         attempt = attempts[number - 1] if number <= len(attempts) else None
         if attempt is None:
             found.append(
-                Try(number, "waiting" if not row.finished_at else row.state, "", None, None, None, tuple(steps))
+                AttemptStory(
+                    number, "waiting" if not row.finished_at else row.state, "", None, None, None, tuple(steps)
+                )
             )
         else:
             found.append(_try(attempt, steps + _steps(attempt, row.now)))
     return found
 
 
-def _steps(attempt: Row[Any], now: datetime) -> list[Step]:
-    doors = {Phase(door): datetime.fromisoformat(at) for door, at in attempt.phases.items() if at}
+def _steps(attempt: Row[Any], now: datetime) -> list[PhaseStep]:
+    reached = {Phase(name): datetime.fromisoformat(at) for name, at in attempt.phases.items() if at}
     waits: dict[str, list[Share]] = defaultdict(list)
-    found = spans(doors, attempt.dispatched_at, attempt.finished_at, now)
+    found = spans(reached, attempt.dispatched_at, attempt.finished_at, now)
     last = found[-1].phase if found else ""
     for limit, seconds in attempt.waits.items():
         waits[phase_of_limit(limit) or last].append(Share(limit, float(seconds)))
     return [_step(span, waits[span.phase]) for span in found]
 
 
-def _step(span: Span, waits: Sequence[Share]) -> Step:
-    return Step(span.phase, span.begin, span.end, span.seconds, tuple(waits))
+def _step(span: Span, waits: Sequence[Share]) -> PhaseStep:
+    return PhaseStep(span.phase, span.begin, span.end, span.seconds, tuple(waits))
 
 
-def _try(attempt: Row[Any], steps: Sequence[Step]) -> Try:
+def _try(attempt: Row[Any], steps: Sequence[PhaseStep]) -> AttemptStory:
     failure = attempt.failure or {}
-    return Try(
+    return AttemptStory(
         number=attempt.number,
         state=attempt.state,
         mode=attempt.mode,
@@ -181,3 +191,161 @@ def _try(attempt: Row[Any], steps: Sequence[Step]) -> Try:
         failure=f"{failure['error']}: {failure['message']}" if failure else None,
         steps=tuple(steps),
     )
+
+
+# --- What a task that has not ended does or waits for at this moment --------------------------------------------------
+
+
+NO_DISPATCHER = "no dispatcher decides: start one with `megaflow up` or `megaflow worker control`"
+
+
+def current_state(
+    connection: Connection,
+    settings: Settings,
+    row: Row[Any],
+    attempts: Sequence[Row[Any]],
+    tries: Sequence[AttemptStory],
+) -> CurrentState:
+    """Raises nothing: an answer for every state that is not an end."""
+    since = tries[-1].steps[-1].begin if tries and tries[-1].steps else row.accepted_at
+    match row.state:
+        case "pending":
+            return _in_line(connection, settings, row, attempts, since)
+        case "admitted":
+            return _unclaimed(connection, attempts[-1], since)
+        case _:
+            return _underway(connection, row, attempts[-1], tries[-1].steps[-1])
+
+
+def _in_line(
+    connection: Connection, settings: Settings, row: Row[Any], attempts: Sequence[Row[Any]], since: datetime
+) -> CurrentState:
+    state = limiting_factors.state(connection, settings)
+    line = QueueKey(Mode(row.requested_mode), row.resource_class, row.user_name)
+    if (PauseKind.RUN, str(row.run_id)) in state.paused:
+        return CurrentState("its run is paused", since, tuple(state.factors(line, row.run_id)))
+    if not row.in_line and row.available_at >= _PAUSED_AT:
+        return CurrentState("put off by a pause that is over: back in line with the next pass", since)
+    if row.available_at > row.now:
+        after = f" after attempt {attempts[-1].number} ended as {attempts[-1].end_reason}" if attempts else ""
+        return CurrentState(f"delayed until {row.available_at:%H:%M:%S} UTC{after}", since)
+    place = _place(connection, row, state)
+    bounds = state.factors(line, row.run_id, place.length)
+    if not bounds and not has_dispatcher(connection):
+        return CurrentState(NO_DISPATCHER, since, (), place)
+    waits = "waits for its turn" if not bounds else "waits for " + " and ".join(bound.limit for bound in bounds)
+    return CurrentState(waits, since, tuple(bounds), place)
+
+
+# --- In line --------------------------------------------------------------------------------------------------------
+
+_BEFORE = text("""
+SELECT count(*) AS length, count(*) FILTER (WHERE priority > :priority OR priority = :priority AND (
+    (attempts > 0) > :again OR (attempts > 0) = :again AND (
+    run_id < :run OR run_id = :run AND (group_started AND NOT :started OR group_started = :started AND id < :id))
+)) AS before
+FROM tasks WHERE state = 'pending' AND in_line AND requested_mode = :mode AND resource_class = :class
+    AND user_name = :user
+""")
+
+
+def _place(connection: Connection, row: Row[Any], state: SchedulerState) -> QueuePosition:
+    """The order of a line is that of its index: see `app.ledger.waiting.heads`."""
+    own = connection.execute(
+        _BEFORE,
+        {
+            "priority": row.priority,
+            "run": row.run_id,
+            "again": row.attempts > 0,
+            "started": row.group_started,
+            "id": row.id,
+            "mode": row.requested_mode,
+            "class": row.resource_class,
+            "user": row.user_name,
+        },
+    ).one()
+    beside = sql(
+        connection,
+        "SELECT user_name, count(*) AS waiting FROM tasks WHERE state = 'pending' AND in_line"
+        " AND requested_mode = :mode AND resource_class = :class AND user_name <> :user"
+        " GROUP BY user_name ORDER BY waiting DESC, user_name",
+        {"mode": row.requested_mode, "class": row.resource_class, "user": row.user_name},
+    )
+    others = tuple(OtherUser(other.user_name, other.waiting, state.users[other.user_name]) for other in beside)
+    return QueuePosition(own.before + 1, own.length, others)
+
+
+# --- Admitted -------------------------------------------------------------------------------------------------------
+
+_COMING = text("""
+SELECT count(*) FILTER (WHERE state = 'requested') AS requested, count(*) FILTER (WHERE state = 'booting') AS booting,
+    count(*) FILTER (WHERE state = 'ready') AS ready,
+    coalesce(sum(slots) FILTER (WHERE state = 'ready'), 0)::int AS slots,
+    extract(epoch FROM clock_timestamp() - min(requested_at) FILTER (WHERE state IN ('requested', 'booting')))::float8
+        AS oldest_s
+FROM instances WHERE mode = :mode AND resource_class = :class AND state NOT IN ('terminated', 'failed')
+""")
+_BOOT = text("""
+SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM ready_at - requested_at)) FROM (
+    SELECT ready_at, requested_at FROM instances WHERE mode = :mode AND resource_class = :class AND ready_at IS NOT NULL
+    ORDER BY id DESC LIMIT 20) lately
+""")
+
+
+def _unclaimed(connection: Connection, attempt: Row[Any], since: datetime) -> CurrentState:
+    key = {"mode": attempt.mode, "class": attempt.resource_class}
+    coming = connection.execute(_COMING, key).one()
+    message = "its message is not in the broker yet"
+    if attempt.published_at is not None:
+        message = f"its message was published at {attempt.published_at:%H:%M:%S} UTC"
+    if attempt.mode == Mode.PERSISTENT:
+        used = sql(
+            connection,
+            "SELECT count(*) FROM attempts WHERE mode = :mode AND resource_class = :class AND state = 'running'",
+            key,
+        ).scalar_one()
+        doing = f"waits for a free worker: {used} of {coming.slots} slots on {coming.ready} ready instance(s) in use"
+        return CurrentState(f"{doing}; {message}", since)
+    doing = f"waits for an instance: {coming.requested} requested, {coming.booting} booting, {coming.ready} ready"
+    usual = connection.execute(_BOOT, key).scalar()
+    if coming.oldest_s is not None:
+        doing += f"; the oldest was asked for {coming.oldest_s:.1f} s ago"
+    if usual is not None:
+        doing += f"; they usually take {usual:.1f} s"
+    return CurrentState(f"{doing}; {message}", since)
+
+
+# --- Running --------------------------------------------------------------------------------------------------------
+
+_HOLDS = text("""
+SELECT mine.limit_name, mine.asked_at, l.capacity,
+    (SELECT count(*) FROM semaphore_holders h WHERE h.limit_name = mine.limit_name AND h.granted_at IS NOT NULL
+        AND h.expires_at > clock_timestamp()) AS used,
+    (SELECT string_agg(who, ', ') FROM (
+        SELECT coalesce('task ' || right(a.task_id::text, 12), 'holder ' || right(h.holder::text, 12)) AS who
+        FROM semaphore_holders h LEFT JOIN attempts a ON a.id = h.attempt_id
+        WHERE h.limit_name = mine.limit_name AND h.granted_at IS NOT NULL AND h.expires_at > clock_timestamp()
+        ORDER BY h.granted_at LIMIT 5) oldest) AS held_by
+FROM semaphore_holders mine LEFT JOIN limits l ON l.name = mine.limit_name
+WHERE mine.attempt_id = :id AND mine.granted_at IS NULL ORDER BY mine.asked_at
+""")
+
+
+def _underway(connection: Connection, row: Row[Any], attempt: Row[Any], step: PhaseStep) -> CurrentState:
+    bounds = tuple(
+        LimitingFactor(
+            hold.limit_name,
+            hold.used,
+            hold.capacity,
+            f"megaflow limits set {hold.limit_name} {int(max(hold.used, hold.capacity or 0)) * 2 or 1}",
+            why=f"held by {hold.held_by}" if hold.held_by else "nobody holds it: granted at the next look",
+            since=hold.asked_at,
+        )
+        for hold in connection.execute(_HOLDS, {"id": attempt.id})
+    )
+    doing = f"{step.phase}, for {step.seconds:.1f} s" if step.end is None else "its end is being recorded"
+    if bounds:
+        doing += ", waits for " + " and ".join(bound.limit for bound in bounds)
+    if row.cancel_requested_at is not None:
+        doing += f"; told to stop at {row.cancel_requested_at:%H:%M:%S} UTC ({row.cancel_reason or 'cancelled'})"
+    return CurrentState(doing, step.begin, bounds)

@@ -12,11 +12,11 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, text
 
 from app.errors import UnknownName
-from app.ledger import binding, explain, explain_now
-from app.ledger.binding import Line
-from app.ledger.database import Database
-from app.ledger.stories import LineNow, RunStory, Share, Slow, Spread
-from app.ledger.timeline import LINE, NAMES, Tried, Window, spans, windows
+from app.ledger import explain, limiting_factors
+from app.ledger.database import Database, has_dispatcher, sql
+from app.ledger.stories import QueueNow, RunStory, Share, SlowTask, Spread
+from app.ledger.timeline import LINE, NAMES, AttemptTimes, WaitingWindow, spans, windows
+from app.ledger.waiting import QueueKey
 from app.models.kinds import PauseKind
 from app.models.outcome import Phase
 from app.models.states import LIVE_ATTEMPT
@@ -32,8 +32,9 @@ def run(database: Database, settings: Settings, run_id: UUID) -> RunStory:
         if row is None:
             raise UnknownName(f"unknown run {run_id}; `megaflow runs` lists them")
         times = _Times(connection, row)
-        states = connection.execute(
-            text("SELECT state, count(*) AS tasks FROM tasks WHERE run_id = :id GROUP BY state ORDER BY state"),
+        states = sql(
+            connection,
+            "SELECT state, count(*) AS tasks FROM tasks WHERE run_id = :id GROUP BY state ORDER BY state",
             {"id": run_id},
         )
         lines, delayed, hint = _lines(connection, settings, row)
@@ -62,7 +63,7 @@ class _Times:
     def __init__(self, connection: Connection, run_row: Row[Any]) -> None:
         self._run, self._now = run_row, run_row.now
         self._seconds: dict[str, list[float]] = defaultdict(list)  # by phase
-        self._windows: dict[Line, list[tuple[Window, datetime | None]]] = defaultdict(list)
+        self._windows: dict[QueueKey, list[tuple[WaitingWindow, datetime | None]]] = defaultdict(list)
         self._tasks: list[tuple[float, Row[Any], dict[str, float]]] = []
         ids = {"id": run_row.id}
         tries: dict[UUID, list[Row[Any]]] = defaultdict(list)
@@ -76,15 +77,15 @@ class _Times:
 
     def _add(self, row: Row[Any], attempts: Sequence[Row[Any]], reopened: Iterable[datetime]) -> None:
         own: dict[str, float] = defaultdict(float)
-        tried = [Tried(attempt.dispatched_at, attempt.finished_at) for attempt in attempts]
+        tried = [AttemptTimes(attempt.dispatched_at, attempt.finished_at) for attempt in attempts]
         found = windows(row.accepted_at, row.finished_at, tried, reopened)
         for window in found:
             due = explain.due_at(row, window) if window is found[-1] else None
             self._windows[explain.line_of(row)].append((window, due))
             self._note(own, LINE, window.seconds(self._now), over=window.end is not None)
         for attempt in attempts:
-            doors = {Phase(door): datetime.fromisoformat(at) for door, at in attempt.phases.items() if at}
-            for span in spans(doors, attempt.dispatched_at, attempt.finished_at, self._now):
+            reached = {Phase(name): datetime.fromisoformat(at) for name, at in attempt.phases.items() if at}
+            for span in spans(reached, attempt.dispatched_at, attempt.finished_at, self._now):
                 self._note(own, span.phase, span.seconds, over=span.end is not None)
         seconds = ((row.finished_at or self._now) - row.accepted_at).total_seconds()
         self._tasks.append((seconds, row, own))
@@ -97,10 +98,10 @@ class _Times:
     def spreads(self) -> tuple[Spread, ...]:
         return tuple(spread(phase, self._seconds[phase]) for phase in NAMES if self._seconds[phase])
 
-    def slowest(self) -> tuple[Slow, ...]:
+    def slowest(self) -> tuple[SlowTask, ...]:
         ranked = sorted(self._tasks, key=lambda item: -item[0])[:_SLOWEST]
         return tuple(
-            Slow(row.id, row.name, row.state, seconds, max(own, key=lambda phase: own[phase], default=""))
+            SlowTask(row.id, row.name, row.state, seconds, max(own, key=lambda phase: own[phase], default=""))
             for seconds, row, own in ranked
         )
 
@@ -145,34 +146,32 @@ def spread(phase: str, seconds: Sequence[float]) -> Spread:
 
 def _retries(connection: Connection, run_id: UUID) -> tuple[tuple[str, int], ...]:
     """Attempts that measured nothing, by what ended them; a person's decision is none of them."""
-    rows = connection.execute(
-        text(
-            "SELECT coalesce(a.end_reason, a.state) AS reason, count(*) AS attempts FROM tasks t"
-            " JOIN attempts a ON a.task_id = t.id WHERE t.run_id = :id AND a.state <> ALL(:fine)"
-            " GROUP BY 1 ORDER BY 2 DESC, 1"
-        ),
+    rows = sql(
+        connection,
+        "SELECT coalesce(a.end_reason, a.state) AS reason, count(*) AS attempts FROM tasks t"
+        " JOIN attempts a ON a.task_id = t.id WHERE t.run_id = :id AND a.state <> ALL(:fine)"
+        " GROUP BY 1 ORDER BY 2 DESC, 1",
         {"id": run_id, "fine": [*LIVE_ATTEMPT, "finished", "cancelled"]},
     )
     return tuple((row.reason, row.attempts) for row in rows)
 
 
-def _lines(connection: Connection, settings: Settings, run_row: Row[Any]) -> tuple[tuple[LineNow, ...], int, str]:
+def _lines(connection: Connection, settings: Settings, run_row: Row[Any]) -> tuple[tuple[QueueNow, ...], int, str]:
     """What binds each line of the run's waiting tasks; how many are delayed; and a hint."""
-    look = binding.look(connection, settings)
-    rows = connection.execute(
-        text(
-            "SELECT user_name, requested_mode, resource_class,"
-            " count(*) FILTER (WHERE in_line OR available_at <= :now OR :paused) AS waiting,"
-            " count(*) FILTER (WHERE NOT in_line AND available_at > :now AND NOT :paused) AS delayed"
-            " FROM tasks WHERE run_id = :id AND state = 'pending' GROUP BY 1, 2, 3 ORDER BY 4 DESC"
-        ),
-        {"id": run_row.id, "now": run_row.now, "paused": (PauseKind.RUN, str(run_row.id)) in look.paused},
+    state = limiting_factors.state(connection, settings)
+    rows = sql(
+        connection,
+        "SELECT user_name, requested_mode, resource_class,"
+        " count(*) FILTER (WHERE in_line OR available_at <= :now OR :paused) AS waiting,"
+        " count(*) FILTER (WHERE NOT in_line AND available_at > :now AND NOT :paused) AS delayed"
+        " FROM tasks WHERE run_id = :id AND state = 'pending' GROUP BY 1, 2, 3 ORDER BY 4 DESC",
+        {"id": run_row.id, "now": run_row.now, "paused": (PauseKind.RUN, str(run_row.id)) in state.paused},
     ).all()
     found = []
     for row in rows:
         line = explain.line_of(row)
         if row.waiting:
-            found.append(LineNow(line, row.waiting, tuple(look.binding(line, run_row.id, row.waiting))))
+            found.append(QueueNow(line, row.waiting, tuple(state.factors(line, run_row.id, row.waiting))))
     free = any(not line.bounds for line in found)
-    hint = explain_now.NO_DISPATCHER if free and not explain_now.dispatcher_leads(connection) else ""
+    hint = explain.NO_DISPATCHER if free and not has_dispatcher(connection) else ""
     return tuple(found), sum(row.delayed for row in rows), hint

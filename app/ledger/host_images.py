@@ -5,18 +5,21 @@ Images go by what tasks call them, a reference or the digest of a recipe: known 
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 from uuid import UUID
 
 from pydantic import ValidationError
 from sqlalchemy import Connection, text
 
-from app.ledger.database import Database
+from app.ledger.database import Database, sql
 from app.models.spec import IMAGELESS, EnvironmentSpec, Mode
 
 GONE_S = 120.0
-"""What a host said is forgotten when it has said nothing for so long."""
+"""A host that has not reported for this long is forgotten, with its images."""
 ALIVE_S = GONE_S / 4
 """It says that it lives at least so often."""
 
@@ -60,17 +63,19 @@ def stands_on(database: Database, instance_id: UUID, host: str) -> None:
     Raises: DatabaseUnavailable.
     """
     with database.begin() as connection:
-        connection.execute(
-            text("UPDATE instances SET host = :host WHERE id = :id AND host IS DISTINCT FROM :host"),
+        sql(
+            connection,
+            "UPDATE instances SET host = :host WHERE id = :id AND host IS DISTINCT FROM :host",
             {"id": instance_id, "host": host},
         )
 
 
 def where(connection: Connection, images: Collection[str]) -> dict[str, set[str]]:
-    """The hosts that have each of these images; those that nobody has are left out."""
+    """The hosts that have each of these images; images on no host are left out."""
     found: defaultdict[str, set[str]] = defaultdict(set)
-    rows = connection.execute(
-        text("SELECT image, host FROM host_images WHERE image = ANY(CAST(:images AS text[]))"),
+    rows = sql(
+        connection,
+        "SELECT image, host FROM host_images WHERE image = ANY(CAST(:images AS text[]))",
         {"images": list(images)},
     )
     for row in rows:
@@ -88,8 +93,8 @@ WITH standing AS MATERIALIZED (
     SELECT s.host FROM attempts a JOIN standing s ON s.id = a.instance_id
     WHERE a.mode = 'persistent' AND a.resource_class = :class AND a.state = 'running'
     UNION ALL
-    SELECT hint_host FROM attempts
-    WHERE mode = 'persistent' AND resource_class = :class AND state = 'dispatched' AND hint_host IS NOT NULL
+    SELECT queue_host FROM attempts
+    WHERE mode = 'persistent' AND resource_class = :class AND state = 'dispatched' AND queue_host IS NOT NULL
 )
 SELECT host, sum(slots)::int - (SELECT count(*) FROM held WHERE held.host = standing.host)::int AS free
 FROM standing GROUP BY host
@@ -97,18 +102,17 @@ FROM standing GROUP BY host
 
 
 def free_slots(connection: Connection, resource_class: str) -> dict[str, int]:
-    """Slots of a standing pool that nobody holds and no hint is on its way to, by host; none below 0."""
+    """Free slots of a standing pool that no message is on its way to, by host; none below 0."""
     rows = connection.execute(_FREE, {"class": resource_class})
     return {row.host: max(0, row.free) for row in rows}
 
 
 def standing(connection: Connection) -> dict[str, frozenset[str]]:
     """The hosts with standing instances that take work, and the resource classes that each serves."""
-    rows = connection.execute(
-        text(
-            "SELECT host, array_agg(DISTINCT resource_class) AS classes FROM instances"
-            " WHERE mode = 'persistent' AND state = 'ready' AND host IS NOT NULL GROUP BY host"
-        )
+    rows = sql(
+        connection,
+        "SELECT host, array_agg(DISTINCT resource_class) AS classes FROM instances"
+        " WHERE mode = 'persistent' AND state = 'ready' AND host IS NOT NULL GROUP BY host",
     )
     return {row.host: frozenset(row.classes) for row in rows}
 
@@ -127,35 +131,114 @@ _ENVIRONMENTS = text(
     "SELECT digest, CAST(body AS json) -> 'task' -> 'environment' AS environment FROM specs"
     " WHERE digest = ANY(CAST(:digests AS text[]))"
 )
-_REMEMBERED = 20_000
+_MOST_CACHED = 20_000
+
+
+class EnvironmentCache:
+    """Environments by the digest of their spec, which never changes. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._cached: dict[str, EnvironmentSpec | None] = {}
+        self._lock = threading.Lock()
+
+    def load(self, connection: Connection, digests: Collection[str]) -> dict[str, EnvironmentSpec]:
+        """Without environments that need no image, and those of specs that a newer version wrote."""
+        with self._lock:
+            if len(self._cached) > _MOST_CACHED:
+                self._cached.clear()
+            found = {digest: self._cached[digest] for digest in digests if digest in self._cached}
+        if unknown := [digest for digest in digests if digest not in found]:
+            rows = connection.execute(_ENVIRONMENTS, {"digests": unknown})
+            found |= {row.digest: _environment(row.environment) for row in rows}
+            with self._lock:
+                self._cached.update(found)
+        return {digest: environment for digest, environment in found.items() if environment is not None}
+
+
+def _environment(stored: object) -> EnvironmentSpec | None:
+    try:
+        found = EnvironmentSpec.model_validate(stored)
+    except ValidationError:
+        return None
+    return None if found.kind in IMAGELESS else found
+
+
+def spec_digests(connection: Connection, task_ids: Sequence[UUID]) -> dict[UUID, str]:
+    """The digest of each of these tasks' specs."""
+    statement = "SELECT id, spec_digest FROM tasks WHERE id = ANY(CAST(:ids AS uuid[]))"
+    return {row.id: row.spec_digest for row in sql(connection, statement, {"ids": list(task_ids)})}
 
 
 class ImagesOfTasks:
-    """Reads which image tasks need; remembers it by the digest of their spec, which never changes. For one thread."""
+    """Reads which image each task needs. `key`: how hosts call an environment's image."""
 
     def __init__(self, key: ImageKey) -> None:
         self._key = key
-        self._known: dict[str, str] = {}
+        self._environments = EnvironmentCache()
 
     def of(self, connection: Connection, task_ids: Sequence[UUID]) -> Mapping[UUID, str]:
-        """Images by task; empty where a task needs none, or a newer version of ours wrote its spec."""
-        rows = connection.execute(
-            text("SELECT id, spec_digest FROM tasks WHERE id = ANY(CAST(:ids AS uuid[]))"), {"ids": list(task_ids)}
-        ).all()
-        self._learn(connection, {row.spec_digest for row in rows})
-        return {row.id: self._known.get(row.spec_digest, "") for row in rows}
+        """Images by task; empty where a task needs none, or a newer version wrote its spec."""
+        digests = spec_digests(connection, task_ids)
+        found = self._environments.load(connection, set(digests.values()))
+        images = {digest: self._key(environment) for digest, environment in found.items()}
+        return {task_id: images.get(digest, "") for task_id, digest in digests.items()}
 
-    def _learn(self, connection: Connection, digests: set[str]) -> None:
-        if len(self._known) > _REMEMBERED:
-            self._known.clear()
-        unknown = digests - self._known.keys()
-        if unknown:
-            for row in connection.execute(_ENVIRONMENTS, {"digests": list(unknown)}):
-                self._known[row.digest] = self._image(row.environment)
 
-    def _image(self, stored: object) -> str:
-        try:
-            found = EnvironmentSpec.model_validate(stored)
-        except ValidationError:
-            return ""
-        return "" if found.kind in IMAGELESS else self._key(found)
+# --- Ended instances, and which host says that nothing of them is left ------------------------------------------------
+
+# Every host looks at what exists there, and the host of an instance says that it was swept; for one whose host is not
+# known, or no longer reports, the host of the control plane's leader does.
+
+
+class EndedInstance(NamedTuple):
+    """An instance that was not swept yet. `ours`: this host is the one to say when it was."""
+
+    id: UUID
+    ours: bool
+
+
+_UNSWEPT = text("""
+WITH others AS MATERIALIZED (
+    SELECT name FROM hosts WHERE name <> :host AND seen_at > clock_timestamp() - make_interval(secs => :gone)
+), ended AS (
+    SELECT id, ended_at, coalesce(host, CASE WHEN provider = 'static' THEN split_part(handle, ':', 1) END) AS stood
+    FROM instances WHERE swept_at IS NULL AND state IN ('terminated', 'failed')
+)
+SELECT id, :control OR stood IS NOT DISTINCT FROM :host AS ours FROM ended
+WHERE stood IS NULL OR stood NOT IN (SELECT name FROM others) ORDER BY ended_at LIMIT 5000
+""")
+
+
+def unswept(database: Database, host: str, *, control: bool) -> list[EndedInstance]:
+    """Those that may have left something on `host`; the first to end first. control: the leader is there.
+
+    Raises: DatabaseUnavailable.
+    """
+    with database.begin() as connection:
+        rows = connection.execute(_UNSWEPT, {"host": host, "control": control, "gone": GONE_S})
+        return [EndedInstance(row.id, row.ours) for row in rows]
+
+
+def clock_ahead_s(database: Database) -> float:
+    """By how much the ledger's clock, which attempts' deadlines go by, is ahead of this host's.
+
+    Raises: DatabaseUnavailable.
+    """
+    with database.begin() as connection:
+        now = sql(connection, "SELECT extract(epoch FROM clock_timestamp())::float8").scalar_one()
+        return float(now) - time.time()
+
+
+def swept(database: Database, instance_ids: Sequence[UUID]) -> None:
+    """Nothing of these instances is left. Only the first to say so counts.
+
+    Raises: DatabaseUnavailable.
+    """
+    if not instance_ids:
+        return
+    with database.begin() as connection:
+        sql(
+            connection,
+            "UPDATE instances SET swept_at = clock_timestamp() WHERE id = ANY(:ids) AND swept_at IS NULL",
+            {"ids": list(instance_ids)},
+        )

@@ -5,25 +5,27 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, text
+from sqlalchemy import Connection, insert, text
 from uuid_utils import compat as uuids
 
+from app.errors import AmbiguousName, UnknownName
 from app.ledger import ends, events
-from app.ledger.database import Database
+from app.ledger.database import Database, sql
 from app.models.endings import EndReason, RetryPolicy
 from app.models.outcome import Failure
 from app.models.spec import Mode
 from app.models.states import InstanceState
+from app.models.tables import InstanceRow
 
 INTERRUPTED_EXIT = 75
 """Exit code (EX_TEMPFAIL) of a worker that was told to stop and gave its attempts back."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class InstanceDemand:
     """One kind of instance, and how many more of it are wanted."""
 
     provider: str
@@ -46,7 +48,7 @@ SELECT 'instance.requested', id, jsonb_build_object('mode', mode, 'class', CAST(
 """)
 
 
-def request(connection: Connection, wanted: Wanted) -> list[UUID]:
+def request(connection: Connection, wanted: InstanceDemand) -> list[UUID]:
     """Write the rows of instances about to be asked for; a crash in between leaves rows that are asked for again."""
     ids = [uuids.uuid7() for _ in range(wanted.count)]
     connection.execute(
@@ -63,30 +65,17 @@ def request(connection: Connection, wanted: Wanted) -> list[UUID]:
     return ids
 
 
-@dataclass(frozen=True, slots=True)
-class Unasked:
-    """An instance whose row was written, and of which no provider has said that it has it."""
-
-    id: UUID
-    provider: str
-    mode: Mode
-    resource_class: str
-    slots: int
-    lifetime_s: float | None
-
-
-def unasked(connection: Connection, older_than_s: float, limit: int) -> list[Unasked]:
-    """Requested this long ago and never started, as far as we know: to be asked for again, which is safe."""
-    rows = connection.execute(
-        text(
-            "SELECT id, provider, mode, resource_class, slots,"
-            " extract(epoch FROM deadline_at - clock_timestamp())::float8 AS lifetime_s"
-            " FROM instances WHERE state = 'requested' AND handle IS NULL"
-            " AND requested_at < clock_timestamp() - make_interval(secs => :age) ORDER BY id LIMIT :limit"
-        ),
+def pending_requests(connection: Connection, older_than_s: float, limit: int) -> list[tuple[UUID, InstanceDemand]]:
+    """Requested this long ago and never started, as far as the ledger knows: safe to request again."""
+    rows = sql(
+        connection,
+        "SELECT id, provider, mode, resource_class, slots,"
+        " extract(epoch FROM deadline_at - clock_timestamp())::float8 AS lifetime_s"
+        " FROM instances WHERE state = 'requested' AND handle IS NULL"
+        " AND requested_at < clock_timestamp() - make_interval(secs => :age) ORDER BY id LIMIT :limit",
         {"age": older_than_s, "limit": limit},
     )
-    return [Unasked(r.id, r.provider, Mode(r.mode), r.resource_class, r.slots, r.lifetime_s) for r in rows]
+    return [(r.id, InstanceDemand(r.provider, Mode(r.mode), r.resource_class, r.slots, 1, r.lifetime_s)) for r in rows]
 
 
 def launched(database: Database, handles: dict[UUID, str]) -> None:
@@ -94,15 +83,14 @@ def launched(database: Database, handles: dict[UUID, str]) -> None:
     if not handles:
         return
     with database.begin() as connection:
-        connection.execute(
-            text(
-                "WITH mine AS MATERIALIZED (SELECT id FROM instances WHERE id = ANY(CAST(:ids AS uuid[]))"
-                " ORDER BY id FOR UPDATE)"
-                " UPDATE instances i SET handle = h.handle,"
-                " state = CASE WHEN i.state = 'requested' THEN 'booting' ELSE i.state END"
-                " FROM unnest(CAST(:ids AS uuid[]), CAST(:handles AS text[])) AS h(id, handle)"
-                " JOIN mine ON mine.id = h.id WHERE i.id = h.id AND i.handle IS DISTINCT FROM h.handle"
-            ),
+        sql(
+            connection,
+            "WITH mine AS MATERIALIZED (SELECT id FROM instances WHERE id = ANY(CAST(:ids AS uuid[]))"
+            " ORDER BY id FOR UPDATE)"
+            " UPDATE instances i SET handle = h.handle,"
+            " state = CASE WHEN i.state = 'requested' THEN 'booting' ELSE i.state END"
+            " FROM unnest(CAST(:ids AS uuid[]), CAST(:handles AS text[])) AS h(id, handle)"
+            " JOIN mine ON mine.id = h.id WHERE i.id = h.id AND i.handle IS DISTINCT FROM h.handle",
             {"ids": list(handles), "handles": list(handles.values())},
         )
 
@@ -129,36 +117,26 @@ def ready_many(database: Database, ids: Sequence[UUID]) -> set[UUID]:
             events.wake_dispatcher(connection)
         # An answer that was lost on its way: ready already is as good.
         return moved | set(
-            connection.execute(
-                text("SELECT id FROM instances WHERE id = ANY(CAST(:ids AS uuid[])) AND state = 'ready'"),
+            sql(
+                connection,
+                "SELECT id FROM instances WHERE id = ANY(CAST(:ids AS uuid[])) AND state = 'ready'",
                 {"ids": [i for i in ids if i not in moved]},
             ).scalars()
         )
 
 
 def ready(database: Database, instance_id: UUID) -> bool:
-    """Its worker listens. False when nobody expects it any more: then it must leave."""
+    """Its worker listens. False when it is no longer expected: then it must leave."""
     return instance_id in ready_many(database, [instance_id])
 
 
 def register(
     database: Database, instance_id: UUID, *, mode: Mode, resource_class: str, slots: int, handle: str
 ) -> None:
-    """A standing instance that somebody else started (a compose service, a person) makes itself known."""
+    """Add a standing instance that the ledger did not request (a compose service, or one started by hand)."""
+    values = {"id": instance_id, "mode": mode.value, "resource_class": resource_class, "slots": slots, "handle": handle}
     with database.begin() as connection:
-        connection.execute(
-            text(
-                "INSERT INTO instances (id, provider, mode, resource_class, slots, handle, state)"
-                " VALUES (:id, 'static', :mode, :resource_class, :slots, :handle, 'booting')"
-            ),
-            {
-                "id": instance_id,
-                "mode": mode.value,
-                "resource_class": resource_class,
-                "slots": slots,
-                "handle": handle,
-            },
-        )
+        connection.execute(insert(InstanceRow).values(**values, provider="static", state="booting"))
 
 
 def seen(database: Database, instance_id: UUID) -> InstanceState | None:
@@ -166,27 +144,18 @@ def seen(database: Database, instance_id: UUID) -> InstanceState | None:
 
     `DRAINING`: it finishes what it has, takes nothing new, and leaves.
     """
-    with database.begin() as connection:
-        row = connection.execute(
-            text(
-                "UPDATE instances SET seen_at = clock_timestamp()"
-                " WHERE id = :id AND state NOT IN ('terminated', 'failed') RETURNING state"
-            ),
-            {"id": instance_id},
-        ).first()
-    return None if row is None else InstanceState(row.state)
+    return seen_many(database, [instance_id]).get(instance_id)
 
 
 def seen_many(database: Database, instance_ids: Sequence[UUID]) -> dict[UUID, InstanceState]:
     """Signs of life of many; those that have ended or never were are missing."""
     with database.begin() as connection:
-        rows = connection.execute(
-            text(
-                "WITH mine AS MATERIALIZED (SELECT id FROM instances WHERE id = ANY(CAST(:ids AS uuid[]))"
-                " AND state NOT IN ('terminated', 'failed') ORDER BY id FOR UPDATE)"
-                " UPDATE instances i SET seen_at = clock_timestamp() FROM mine WHERE i.id = mine.id"
-                " RETURNING i.id, i.state"
-            ),
+        rows = sql(
+            connection,
+            "WITH mine AS MATERIALIZED (SELECT id FROM instances WHERE id = ANY(CAST(:ids AS uuid[]))"
+            " AND state NOT IN ('terminated', 'failed') ORDER BY id FOR UPDATE)"
+            " UPDATE instances i SET seen_at = clock_timestamp() FROM mine WHERE i.id = mine.id"
+            " RETURNING i.id, i.state",
             {"ids": list(instance_ids)},
         )
         return {row.id: InstanceState(row.state) for row in rows}
@@ -222,7 +191,7 @@ def drain(database: Database, instance_ids: Sequence[UUID], why: str) -> list[UU
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """An instance that is gone. `exit_code`: of its worker; None: nobody knows."""
+    """An instance that is gone. `exit_code`: of its worker; None: unknown."""
 
     instance_id: UUID
     exit_code: int | None
@@ -244,7 +213,7 @@ WITH gone AS (
     INSERT INTO events (kind, instance_id, data)
     SELECT 'instance.' || state, id, jsonb_build_object('exit_code', code, 'why', why) FROM closed
 ), left_line AS (
-    DELETE FROM holds h USING closed WHERE h.instance_id = closed.id
+    DELETE FROM semaphore_holders h USING closed WHERE h.instance_id = closed.id
 )
 SELECT id, code, why FROM closed
 """)
@@ -275,10 +244,9 @@ def exited(database: Database, instance_id: UUID, exit_code: int | None, why: st
 
 def _take_back(connection: Connection, gone: dict[UUID, tuple[int | None, str]], retry: RetryPolicy) -> None:
     running: dict[UUID, list[UUID]] = defaultdict(list)
-    for row in connection.execute(
-        text(
-            "SELECT id, instance_id FROM attempts WHERE instance_id = ANY(CAST(:ids AS uuid[])) AND state = 'running'"
-        ),
+    for row in sql(
+        connection,
+        "SELECT id, instance_id FROM attempts WHERE instance_id = ANY(CAST(:ids AS uuid[])) AND state = 'running'",
         {"ids": list(gone)},
     ):
         running[row.instance_id].append(row.id)
@@ -292,85 +260,113 @@ def _take_back(connection: Connection, gone: dict[UUID, tuple[int | None, str]],
 
 def least_busy(connection: Connection, resource_class: str, most: int) -> list[UUID]:
     """Standing instances of a class that could leave at the least cost: those that run least, the newest first."""
-    rows = connection.execute(
-        text(
-            "SELECT i.id FROM instances i WHERE i.mode = 'persistent' AND i.resource_class = :class"
-            " AND i.state = 'ready' AND i.provider <> 'static' ORDER BY"
-            " (SELECT count(*) FROM attempts a WHERE a.instance_id = i.id AND a.finished_at IS NULL),"
-            " i.ready_at DESC LIMIT :most"
-        ),
+    rows = sql(
+        connection,
+        "SELECT i.id FROM instances i WHERE i.mode = 'persistent' AND i.resource_class = :class"
+        " AND i.state = 'ready' AND i.provider <> 'static' ORDER BY"
+        " (SELECT count(*) FROM attempts a WHERE a.instance_id = i.id AND a.finished_at IS NULL),"
+        " i.ready_at DESC LIMIT :most",
         {"class": resource_class, "most": most},
     )
     return list(rows.scalars())
 
 
 def failing(connection: Connection, in_a_row: int) -> list[UUID]:
-    """Standing instances whose last so many attempts, of several tasks, all ended for reasons that lie with them.
+    """Standing instances whose last `in_a_row` attempts, of several tasks, all ended for reasons of the instance.
 
     A model that does not answer, or a ledger too slow for leases, is not the instance's fault.
     """
     reasons = [EndReason.ENVIRONMENT_ERROR.value, EndReason.GRADING_ERROR.value, EndReason.INFRASTRUCTURE.value]
-    rows = connection.execute(
-        text(
-            "SELECT i.id FROM instances i CROSS JOIN LATERAL (SELECT count(*) AS n,"
-            " count(*) FILTER (WHERE l.end_reason = ANY(:reasons)) AS bad, count(DISTINCT l.task_id) AS tasks FROM"
-            " (SELECT end_reason, task_id FROM attempts a WHERE a.instance_id = i.id AND a.finished_at IS NOT NULL"
-            " ORDER BY a.finished_at DESC LIMIT :most) l) w"
-            " WHERE i.mode = 'persistent' AND i.state = 'ready' AND w.n = :most AND w.bad = :most AND w.tasks > 1"
-        ),
+    rows = sql(
+        connection,
+        "SELECT i.id FROM instances i CROSS JOIN LATERAL (SELECT count(*) AS n,"
+        " count(*) FILTER (WHERE l.end_reason = ANY(:reasons)) AS bad, count(DISTINCT l.task_id) AS tasks FROM"
+        " (SELECT end_reason, task_id FROM attempts a WHERE a.instance_id = i.id AND a.finished_at IS NOT NULL"
+        " ORDER BY a.finished_at DESC LIMIT :most) l) w"
+        " WHERE i.mode = 'persistent' AND i.state = 'ready' AND w.n = :most AND w.bad = :most AND w.tasks > 1",
         {"reasons": reasons, "most": in_a_row},
     )
     return list(rows.scalars())
 
 
 def outlived(connection: Connection, grace_s: float) -> list[tuple[UUID, str, str | None]]:
-    """Ephemeral instances whose one attempt ended so long ago and that are still there: id, provider, handle."""
-    rows = connection.execute(
-        text(
-            "SELECT i.id, i.provider, i.handle FROM instances i JOIN attempts a ON a.id = i.attempt_id"
-            " WHERE i.state IN ('busy', 'draining')"
-            " AND a.finished_at < clock_timestamp() - make_interval(secs => :grace)"
-        ),
+    """Ephemeral instances that are still there `grace_s` after their attempt's end: id, provider, handle."""
+    rows = sql(
+        connection,
+        "SELECT i.id, i.provider, i.handle FROM instances i JOIN attempts a ON a.id = i.attempt_id"
+        " WHERE i.state IN ('busy', 'draining')"
+        " AND a.finished_at < clock_timestamp() - make_interval(secs => :grace)",
         {"grace": grace_s},
     )
     return [(row.id, row.provider, row.handle) for row in rows]
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
-    """A live instance as the sweeper sees it. Ages in seconds."""
+class LiveInstance:
+    """An instance that has not ended. Ages in seconds."""
 
     id: UUID
-    provider: str
     mode: Mode
-    state: str
+    resource_class: str
+    provider: str
     handle: str | None
+    state: str
+    slots: int
+    used: int  # attempts that run on it
     age_s: float
+    silent_s: float | None  # since its last sign of life; None: there was none yet
     overdue: bool  # past its deadline
-    silent_s: float  # since its last sign of life
+    draining_why: str | None
+    deadline_at: datetime | None
 
 
-def live(database: Database) -> list[Live]:
-    """Every instance that has not ended."""
+_LIVE = """
+SELECT i.id, i.mode, i.resource_class, i.provider, i.handle, i.state, i.slots, i.draining_why, i.deadline_at,
+    extract(epoch FROM clock_timestamp() - i.requested_at)::float8 AS age_s,
+    extract(epoch FROM clock_timestamp() - coalesce(i.seen_at, i.ready_at))::float8 AS silent_s,
+    coalesce(i.deadline_at < clock_timestamp(), false) AS overdue,
+    (SELECT count(*) FROM attempts a WHERE a.instance_id = i.id AND a.state = 'running') AS used
+FROM instances i WHERE i.state NOT IN ('terminated', 'failed')
+"""
+
+
+def live(database: Database, ids: Sequence[UUID] | None = None) -> list[LiveInstance]:
+    """Instances that have not ended, by mode, class and age; only those of `ids` when given."""
+    chosen = "" if ids is None else " AND i.id = ANY(:ids)"
     with database.begin() as connection:
-        rows = connection.execute(
-            text(
-                "SELECT id, provider, mode, state, handle,"
-                " extract(epoch FROM clock_timestamp() - requested_at)::float8 AS age_s,"
-                " coalesce(deadline_at < clock_timestamp(), false) AS overdue,"
-                " extract(epoch FROM clock_timestamp() - coalesce(seen_at, requested_at))::float8 AS silent_s"
-                " FROM instances WHERE state NOT IN ('terminated', 'failed')"
-            )
+        rows = sql(
+            connection,
+            f"{_LIVE}{chosen} ORDER BY i.mode, i.resource_class, i.requested_at, i.id",
+            {} if ids is None else {"ids": list(ids)},
         )
-        return [_live(row) for row in rows]
+        return [LiveInstance(**{**row._asdict(), "mode": Mode(row.mode)}) for row in rows]
 
 
-def _live(row: Row[Any]) -> Live:
-    return Live(row.id, row.provider, Mode(row.mode), row.state, row.handle, row.age_s, row.overdue, row.silent_s)
+def find(database: Database, name: str) -> UUID:
+    """The live instance whose id begins or ends so, or whose provider calls it so (a pid, a container id).
+
+    Raises: UnknownName; AmbiguousName.
+    """
+    wanted = name.lower().replace("-", "")
+    with database.begin() as connection:
+        found = list(
+            sql(
+                connection,
+                "SELECT id FROM instances WHERE state NOT IN ('terminated', 'failed')"
+                " AND (starts_with(replace(id::text, '-', ''), :wanted)"
+                " OR right(replace(id::text, '-', ''), length(:wanted)) = :wanted OR handle = :name) LIMIT 2",
+                {"wanted": wanted, "name": name},
+            ).scalars()
+        )
+    if not found or not wanted:
+        raise UnknownName(f"unknown live instance {name!r}; `megaflow instances` lists them")
+    if len(found) > 1:
+        raise AmbiguousName(f"more than one live instance fits {name!r}; expected more of the id")
+    return UUID(str(found[0]))
 
 
 def live_ids(database: Database) -> set[UUID]:
     """Ids of the instances that have not ended."""
     with database.begin() as connection:
-        rows = connection.execute(text("SELECT id FROM instances WHERE state NOT IN ('terminated', 'failed')"))
+        rows = sql(connection, "SELECT id FROM instances WHERE state NOT IN ('terminated', 'failed')")
         return set(rows.scalars())

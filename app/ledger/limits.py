@@ -16,7 +16,7 @@ from sqlalchemy import Connection, text
 
 from app.errors import LimitInvalid
 from app.ledger import classes, events
-from app.ledger.database import Database
+from app.ledger.database import Database, sql
 from app.ledger.events import Fact
 from app.models.instance import queue_of
 from app.models.kinds import LIMIT_KINDS as KINDS
@@ -54,7 +54,7 @@ def kind_of(name: str) -> tuple[str, str]:
 
 
 def defaults_of(settings: Settings) -> dict[str, int]:
-    """What holds where nobody has set anything, by kind; other kinds have no bound then."""
+    """The limits that apply where none was set, by kind; other kinds have no bound then."""
     return {
         "environment_starts": settings.environment_starts,
         "image_builds": settings.image_builds,
@@ -74,7 +74,7 @@ def everybody(name: str) -> str:
 
 
 def set_limit(database: Database, name: str, capacity: float) -> None:
-    """In force at once: who holds a place keeps it, nobody enters before use is below. 0 lets nobody in.
+    """In force at once: holders keep their places, and no more are granted until use is below. 0 grants none.
 
     Raises: LimitInvalid: nothing was changed.
     """
@@ -86,11 +86,10 @@ def set_limit(database: Database, name: str, capacity: float) -> None:
             " nothing was changed"
         )
     with database.begin() as connection:
-        connection.execute(
-            text(
-                "INSERT INTO limits (name, capacity) VALUES (:name, :capacity)"
-                " ON CONFLICT (name) DO UPDATE SET capacity = excluded.capacity, set_at = clock_timestamp()"
-            ),
+        sql(
+            connection,
+            "INSERT INTO limits (name, capacity) VALUES (:name, :capacity)"
+            " ON CONFLICT (name) DO UPDATE SET capacity = excluded.capacity, set_at = clock_timestamp()",
             {"name": name, "capacity": capacity},
         )
         _changed(connection, name, Fact("limit.set", data={"limit": name, "capacity": int(capacity)}))
@@ -99,15 +98,13 @@ def set_limit(database: Database, name: str, capacity: float) -> None:
 def clear_limit(database: Database, name: str) -> None:
     """Give the default back.
 
-    Raises: LimitInvalid: nobody has set it.
+    Raises: LimitInvalid: it was not set.
     """
     kind_of(name)
     with database.begin() as connection:
-        deleted = connection.execute(
-            text("DELETE FROM limits WHERE name = :name RETURNING name"), {"name": name}
-        ).first()
+        deleted = sql(connection, "DELETE FROM limits WHERE name = :name RETURNING name", {"name": name}).first()
         if deleted is None:
-            known = ", ".join(connection.execute(text("SELECT name FROM limits ORDER BY name")).scalars())
+            known = ", ".join(sql(connection, "SELECT name FROM limits ORDER BY name").scalars())
             raise LimitInvalid(f"limit {name!r} has not been set; these have: {known or 'none yet'}")
         _changed(connection, name, Fact("limit.cleared", data={"limit": name}))
 
@@ -121,17 +118,16 @@ def _changed(connection: Connection, name: str, fact: Fact) -> None:
 def wake_waiters(connection: Connection, names: Sequence[str]) -> None:
     """Wake who waits at these limits when this transaction commits."""
     if names:
-        connection.execute(
-            text("SELECT pg_notify(:channel, name) FROM unnest(CAST(:names AS text[])) AS name"),
+        sql(
+            connection,
+            "SELECT pg_notify(:channel, name) FROM unnest(CAST(:names AS text[])) AS name",
             {"channel": HOLDS, "names": list(names)},
         )
 
 
 def capacities(connection: Connection, prefix: str) -> dict[str, int]:
     """What has been set, for limits whose name begins so."""
-    rows = connection.execute(
-        text("SELECT name, capacity FROM limits WHERE starts_with(name, :prefix)"), {"prefix": prefix}
-    )
+    rows = sql(connection, "SELECT name, capacity FROM limits WHERE starts_with(name, :prefix)", {"prefix": prefix})
     return {row.name: int(row.capacity) for row in rows}
 
 
@@ -180,7 +176,7 @@ def _semaphores(connection: Connection, settings: Settings) -> Iterator[Use]:
 _HELD = text(
     "SELECT limit_name, count(granted_at) AS used, count(*) - count(granted_at) AS waiting, min(granted_at) AS since,"
     " (array_agg(attempt_id ORDER BY granted_at) FILTER (WHERE granted_at IS NOT NULL))[1] AS attempt_id"
-    " FROM holds WHERE expires_at > clock_timestamp() GROUP BY 1"
+    " FROM semaphore_holders WHERE expires_at > clock_timestamp() GROUP BY 1"
 )
 
 
@@ -188,14 +184,14 @@ def _slots(connection: Connection, settings: Settings) -> Iterator[Use]:
     live = {(row.mode, row.resource_class): row for row in connection.execute(_LIVE)}
     waiting = {(row.requested_mode, row.resource_class): row.waiting for row in connection.execute(_WAITING)}
     pools = {row.resource_class: row.slots for row in connection.execute(_POOLS)}
-    for name, offer in classes.load(connection, settings).items():
+    for name, resource_class in classes.load(connection, settings).items():
         for mode in (Mode.EPHEMERAL, Mode.PERSISTENT):
             row = live.get((mode.value, name))
             yield Use(
                 f"slots:{queue_of(mode, name)}",
                 used=row.used if row else 0,
                 waiting=waiting.get((mode.value, name), 0) + waiting.get((Mode.AUTO.value, name), 0),
-                capacity=offer.ephemeral_capacity if mode is Mode.EPHEMERAL else pools.get(name, 0),
+                capacity=resource_class.ephemeral_capacity if mode is Mode.EPHEMERAL else pools.get(name, 0),
                 source="class",
                 oldest_since=row.since if row else None,
                 oldest_attempt=row.attempt_id if row else None,

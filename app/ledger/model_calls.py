@@ -14,8 +14,10 @@ from uuid import UUID
 import orjson
 import zstandard
 from sqlalchemy import Connection, text
+from sqlalchemy.dialects import postgresql
 
 from app.models.model_calls import Account, CallEnd, Dialect, TokenUse
+from app.models.service_tables import ModelCallRow
 
 STOPS = frozenset({CallEnd.STEP_LIMIT, CallEnd.BUDGET_EXHAUSTED, CallEnd.RUN_BUDGET, CallEnd.CONTEXT_EXHAUSTED})
 """Ends that mean: this attempt gets no further answers."""
@@ -89,38 +91,10 @@ def unpacked(content: bytes) -> Any:
 # --- Writing --------------------------------------------------------------------------------------------------------
 
 _TYPES = {
-    "id": "uuid",
-    "attempt_id": "uuid",
-    "task_id": "uuid",
-    "run_id": "uuid",
-    "user_name": "text",
-    "dialect": "text",
-    "model": "text",
-    "upstream_model": "text",
-    "replica": "text",
-    "policy_version": "text",
-    "started_at": "timestamptz",
-    "first_byte_s": "float8",
-    "duration_s": "float8",
-    "waited": "jsonb",
-    "retries": "int",
-    "streamed": "bool",
-    "status": "int",
-    "end_kind": "text",
-    "detail": "text",
-    "finish_reason": "text",
-    "is_turn": "bool",
-    "offers_tools": "bool",
-    "prompt_tokens": "int",
-    "completion_tokens": "int",
-    "cached_tokens": "int",
-    "reasoning_tokens": "int",
-    "cost_usd": "float8",
-    "scripted": "bool",
-    "messages": "text",  # an array's literal: arrays of arrays have to be of one length
-    "reply": "text",
-    "body": "bytea",
+    column.name: "text" if column.name == "messages" else str(column.type.compile(postgresql.dialect()))  # type: ignore[no-untyped-call]
+    for column in ModelCallRow.__table__.columns
 }
+"""Columns with their types; messages go as an array's literal, because arrays of arrays have to be of one length."""
 _STORE_CALLS = text(
     f"INSERT INTO model_calls ({', '.join(_TYPES)})"  # noqa: S608
     f" SELECT {', '.join('messages::text[]' if name == 'messages' else name for name in _TYPES)} FROM unnest("
@@ -184,11 +158,11 @@ def _plain(name: str, value: Any) -> Any:
         return orjson.dumps(value or {}).decode()
     if name in ("offers_tools", "scripted"):
         return bool(value)
-    if _TYPES[name] == "int" and value is not None:
+    if _TYPES[name] == "INTEGER" and value is not None:
         return max(-_INT_MOST, min(value, _INT_MOST))  # an engine may say anything
     if name == "messages":
         return "{" + ",".join(value or ()) + "}"
-    if _TYPES[name] != "text" or value is None:
+    if _TYPES[name] not in ("text", "TEXT") or value is None:
         return value
     # PostgreSQL's text has no NUL, and UTF-8 no halves of surrogate pairs.
     return str(value)[:_MOST_TEXT].replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
@@ -226,32 +200,20 @@ def _call(row: Any, said: Mapping[str, Any]) -> StoredCall:
     missing = [digest for digest in (*row.messages, row.reply) if digest is not None and digest not in said]
     if missing:
         body = {**body, "lost": f"{len(missing)} of its messages are not in the ledger"}
+    values = {name: getattr(row, name) for name in _AS_STORED}
     return StoredCall(
-        id=row.id,
-        attempt_id=row.attempt_id,
+        **values,
         dialect=Dialect(row.dialect),
-        model=row.model,
-        started_at=row.started_at,
         end=CallEnd(row.end_kind),
-        is_turn=row.is_turn,
-        upstream_model=row.upstream_model,
-        replica=row.replica,
-        policy_version=row.policy_version,
-        first_byte_s=row.first_byte_s,
-        duration_s=row.duration_s,
         waited_s=row.waited,
-        retries=row.retries,
-        streamed=row.streamed,
-        status=row.status,
-        detail=row.detail,
-        finish_reason=row.finish_reason,
         use=TokenUse(row.prompt_tokens, row.completion_tokens, row.cached_tokens, row.reasoning_tokens),
-        cost_usd=row.cost_usd,
-        scripted=row.scripted,
         messages=() if missing else tuple(said[digest] for digest in row.messages),
         reply=said.get(row.reply) if row.reply else None,
         **said_in(body, said),
     )
+
+
+_AS_STORED = (_TYPES.keys() & StoredCall.__dataclass_fields__.keys()) - {"dialect", "messages", "reply"}
 
 
 def said_in(body: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,23 +7,27 @@ transaction. Every change tells the channel `CHANGED`, so that gateways look at 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, text
+from sqlalchemy import Connection, Row, insert, text
 from uuid_utils import compat as uuids
 
 from app.errors import LimitInvalid, UnknownName
 from app.ledger import events
-from app.ledger.database import Database
+from app.ledger.database import Database, sql
 from app.ledger.events import Fact
 from app.models.addresses import forbidden_url, normal_url
 from app.models.model_calls import Dialect
 from app.models.provider_keys import EXPECTED, is_key_variable
+from app.models.service_tables import ModelReplicaRow
+from app.models.spec import ModelChoice
+from app.settings import Settings
 
 CHANGED = "megaflow_models"
 """Channel: some model's replicas are others now; the payload is its name."""
@@ -137,11 +141,10 @@ def swap(
         if not urls:
             if api_key_env is not None:
                 raise LimitInvalid("expected new engines (--url) for the key's variable, found none")
-            connection.execute(
-                text(
-                    "UPDATE model_replicas SET policy_version = :version,"
-                    " upstream_model = coalesce(:upstream, upstream_model) WHERE model = :model AND state = 'active'"
-                ),
+            sql(
+                connection,
+                "UPDATE model_replicas SET policy_version = :version,"
+                " upstream_model = coalesce(:upstream, upstream_model) WHERE model = :model AND state = 'active'",
                 {"version": policy_version, "upstream": upstream_model, "model": model},
             )
         else:
@@ -197,26 +200,10 @@ def _replace(
 
 
 def _insert(connection: Connection, new: NewReplica) -> ModelReplica:
-    values: dict[str, Any] = {
-        "id": uuids.uuid7(),
-        "model": new.model,
-        "url": plain_url(new.url),
-        "upstream_model": new.upstream_model,
-        "policy_version": new.policy_version,
-        "dialects": [dialect.value for dialect in new.dialects],
-        "api_key_env": new.api_key_env,
-        "context_tokens": new.context_tokens,
-    }
-    row = connection.execute(
-        text(
-            "INSERT INTO model_replicas"
-            " (id, model, url, upstream_model, policy_version, dialects, api_key_env, context_tokens)"
-            " VALUES (:id, :model, :url, :upstream_model, :policy_version, CAST(:dialects AS text[]), :api_key_env,"
-            " :context_tokens) RETURNING *"
-        ),
-        values,
-    ).one()
-    return _read(row)
+    values = asdict(new) | {"id": uuids.uuid7(), "url": plain_url(new.url), "dialects": [d.value for d in new.dialects]}
+    return _read(
+        connection.execute(insert(ModelReplicaRow).values(values).returning(*ModelReplicaRow.__table__.c)).one()
+    )
 
 
 def _to(database: Database, model: str, url: str | None, state: str, kind: str) -> list[ModelReplica]:
@@ -241,42 +228,35 @@ def _named(connection: Connection, model: str, url: str | None) -> list[ModelRep
 
 
 def _set_state(connection: Connection, replicas: Sequence[ModelReplica], state: str) -> None:
-    connection.execute(
-        text("UPDATE model_replicas SET state = :state WHERE id = ANY(CAST(:ids AS uuid[]))"),
+    sql(
+        connection,
+        "UPDATE model_replicas SET state = :state WHERE id = ANY(CAST(:ids AS uuid[]))",
         {"state": state, "ids": [one.id for one in replicas]},
     )
 
 
 def _delete(connection: Connection, replicas: Sequence[ModelReplica]) -> None:
-    connection.execute(
-        text("DELETE FROM model_replicas WHERE id = ANY(CAST(:ids AS uuid[]))"), {"ids": [one.id for one in replicas]}
+    sql(
+        connection,
+        "DELETE FROM model_replicas WHERE id = ANY(CAST(:ids AS uuid[]))",
+        {"ids": [one.id for one in replicas]},
     )
 
 
 def _alone(connection: Connection) -> None:
     """One writer at a time: these are a few rows, changed by hand or by a trainer between two versions."""
-    connection.execute(text("LOCK TABLE model_replicas IN SHARE ROW EXCLUSIVE MODE"))
+    sql(connection, "LOCK TABLE model_replicas IN SHARE ROW EXCLUSIVE MODE")
 
 
 def _tell(connection: Connection, kind: str, model: str, data: dict[str, Any]) -> None:
     events.append(connection, Fact(kind, data={"model": model, **data}))
-    connection.execute(text("SELECT pg_notify(:channel, :model)"), {"channel": CHANGED, "model": model[:200]})
+    sql(connection, "SELECT pg_notify(:channel, :model)", {"channel": CHANGED, "model": model[:200]})
 
 
-def _read(row: Row[Any]) -> ModelReplica:
+def _read(row: Row[*tuple[Any, ...]]) -> ModelReplica:
     known = {dialect.value for dialect in Dialect}
-    return ModelReplica(
-        id=row.id,
-        model=row.model,
-        url=row.url,
-        upstream_model=row.upstream_model,
-        policy_version=row.policy_version,
-        dialects=tuple(Dialect(one) for one in row.dialects if one in known),
-        api_key_env=row.api_key_env,
-        context_tokens=row.context_tokens,
-        state=row.state,
-        added_at=row.added_at,
-    )
+    values = row._asdict()
+    return ModelReplica(**values | {"dialects": tuple(Dialect(one) for one in row.dialects if one in known)})
 
 
 # --- What may be written --------------------------------------------------------------------------------------------
@@ -331,3 +311,56 @@ def plain_url(url: str) -> str:
             " nothing was changed"
         )
     return normal_url(url)
+
+
+# --- What a submission may name: a key goes only to the URLs that were registered with it ----------------------------
+
+_NAME_MOST = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """Base URLs of engines, each with the variables of the keys that it may get."""
+
+    pairs: frozenset[tuple[str, str | None]]
+    shared: bool
+
+    @classmethod
+    def of(cls, settings: Settings, rows: Iterable[ModelReplica]) -> Registered:
+        """What `megaflow models add` and the settings have registered."""
+        pairs = {(normal_url(row.url), row.api_key_env) for row in rows}
+        if settings.model_base_url is not None:
+            pairs.add((normal_url(settings.model_base_url), settings.model_api_key_env))
+        return cls(frozenset(pairs), settings.shared_installation)
+
+    def refusal(self, model: ModelChoice, url: str) -> str | None:
+        """Why this model may not be called at `url`, with the command that would allow it; None: it may.
+
+        url: `model.base_url`, or that of the settings.
+        """
+        url = normal_url(url)
+        if (why := forbidden_url(url)) is not None:
+            return f"{url}: expected a model server, found {why}; models are never called there"
+        key = model.api_key_env
+        if key is not None and (url, key) not in self.pairs:
+            return (
+                f"the key {_shown(key)} is not registered for {url}: a key goes only to URLs that were registered"
+                f" with it; expected a registered pair; try `{_command(model.name, url, key)}`"
+            )
+        if self.shared and url not in {one for one, _ in self.pairs}:
+            return (
+                f"{url} is not registered: a shared installation (MEGAFLOW_SHARED_INSTALLATION) calls registered URLs"
+                f" only; its administrator may run `{_command(model.name, url, None)}`"
+            )
+        return None
+
+
+def _shown(variable: str) -> str:
+    """The name of a variable, unless it could be a key itself."""
+    plain = len(variable) <= _NAME_MOST and variable.isidentifier() and variable.isupper()
+    return variable if plain else "VAR"
+
+
+def _command(model: str, url: str, variable: str | None) -> str:
+    key = "" if variable is None else f" --api-key-env {_shown(variable)}"
+    return f"megaflow models add {shlex.quote(model)} {shlex.quote(url)}{key}"

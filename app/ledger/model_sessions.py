@@ -1,8 +1,9 @@
-"""Who a caller of the gateway is: tokens of attempts. Only a token's digest is kept: nobody can read one here."""
+"""Who a caller of the gateway is: tokens of attempts. Only a token's digest is kept."""
 
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Collection
 from uuid import UUID
 
@@ -59,7 +60,7 @@ def digest_of(token: str) -> str:
 
 
 def open_session(database: Database, claimed: Claim, token: str) -> None:
-    """Let whoever has `token` call models for this attempt, until it ends.
+    """Let the holder of `token` call models for this attempt, until it ends.
 
     Raises: StaleWriter: the attempt is not ours any more.
     """
@@ -88,7 +89,7 @@ def settle_lost(database: Database, *, after_s: float = 30.0, most: int = 1000) 
 
 
 def session_of(connection: Connection, token: str) -> ModelSession | None:
-    """Whose token this is; None: nobody's."""
+    """The session of this token; None: unknown."""
     row = connection.execute(_FIND, {"digest": digest_of(token)}).first()
     if row is None:
         return None
@@ -122,3 +123,27 @@ def _limits(limits: Limits) -> ModelLimits:
         context_tokens=limits.context_tokens,
         budget_usd=limits.budget_usd,
     )
+
+
+# --- Control tokens: prove to a gateway that its caller may write to this database; good once, for a minute -----------
+
+_EXPIRED = text("DELETE FROM control_tokens WHERE expires_at < clock_timestamp()")
+_ADD = text("INSERT INTO control_tokens VALUES (:digest, clock_timestamp() + interval '1 minute')")
+_USE = text(
+    "DELETE FROM control_tokens WHERE token_sha256 = :digest AND expires_at > clock_timestamp() RETURNING token_sha256"
+)
+
+
+def new_token(database: Database) -> str:
+    """A control token. Raises: DatabaseUnavailable."""
+    token = f"mfc-{secrets.token_urlsafe(32)}"
+    with database.begin() as connection:
+        connection.execute(_EXPIRED)
+        connection.execute(_ADD, {"digest": digest_of(token)})
+    return token
+
+
+def use_token(database: Database, token: str) -> bool:
+    """Whether the token was good; it is not any more. Raises: DatabaseUnavailable."""
+    with database.begin() as connection:
+        return connection.execute(_USE, {"digest": digest_of(token)}).first() is not None

@@ -8,8 +8,9 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
+from app.ledger.database import sql
 from app.ledger.model_calls import SUMS, WAITED
 from app.models.kinds import UsageBy as By
 
@@ -66,12 +67,11 @@ def usage(
     values = {"run": run_id, "user": user, "since": since, "until": until}
     given = {name: value for name, value in values.items() if value is not None}
     key_id = _IDS.get(by, "CAST(NULL AS uuid)")
-    calls = connection.execute(
-        text(
-            f"SELECT {_CALL_KEYS[by]} AS key, {key_id} AS id, {SUMS}"  # noqa: S608
-            f" FROM model_calls c JOIN tasks t ON t.id = c.task_id JOIN runs r ON r.id = c.run_id {WAITED}"
-            f"{_where('c.run_id', 'c.user_name', 'c.started_at', given)} GROUP BY 1, 2"
-        ),
+    calls = sql(
+        connection,
+        f"SELECT {_CALL_KEYS[by]} AS key, {key_id} AS id, {SUMS}"  # noqa: S608
+        f" FROM model_calls c JOIN tasks t ON t.id = c.task_id JOIN runs r ON r.id = c.run_id {WAITED}"
+        f"{_where('c.run_id', 'c.user_name', 'c.started_at', given)} GROUP BY 1, 2",
         given,
     ).all()
     found: dict[tuple[str, UUID | None], dict[str, Any]] = {}
@@ -92,14 +92,13 @@ def _held(connection: Connection, by: By, key_id: str, given: Mapping[str, Any])
     """Attempts and the time for which they held environments: from the first one's making to the last one's end."""
     where = _where("t.run_id", "t.user_name", "a.claimed_at", given)
     return list(
-        connection.execute(
-            text(
-                f"SELECT {_ATTEMPT_KEYS[by]} AS key, {key_id} AS id, count(*) AS attempts,"  # noqa: S608
-                " sum(greatest(extract(epoch FROM coalesce((a.phases->>'stored')::timestamptz, a.finished_at)"
-                " - (a.phases->>'image_ready')::timestamptz), 0))::float8 AS held_s"
-                " FROM attempts a JOIN tasks t ON t.id = a.task_id JOIN runs r ON r.id = t.run_id"
-                f"{where}{' AND' if where else ' WHERE'} a.claimed_at IS NOT NULL GROUP BY 1, 2"
-            ),
+        sql(
+            connection,
+            f"SELECT {_ATTEMPT_KEYS[by]} AS key, {key_id} AS id, count(*) AS attempts,"  # noqa: S608
+            " sum(greatest(extract(epoch FROM coalesce((a.phases->>'stored')::timestamptz, a.finished_at)"
+            " - (a.phases->>'image_ready')::timestamptz), 0))::float8 AS held_s"
+            " FROM attempts a JOIN tasks t ON t.id = a.task_id JOIN runs r ON r.id = t.run_id"
+            f"{where}{' AND' if where else ' WHERE'} a.claimed_at IS NOT NULL GROUP BY 1, 2",
             given,
         )
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from uuid import UUID
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
 from app.errors import AmbiguousName, UnknownName
-from app.ledger.database import Database
+from app.ledger.database import Database, sql
 
 LATEST = "latest"
 _ID_PART = re.compile(r"[0-9a-f]{4,32}")
@@ -85,7 +85,7 @@ def _by_id(connection: Connection, kind: str, name: str) -> UUID | None:
         f"SELECT id FROM {kind} WHERE replace(id::text, '-', '') LIKE :head"  # noqa: S608
         " OR replace(id::text, '-', '') LIKE :tail LIMIT 2"
     )
-    found = list(connection.execute(text(statement), {"head": f"{part}%", "tail": f"%{part}"}).scalars())
+    found = list(sql(connection, statement, {"head": f"{part}%", "tail": f"%{part}"}).scalars())
     if len(found) > 1:
         known = ", ".join(str(one) for one in found)
         kin = kind.removesuffix("s")
@@ -94,5 +94,5 @@ def _by_id(connection: Connection, kind: str, name: str) -> UUID | None:
 
 
 def _one(connection: Connection, statement: str, values: dict[str, object]) -> UUID | None:
-    found = connection.execute(text(statement), values).scalar()
+    found = sql(connection, statement, values).scalar()
     return None if found is None else UUID(str(found))

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, text
 
 from app.errors import LimitInvalid, QuotaExceeded
 from app.ledger import events
-from app.ledger.database import Database
+from app.ledger.database import Database, sql
 from app.ledger.events import Fact
 
 EVERYBODY = "*"
@@ -35,7 +35,7 @@ class Quota:
 
 
 @dataclass(frozen=True, slots=True)
-class QuotaBook:
+class Quotas:
     """Every quota and account, read in one go."""
 
     quotas: Mapping[str, Quota]
@@ -52,11 +52,11 @@ class QuotaBook:
         return self.accounts.get(user_name, 0.0)
 
 
-def load(connection: Connection) -> QuotaBook:
+def load(connection: Connection) -> Quotas:
     """All quotas and accounts."""
-    rows = connection.execute(text("SELECT user_name, weight, running, pending, instances, spend_usd FROM quotas"))
-    accounts = connection.execute(text("SELECT user_name, spent_usd FROM accounts"))
-    return QuotaBook({row.user_name: Quota(*row) for row in rows}, {row.user_name: row.spent_usd for row in accounts})
+    rows = sql(connection, "SELECT user_name, weight, running, pending, instances, spend_usd FROM quotas")
+    accounts = sql(connection, "SELECT user_name, spent_usd FROM accounts")
+    return Quotas({row.user_name: Quota(*row) for row in rows}, {row.user_name: row.spent_usd for row in accounts})
 
 
 # --- Enforcement in the enqueuing transaction -----------------------------------------------------------------------
@@ -74,9 +74,7 @@ def check_pending(connection: Connection, user_name: str, adding: int) -> None:
     if quota is None:
         return
     # A lock of the user's own and not of the row: `*` is shared, and `megaflow quota set` need not wait for a load.
-    connection.execute(
-        text("SELECT pg_advisory_xact_lock(hashtextextended('quota:pending:' || :user, 0))"), {"user": user_name}
-    )
+    sql(connection, "SELECT pg_advisory_xact_lock(hashtextextended('quota:pending:' || :user, 0))", {"user": user_name})
     quota = connection.execute(_PENDING_QUOTA, {"user": user_name}).scalar()
     if quota is None:
         return
@@ -123,8 +121,9 @@ def set_quota(database: Database, user_name: str, **changes: Any) -> Quota:
     with database.begin() as connection:
         connection.execute(_FIRST_ROW, {"user": user_name})
         columns = ", ".join(f"{field} = :{field}" for field in values)  # names of our own table above
-        row = connection.execute(
-            text(f"UPDATE quotas SET {columns} WHERE user_name = :user RETURNING *"),  # noqa: S608
+        row = sql(
+            connection,
+            f"UPDATE quotas SET {columns} WHERE user_name = :user RETURNING *",  # noqa: S608
             {**values, "user": user_name},
         ).one()
         events.append(connection, Fact("quota.set", data={"user": user_name, **values}))
@@ -162,11 +161,11 @@ def remove(database: Database, user_name: str) -> None:
     Raises: LimitInvalid: there is no such row.
     """
     with database.begin() as connection:
-        deleted = connection.execute(
-            text("DELETE FROM quotas WHERE user_name = :user RETURNING user_name"), {"user": user_name}
+        deleted = sql(
+            connection, "DELETE FROM quotas WHERE user_name = :user RETURNING user_name", {"user": user_name}
         ).first()
         if deleted is None:
-            known = ", ".join(connection.execute(text("SELECT user_name FROM quotas ORDER BY 1")).scalars())
+            known = ", ".join(sql(connection, "SELECT user_name FROM quotas ORDER BY 1").scalars())
             raise LimitInvalid(f"user {user_name!r} has no quota of their own; these have: {known or 'nobody yet'}")
         events.append(connection, Fact("quota.removed", data={"user": user_name}))
         events.wake_dispatcher(connection)
@@ -178,13 +177,14 @@ def reset_spent(database: Database, user_name: str) -> float:
     Raises: LimitInvalid: nothing was ever charged to that user.
     """
     with database.begin() as connection:
-        spent = connection.execute(
-            text("SELECT spent_usd FROM accounts WHERE user_name = :user FOR UPDATE"), {"user": user_name}
+        spent = sql(
+            connection, "SELECT spent_usd FROM accounts WHERE user_name = :user FOR UPDATE", {"user": user_name}
         ).scalar()
         if spent is None:
             raise LimitInvalid(f"user {user_name!r} has no account: nothing was charged to them")
-        connection.execute(
-            text("UPDATE accounts SET spent_usd = 0, since = clock_timestamp() WHERE user_name = :user"),
+        sql(
+            connection,
+            "UPDATE accounts SET spent_usd = 0, since = clock_timestamp() WHERE user_name = :user",
             {"user": user_name},
         )
         events.append(connection, Fact("account.reset", data={"user": user_name, "spent_usd": spent}))
@@ -196,7 +196,7 @@ def reset_spent(database: Database, user_name: str) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class QuotaUsage:
     """A user's quota, and what they have of it at this moment. `own`: it is their own row and not that of `*`."""
 
     quota: Quota
@@ -226,12 +226,12 @@ _USAGE = text(
 )
 
 
-def usage(database: Database) -> list[Usage]:
+def usage(database: Database) -> list[QuotaUsage]:
     """Everybody who has a quota, an account or something that waits or runs; `*` first, without use of its own."""
     with database.begin() as connection:
         book = load(connection)
         return [
-            Usage(
+            QuotaUsage(
                 quota=book.of(row.user_name),
                 own=row.user_name in book.quotas,
                 running=row.running,

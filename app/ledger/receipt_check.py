@@ -10,7 +10,7 @@ from app.ledger.receipts import ObjectKind, Receipt
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedResource:
     """One thing as the engine (or the host's disk) shows it now; what its labels do not say is None."""
 
     kind: ObjectKind
@@ -24,17 +24,17 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class Inventory:
     """What exists. `silent`: who did not answer, so that nothing can be said about what is theirs."""
 
-    things: tuple[Listed, ...]
+    things: tuple[ListedResource, ...]
     instances: Mapping[str, frozenset[UUID]]  # by provider
     silent: tuple[str, ...] = ()  # engine, or a provider's name
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where a receipt and the world disagree, or what nobody accounts for. `left_behind`: something exists in vain."""
+    """Where a receipt and what exists disagree. `left_behind`: a resource exists that is not accounted for."""
 
     kind: str
     id: str
@@ -46,12 +46,12 @@ _YOUNG_S = 5.0
 """Made so lately that its line may still be on the way."""
 
 
-def compare(receipt: Receipt, world: World) -> list[Difference]:
+def compare(receipt: Receipt, world: Inventory) -> list[Difference]:
     """Every difference between what is on record and what exists; pure."""
     return [*_objects_differ(receipt, world), *_unrecorded(receipt, world), *_instances_differ(receipt, world)]
 
 
-def _objects_differ(receipt: Receipt, world: World) -> list[Difference]:
+def _objects_differ(receipt: Receipt, world: Inventory) -> list[Difference]:
     there = {thing.id for thing in world.things}
     found = []
     for line in receipt.objects:
@@ -68,7 +68,7 @@ def _objects_differ(receipt: Receipt, world: World) -> list[Difference]:
     return found
 
 
-def _unrecorded(receipt: Receipt, world: World) -> list[Difference]:
+def _unrecorded(receipt: Receipt, world: Inventory) -> list[Difference]:
     """By label: what was made for this run and never recorded."""
     known = {line.engine_id for line in receipt.objects}
     ended = {line.id for line in receipt.instances if line.ended}
@@ -83,7 +83,7 @@ def _unrecorded(receipt: Receipt, world: World) -> list[Difference]:
     return found
 
 
-def _instances_differ(receipt: Receipt, world: World) -> list[Difference]:
+def _instances_differ(receipt: Receipt, world: Inventory) -> list[Difference]:
     found = []
     for line in receipt.instances:
         alive = world.instances.get(line.provider)

@@ -1,7 +1,7 @@
 """Receipts: what was made for the attempts of a run, by whom it was removed, and what still stands and why.
 
 Lines are written as soon as a thing exists and when it has been removed. A line that was missed (a crash between the
-two) is made up for by whoever removes the thing, since its labels say whose it was.
+two) is written when the thing is removed, since its labels say whose it was.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, text
 
 from app.errors import UnknownName
-from app.ledger.database import Database
+from app.ledger.database import Database, sql
 from app.models.states import LIVE_ATTEMPT, LIVE_INSTANCE
 
 
@@ -51,7 +51,7 @@ class Owner(NamedTuple):
     instance_id: UUID
 
 
-class Thing(NamedTuple):
+class NewResource(NamedTuple):
     """One engine object or folder. `created_at` None: just now."""
 
     kind: ObjectKind
@@ -78,13 +78,13 @@ def _facts(kind: str) -> str:
 
 
 _CREATED = text(
-    f"WITH things AS ({_THINGS}), written AS (INSERT INTO engine_objects ({_COLUMNS})"  # noqa: S608
+    f"WITH things AS ({_THINGS}), written AS (INSERT INTO created_resources ({_COLUMNS})"  # noqa: S608
     " SELECT engine_id, kind, run_id, task_id, attempt_id, instance_id, coalesce(created_at, clock_timestamp())"
     " FROM things ON CONFLICT DO NOTHING RETURNING *)" + _facts("environment.created")
 )
 
 _DESTROYED = text(
-    f"WITH things AS ({_THINGS}), written AS (INSERT INTO engine_objects AS o"  # noqa: S608
+    f"WITH things AS ({_THINGS}), written AS (INSERT INTO created_resources AS o"  # noqa: S608
     f" ({_COLUMNS}, destroyed_at, destroyed_by)"
     " SELECT engine_id, kind, run_id, task_id, attempt_id, instance_id, coalesce(created_at, clock_timestamp()),"
     " clock_timestamp(), :by FROM things ORDER BY engine_id"
@@ -93,30 +93,30 @@ _DESTROYED = text(
 )
 
 _VANISHED = text(
-    "WITH written AS (UPDATE engine_objects SET destroyed_at = clock_timestamp(), destroyed_by = 'unknown'"  # noqa: S608
+    "WITH written AS (UPDATE created_resources SET destroyed_at = clock_timestamp(), destroyed_by = 'unknown'"  # noqa: S608
     " WHERE engine_id = ANY(:ids) AND destroyed_at IS NULL RETURNING *)" + _facts("environment.destroyed")
 )
 
 
-def created(connection: Connection, things: Sequence[Thing]) -> None:
+def created(connection: Connection, things: Sequence[NewResource]) -> None:
     """Record that these exist, within the caller's transaction. What is on record already keeps its line."""
     if things:
         connection.execute(_CREATED, _arrays(things))
 
 
-def destroyed(connection: Connection, things: Sequence[Thing], by: Remover) -> None:
+def destroyed(connection: Connection, things: Sequence[NewResource], by: Remover) -> None:
     """Record that these are gone; one that was never recorded gets its whole line. Only the first end counts."""
     if things:
         connection.execute(_DESTROYED, {**_arrays(things), "by": by.value})
 
 
 def vanished(connection: Connection, ids: Sequence[str]) -> None:
-    """These were looked for and are not there: nobody said that they removed them."""
+    """These were looked for and are not there; their removal was not recorded."""
     if ids:
         connection.execute(_VANISHED, {"ids": list(ids)})
 
 
-def _arrays(things: Sequence[Thing]) -> dict[str, list[Any]]:
+def _arrays(things: Sequence[NewResource]) -> dict[str, list[Any]]:
     return {
         "ids": [thing.id for thing in things],
         "kinds": [thing.kind.value for thing in things],
@@ -129,7 +129,7 @@ def _arrays(things: Sequence[Thing]) -> dict[str, list[Any]]:
 
 
 _IN_SIGHT = text("""
-SELECT o.engine_id, o.kind FROM engine_objects o JOIN instances i ON i.id = o.instance_id
+SELECT o.engine_id, o.kind FROM created_resources o JOIN instances i ON i.id = o.instance_id
 WHERE o.destroyed_at IS NULL AND o.created_at < clock_timestamp() - interval '5 s'
     AND (i.provider = 'static' AND split_part(coalesce(i.handle, ''), ':', 1) = :host
         OR :control AND (i.provider = 'process' OR i.provider = 'docker'
@@ -138,7 +138,7 @@ WHERE o.destroyed_at IS NULL AND o.created_at < clock_timestamp() - interval '5 
 
 
 def open_in_sight(database: Database, host: str, *, control: bool) -> list[tuple[str, ObjectKind]]:
-    """What is on record as standing and would be seen by somebody who looks from `host` at its engine and folders.
+    """What is on record as standing and would be seen from `host`, in its engine and folders.
 
     control: the control plane stands there, and so does what the instances made that it had launched.
     """
@@ -152,7 +152,7 @@ def open_in_sight(database: Database, host: str, *, control: bool) -> list[tuple
 
 @dataclass(frozen=True, slots=True)
 class ObjectLine:
-    """One thing. `why` is set while it stands; `accounted`: somebody still needs it or is about to remove it."""
+    """One thing. `why` is set while it stands; `accounted`: it is still needed or about to be removed."""
 
     engine_id: str
     kind: ObjectKind
@@ -214,7 +214,7 @@ class Receipt:
 def of_run(database: Database, run_id: UUID) -> Receipt:
     """Raises: UnknownName."""
     with database.begin() as connection:
-        connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"))
+        sql(connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         run = connection.execute(_RUN, {"id": run_id}).first()
         if run is None:
             raise UnknownName(f"unknown run {run_id}; `megaflow runs` lists them")
@@ -258,7 +258,7 @@ SELECT o.*, i.state AS instance_state, i.mode, i.swept_at, i.ended_at, a.state A
     CASE WHEN o.destroyed_at IS NULL THEN (
         SELECT u.id FROM attempts u WHERE u.instance_id = o.instance_id AND u.state = 'running' AND u.id <> o.attempt_id
             AND u.environment->>'id' = o.engine_id LIMIT 1) END AS lent_to
-FROM engine_objects o LEFT JOIN instances i ON i.id = o.instance_id LEFT JOIN attempts a ON a.id = o.attempt_id
+FROM created_resources o LEFT JOIN instances i ON i.id = o.instance_id LEFT JOIN attempts a ON a.id = o.attempt_id
 WHERE o.run_id = :id ORDER BY o.created_at, o.engine_id
 """)
 
@@ -317,9 +317,9 @@ def _counts(instances: Sequence[InstanceLine], objects: Sequence[ObjectLine]) ->
 # --- Once per run ---------------------------------------------------------------------------------------------------
 
 _ISSUE = 73055
-"""Advisory lock of whoever issues receipts: a run gets one."""
+"""Advisory lock for issuing receipts: a run gets one."""
 _LATEST_S = 300.0
-"""A receipt waits at most so long after the run's end for things to go; then it says what stands."""
+"""A receipt waits at most this long after the run's end for things to go; then it says what stands."""
 
 # Each step leaves few runs to the next, which looks closer. A subquery with LIMIT is asked for each run by itself.
 _DUE = text("""
@@ -353,9 +353,10 @@ FROM runs r CROSS JOIN LATERAL (
     FROM tasks t JOIN attempts a ON a.task_id = t.id LEFT JOIN instances i ON i.id = a.instance_id WHERE t.run_id = r.id
 ) used CROSS JOIN LATERAL (
     SELECT jsonb_object_agg(kind, n) AS made, jsonb_object_agg(kind, gone) AS gone,
-        (SELECT jsonb_agg(s.engine_id) FROM (SELECT o.engine_id FROM engine_objects o
+        (SELECT jsonb_agg(s.engine_id) FROM (SELECT o.engine_id FROM created_resources o
             WHERE o.run_id = r.id AND o.destroyed_at IS NULL ORDER BY o.created_at LIMIT 20) s) AS standing
-    FROM (SELECT kind, count(*) AS n, count(destroyed_at) AS gone FROM engine_objects WHERE run_id = r.id GROUP BY 1) k
+    FROM (SELECT kind, count(*) AS n, count(destroyed_at) AS gone FROM created_resources
+        WHERE run_id = r.id GROUP BY 1) k
 ) made
 WHERE r.id = ANY(:due)
 """)
@@ -367,7 +368,7 @@ def issue(database: Database) -> list[UUID]:
     What a standing instance keeps for reuse is named in it, and not waited for. Safe to call from anywhere, at once.
     """
     with database.begin() as connection:
-        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ISSUE})
+        sql(connection, "SELECT pg_advisory_xact_lock(:key)", {"key": _ISSUE})
         due = list(connection.execute(_DUE, {"latest": _LATEST_S}).scalars())
         if due:
             connection.execute(_APPEND, {"due": due})

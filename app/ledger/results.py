@@ -4,32 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection, Row, text
 
-from app.errors import UnknownName
-from app.ledger.database import Database
-from app.ledger.names import find
+from app.errors import SpecInvalid, UnknownName
+from app.ledger.database import Database, sql
+from app.ledger.names import find as find
+from app.models.endings import EndReason
 from app.models.outcome import Artifact, AttemptRecord, TaskResult
 from app.models.spec import TaskSpec
 from app.models.states import ENDED_TASK, TaskState
-
-__all__ = [
-    "RunStatus",
-    "ended",
-    "find",
-    "open_networks",
-    "results",
-    "run_status",
-    "runs",
-    "state_of",
-    "task_ids",
-    "task_spec",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +70,7 @@ FROM runs r CROSS JOIN LATERAL (
 def run_status(database: Database, run_id: UUID) -> RunStatus:
     """Raises: UnknownName."""
     with database.begin() as connection:
-        row = connection.execute(text(f"{_STATUS} WHERE r.id = :id"), {"id": run_id}).first()
+        row = sql(connection, f"{_STATUS} WHERE r.id = :id", {"id": run_id}).first()
     if row is None:
         raise UnknownName(f"unknown run {run_id}; `megaflow runs` lists them")
     return _status(row)
@@ -114,8 +102,9 @@ def _status(row: Row[Any]) -> RunStatus:
 def ended(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:
     """Those of the tasks that have ended."""
     with database.begin() as connection:
-        rows = connection.execute(
-            text("SELECT id FROM tasks WHERE id = ANY(:ids) AND state IN ('succeeded', 'failed', 'cancelled')"),
+        rows = sql(
+            connection,
+            "SELECT id FROM tasks WHERE id = ANY(:ids) AND state IN ('succeeded', 'failed', 'cancelled')",
             {"ids": list(task_ids)},
         )
         return list(rows.scalars())
@@ -124,7 +113,7 @@ def ended(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:
 def state_of(database: Database, task_id: UUID) -> TaskState:
     """Raises: UnknownName."""
     with database.begin() as connection:
-        state = connection.execute(text("SELECT state FROM tasks WHERE id = :id"), {"id": task_id}).scalar()
+        state = sql(connection, "SELECT state FROM tasks WHERE id = :id", {"id": task_id}).scalar()
     if state is None:
         raise UnknownName(f"unknown task {task_id}")
     return TaskState(state)
@@ -133,14 +122,14 @@ def state_of(database: Database, task_id: UUID) -> TaskState:
 def task_ids(database: Database, run_id: UUID) -> list[UUID]:
     """The run's tasks in the order of their acceptance."""
     with database.begin() as connection:
-        rows = connection.execute(text("SELECT id FROM tasks WHERE run_id = :id ORDER BY id"), {"id": run_id})
+        rows = sql(connection, "SELECT id FROM tasks WHERE run_id = :id ORDER BY id", {"id": run_id})
         return list(rows.scalars())
 
 
 def task_spec(database: Database, task_id: UUID) -> TaskSpec:
     """Raises: UnknownName."""
     with database.begin() as connection:
-        digest = connection.execute(text("SELECT spec_digest FROM tasks WHERE id = :id"), {"id": task_id}).scalar()
+        digest = sql(connection, "SELECT spec_digest FROM tasks WHERE id = :id", {"id": task_id}).scalar()
         if digest is None:
             raise UnknownName(f"unknown task {task_id}")
         from app.ledger.accept import spec_of  # with all that accepting a task needs
@@ -152,38 +141,36 @@ def results(database: Database, ids: Sequence[UUID]) -> list[TaskResult]:
     """Tasks with all their attempts and artifacts, in the order of `ids`; three queries however many."""
     wanted = {"ids": list(ids)}
     with database.begin() as connection:
-        tasks = {row.id: row for row in connection.execute(_TASKS, wanted)}
+        tasks = {row.task_id: row._asdict() for row in connection.execute(_TASKS, wanted)}
         tries = _attempts(connection, wanted)
     missing = [task_id for task_id in ids if task_id not in tasks]
     if missing:
         raise UnknownName(f"unknown task {missing[0]}")
-    return [_result(tasks[task_id], tries[task_id]) for task_id in ids]
+    return [TaskResult.model_validate({**tasks[task_id], "attempts": tries[task_id]}) for task_id in ids]
 
 
 _TASKS = text(
-    "SELECT id, run_id, name, replica, agent, model, mode, requested_mode, state, end_reason, verdict, scripted,"
-    " failure FROM tasks WHERE id = ANY(:ids)"
+    "SELECT id AS task_id, run_id, name, replica, agent, model, coalesce(mode, requested_mode) AS mode, state,"
+    " end_reason, verdict, scripted, failure FROM tasks WHERE id = ANY(:ids)"
 )
 
 
 def _attempts(connection: Connection, wanted: dict[str, Any]) -> dict[UUID, list[AttemptRecord]]:
     artifacts: dict[UUID, list[Artifact]] = defaultdict(list)
-    for row in connection.execute(
-        text(
-            "SELECT r.* FROM artifacts r JOIN attempts a ON a.id = r.attempt_id WHERE a.task_id = ANY(:ids)"
-            " ORDER BY r.stored_at, r.kind"
-        ),
+    for row in sql(
+        connection,
+        "SELECT r.* FROM artifacts r JOIN attempts a ON a.id = r.attempt_id WHERE a.task_id = ANY(:ids)"
+        " ORDER BY r.stored_at, r.kind",
         wanted,
     ):
         fields = {k: v for k, v in row._asdict().items() if k not in ("attempt_id", "stored_at")}
         artifacts[row.attempt_id].append(Artifact.model_validate(fields))
     tries: dict[UUID, list[AttemptRecord]] = defaultdict(list)
-    for row in connection.execute(
-        text(
-            "SELECT a.id, a.task_id, a.number, a.state, a.mode, a.instance_id, a.environment, a.end_reason, a.failure,"
-            " a.verdict, a.scripted, a.phases, i.provider || ' ' || coalesce(i.handle, '?') AS instance FROM attempts a"
-            " LEFT JOIN instances i ON i.id = a.instance_id WHERE a.task_id = ANY(:ids) ORDER BY a.number"
-        ),
+    for row in sql(
+        connection,
+        "SELECT a.id, a.task_id, a.number, a.state, a.mode, a.instance_id, a.environment, a.end_reason, a.failure,"
+        " a.verdict, a.scripted, a.phases, i.provider || ' ' || coalesce(i.handle, '?') AS instance FROM attempts a"
+        " LEFT JOIN instances i ON i.id = a.instance_id WHERE a.task_id = ANY(:ids) ORDER BY a.number",
         wanted,
     ):
         tries[row.task_id].append(_attempt(row, artifacts[row.id]))
@@ -191,27 +178,115 @@ def _attempts(connection: Connection, wanted: dict[str, Any]) -> dict[UUID, list
 
 
 def _attempt(row: Row[Any], artifacts: list[Artifact]) -> AttemptRecord:
-    names = ("id", "number", "state", "mode", "instance_id", "instance", "environment", "end_reason", "failure")
-    values = {name: getattr(row, name) for name in (*names, "verdict", "scripted", "phases")}
+    values = row._asdict()
+    del values["task_id"]
     values["phases"] = {k: v for k, v in sorted(values["phases"].items(), key=lambda item: str(item[1])) if v}
     return AttemptRecord.model_validate({**values, "artifacts": artifacts})
 
 
-def _result(row: Row[Any], tries: list[AttemptRecord]) -> TaskResult:
-    return TaskResult.model_validate(
-        {
-            "task_id": row.id,
-            "run_id": row.run_id,
-            "name": row.name,
-            "replica": row.replica,
-            "agent": row.agent,
-            "model": row.model,
-            "mode": row.mode or row.requested_mode,
-            "state": row.state,
-            "end_reason": row.end_reason,
-            "verdict": row.verdict,
-            "scripted": row.scripted,
-            "failure": row.failure,
-            "attempts": tries,
-        }
-    )
+# --- Trajectories for replay ----------------------------------------------------------------------------------------
+
+_TRAJECTORY = text("""
+SELECT s.key, a.end_reason, t.agent, t.replica = (SELECT replica FROM tasks WHERE id = :task) AS own FROM tasks t
+JOIN attempts a ON a.task_id = t.id AND a.number = t.attempts
+JOIN artifacts s ON s.attempt_id = a.id AND s.kind = 'trajectory' AND s.key IS NOT NULL
+WHERE t.run_id = :run AND t.name = :name AND t.id <> :task
+    AND (:agent = '' OR t.agent = :agent)
+ORDER BY own DESC, t.replica, t.id
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTrajectory:
+    """An attempt's trajectory in the artifact store, and how the attempt ended."""
+
+    key: str
+    end_reason: EndReason
+
+
+def trajectory_of(database: Database, run: str, task_id: UUID, name: str) -> StoredTrajectory:
+    """What was recorded in `run` (an id or the end of one) of the task called `name`; of the same replica if it can be.
+
+    run: of several agents with the one meant, `RUN@AGENT`.
+    Raises: UnknownName, AmbiguousName: no such run; SpecInvalid: it has no such task, no trajectory of it, or several
+    agents that did it.
+    """
+    run, _, agent = run.partition("@")
+    run_id = find(database, "runs", run)
+    with database.begin() as connection:
+        found = connection.execute(_TRAJECTORY, {"run": run_id, "name": name, "task": task_id, "agent": agent}).all()
+    if len(agents := sorted({row.agent for row in found})) > 1:
+        raise SpecInvalid(
+            f"expected one agent that did task {name!r} in run {run!r}, found {', '.join(agents)}; name one:"
+            f" recording:{run}@{agents[0]}"
+        )
+    row = found[0] if found else None
+    if row is None:
+        raise SpecInvalid(
+            f"expected run {run!r} to have a trajectory of task {name!r}, found none; record it with one that calls"
+            " a model"
+        )
+    return StoredTrajectory(row.key, EndReason(row.end_reason))
+
+
+# --- Progress -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Counts of tasks. `running` is by phase, in the order of the phases; `score`: the mean reward of the scored."""
+
+    total: int
+    waiting: int
+    starting: int  # a slot is held, no worker has it yet
+    ended: int
+    failed: int
+    cancelled: int
+    scored: int
+    score: float | None
+    scripted: int = 0  # of these the replay engine answered calls: `scored` and `score` are without them
+    scripted_score: float | None = None
+    running: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def done(self) -> bool:
+        return self.ended >= self.total
+
+
+_COUNTS = text(
+    """
+SELECT count(*) AS total,
+    count(*) FILTER (WHERE state = 'pending') AS waiting,
+    count(*) FILTER (WHERE state = 'admitted') AS starting,
+    count(*) FILTER (WHERE state IN ('succeeded', 'failed', 'cancelled')) AS ended,
+    count(*) FILTER (WHERE state = 'failed') AS failed,
+    count(*) FILTER (WHERE state = 'cancelled') AS cancelled,
+    count(*) FILTER (WHERE counts AND NOT scripted) AS scored,
+    avg(reward) FILTER (WHERE counts AND NOT scripted) AS score,
+    count(*) FILTER (WHERE counts AND scripted) AS scripted,
+    avg(reward) FILTER (WHERE counts AND scripted) AS scripted_score
+FROM (SELECT state, scripted, (verdict->>'counts')::bool AS counts, (verdict->>'reward')::float8 AS reward
+    FROM tasks WHERE run_id = ANY(:runs)) of_runs
+"""
+)
+_RUNNING = text(
+    """
+SELECT CASE
+        WHEN jsonb_exists(a.phases, 'graded') THEN 'storing'
+        WHEN jsonb_exists(a.phases, 'agent_ended') THEN 'grading'
+        WHEN jsonb_exists(a.phases, 'environment_ready') THEN 'agent'
+        WHEN jsonb_exists(a.phases, 'image_ready') THEN 'environment'
+        ELSE 'image' END AS phase, count(*) AS tasks
+FROM attempts a JOIN tasks t ON t.id = a.task_id
+WHERE a.state = 'running' AND t.run_id = ANY(:runs) GROUP BY 1
+"""
+)
+_PHASES = ("image", "environment", "agent", "grading", "storing")
+
+
+def progress_of(database: Database, run_ids: Sequence[UUID]) -> Progress:
+    """The counts of these runs together, of one moment."""
+    with database.begin() as connection:
+        counts = connection.execute(_COUNTS, {"runs": list(run_ids)}).one()._asdict()
+        by_phase = {row.phase: row.tasks for row in connection.execute(_RUNNING, {"runs": list(run_ids)})}
+    return Progress(**counts, running={name: by_phase[name] for name in _PHASES if name in by_phase})

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import text
+from sqlalchemy import func
+from sqlalchemy.dialects.postgresql import insert
 from uuid_utils import compat as uuids
 
 from app.errors import SpecInvalid, UnknownName
 from app.ledger import events
-from app.ledger.database import Database
+from app.ledger.database import Database, sql
 from app.ledger.events import Fact
+from app.models.service_tables import ScheduleRow
 
 
 @dataclass(frozen=True, slots=True)
-class ScheduleRow:
+class Schedule:
     """One schedule as stored. `settled_until`: every due time up to here was fired or passed over."""
 
     id: UUID
@@ -34,21 +35,11 @@ class ScheduleRow:
 def add(database: Database, *, name: str, cron: str, dataset: str, submission: dict[str, Any], misfire: str) -> UUID:
     """Raises: SpecInvalid: the name is taken."""
     schedule_id = uuids.uuid7()
+    values = {"id": schedule_id, "name": name, "cron": cron, "dataset": dataset, "submission": submission}
+    statement = insert(ScheduleRow).values(**values, misfire=misfire, settled_until=func.clock_timestamp())
     with database.begin() as connection:
         row = connection.execute(
-            text(
-                "INSERT INTO schedules (id, name, cron, dataset, submission, misfire, settled_until)"
-                " VALUES (:id, :name, :cron, :dataset, CAST(:submission AS jsonb), :misfire, clock_timestamp())"
-                " ON CONFLICT (name) DO NOTHING RETURNING id"
-            ),
-            {
-                "id": schedule_id,
-                "name": name,
-                "cron": cron,
-                "dataset": dataset,
-                "submission": json.dumps(submission),
-                "misfire": misfire,
-            },
+            statement.on_conflict_do_nothing(index_elements=["name"]).returning(ScheduleRow.id)
         ).first()
     if row is None:
         raise SpecInvalid(f"a schedule named {name!r} exists; remove it first or choose another name")
@@ -58,57 +49,57 @@ def add(database: Database, *, name: str, cron: str, dataset: str, submission: d
 def remove(database: Database, name: str) -> None:
     """Its past firings go with it, their runs stay. Raises: UnknownName."""
     with database.begin() as connection:
-        if connection.execute(text("DELETE FROM schedules WHERE name = :name"), {"name": name}).rowcount == 0:
+        if sql(connection, "DELETE FROM schedules WHERE name = :name", {"name": name}).rowcount == 0:
             raise UnknownName(f"unknown schedule {name!r}; `megaflow schedule list` shows them")
 
 
-def all_of(database: Database) -> list[ScheduleRow]:
+def all_of(database: Database) -> list[Schedule]:
     """By name."""
     with database.begin() as connection:
-        rows = connection.execute(
-            text("SELECT id, name, cron, dataset, submission, misfire, settled_until FROM schedules ORDER BY name")
+        rows = sql(
+            connection,
+            "SELECT id, name, cron, dataset, submission, misfire, settled_until FROM schedules ORDER BY name",
         )
-        return [ScheduleRow(*row) for row in rows]
+        return [Schedule(*row) for row in rows]
 
 
-def claim_due(database: Database, schedule: ScheduleRow, due: Sequence[datetime], until: datetime) -> list[datetime]:
-    """Take those due times that nobody has taken, and settle everything up to `until`, in one transaction.
+def claim_due(database: Database, schedule: Schedule, due: Sequence[datetime], until: datetime) -> list[datetime]:
+    """Claim the due times that were not claimed, and settle everything up to `until`, in one transaction.
 
     Two beats that tick at once get disjoint answers: the primary key (schedule, due time) decides.
     """
     with database.begin() as connection:
         taken = []
         for due_at in due:
-            row = connection.execute(
-                text(
-                    "INSERT INTO schedule_fires (schedule_id, due_at) SELECT id, :due FROM schedules WHERE id = :id"
-                    " ON CONFLICT DO NOTHING RETURNING due_at"
-                ),
+            row = sql(
+                connection,
+                "INSERT INTO schedule_fires (schedule_id, due_at) SELECT id, :due FROM schedules WHERE id = :id"
+                " ON CONFLICT DO NOTHING RETURNING due_at",
                 {"id": schedule.id, "due": due_at},
             ).first()
             if row is not None:
                 taken.append(due_at)
                 events.append(connection, Fact("schedule.due", data={"name": schedule.name, "due_at": str(due_at)}))
-        connection.execute(
-            text("UPDATE schedules SET settled_until = greatest(settled_until, :until) WHERE id = :id"),
+        sql(
+            connection,
+            "UPDATE schedules SET settled_until = greatest(settled_until, :until) WHERE id = :id",
             {"id": schedule.id, "until": until},
         )
     return taken
 
 
-def unfinished(database: Database, older_than_s: float) -> list[tuple[ScheduleRow, datetime]]:
+def unfinished(database: Database, older_than_s: float) -> list[tuple[Schedule, datetime]]:
     """Due times that were taken, but whose run was never noted: the firing process died in between."""
     with database.begin() as connection:
-        rows = connection.execute(
-            text(
-                "SELECT s.id, s.name, s.cron, s.dataset, s.submission, s.misfire, s.settled_until, f.due_at"
-                " FROM schedule_fires f JOIN schedules s ON s.id = f.schedule_id"
-                " WHERE f.run_id IS NULL AND f.failure IS NULL"
-                " AND f.fired_at < clock_timestamp() - make_interval(secs => :age)"
-            ),
+        rows = sql(
+            connection,
+            "SELECT s.id, s.name, s.cron, s.dataset, s.submission, s.misfire, s.settled_until, f.due_at"
+            " FROM schedule_fires f JOIN schedules s ON s.id = f.schedule_id"
+            " WHERE f.run_id IS NULL AND f.failure IS NULL"
+            " AND f.fired_at < clock_timestamp() - make_interval(secs => :age)",
             {"age": older_than_s},
         )
-        return [(ScheduleRow(*row[:7]), row[7]) for row in rows]
+        return [(Schedule(*row[:7]), row[7]) for row in rows]
 
 
 def note(
@@ -116,11 +107,9 @@ def note(
 ) -> None:
     """What came of a firing."""
     with database.begin() as connection:
-        connection.execute(
-            text(
-                "UPDATE schedule_fires SET run_id = :run_id, failure = :failure"
-                " WHERE schedule_id = :id AND due_at = :due"
-            ),
+        sql(
+            connection,
+            "UPDATE schedule_fires SET run_id = :run_id, failure = :failure WHERE schedule_id = :id AND due_at = :due",
             {"id": schedule_id, "due": due_at, "run_id": run_id, "failure": failure},
         )
 
@@ -128,10 +117,9 @@ def note(
 def last_fires(database: Database) -> dict[UUID, tuple[datetime, UUID | None, str | None]]:
     """The newest firing of each schedule: due time, run, failure."""
     with database.begin() as connection:
-        rows = connection.execute(
-            text(
-                "SELECT DISTINCT ON (schedule_id) schedule_id, due_at, run_id, failure FROM schedule_fires"
-                " ORDER BY schedule_id, due_at DESC"
-            )
+        rows = sql(
+            connection,
+            "SELECT DISTINCT ON (schedule_id) schedule_id, due_at, run_id, failure FROM schedule_fires"
+            " ORDER BY schedule_id, due_at DESC",
         )
         return {row.schedule_id: (row.due_at, row.run_id, row.failure) for row in rows}

@@ -1,10 +1,10 @@
-"""Distributed semaphores: one leased row per holder in `holds`, first come first served, under a capacity read live.
+"""Distributed semaphores: one leased row per holder in `semaphore_holders`, first come first served.
 
-What is used is the number of rows that were granted; there is no counter that a crash could leave too high. A row whose
-lease lapsed is taken away by whoever asks next, or by the sweep. Source: MegaFlow, section 2.3 (Resource Manager).
+The capacity is read live, and use is the number of granted rows: there is no counter that a crash could leave too high.
+The next request, or the sweep, deletes a row whose lease lapsed. Source: MegaFlow, section 2.3 (Resource Manager).
 
-Locks: askers of one limit pass one after the other (an advisory lock). Everybody else who touches several rows skips
-those that are locked at that moment, so that no two can wait for each other.
+Locks: requests for one limit go one after the other (an advisory lock). Every other writer of several rows skips those
+that are locked at that moment, so that no two wait for each other.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from app.ledger.database import Database
+from app.ledger.database import Database, sql
 from app.ledger.limits import everybody, wake_waiters
 
 
-class Answer(NamedTuple):
+class SemaphoreAnswer(NamedTuple):
     """Whether the place is ours; if not, how many stand before us (0: next)."""
 
     granted: bool
@@ -35,7 +35,7 @@ def ask(
     lease_s: float,
     attempt_id: UUID | None = None,
     instance_id: UUID | None = None,
-) -> Answer:
+) -> SemaphoreAnswer:
     """Take a place, or stand in line for one. Ask again until it is granted; safe to repeat, and renews the lease.
 
     A place in line is leased as well: who does not ask for `lease_s` has left it. `capacity_default` is what holds
@@ -49,14 +49,14 @@ def ask(
         connection.execute(_DROP_LAPSED, values)
         granted = connection.execute(_ENTER, {**values, "attempt": attempt_id, "instance": instance_id}).scalar()
         if granted is not None:
-            return Answer(True, 0)
+            return SemaphoreAnswer(True, 0)
         capacity = {"everybody": everybody(limit_name), "default": capacity_default}
         chosen = set(connection.execute(_GRANT, {**values, **capacity}).scalars())
         if chosen - {holder}:
             wake_waiters(connection, [limit_name])
         if holder in chosen:
-            return Answer(True, 0)
-        return Answer(False, connection.execute(_AHEAD, values).scalar_one())
+            return SemaphoreAnswer(True, 0)
+        return SemaphoreAnswer(False, connection.execute(_AHEAD, values).scalar_one())
 
 
 # A client that is stopped in the middle must not keep the others out for longer than a few seconds.
@@ -66,25 +66,26 @@ _IN_TURN = text(
 )
 # Deleting waits for a renewal that is under way and then looks again: a place is given away only when its row is gone.
 _DROP_LAPSED = text(
-    "DELETE FROM holds WHERE limit_name = :limit AND holder <> :holder AND expires_at <= clock_timestamp()"
+    "DELETE FROM semaphore_holders WHERE limit_name = :limit AND holder <> :holder AND expires_at <= clock_timestamp()"
 )
 _ENTER = text(
-    "INSERT INTO holds (limit_name, holder, attempt_id, instance_id, expires_at)"
+    "INSERT INTO semaphore_holders (limit_name, holder, attempt_id, instance_id, expires_at)"
     " VALUES (:limit, :holder, :attempt, :instance, clock_timestamp() + make_interval(secs => :lease))"
     " ON CONFLICT (limit_name, holder) DO UPDATE SET expires_at = excluded.expires_at RETURNING granted_at"
 )
 _GRANT = text(
     "WITH capacity AS (SELECT coalesce((SELECT floor(capacity)::bigint FROM limits WHERE name = :limit),"
     " (SELECT floor(capacity)::bigint FROM limits WHERE name = :everybody), CAST(:default AS bigint)) AS all_places),"
-    " used AS (SELECT count(*) AS places FROM holds WHERE limit_name = :limit AND granted_at IS NOT NULL)"
-    " UPDATE holds SET granted_at = clock_timestamp() WHERE limit_name = :limit AND holder IN ("
-    "SELECT holder FROM holds WHERE limit_name = :limit AND granted_at IS NULL ORDER BY asked_at, holder"
+    " used AS (SELECT count(*) AS places FROM semaphore_holders WHERE limit_name = :limit AND granted_at IS NOT NULL)"
+    " UPDATE semaphore_holders SET granted_at = clock_timestamp() WHERE limit_name = :limit AND holder IN ("
+    "SELECT holder FROM semaphore_holders WHERE limit_name = :limit AND granted_at IS NULL ORDER BY asked_at, holder"
     # No limit at all where there is no capacity: LIMIT NULL.
     " LIMIT (SELECT CASE WHEN all_places IS NOT NULL THEN greatest(0, all_places - places) END FROM capacity, used))"
     " RETURNING holder"
 )
 _AHEAD = text(
-    "SELECT count(*) FROM holds other, holds mine WHERE mine.limit_name = :limit AND mine.holder = :holder"
+    "SELECT count(*) FROM semaphore_holders other, semaphore_holders mine"
+    " WHERE mine.limit_name = :limit AND mine.holder = :holder"
     " AND other.limit_name = :limit AND other.granted_at IS NULL"
     " AND (other.asked_at, other.holder) < (mine.asked_at, mine.holder)"
 )
@@ -93,13 +94,14 @@ _AHEAD = text(
 def release(database: Database, limit_name: str, holder: UUID) -> bool:
     """Give a place, or a place in line, back. False: it had lapsed, or was given back before.
 
-    Who leaves the line frees no place, so nobody is woken.
+    Leaving the queue frees no place and wakes no waiter.
 
     Raises: DatabaseUnavailable: it will lapse.
     """
     with database.begin() as connection:
-        deleted = connection.execute(
-            text("DELETE FROM holds WHERE limit_name = :limit AND holder = :holder RETURNING granted_at"),
+        deleted = sql(
+            connection,
+            "DELETE FROM semaphore_holders WHERE limit_name = :limit AND holder = :holder RETURNING granted_at",
             {"limit": limit_name, "holder": holder},
         ).first()
         if deleted is not None and deleted.granted_at is not None:
@@ -125,8 +127,8 @@ def renew_of(connection: Connection, attempt_ids: Sequence[UUID], *, lease_s: fl
 
 # A row that is still there has not been given away, even when its lease is over: it may live on.
 _RENEWING = (
-    "UPDATE holds SET expires_at = clock_timestamp() + make_interval(secs => :lease)"
-    " WHERE (limit_name, holder) IN (SELECT limit_name, holder FROM holds WHERE {} FOR UPDATE SKIP LOCKED)"
+    "UPDATE semaphore_holders SET expires_at = clock_timestamp() + make_interval(secs => :lease)"
+    " WHERE (limit_name, holder) IN (SELECT limit_name, holder FROM semaphore_holders WHERE {} FOR UPDATE SKIP LOCKED)"
 )
 _RENEW = text(_RENEWING.format("holder = ANY(CAST(:holders AS uuid[]))") + " RETURNING holder")
 _RENEW_OF = text(_RENEWING.format("attempt_id = ANY(CAST(:attempts AS uuid[]))"))
@@ -144,7 +146,7 @@ def sweep(database: Database) -> int:
 
 
 _SWEEP = text(
-    "DELETE FROM holds WHERE (limit_name, holder) IN (SELECT limit_name, holder FROM holds h"
+    "DELETE FROM semaphore_holders WHERE (limit_name, holder) IN (SELECT limit_name, holder FROM semaphore_holders h"
     " WHERE expires_at <= clock_timestamp()"
     " OR EXISTS (SELECT FROM attempts a WHERE a.id = h.attempt_id AND a.state NOT IN ('dispatched', 'running'))"
     " OR EXISTS (SELECT FROM instances i WHERE i.id = h.instance_id AND i.state IN ('terminated', 'failed'))"

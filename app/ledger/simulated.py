@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, text
+from sqlalchemy import Connection, Row
 
-from app.ledger.database import Database
+from app.ledger.database import Database, sql
 
 _TASKS = """
 SELECT t.user_name, t.state, t.accepted_at, t.finished_at, t.attempts, f.claimed_at
@@ -67,12 +67,13 @@ class Tables(NamedTuple):
 def read(database: Database) -> Tables:
     """Raises: DatabaseUnavailable."""
     with database.begin() as connection:
-        total = _figures(connection.execute(text(f"SELECT {_FIGURES} FROM ({_TASKS}) w")).one())  # noqa: S608
-        by_user = connection.execute(
-            text(f"SELECT user_name, {_FIGURES} FROM ({_TASKS}) w GROUP BY user_name ORDER BY user_name")  # noqa: S608
+        total = _figures(sql(connection, f"SELECT {_FIGURES} FROM ({_TASKS}) w").one())  # noqa: S608
+        by_user = sql(
+            connection,
+            f"SELECT user_name, {_FIGURES} FROM ({_TASKS}) w GROUP BY user_name ORDER BY user_name",  # noqa: S608
         )
         users = {row.user_name: _figures(row) for row in by_user}
-        busy = connection.execute(text(_BUSY)).one()
+        busy = sql(connection, _BUSY).one()
         ends = _counts(connection, "SELECT coalesce(end_reason, state), count(*) FROM attempts GROUP BY 1")
         instances = _counts(connection, "SELECT state, count(*) FROM instances GROUP BY 1")
         return Tables(total, users, busy.busy_s, int(busy.peak), ends, instances)
@@ -89,4 +90,4 @@ def _figures(row: Row[Any]) -> Figures:
 
 
 def _counts(connection: Connection, statement: str) -> dict[str, int]:
-    return {str(name): int(count) for name, count in connection.execute(text(f"{statement} ORDER BY 1"))}
+    return {str(name): int(count) for name, count in sql(connection, f"{statement} ORDER BY 1")}

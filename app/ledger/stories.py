@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from app.ledger.binding import Bound, Line
+from app.ledger.limiting_factors import LimitingFactor
+from app.ledger.waiting import QueueKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PhaseStep:
     """One phase of an attempt, with the seconds that it waited for each limit. `end` is None while it lasts."""
 
     phase: str
@@ -29,7 +30,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Try:
+class AttemptStory:
     """One attempt. `instance` is for a person; `failure` says why the next one had to follow."""
 
     number: int
@@ -38,11 +39,11 @@ class Try:
     end_reason: str | None
     instance: str | None
     failure: str | None
-    steps: tuple[Step, ...]
+    steps: tuple[PhaseStep, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
+class OtherUser:
     """Another user with tasks in the same mode and class."""
 
     user_name: str
@@ -51,22 +52,22 @@ class Ahead:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class QueuePosition:
     """Where in its line a task stands: `position` 1 is next; and who stands in the lines beside it."""
 
     position: int
     length: int
-    beside: tuple[Ahead, ...]
+    beside: tuple[OtherUser, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Now:
+class CurrentState:
     """What a task that has not ended does or waits for."""
 
     doing: str  # one sentence
     since: datetime
-    bounds: tuple[Bound, ...] = ()
-    place: Place | None = None
+    bounds: tuple[LimitingFactor, ...] = ()
+    place: QueuePosition | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +85,8 @@ class TaskStory:
     accepted_at: datetime
     finished_at: datetime | None
     seconds: float
-    tries: tuple[Try, ...]
-    now: Now | None
+    tries: tuple[AttemptStory, ...]
+    now: CurrentState | None
     phases: tuple[Share, ...]  # over all attempts, in the order of the way
     waits: tuple[Share, ...]  # by limit, longest first
 
@@ -103,7 +104,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Slow:
+class SlowTask:
     """One of the tasks that took longest, from its acceptance on."""
 
     task_id: UUID
@@ -114,12 +115,12 @@ class Slow:
 
 
 @dataclass(frozen=True, slots=True)
-class LineNow:
+class QueueNow:
     """One line of a run's waiting tasks, and what binds it."""
 
-    line: Line
+    line: QueueKey
     waiting: int
-    bounds: tuple[Bound, ...]
+    bounds: tuple[LimitingFactor, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ class RunStory:
     delayed: int  # retries that wait for their time
     phases: tuple[Spread, ...]
     waits: tuple[Share, ...]  # seconds of all tasks, by limit, longest first
-    slowest: tuple[Slow, ...]
+    slowest: tuple[SlowTask, ...]
     retries: tuple[tuple[str, int], ...]  # end reason of attempts that were followed by another or by a failure
-    now: tuple[LineNow, ...]
+    now: tuple[QueueNow, ...]
     hint: str  # what else must be known, e.g. that nobody dispatches

@@ -11,7 +11,7 @@ what committed between them, ordered by id.
 
 - Nothing is lost and nothing comes twice: a committed fact is on one side of every snapshot, and the intervals
   between successive snapshots leave no gap and no overlap. One that rolled back is in none.
-- Order within a task: whoever writes a fact of a task holds the task's row lock until the commit. So of two facts in
+- Order within a task: the writer of a fact of a task holds the task's row lock until the commit. So of two facts in
   different transactions the earlier one's transaction had ended before the later fact got its id: its id is lower, and
   every snapshot that has the later one has the earlier one. Hence both are in one interval, in order, or the earlier
   one is in an earlier interval.
@@ -37,8 +37,8 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from app.errors import DatabaseUnavailable, SpecInvalid
-from app.ledger.database import Database, Listener
-from app.ledger.events import OUTCOME, WORK, Recorded
+from app.ledger.database import Database, Listener, sql
+from app.ledger.events import OUTCOME, WORK, EventRecord
 
 START = "0"
 """The position before the first fact."""
@@ -55,7 +55,7 @@ _BREATH_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class TransactionSnapshot:
     """Transactions decided at one moment: those below `end`, without `running`. Written `END.RUNNING.RUNNING…`."""
 
     end: int
@@ -77,8 +77,8 @@ class Position:
     Written `SINCE`, or `SINCE-UNTIL-ID` within an interval.
     """
 
-    since: Snapshot
-    until: Snapshot | None = None
+    since: TransactionSnapshot
+    until: TransactionSnapshot | None = None
     last_id: int = 0
 
     def __str__(self) -> str:
@@ -91,17 +91,19 @@ class Position:
         if found is None:
             raise _no_position(written)
         since, until, last_id = found.groups()
-        position = cls(Snapshot.parse(since), Snapshot.parse(until) if until else None, int(last_id or 0))
+        position = cls(
+            TransactionSnapshot.parse(since), TransactionSnapshot.parse(until) if until else None, int(last_id or 0)
+        )
         if position.until is not None and position.until.end < position.since.end:
             raise _no_position(written)
         return position
 
 
-class Streamed(NamedTuple):
+class StreamedEvent(NamedTuple):
     """A fact and the position right after it: resuming there goes on with the next one."""
 
     position: str
-    event: Recorded
+    event: EventRecord
 
     def body(self) -> dict[str, Any]:
         """As JSON for consumers: position, id, at (ISO 8601), kind, the ids that it has, data."""
@@ -111,12 +113,12 @@ class Streamed(NamedTuple):
 class Page(NamedTuple):
     """Facts in order, and the position after them. Fewer than the limit: that is all for now."""
 
-    events: list[Streamed]
+    events: list[StreamedEvent]
     position: str
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class EventFilter:
     """Which facts: all, unless narrowed. `kinds`: whole kinds, or beginnings that end in a dot (`attempt.`)."""
 
     kinds: Sequence[str] = ()
@@ -124,7 +126,7 @@ class Wanted:
     task_id: UUID | None = None
 
 
-EVERYTHING = Wanted()
+EVERYTHING = EventFilter()
 
 
 def check_kinds(kinds: Sequence[str]) -> None:
@@ -140,7 +142,7 @@ def check_kinds(kinds: Sequence[str]) -> None:
 def now(database: Database) -> str:
     """The position after everything that has been committed. Raises: DatabaseUnavailable."""
     with database.begin() as connection:
-        return str(_look(connection, Snapshot(0)))
+        return str(_look(connection, TransactionSnapshot(0)))
 
 
 def place(database: Database, where: str) -> str:
@@ -150,13 +152,13 @@ def place(database: Database, where: str) -> str:
     return now(database) if where == "now" else str(Position.parse(where))
 
 
-def read(database: Database, position: str, limit: int = PAGE, wanted: Wanted = EVERYTHING) -> Page:
+def read(database: Database, position: str, limit: int = PAGE, wanted: EventFilter = EVERYTHING) -> Page:
     """The next facts after a position. The same position with the same limit gives the same facts again, or more.
 
     Raises: SpecInvalid: not a position, or one of another database; DatabaseUnavailable.
     """
     check_kinds(wanted.kinds)
-    at, found = Position.parse(position), list[Streamed]()
+    at, found = Position.parse(position), list[StreamedEvent]()
     with database.begin() as connection:
         while len(found) < limit:
             interval = at if at.until is not None else _open(connection, at.since)
@@ -164,7 +166,7 @@ def read(database: Database, position: str, limit: int = PAGE, wanted: Wanted = 
                 break
             events = _fetch(connection, interval, limit - len(found), wanted)
             within = f"{interval.since}-{interval.until}-"
-            found.extend(Streamed(f"{within}{event.id}", event) for event in events)
+            found.extend(StreamedEvent(f"{within}{event.id}", event) for event in events)
             fresh, at = at.until is None, Position(interval.until)
             if len(found) == limit:
                 at = Position(interval.since, interval.until, found[-1].event.id)
@@ -177,11 +179,11 @@ def follow(
     database: Database,
     position: str,
     stop: threading.Event,
-    wanted: Wanted = EVERYTHING,
+    wanted: EventFilter = EVERYTHING,
     *,
     limit: int = PAGE,
     outage: Callable[[DatabaseUnavailable], object] | None = None,
-) -> Iterator[Streamed]:
+) -> Iterator[StreamedEvent]:
     """Facts as they are committed, until `stop` is set: within moments where a NOTIFY tells, within 0.5 s else.
 
     An outage of PostgreSQL is waited out: `outage` hears of it once, and nothing is missed.
@@ -221,7 +223,7 @@ _LOOK = text(
 """One statement has one snapshot: the newest fact is one that the snapshot beside it has."""
 
 
-def _look(connection: Connection, since: Snapshot) -> Snapshot:
+def _look(connection: Connection, since: TransactionSnapshot) -> TransactionSnapshot:
     """What is decided by now. Raises: SpecInvalid: `since` is not of this database's past."""
     written, newest = connection.execute(_LOOK).one()
     _, server_end, running = str(written).split(":")
@@ -232,16 +234,16 @@ def _look(connection: Connection, since: Snapshot) -> Snapshot:
         )
     end = max(since.end, (newest or 0) + 1)
     still = (int(number) for number in running.split(",") if number)
-    return Snapshot(end, tuple(sorted(number for number in still if number < end)))
+    return TransactionSnapshot(end, tuple(sorted(number for number in still if number < end)))
 
 
-def _open(connection: Connection, since: Snapshot) -> Position | None:
+def _open(connection: Connection, since: TransactionSnapshot) -> Position | None:
     """The interval from `since` to this moment; None while nothing has been decided in between."""
     until = _look(connection, since)
     return None if until == since else Position(since, until)
 
 
-_COLUMNS = ", ".join(Recorded._fields)
+_COLUMNS = ", ".join(EventRecord._fields)
 _INTERVAL = (
     "(txid >= :since_end AND txid < :until_end OR txid = ANY(CAST(:since_running AS bigint[])))"
     " AND txid < :until_end AND txid <> ALL(CAST(:until_running AS bigint[]))"
@@ -252,7 +254,7 @@ _BY_ID = f"id > :last_id AND CASE WHEN {_INTERVAL} THEN true ELSE false END"
 until the page is full, instead of sorting all that is left for every page."""
 
 
-def _fetch(connection: Connection, interval: Position, limit: int, wanted: Wanted) -> list[Recorded]:
+def _fetch(connection: Connection, interval: Position, limit: int, wanted: EventFilter) -> list[EventRecord]:
     assert interval.until is not None
     values: dict[str, Any] = {
         "since_end": interval.since.end,
@@ -268,10 +270,10 @@ def _fetch(connection: Connection, interval: Position, limit: int, wanted: Wante
     chosen = f"SELECT {_COLUMNS} FROM events WHERE {_BY_TRANSACTION if fresh else _BY_ID}{_narrowed(wanted, values)}"  # noqa: S608
     if fresh or wanted.task_id is not None:
         chosen = f"SELECT {_COLUMNS} FROM ({chosen} OFFSET 0) AS found"  # noqa: S608  # sorted after, never while walking
-    return [Recorded(*row) for row in connection.execute(text(f"{chosen} ORDER BY id LIMIT :limit"), values)]
+    return [EventRecord(*row) for row in sql(connection, f"{chosen} ORDER BY id LIMIT :limit", values)]
 
 
-def _narrowed(wanted: Wanted, values: dict[str, Any]) -> str:
+def _narrowed(wanted: EventFilter, values: dict[str, Any]) -> str:
     conditions = ""
     if wanted.kinds:
         conditions += " AND kind LIKE ANY(CAST(:kinds AS text[]))"

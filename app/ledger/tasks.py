@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy import text
 
 from app.ledger import events
-from app.ledger.database import Database
+from app.ledger.database import Database, sql
 from app.ledger.events import Fact
 
 _ROUNDS = 5
@@ -30,10 +30,10 @@ def cancel(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:
 
 
 def _cancel(database: Database, task_ids: Sequence[UUID]) -> tuple[list[UUID], list[UUID]]:
-    """One round: the running attempts to be told, and the tasks that somebody is claiming right now.
+    """One round: the running attempts to be told, and the tasks that are being claimed right now.
 
     The tasks are locked first, so that none of them is admitted meanwhile. A claim takes its attempt and then its
-    task: an attempt that is locked is being claimed, and is not waited for, so that nobody waits in a circle.
+    task: an attempt that is locked is being claimed, and is not waited for, so that there is no deadlock.
     """
     ids = {"ids": list(task_ids)}
     with database.begin() as connection:
@@ -45,8 +45,8 @@ def _cancel(database: Database, task_ids: Sequence[UUID]) -> tuple[list[UUID], l
         events.tell_outcome(connection, [row.id for row in rows if row.state == "cancelled"])
         events.wake_dispatcher(connection)
         running = [row.id for row in rows if row.state == "running"]
-        found = connection.execute(
-            text("SELECT id FROM attempts WHERE task_id = ANY(:ids) AND state = 'running'"), {"ids": running}
+        found = sql(
+            connection, "SELECT id FROM attempts WHERE task_id = ANY(:ids) AND state = 'running'", {"ids": running}
         )
         return list(found.scalars()), [row.id for row in rows if row.state == "admitted"]
 
@@ -74,29 +74,29 @@ FROM asked WHERE t.id = asked.id RETURNING t.id, t.run_id, t.state
 
 
 def settle_cancelled(database: Database) -> list[UUID]:
-    """The net under `cancel`: tasks that were asked to end, and that nobody has claimed after all; which they were."""
+    """End tasks whose cancellation was requested while they were being claimed, and that were not claimed after all."""
     with database.begin() as connection:
-        found = connection.execute(
-            text(
-                "SELECT t.id FROM attempts a JOIN tasks t ON t.id = a.task_id WHERE a.state = 'dispatched'"
-                " AND t.cancel_requested_at IS NOT NULL AND t.state = 'admitted'"
-            )
-        )
-        task_ids = list(found.scalars())
+        task_ids = list(connection.execute(_UNSETTLED).scalars())
     return cancel(database, task_ids) if task_ids else []
+
+
+# As an array, because a join reads all tasks when the planner takes unclaimed attempts for many.
+_UNSETTLED = text(
+    "SELECT id FROM tasks WHERE id = ANY(ARRAY(SELECT task_id FROM attempts WHERE state = 'dispatched'))"
+    " AND state = 'admitted' AND cancel_requested_at IS NOT NULL"
+)
 
 
 def retry(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:
     """Put tasks that failed or were cancelled back in line with a full set of retries; returns those moved."""
     with database.begin() as connection:
-        rows = connection.execute(
-            text(
-                "UPDATE tasks SET state = 'pending', faults = 0, cancel_requested_at = NULL, cancel_reason = NULL,"
-                " finished_at = NULL, end_reason = NULL, failure = NULL, in_line = false,"
-                " available_at = clock_timestamp(),"
-                " deadline_at = CASE WHEN deadline_at > clock_timestamp() THEN deadline_at END"
-                " WHERE id = ANY(:ids) AND state IN ('failed', 'cancelled') RETURNING id, run_id"
-            ),
+        rows = sql(
+            connection,
+            "UPDATE tasks SET state = 'pending', faults = 0, cancel_requested_at = NULL, cancel_reason = NULL,"
+            " finished_at = NULL, end_reason = NULL, failure = NULL, in_line = false,"
+            " available_at = clock_timestamp(),"
+            " deadline_at = CASE WHEN deadline_at > clock_timestamp() THEN deadline_at END"
+            " WHERE id = ANY(:ids) AND state IN ('failed', 'cancelled') RETURNING id, run_id",
             {"ids": list(task_ids)},
         ).all()
         events.append(connection, *(Fact("task.reopened", row.run_id, row.id) for row in rows))

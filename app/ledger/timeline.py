@@ -1,4 +1,4 @@
-"""Where an attempt's time went, from its doors: pure functions, no I/O."""
+"""Where an attempt's time went, from the times of its phases: pure functions, no I/O."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ PHASES: Mapping[Phase, str] = {
     Phase.STORED: "storing",
     Phase.TORN_DOWN: "teardown",
 }
-"""What lies before each door that is passed after the admission, in order."""
+"""What an attempt did until it reached each phase after the admission, in order."""
 
-_DOORS = tuple(PHASES)
+_ORDER = tuple(PHASES)
 
 NAMES = (LINE, *PHASES.values())
 """Every phase, in order."""
@@ -57,24 +57,24 @@ class Span:
 
 
 def spans(
-    doors: Mapping[Phase, datetime], admitted_at: datetime, finished_at: datetime | None, now: datetime
+    reached: Mapping[Phase, datetime], admitted_at: datetime, finished_at: datetime | None, now: datetime
 ) -> list[Span]:
     """The phases from the admission on.
 
-    The last door of an attempt that failed lies before the phase in which it failed: that one ends with the attempt.
+    The last phase that a failed attempt reached lies before the one in which it failed: that one ends with the attempt.
     """
     found: list[Span] = []
     begin, following = admitted_at, 0
-    for index, door in enumerate(_DOORS):
-        if door not in doors:
+    for index, phase in enumerate(_ORDER):
+        if phase not in reached:
             continue
-        if door is Phase.TORN_DOWN and finished_at is not None and index > following:
-            found.append(_span(_DOORS[following], begin, finished_at))
+        if phase is Phase.TORN_DOWN and finished_at is not None and index > following:
+            found.append(_span(_ORDER[following], begin, finished_at))
             begin = max(begin, finished_at)
-        found.append(_span(door, begin, doors[door]))
-        begin, following = doors[door], index + 1
-    if following < len(_DOORS):
-        underway = _DOORS[following]
+        found.append(_span(phase, begin, reached[phase]))
+        begin, following = reached[phase], index + 1
+    if following < len(_ORDER):
+        underway = _ORDER[following]
         if finished_at is None:
             found.append(Span(PHASES[underway], begin, None, _between(begin, now)))
         elif underway is not Phase.TORN_DOWN:
@@ -82,8 +82,8 @@ def spans(
     return found
 
 
-def _span(door: Phase, begin: datetime, end: datetime) -> Span:
-    return Span(PHASES[door], begin, end, _between(begin, end))
+def _span(phase: Phase, begin: datetime, end: datetime) -> Span:
+    return Span(PHASES[phase], begin, end, _between(begin, end))
 
 
 def _between(begin: datetime, end: datetime) -> float:
@@ -93,7 +93,7 @@ def _between(begin: datetime, end: datetime) -> float:
 # --- Waiting --------------------------------------------------------------------------------------------------------
 
 
-class Window(NamedTuple):
+class WaitingWindow(NamedTuple):
     """A time in which a task waited for its admission. `end` is None while it does."""
 
     begin: datetime
@@ -104,7 +104,7 @@ class Window(NamedTuple):
         return _between(self.begin, self.end or now)
 
 
-class Tried(NamedTuple):
+class AttemptTimes(NamedTuple):
     """When one attempt was admitted and when it ended."""
 
     admitted_at: datetime
@@ -112,32 +112,35 @@ class Tried(NamedTuple):
 
 
 def windows(
-    accepted_at: datetime, ended_at: datetime | None, attempts: Sequence[Tried], reopened: Iterable[datetime] = ()
-) -> list[Window]:
+    accepted_at: datetime,
+    ended_at: datetime | None,
+    attempts: Sequence[AttemptTimes],
+    reopened: Iterable[datetime] = (),
+) -> list[WaitingWindow]:
     """The times in which a task waited: before its first attempt, between two, and now.
 
     attempts: in the order of their numbers. reopened: when `megaflow retry` put the task back in line; what lies
     between an end and that was no waiting.
     """
-    found: list[Window] = []
+    found: list[WaitingWindow] = []
     begin: datetime | None = accepted_at
     moments = sorted(reopened)
     for number, attempt in enumerate(attempts, start=1):
         if begin is not None:
             again = [at for at in moments if begin < at <= attempt.admitted_at]
-            found.append(Window(again[-1] if again else begin, attempt.admitted_at, number))
+            found.append(WaitingWindow(again[-1] if again else begin, attempt.admitted_at, number))
         begin = attempt.finished_at
     if begin is None:
         return found
     if ended_at is None:
         again = [at for at in moments if at > begin]
-        found.append(Window(again[-1] if again else begin, None, len(attempts) + 1))
+        found.append(WaitingWindow(again[-1] if again else begin, None, len(attempts) + 1))
     elif ended_at > begin and not attempts:  # it ended in line
-        found.append(Window(begin, ended_at, 1))
+        found.append(WaitingWindow(begin, ended_at, 1))
     return found
 
 
-class Bounds:
+class LimitIntervals:
     """When one limit was binding: answers quickly how much of a window that was, for many windows."""
 
     def __init__(self, intervals: Iterable[tuple[datetime, datetime]]) -> None:

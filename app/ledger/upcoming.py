@@ -6,24 +6,21 @@ A forecast and not a promise: the dispatcher's order between lines, without its 
 from __future__ import annotations
 
 import heapq
-import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
 
-from pydantic import ValidationError
 from sqlalchemy import Connection, text
 
 from app.ledger import pauses, quotas, waiting
 from app.ledger.database import Database
-from app.ledger.waiting import Candidate, LineKey
-from app.models.spec import IMAGELESS, EnvironmentSpec
+from app.ledger.host_images import EnvironmentCache, spec_digests
+from app.ledger.waiting import QueueKey, WaitingTask
+from app.models.spec import EnvironmentSpec
 
 MOST = 2000
 """Tasks that are looked at: a line further back may yet change its order."""
-_REMEMBERED = 20_000
 _LEAST = 16
 """Heads of each line, unless there are more lines than tasks to look at."""
 
@@ -39,7 +36,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class _QueuedSpec:
     """A task's place in the order."""
 
     spec_digest: str
@@ -48,7 +45,7 @@ class _Turn:
 
 
 class Upcoming:
-    """Reads the queue; remembers environments by the digest of their spec, which never changes. Threads may share it.
+    """Reads the queue. Threads may share it.
 
     fair: whether users take turns by what they hold; else first come first served.
     """
@@ -56,8 +53,7 @@ class Upcoming:
     def __init__(self, database: Database, *, fair: bool = True) -> None:
         self._database = database
         self._fair = fair
-        self._known: dict[str, EnvironmentSpec | None] = {}
-        self._lock = threading.Lock()
+        self._environments = EnvironmentCache()
 
     def needs(self, most: int = MOST) -> list[Need]:
         """Each image's environment once, each project's of several containers too, soonest first; none without images.
@@ -71,19 +67,18 @@ class Upcoming:
             found[image] = Need(first.environment, first.position, first.tasks + 1, first.user_name)
         return list(found.values())
 
-    def _turns(self, most: int) -> list[tuple[_Turn, EnvironmentSpec]]:
+    def _turns(self, most: int) -> list[tuple[_QueuedSpec, EnvironmentSpec]]:
         """Without those that need no image."""
         with self._database.begin() as connection:
             turns = [*_under_way(connection, most), *self._in_line(connection, most)]
-            self._learn(connection, {turn.spec_digest for turn in turns})
-        pairs = [(turn, self._known.get(turn.spec_digest)) for turn in turns]
-        return [(turn, environment) for turn, environment in pairs if environment is not None]
+            found = self._environments.load(connection, {turn.spec_digest for turn in turns})
+        return [(turn, found[turn.spec_digest]) for turn in turns if turn.spec_digest in found]
 
-    def _in_line(self, connection: Connection, most: int) -> list[_Turn]:
+    def _in_line(self, connection: Connection, most: int) -> list[_QueuedSpec]:
         paused = pauses.paused(connection)
         keys = [
             key
-            for key in waiting.lines(connection)
+            for key in waiting.queues(connection)
             if key.user_name not in paused.users and key.resource_class not in paused.classes
         ]
         least = _LEAST if len(keys) <= most else 1
@@ -95,27 +90,16 @@ class Upcoming:
             held[user, resource_class] += count
         weights = {key.user_name: book.of(key.user_name).weight for key in keys}
         ordered = list(in_order(heads, held, weights, fair=self._fair))[:most]
-        found = _specs(connection, [task_id for task_id, _ in ordered])
+        found = spec_digests(connection, [task_id for task_id, _ in ordered])
         return [
-            _Turn(found[task_id], user, place)
+            _QueuedSpec(found[task_id], user, place)
             for place, (task_id, user) in enumerate(ordered, start=1)
             if task_id in found
         ]
 
-    def _learn(self, connection: Connection, digests: set[str]) -> None:
-        with self._lock:
-            if len(self._known) > _REMEMBERED:
-                self._known.clear()
-            unknown = [digest for digest in digests if digest not in self._known]
-        if unknown:
-            rows = connection.execute(_ENVIRONMENTS, {"digests": unknown})
-            learnt = {row.digest: _environment(row.environment) for row in rows}
-            with self._lock:
-                self._known.update(learnt)
-
 
 def in_order(
-    heads: Mapping[LineKey, Sequence[Candidate]],
+    heads: Mapping[QueueKey, Sequence[WaitingTask]],
     held: Mapping[tuple[str, str], int],
     weights: Mapping[str, float],
     *,
@@ -127,7 +111,7 @@ def in_order(
     """
     shares = Counter(held)
 
-    def rank(key: LineKey, place: int) -> tuple[int, float, UUID]:
+    def rank(key: QueueKey, place: int) -> tuple[int, float, UUID]:
         candidate = heads[key][place]
         share = shares[key.user_name, key.resource_class] / weights[key.user_name] if fair else 0.0
         return -candidate.priority, share, candidate.run_id
@@ -153,33 +137,9 @@ SELECT t.spec_digest, t.user_name FROM (
 """)
 
 
-def _under_way(connection: Connection, most: int) -> list[_Turn]:
+def _under_way(connection: Connection, most: int) -> list[_QueuedSpec]:
     """The longest under way first."""
-    return [_Turn(row.spec_digest, row.user_name, 0) for row in connection.execute(_UNDER_WAY, {"most": most})]
-
-
-def _specs(connection: Connection, task_ids: Sequence[UUID]) -> dict[UUID, str]:
-    """The digest of each of these tasks' specs."""
-    rows = connection.execute(
-        text("SELECT id, spec_digest FROM tasks WHERE id = ANY(CAST(:ids AS uuid[]))"), {"ids": list(task_ids)}
-    )
-    return {row.id: row.spec_digest for row in rows}
-
-
-# Only so much leaves the server: the rest of a spec may be a large patch.
-_ENVIRONMENTS = text(
-    "SELECT digest, CAST(body AS json) -> 'task' -> 'environment' AS environment FROM specs"
-    " WHERE digest = ANY(CAST(:digests AS text[]))"
-)
-
-
-def _environment(told: Any) -> EnvironmentSpec | None:
-    """None: it needs no image, or a newer version of ours wrote it."""
-    try:
-        found = EnvironmentSpec.model_validate(told)
-    except ValidationError:
-        return None
-    return None if found.kind in IMAGELESS else found
+    return [_QueuedSpec(row.spec_digest, row.user_name, 0) for row in connection.execute(_UNDER_WAY, {"most": most})]
 
 
 def _image(environment: EnvironmentSpec) -> tuple[str | None, ...]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, text
 
 from app.ledger import ends
+from app.ledger.database import sql
 from app.models.endings import EndReason, RetryPolicy
 from app.models.outcome import Failure
 from app.models.spec import Mode
@@ -19,8 +21,8 @@ Key = tuple[Mode, str]
 """A mode and a resource class."""
 
 
-class LineKey(NamedTuple):
-    """One line: the tasks of a user that asked for this mode and class."""
+class QueueKey(NamedTuple):
+    """One queue: the tasks of a user that asked for this mode and class."""
 
     mode: Mode  # as asked for; may be AUTO
     resource_class: str
@@ -28,7 +30,7 @@ class LineKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class WaitingTask:
     """A task that may be admitted now."""
 
     task_id: UUID
@@ -37,7 +39,7 @@ class Candidate:
     again: bool = False  # it had its turn and lost it
 
 
-# A loose index scan: one probe per line, however many tasks stand in it.
+# A loose index scan: one probe per queue, however many tasks stand in it.
 _LINES = text("""
 WITH RECURSIVE lines AS (
     (SELECT requested_mode, resource_class, user_name FROM tasks WHERE state = 'pending' AND in_line
@@ -52,9 +54,9 @@ SELECT * FROM lines
 """)
 
 
-def lines(connection: Connection) -> list[LineKey]:
-    """The lines in which anybody stands."""
-    return [LineKey(Mode(row[0]), row[1], row[2]) for row in connection.execute(_LINES)]
+def queues(connection: Connection) -> list[QueueKey]:
+    """The queues in which anybody stands."""
+    return [QueueKey(Mode(row[0]), row[1], row[2]) for row in connection.execute(_LINES)]
 
 
 _HEADS = text("""
@@ -71,34 +73,34 @@ ORDER BY l.ord, c.priority DESC, c.again DESC, c.run_id, c.group_started DESC, c
 
 
 def heads(
-    connection: Connection, wanted: Sequence[tuple[LineKey, int]], full: Iterable[UUID] = ()
-) -> dict[LineKey, list[Candidate]]:
-    """The first so many of each line: by priority, what lost its turn, run, started groups first, then arrival.
+    connection: Connection, wanted: Sequence[tuple[QueueKey, int]], full: Iterable[UUID] = ()
+) -> dict[QueueKey, list[WaitingTask]]:
+    """The first tasks of each queue: by priority, what lost its turn, run, started groups first, then arrival.
 
     full: bounded runs whose tasks are passed over.
     """
     if not wanted:
         return {}
     values = {
-        "modes": [line.mode.value for line, _ in wanted],
-        "classes": [line.resource_class for line, _ in wanted],
-        "users": [line.user_name for line, _ in wanted],
+        "modes": [queue.mode.value for queue, _ in wanted],
+        "classes": [queue.resource_class for queue, _ in wanted],
+        "users": [queue.user_name for queue, _ in wanted],
         "takes": [take for _, take in wanted],
         "full": list(full),
     }
-    found: dict[LineKey, list[Candidate]] = {line: [] for line, _ in wanted}
+    found: dict[QueueKey, list[WaitingTask]] = {queue: [] for queue, _ in wanted}
     for row in connection.execute(_HEADS, values):
-        found[wanted[row.ord - 1][0]].append(Candidate(row.id, row.priority, row.run_id, row.again))
+        found[wanted[row.ord - 1][0]].append(WaitingTask(row.id, row.priority, row.run_id, row.again))
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class BoundedRun:
-    """A run with a bound on its attempts at once, and a line in which its tasks stand."""
+    """A run with a bound on its attempts at once, and a queue in which its tasks stand."""
 
     run_id: UUID
-    line: LineKey
-    live: int  # attempts, of all of its lines
+    queue: QueueKey
+    live: int  # attempts, of all of its queues
     max_running: int
 
     @property
@@ -136,9 +138,9 @@ FROM found f JOIN runs r ON r.id = f.run_id
 
 
 def bounded_runs(connection: Connection) -> list[BoundedRun]:
-    """The bounded runs whose tasks wait, for each of their lines."""
+    """The bounded runs whose tasks wait, for each of their queues."""
     return [
-        BoundedRun(row.run_id, LineKey(Mode(row[1]), row[2], row[3]), row.live, row.max_running)
+        BoundedRun(row.run_id, QueueKey(Mode(row[1]), row[2], row[3]), row.live, row.max_running)
         for row in connection.execute(_BOUNDED)
     ]
 
@@ -152,32 +154,31 @@ FROM unnest(CAST(:modes AS text[]), CAST(:classes AS text[]), CAST(:users AS tex
 
 
 def backlogs(
-    connection: Connection, keys: Sequence[LineKey], most: int, bounded: Iterable[BoundedRun] = ()
-) -> dict[LineKey, int]:
-    """Tasks in each of these lines, counted up to `most`; of bounded runs, as many as they have room for."""
+    connection: Connection, keys: Sequence[QueueKey], most: int, bounded: Iterable[BoundedRun] = ()
+) -> dict[QueueKey, int]:
+    """Tasks in each of these queues, counted up to `most`; of bounded runs, as many as they have room for."""
     if not keys:
         return {}
     values = {
-        "modes": [line.mode.value for line in keys],
-        "classes": [line.resource_class for line in keys],
-        "users": [line.user_name for line in keys],
+        "modes": [queue.mode.value for queue in keys],
+        "classes": [queue.resource_class for queue in keys],
+        "users": [queue.user_name for queue in keys],
         "most": most,
     }
     found = {keys[row[0] - 1]: row[1] for row in connection.execute(_BACKLOGS, values)}
     for run in bounded:
-        if run.line in found and run.room:
-            found[run.line] += _count_of_run(connection, run)
+        if run.queue in found and run.room:
+            found[run.queue] += _count_of_run(connection, run)
     return {key: min(most, count) for key, count in found.items()}
 
 
 def _count_of_run(connection: Connection, run: BoundedRun) -> int:
-    """Of its tasks that stand in its line, as many as it has room for."""
-    count = connection.execute(
-        text(
-            "SELECT count(*) FROM (SELECT 1 FROM tasks WHERE bounded AND state = 'pending' AND in_line"
-            " AND run_id = :run AND requested_mode = :mode AND resource_class = :class LIMIT :room) waiting"
-        ),
-        {"run": run.run_id, "mode": run.line.mode.value, "class": run.line.resource_class, "room": run.room},
+    """Of its tasks that stand in its queue, as many as it has room for."""
+    count = sql(
+        connection,
+        "SELECT count(*) FROM (SELECT 1 FROM tasks WHERE bounded AND state = 'pending' AND in_line"
+        " AND run_id = :run AND requested_mode = :mode AND resource_class = :class LIMIT :room) waiting",
+        {"run": run.run_id, "mode": run.queue.mode.value, "class": run.queue.resource_class, "room": run.room},
     ).scalar_one()
     return int(count)
 
@@ -204,26 +205,24 @@ class Occupancy:
 def occupancy(connection: Connection) -> Occupancy:
     """One look at attempts and instances."""
     found = Occupancy()
-    for row in connection.execute(
-        text(
-            "SELECT mode, resource_class, user_name, state, count(*) AS live"
-            " FROM attempts WHERE state IN ('dispatched', 'running') GROUP BY 1, 2, 3, 4"
-        )
+    for row in sql(
+        connection,
+        "SELECT mode, resource_class, user_name, state, count(*) AS live"
+        " FROM attempts WHERE state IN ('dispatched', 'running') GROUP BY 1, 2, 3, 4",
     ):
         key = (Mode(row.mode), row.resource_class)
         found.live[key] += row.live
         found.by_user[row.user_name, key] += row.live
         if row.state == "dispatched":
             found.unclaimed[key] += row.live
-    for row in connection.execute(
-        text(
-            "SELECT mode, resource_class, count(*) FILTER (WHERE state <> 'draining') AS instances,"
-            " count(*) FILTER (WHERE state IN ('requested', 'booting', 'ready')) AS coming,"
-            " coalesce(sum(slots) FILTER (WHERE state = 'ready'), 0) AS slots,"
-            " count(*) FILTER (WHERE state = 'draining') AS draining,"
-            " min(host) FILTER (WHERE state = 'ready') <> max(host) FILTER (WHERE state = 'ready') AS spread"
-            " FROM instances WHERE state NOT IN ('terminated', 'failed') GROUP BY 1, 2"
-        )
+    for row in sql(
+        connection,
+        "SELECT mode, resource_class, count(*) FILTER (WHERE state <> 'draining') AS instances,"
+        " count(*) FILTER (WHERE state IN ('requested', 'booting', 'ready')) AS coming,"
+        " coalesce(sum(slots) FILTER (WHERE state = 'ready'), 0) AS slots,"
+        " count(*) FILTER (WHERE state = 'draining') AS draining,"
+        " min(host) FILTER (WHERE state = 'ready') <> max(host) FILTER (WHERE state = 'ready') AS spread"
+        " FROM instances WHERE state NOT IN ('terminated', 'failed') GROUP BY 1, 2",
     ):
         key = (Mode(row.mode), row.resource_class)
         found.coming[key], found.instances[key], found.slots[key] = row.coming, row.instances, int(row.slots)
@@ -238,58 +237,56 @@ def occupancy(connection: Connection) -> Occupancy:
 def _on_draining(connection: Connection, key: Key) -> int:
     """Attempts that run on draining instances: they hold no slot of those that still take work."""
     return int(
-        connection.execute(
-            text(
-                "SELECT count(*) FROM attempts a JOIN instances i ON i.id = a.instance_id"
-                " WHERE a.state = 'running' AND a.mode = :mode AND a.resource_class = :class AND i.state = 'draining'"
-            ),
+        sql(
+            connection,
+            "SELECT count(*) FROM attempts a JOIN instances i ON i.id = a.instance_id"
+            " WHERE a.state = 'running' AND a.mode = :mode AND a.resource_class = :class AND i.state = 'draining'",
             {"mode": key[0].value, "class": key[1]},
         ).scalar_one()
     )
 
 
 def _note_stillborn(connection: Connection, found: Occupancy) -> None:
-    for row in connection.execute(
-        text(
-            "SELECT f.mode, f.resource_class, f.stillborn FROM (SELECT mode, resource_class, count(*) AS stillborn"
-            " FROM instances WHERE state = 'failed' AND handle IS NOT NULL"
-            " AND (ready_at IS NULL OR mode = 'ephemeral' AND attempt_id IS NULL)"
-            " AND requested_at > clock_timestamp() - make_interval(secs => :s) GROUP BY 1, 2) f"
-            " WHERE NOT EXISTS (SELECT 1 FROM instances i WHERE i.mode = f.mode"
-            " AND i.resource_class = f.resource_class AND (i.mode = 'persistent' OR i.attempt_id IS NOT NULL)"
-            " AND i.ready_at > clock_timestamp() - make_interval(secs => :s))"
-        ),
+    for row in sql(
+        connection,
+        "SELECT f.mode, f.resource_class, f.stillborn FROM (SELECT mode, resource_class, count(*) AS stillborn"
+        " FROM instances WHERE state = 'failed' AND handle IS NOT NULL"
+        " AND (ready_at IS NULL OR mode = 'ephemeral' AND attempt_id IS NULL)"
+        " AND requested_at > clock_timestamp() - make_interval(secs => :s) GROUP BY 1, 2) f"
+        " WHERE NOT EXISTS (SELECT 1 FROM instances i WHERE i.mode = f.mode"
+        " AND i.resource_class = f.resource_class AND (i.mode = 'persistent' OR i.attempt_id IS NOT NULL)"
+        " AND i.ready_at > clock_timestamp() - make_interval(secs => :s))",
         {"s": STILLBORN_S},
     ):
         found.stillborn[Mode(row.mode), row.resource_class] = row.stillborn
 
 
-class Bound(NamedTuple):
-    """A limit that keeps the tasks of a line waiting."""
+class QueueLimit(NamedTuple):
+    """A limit that keeps the tasks of a queue waiting."""
 
     limit_name: str
-    line: LineKey
+    queue: QueueKey
 
 
-def open_bindings(connection: Connection) -> set[Bound]:
-    """What is on record as binding now; the pauses' own rows are left out."""
-    rows = connection.execute(
-        text(
-            "SELECT limit_name, mode, resource_class, user_name FROM bindings WHERE until IS NULL AND user_name <> '*'"
-        )
+def open_limits(connection: Connection) -> dict[QueueLimit, datetime]:
+    """The limits on record as keeping queues waiting, and since when; the pauses' own rows are left out."""
+    rows = sql(
+        connection,
+        "SELECT limit_name, mode, resource_class, user_name, since FROM bindings"
+        " WHERE until IS NULL AND user_name <> '*'",
     )
-    return {Bound(row[0], LineKey(Mode(row[1]), row[2], row[3])) for row in rows}
+    return {QueueLimit(row[0], QueueKey(Mode(row[1]), row[2], row[3])): row.since for row in rows}
 
 
-def record_bindings(connection: Connection, began: Iterable[Bound], ended: Iterable[Bound]) -> None:
+def record_limits(connection: Connection, began: Iterable[QueueLimit], ended: Iterable[QueueLimit]) -> None:
     """Note from when to when limits bind, with their facts; safe to repeat."""
     for statement, bounds in ((_BIND, list(began)), (_UNBIND, list(ended))):
         if bounds:
             values = {
                 "limits": [b.limit_name for b in bounds],
-                "users": [b.line.user_name for b in bounds],
-                "modes": [b.line.mode.value for b in bounds],
-                "classes": [b.line.resource_class for b in bounds],
+                "users": [b.queue.user_name for b in bounds],
+                "modes": [b.queue.mode.value for b in bounds],
+                "classes": [b.queue.resource_class for b in bounds],
             }
             connection.execute(statement, values)
 
@@ -320,22 +317,20 @@ INSERT INTO events (kind, data) SELECT 'limit.freed',
 def reclaim_lapsed(connection: Connection, retry: RetryPolicy) -> list[UUID]:
     """Take attempts away whose lease has lapsed or whose deadline has passed; returns those taken."""
     # Attempts before leases, as whoever ends an attempt; then the leases once more, which may have been renewed.
-    ids = connection.execute(
-        text(
-            "SELECT a.id FROM attempts a JOIN leases l ON l.attempt_id = a.id"
-            " WHERE l.expires_at < clock_timestamp() AND a.state = 'running' FOR UPDATE OF a SKIP LOCKED"
-        )
+    ids = sql(
+        connection,
+        "SELECT a.id FROM attempts a JOIN leases l ON l.attempt_id = a.id"
+        " WHERE l.expires_at < clock_timestamp() AND a.state = 'running' FOR UPDATE OF a SKIP LOCKED",
     ).scalars()
-    lapsed = connection.execute(
-        text(
-            "SELECT attempt_id FROM leases WHERE attempt_id = ANY(CAST(:ids AS uuid[]))"
-            " AND expires_at < clock_timestamp() FOR UPDATE SKIP LOCKED"
-        ),
+    lapsed = sql(
+        connection,
+        "SELECT attempt_id FROM leases WHERE attempt_id = ANY(CAST(:ids AS uuid[]))"
+        " AND expires_at < clock_timestamp() FOR UPDATE SKIP LOCKED",
         {"ids": list(ids)},
     ).scalars()
     taken = ends.lose(connection, list(lapsed), _LAPSED, EndReason.LOST, retry)
-    overdue = connection.execute(
-        text("SELECT id FROM attempts WHERE state = 'running' AND deadline_at < clock_timestamp() ORDER BY id")
+    overdue = sql(
+        connection, "SELECT id FROM attempts WHERE state = 'running' AND deadline_at < clock_timestamp() ORDER BY id"
     ).scalars()
     return taken + ends.lose(connection, list(overdue), _OVERDUE, EndReason.DEADLINE, retry)
 

@@ -9,14 +9,15 @@ from datetime import datetime
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from sqlalchemy import text
+from sqlalchemy import insert, text
 from uuid_utils import compat as uuids
 
 from app.errors import SpecInvalid, UnknownName
 from app.ledger import events, stream
-from app.ledger.database import Database
+from app.ledger.database import Database, sql
 from app.ledger.events import Fact
 from app.models.provider_keys import is_key_variable
+from app.models.service_tables import WebhookRow
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 _OURS = "MEGAFLOW_"
@@ -66,13 +67,8 @@ def add(
     place = stream.now(database) if position is None else stream.place(database, position)
     hook_id = uuids.uuid7()
     with database.begin() as connection:
-        connection.execute(
-            text(
-                "INSERT INTO webhooks (id, url, kinds, secret_env, position)"
-                " VALUES (:id, :url, CAST(:kinds AS text[]), :secret_env, :position)"
-            ),
-            {"id": hook_id, "url": url, "kinds": list(kinds), "secret_env": secret_env, "position": place},
-        )
+        values = {"id": hook_id, "url": url, "kinds": list(kinds), "secret_env": secret_env, "position": place}
+        connection.execute(insert(WebhookRow), values)
         events.append(connection, Fact("webhook.added", data={"webhook": str(hook_id)}))
     return next(hook for hook in all_of(database) if hook.id == hook_id)
 
@@ -112,7 +108,7 @@ def remove(database: Database, name: str) -> Hook:
     if len(found) != 1:
         raise UnknownName.of("webhook", name, [str(hook.id) for hook in known])
     with database.begin() as connection:
-        connection.execute(text("DELETE FROM webhooks WHERE id = :id"), {"id": found[0].id})
+        sql(connection, "DELETE FROM webhooks WHERE id = :id", {"id": found[0].id})
         events.append(connection, Fact("webhook.removed", data={"webhook": str(found[0].id)}))
     return found[0]
 

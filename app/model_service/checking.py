@@ -8,8 +8,8 @@ import urllib.request
 from typing import Any
 
 from app.errors import ModelEndpointUnavailable
-from app.ledger.control_tokens import new_token
 from app.ledger.database import Database
+from app.ledger.model_sessions import new_token
 from app.models.spec import ModelChoice
 from app.settings import Settings
 

@@ -15,7 +15,7 @@ from app.models.states import AttemptState, TaskState
 
 
 class Phase(StrEnum):
-    """The stations' doors: an attempt stores the time at which it passed each."""
+    """The phases of an attempt, which stores the time at which it reached each."""
 
     ACCEPTED = "accepted"
     ADMITTED = "admitted"
@@ -90,7 +90,7 @@ class Failure(Wire):
 
     error: str  # the class of app.errors
     message: SaidText
-    phase: Phase | None = None  # the last door that was passed
+    phase: Phase | None = None  # the last that was reached
 
 
 class AttemptRecord(Wire):
@@ -143,7 +143,7 @@ class TaskResult(Wire):
         return self.attempt.artifacts if self.attempt else ()
 
 
-class Hint(Wire):
+class WakeUpMessage(Wire):
     """The whole body of an `attempt.run` message. It may be lost, doubled or late without harm."""
 
     attempt_id: UUID

@@ -23,7 +23,7 @@ class TaskState(StrEnum):
 
 
 class AttemptState(StrEnum):
-    DISPATCHED = "dispatched"  # published as a hint; nobody has claimed it yet
+    DISPATCHED = "dispatched"  # its wake-up message is published; not claimed yet
     RUNNING = "running"
     FINISHED = "finished"  # graded
     LOST = "lost"  # its worker vanished, or its lease lapsed

@@ -51,7 +51,12 @@ class Base(DeclarativeBase):
     }
 
 
-class Spec(Base):
+def _partial(name: str, where: str, *columns: Any, unique: bool = False) -> Index:
+    """An index over the rows that match a condition."""
+    return Index(name, *columns, unique=unique, postgresql_where=text(where))
+
+
+class SpecRow(Base):
     """A task spec, once for all tasks that share it (16 replicas of a group hold one row)."""
 
     __tablename__ = "specs"
@@ -59,7 +64,7 @@ class Spec(Base):
     body: Mapped[str]  # that JSON: never looked into by a query, so that a bulk load need not parse it
 
 
-class Run(Base):
+class RunRow(Base):
     """Tasks submitted together."""
 
     __tablename__ = "runs"
@@ -77,11 +82,11 @@ class Run(Base):
     __table_args__ = (
         CheckConstraint("max_running > 0"),
         UniqueConstraint("user_name", "idempotency_key"),
-        Index("runs_budget_idx", "id", postgresql_where=text("budget_usd IS NOT NULL")),
+        _partial("runs_budget_idx", "budget_usd IS NOT NULL", "id"),
     )
 
 
-class Task(Base):
+class TaskRow(Base):
     """One accepted agent task (one replica of a group).
 
     `run_id` and `spec_digest` are no foreign keys: their rows are written before it in its own transaction, nothing
@@ -125,8 +130,9 @@ class Task(Base):
         CheckConstraint(_BOUNDED_REWARD, name="tasks_reward_check"),
         Index("tasks_run_id_group_id_idx", "run_id", "group_id"),
         # One ordered line per user, mode and class: the dispatcher reads the head of each and nothing else.
-        Index(
+        _partial(
             "tasks_line_idx",
+            "state = 'pending' AND in_line",
             "requested_mode",
             "resource_class",
             "user_name",
@@ -135,31 +141,26 @@ class Task(Base):
             "run_id",
             text("group_started DESC"),
             "id",
-            postgresql_where=text("state = 'pending' AND in_line"),
         ),
-        Index(
+        _partial(
             "tasks_bounded_line_idx",
+            "bounded AND state = 'pending' AND in_line",
             "run_id",
             "requested_mode",
             "resource_class",
             "user_name",
-            postgresql_where=text("bounded AND state = 'pending' AND in_line"),
         ),
-        Index(
-            "tasks_bounded_live_idx",
-            "run_id",
-            postgresql_where=text("bounded AND state IN ('admitted', 'running')"),
-        ),
-        Index("tasks_delayed_idx", "available_at", postgresql_where=text("state = 'pending' AND NOT in_line")),
-        Index(
+        _partial("tasks_bounded_live_idx", "bounded AND state IN ('admitted', 'running')", "run_id"),
+        _partial("tasks_delayed_idx", "state = 'pending' AND NOT in_line", "available_at"),
+        _partial(
             "tasks_deadline_idx",
+            "deadline_at IS NOT NULL AND state IN ('pending', 'admitted', 'running')",
             "deadline_at",
-            postgresql_where=text("deadline_at IS NOT NULL AND state IN ('pending', 'admitted', 'running')"),
         ),
     )
 
 
-class Attempt(Base):
+class AttemptRow(Base):
     """One try at a task; never deleted."""
 
     __tablename__ = "attempts"
@@ -173,7 +174,7 @@ class Attempt(Base):
     instance_id: Mapped[UUID | None] = mapped_column(ForeignKey("instances.id"))
     dispatched_at: Mapped[datetime] = mapped_column(server_default=NOW)
     published_at: Mapped[datetime | None]
-    hint_host: Mapped[str | None]  # whose own queue its hint is in; None: the common one
+    queue_host: Mapped[str | None]  # whose own queue its wake-up message is in; None: the common one
     claimed_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
     deadline_at: Mapped[datetime | None]  # from the claim to the teardown
@@ -189,32 +190,16 @@ class Attempt(Base):
     __table_args__ = (
         CheckConstraint(_BOUNDED_REWARD, name="attempts_reward_check"),
         UniqueConstraint("task_id", "number"),
-        Index(
-            "attempts_one_live_idx",
-            "task_id",
-            unique=True,
-            postgresql_where=text("state IN ('dispatched', 'running')"),
-        ),
-        Index(
-            "attempts_live_idx",
-            "mode",
-            "resource_class",
-            "user_name",
-            "state",
-            postgresql_where=text("state IN ('dispatched', 'running')"),
+        _partial("attempts_one_live_idx", "state IN ('dispatched', 'running')", "task_id", unique=True),
+        _partial(
+            "attempts_live_idx", "state IN ('dispatched', 'running')", "mode", "resource_class", "user_name", "state"
         ),
         Index("attempts_instance_id_finished_at_idx", "instance_id", "finished_at"),
-        Index(
-            "attempts_unclaimed_idx",
-            "mode",
-            "resource_class",
-            "dispatched_at",
-            postgresql_where=text("state = 'dispatched'"),
-        ),
+        _partial("attempts_unclaimed_idx", "state = 'dispatched'", "mode", "resource_class", "dispatched_at"),
     )
 
 
-class Lease(Base):
+class LeaseRow(Base):
     """The right to work on an attempt, until `expires_at`. Narrow, because it is written all the time."""
 
     __tablename__ = "leases"
@@ -223,7 +208,7 @@ class Lease(Base):
     expires_at: Mapped[datetime]
 
 
-class Instance(Base):
+class InstanceRow(Base):
     """A unit of compute that hosts one Celery worker."""
 
     __tablename__ = "instances"
@@ -247,24 +232,13 @@ class Instance(Base):
 
     __table_args__ = (
         UniqueConstraint("attempt_id"),
-        Index(
-            "instances_unswept_idx",
-            "ended_at",
-            postgresql_where=text("swept_at IS NULL AND state IN ('terminated', 'failed')"),
-        ),
-        Index(
-            "instances_stillborn_idx", "requested_at", postgresql_where=text("state = 'failed' AND ready_at IS NULL")
-        ),
-        Index(
-            "instances_live_idx",
-            "mode",
-            "resource_class",
-            postgresql_where=text("state NOT IN ('terminated', 'failed')"),
-        ),
+        _partial("instances_unswept_idx", "swept_at IS NULL AND state IN ('terminated', 'failed')", "ended_at"),
+        _partial("instances_stillborn_idx", "state = 'failed' AND ready_at IS NULL", "requested_at"),
+        _partial("instances_live_idx", "state NOT IN ('terminated', 'failed')", "mode", "resource_class"),
     )
 
 
-class Event(Base):
+class EventRow(Base):
     """A fact that happened, appended in the transaction that made it true.
 
     `txid` is that transaction. Ids are given before the commit, so a reader that goes by ids alone can miss one that
@@ -284,17 +258,12 @@ class Event(Base):
 
     __table_args__ = (
         Index("events_task_id_idx", "task_id"),
-        Index(
-            "events_seldom_idx",
-            "kind",
-            "run_id",
-            postgresql_where=text("kind IN ('run.receipt', 'audit.alarm', 'audit.cleared')"),
-        ),
+        _partial("events_seldom_idx", "kind IN ('run.receipt', 'audit.alarm', 'audit.cleared')", "kind", "run_id"),
         Index("events_txid_idx", "txid"),  # the stream asks for the newest and for few among millions
     )
 
 
-class ResourceClass(Base):
+class ResourceClassRow(Base):
     """A kind of instance that an administrator offers, with queues and capacity of its own."""
 
     __tablename__ = "resource_classes"
@@ -312,7 +281,7 @@ class ResourceClass(Base):
     pool_cooldown_s: Mapped[float | None]  # idle this long before the pool shrinks
 
 
-class Quota(Base):
+class QuotaRow(Base):
     """What one user may have at once, and their weight in the fair share. `*` is everybody without a row."""
 
     __tablename__ = "quotas"
@@ -321,10 +290,10 @@ class Quota(Base):
     running: Mapped[int | None]  # live attempts; None: no quota
     pending: Mapped[int | None]  # accepted tasks that have not been admitted
     instances: Mapped[int | None]  # ephemeral instances
-    spend_usd: Mapped[float | None]  # in all, since `Account.since`
+    spend_usd: Mapped[float | None]  # in all, since `AccountRow.since`
 
 
-class Account(Base):
+class AccountRow(Base):
     """What a user has spent on model calls, as far as it is known."""
 
     __tablename__ = "accounts"
@@ -333,7 +302,7 @@ class Account(Base):
     since: Mapped[datetime] = mapped_column(server_default=NOW)
 
 
-class Limit(Base):
+class LimitRow(Base):
     """A named limit that an administrator has set; what has no row here has the default of the settings."""
 
     __tablename__ = "limits"
@@ -342,10 +311,10 @@ class Limit(Base):
     set_at: Mapped[datetime] = mapped_column(server_default=NOW)
 
 
-class Hold(Base):
+class SemaphoreHolderRow(Base):
     """A place at a distributed semaphore: waited for while `granted_at` is empty, gone when not renewed."""
 
-    __tablename__ = "holds"
+    __tablename__ = "semaphore_holders"
     limit_name: Mapped[str]
     holder: Mapped[UUID]
     attempt_id: Mapped[UUID | None]
@@ -354,10 +323,13 @@ class Hold(Base):
     granted_at: Mapped[datetime | None]
     expires_at: Mapped[datetime]
 
-    __table_args__ = (PrimaryKeyConstraint("limit_name", "holder"), Index("holds_attempt_id_idx", "attempt_id"))
+    __table_args__ = (
+        PrimaryKeyConstraint("limit_name", "holder"),
+        Index("semaphore_holders_attempt_id_idx", "attempt_id"),
+    )
 
 
-class Pause(Base):
+class PauseRow(Base):
     """Nothing of this run, user or class is admitted until it is resumed."""
 
     __tablename__ = "pauses"
@@ -369,7 +341,7 @@ class Pause(Base):
     __table_args__ = (PrimaryKeyConstraint("kind", "name"),)
 
 
-class Binding(Base):
+class LimitHistoryRow(Base):
     """From when to when a limit kept a user's tasks of a mode and class waiting."""
 
     __tablename__ = "bindings"
@@ -382,23 +354,17 @@ class Binding(Base):
     until: Mapped[datetime | None]
 
     __table_args__ = (
-        Index(
-            "bindings_open_idx",
-            "limit_name",
-            "user_name",
-            "mode",
-            "resource_class",
-            unique=True,
-            postgresql_where=text("until IS NULL"),
+        _partial(
+            "bindings_open_idx", "until IS NULL", "limit_name", "user_name", "mode", "resource_class", unique=True
         ),
         Index("bindings_user_name_since_idx", "user_name", "since"),
     )
 
 
-class EngineObject(Base):
+class CreatedResourceRow(Base):
     """A container, network or volume that was made for an attempt, and when it was seen gone: lines of a receipt."""
 
-    __tablename__ = "engine_objects"
+    __tablename__ = "created_resources"
     engine_id: Mapped[str] = mapped_column(primary_key=True)  # the engine's own id, or a local environment's
     kind: Mapped[str]  # container | network | volume | folder
     run_id: Mapped[UUID]
@@ -410,186 +376,16 @@ class EngineObject(Base):
     destroyed_by: Mapped[str | None]  # worker | sweeper | unknown
 
     __table_args__ = (
-        Index("engine_objects_run_id_idx", "run_id"),
-        Index("engine_objects_standing_idx", "instance_id", postgresql_where=text("destroyed_at IS NULL")),
+        Index("created_resources_run_id_idx", "run_id"),
+        _partial("created_resources_standing_idx", "destroyed_at IS NULL", "instance_id"),
     )
-
-
-class Webhook(Base):
-    """Somebody's URL that is told of events, at least once, in order, from its position on."""
-
-    __tablename__ = "webhooks"
-    id: Mapped[UUID] = mapped_column(primary_key=True)
-    url: Mapped[str]
-    kinds: Mapped[list[str]]  # event kinds or prefixes ending in `.`; empty: all
-    secret_env: Mapped[str | None]  # name of the variable whose value signs the body
-    position: Mapped[str]  # of the stream
-    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
-    failures: Mapped[int] = mapped_column(server_default="0")  # in a row
-    retry_at: Mapped[datetime | None]
-    last_error: Mapped[str | None]
-    delivered_at: Mapped[datetime | None]
-
-
-class Host(Base):
-    """A host that reports its images, as long as it does."""
-
-    __tablename__ = "hosts"
-    name: Mapped[str] = mapped_column(primary_key=True)
-    seen_at: Mapped[datetime] = mapped_column(server_default=NOW)
-
-
-class HostImage(Base):
-    """An image that is on a host, by what tasks call it."""
-
-    __tablename__ = "host_images"
-    host: Mapped[str]
-    image: Mapped[str]
-    since: Mapped[datetime] = mapped_column(server_default=NOW)
-
-    __table_args__ = (PrimaryKeyConstraint("host", "image"), Index("host_images_image_idx", "image"))
-
-
-class ModelSessionRow(Base):
-    """Who a caller of the gateway is: the attempt that a token was made for. The token itself is nowhere kept."""
-
-    __tablename__ = "model_sessions"
-    attempt_id: Mapped[UUID] = mapped_column(ForeignKey("attempts.id"), primary_key=True)
-    token_sha256: Mapped[str] = mapped_column(unique=True)
-    opened_at: Mapped[datetime] = mapped_column(server_default=NOW)
-    closed_at: Mapped[datetime | None]  # the account is settled: no more calls
-
-    __table_args__ = (Index("model_sessions_open_idx", "attempt_id", postgresql_where=text("closed_at IS NULL")),)
-
-
-class ModelCallRow(Base):
-    """One call of a model. What was said is in `model_messages`, each message once for its attempt."""
-
-    __tablename__ = "model_calls"
-    id: Mapped[UUID] = mapped_column(primary_key=True)
-    attempt_id: Mapped[UUID]  # no foreign key, nor below: written in batches, beside what the worker writes
-    task_id: Mapped[UUID]
-    run_id: Mapped[UUID]
-    user_name: Mapped[str]
-    dialect: Mapped[str]
-    model: Mapped[str]  # as the agent asked for it
-    upstream_model: Mapped[str]
-    replica: Mapped[str]
-    policy_version: Mapped[str]
-    started_at: Mapped[datetime]
-    first_byte_s: Mapped[float | None]
-    duration_s: Mapped[float]
-    waited: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
-    retries: Mapped[int] = mapped_column(server_default="0")
-    streamed: Mapped[bool]
-    status: Mapped[int | None]
-    end_kind: Mapped[str]
-    detail: Mapped[str] = mapped_column(server_default="")
-    finish_reason: Mapped[str] = mapped_column(server_default="")
-    is_turn: Mapped[bool]
-    offers_tools: Mapped[bool] = mapped_column(server_default=text("false"))
-    prompt_tokens: Mapped[int | None]
-    completion_tokens: Mapped[int | None]
-    cached_tokens: Mapped[int | None]
-    reasoning_tokens: Mapped[int | None]
-    cost_usd: Mapped[float | None]  # None: the price is unknown
-    scripted: Mapped[bool] = mapped_column(server_default=text("false"))  # a replay engine answered
-    messages: Mapped[list[str]]  # digests: the conversation that was sent
-    reply: Mapped[str | None]  # digest of the answer; None: there was none
-    body: Mapped[bytes]  # zstd of JSON: parameters, digest of the tools, token ids, log-probabilities
-
-    __table_args__ = (
-        Index("model_calls_attempt_id_started_at_idx", "attempt_id", "started_at"),
-        Index("model_calls_run_id_idx", "run_id"),
-        Index("model_calls_user_name_started_at_idx", "user_name", "started_at"),
-    )
-
-
-class ModelMessageRow(Base):
-    """A message (or a list of tools) of an attempt's conversations, once."""
-
-    __tablename__ = "model_messages"
-    attempt_id: Mapped[UUID]
-    digest: Mapped[str]
-    body: Mapped[bytes]  # zstd of its JSON
-
-    __table_args__ = (PrimaryKeyConstraint("attempt_id", "digest"),)
-
-
-class ModelReplicaRow(Base):
-    """One engine that answers for a model's stable name."""
-
-    __tablename__ = "model_replicas"
-    id: Mapped[UUID] = mapped_column(primary_key=True)
-    model: Mapped[str]  # the stable name; `*` takes every name that no other row has
-    url: Mapped[str]  # base URL, with /v1
-    upstream_model: Mapped[str | None]  # the engine's own name; None: the stable one
-    policy_version: Mapped[str] = mapped_column(server_default="")
-    dialects: Mapped[list[str]]  # which it speaks; others are translated to the first of them
-    api_key_env: Mapped[str | None]  # name of the gateway's variable that has its key
-    context_tokens: Mapped[int | None]  # prompt and answer; None: the engine says when it is too much
-    state: Mapped[str] = mapped_column(server_default="active")  # active | draining
-    added_at: Mapped[datetime] = mapped_column(server_default=NOW)
-
-    __table_args__ = (Index("model_replicas_model_idx", "model"),)
-
-
-class ControlToken(Base):
-    """Proof for a gateway that its caller may write to this database; used once."""
-
-    __tablename__ = "control_tokens"
-    token_sha256: Mapped[str] = mapped_column(primary_key=True)
-    expires_at: Mapped[datetime]
-
-
-class Artifact(Base):
-    """Bytes in the store, or the recorded fact that there are none."""
-
-    __tablename__ = "artifacts"
-    attempt_id: Mapped[UUID] = mapped_column(ForeignKey("attempts.id"))
-    kind: Mapped[str]
-    key: Mapped[str | None]
-    url: Mapped[str | None]
-    size_bytes: Mapped[int | None] = mapped_column(BigInteger)
-    sha256: Mapped[str | None]
-    missing: Mapped[str | None]  # why there is none
-    stored_at: Mapped[datetime] = mapped_column(server_default=NOW)
-
-    __table_args__ = (PrimaryKeyConstraint("attempt_id", "kind"),)
-
-
-class Schedule(Base):
-    """A recurring evaluation."""
-
-    __tablename__ = "schedules"
-    id: Mapped[UUID] = mapped_column(primary_key=True)
-    name: Mapped[str] = mapped_column(unique=True)
-    cron: Mapped[str]  # five fields, UTC
-    dataset: Mapped[str]
-    submission: Mapped[dict[str, Any]]  # agent, mode, model, replicas, limit
-    misfire: Mapped[str]  # skip | once
-    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
-    settled_until: Mapped[datetime]  # every due time up to here was fired or, by policy, passed over
-
-
-class ScheduleFire(Base):
-    """One due time of a schedule: its key makes firing exactly-once, however many beats tick."""
-
-    __tablename__ = "schedule_fires"
-    schedule_id: Mapped[UUID] = mapped_column(ForeignKey("schedules.id", ondelete="CASCADE"))
-    due_at: Mapped[datetime]
-    fired_at: Mapped[datetime] = mapped_column(server_default=NOW)
-    run_id: Mapped[UUID | None]
-    failure: Mapped[str | None]
-
-    __table_args__ = (PrimaryKeyConstraint("schedule_id", "due_at"),)
 
 
 PAUSED = "9999-01-01 00:00:00+00"
-"""`Task.available_at` of what is paused. Not infinity, which Python's datetime cannot hold."""
+"""`TaskRow.available_at` of what is paused. Not infinity, which Python's datetime cannot hold."""
 
 
-class LegalMove(Base):
+class LegalMoveRow(Base):
     """The state machine as the triggers see it; filled by the migrations from `app.models.states`."""
 
     __tablename__ = "legal_moves"

@@ -16,7 +16,7 @@ import structlog
 from app.errors import DatabaseUnavailable, StationError
 from app.ledger import deadlines, instances, semaphores, tasks, waiting
 from app.ledger.database import RECONCILER, Database, Leadership
-from app.ledger.instances import Live
+from app.ledger.instances import LiveInstance
 from app.models.endings import RetryPolicy
 from app.settings import Settings
 
@@ -25,11 +25,11 @@ log = structlog.get_logger()
 _YOUNG_S = 5.0
 """An instance this young may not be in its provider's list yet."""
 _SILENT_S = 60.0
-"""A standing instance that nobody watches and that says nothing for so long is gone."""
+"""A standing instance without a provider that says nothing for this long is gone."""
 _CLOCKS_S = 1.0
 """Between two looks at what runs out: leases, deadlines, places at semaphores."""
 _GONE_GRACE_S = 20.0
-"""An ephemeral instance whose attempt has ended may tear down and leave for so long."""
+"""An ephemeral instance whose attempt has ended may tear down and leave within this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,27 +123,28 @@ class Reconciler:
             )
             if why is not None:
                 self._end(instance, why)
-        known = {instance.id for instance in instances.live(self._database)}
+        known = instances.live_ids(self._database)
         for provider, found in existing.items():
             for instance_id, handle in found.items():
                 if instance_id not in known:
                     self._hands.terminate(provider, instance_id, handle)
 
-    def _fault(self, instance: Live, existing: dict[str, dict[UUID, str]]) -> str | None:
+    def _fault(self, instance: LiveInstance, existing: dict[str, dict[UUID, str]]) -> str | None:
         """Why this instance must be closed, or None."""
         if instance.overdue:
             return "past its deadline"
         if instance.state in ("requested", "booting") and instance.age_s > self._settings.boot_timeout_s:
             return f"not ready within {self._settings.boot_timeout_s:.0f} s"
         if instance.provider == "static":
-            return "no sign of life" if instance.silent_s > _SILENT_S else None
+            silent_s = instance.age_s if instance.silent_s is None else instance.silent_s
+            return "no sign of life" if silent_s > _SILENT_S else None
         found = existing.get(instance.provider)
         asked = instance.handle is not None or instance.state != "requested"
         if asked and found is not None and instance.id not in found and instance.age_s > _YOUNG_S:
             return "its provider no longer has it"
         return None
 
-    def _end(self, instance: Live, why: str) -> None:
+    def _end(self, instance: LiveInstance, why: str) -> None:
         log.warning("reconciler.instance_ended", instance_id=str(instance.id), why=why)
         if instance.handle is not None and instance.provider != "static":
             self._hands.terminate(instance.provider, instance.id, instance.handle)

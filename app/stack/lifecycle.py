@@ -258,7 +258,7 @@ def _stop_supervised(settings: Settings, report: Report, table: Table) -> tuple[
             report(f"stopped {', '.join(names)}")
         stopped += names
         if stage is Stage.HOSTS:
-            # Before the servers go: instances that outlived the nursery would take their going for a fault.
+            # Before the servers go: instances that outlived the launcher would take their going for a fault.
             stragglers = leftovers.end_processes(settings, sparing=supervisor.family(settings))
     supervisor.shutdown(settings)
     return stopped, stragglers

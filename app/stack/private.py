@@ -193,7 +193,7 @@ def private_stack(
     """A stack with a database, a broker and a home of its own, for the length of the block; nothing of it stays.
 
     overrides: settings. simulation: both modes' instances are simulated ones that behave so. durable: False spares
-    PostgreSQL the waiting for the disk. programs: started last, e.g. a nursery.
+    PostgreSQL the waiting for the disk. programs: started last, e.g. a launcher.
 
     Raises: InstallationFailed, DatabaseUnavailable, BrokerUnavailable: something did not start.
     """
@@ -249,12 +249,12 @@ def _start_servers(stack: PrivateStack, *, durable: bool) -> None:
 
 def _simulation(simulation: Simulation) -> Program:
     argument = json.dumps(simulation.model_dump(mode="json"))
-    return Program(SIMULATION, Stage.HOSTS, (sys.executable, "-m", "app.workers.simulation", argument), stop_wait_s=15)
+    return Program(SIMULATION, Stage.HOSTS, (sys.executable, "-m", "app.simulation.host", argument), stop_wait_s=15)
 
 
 def _start_control(stack: PrivateStack, count: int) -> None:
     for number in range(1, count + 1):
-        stack.start(Program(f"control-{number}", Stage.WORK, (sys.executable, "-m", "app.workers.control")))
+        stack.start(Program(f"control-{number}", Stage.WORK, (sys.executable, "-m", "app.control.worker")))
     if count:
         database = Database(stack.settings.database(), pooled=False)
         stack.wait_for("control-1", lambda: dispatcher_leads(database))

@@ -24,7 +24,7 @@ class Stage(IntEnum):
     MODELS = 1
     """What agents lean on. It outlives them, so that attempts which are told to stop can have their calls on record."""
     HOSTS = 2
-    """What instances lean on: they die with the nursery."""
+    """What instances lean on: they die with the launcher."""
     WORK = 3
     """Who gives work out."""
 
@@ -61,8 +61,8 @@ def programs(settings: Settings) -> tuple[Program, ...]:
         name = "gateway" if number == 1 else f"gateway-{number}"
         table.append(Program(name, Stage.MODELS, _gateway(settings, port), stop_wait_s=25, keys=True))
     table += [
-        Program("nursery", Stage.HOSTS, (sys.executable, "-m", "app.workers.nursery"), stop_wait_s=30),
-        Program("control", Stage.WORK, (sys.executable, "-m", "app.workers.control"), stop_wait_s=15),
+        Program("launcher", Stage.HOSTS, (sys.executable, "-m", "app.workers.launcher"), stop_wait_s=30),
+        Program("control", Stage.WORK, (sys.executable, "-m", "app.control.worker"), stop_wait_s=15),
         Program("beat", Stage.WORK, (*_celery("beat"), *_beat_options(settings))),
         Program("flower", Stage.WORK, (sys.executable, "-m", "app.stack.flower_server", _flower_option(settings))),
     ]

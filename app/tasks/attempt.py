@@ -1,4 +1,4 @@
-"""`attempt.run`: the one task that instances take. Its body is the hint; everything else is in the ledger."""
+"""`attempt.run`: the one task that instances take. Its body is the wake-up message; the rest is in the ledger."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from celery import Celery, shared_task
 from kombu.pools import producers
 
-from app.ledger.admission import Published
+from app.ledger.admission import QueuedMessage
 from app.models.endings import BLAME, Blame
 from app.models.instance import queue_of
-from app.models.outcome import Hint
+from app.models.outcome import WakeUpMessage
 from app.scheduling.placement import queue_at
-from app.workers import seat
+from app.workers import context
 
 _NOT_SCORED = {reason.value for reason, blame in BLAME.items() if blame is Blame.INFRASTRUCTURE}
 _ABOUT_CHARS = 300
@@ -27,23 +27,23 @@ class AttemptNotScored(Exception):
 
 
 @shared_task(name="attempt.run", throws=(AttemptNotScored,))
-def run(**hint: Any) -> str:
-    """Carry out the attempt that the hint names, if it is still to be done; a line for Flower.
+def run(**message: Any) -> str:
+    """Carry out the attempt that the message names, if it is still to be done; a line for Flower.
 
     Raises: AttemptNotScored: with the end reason.
     """
-    ended = seat.current().take(Hint.model_validate(hint))
+    ended = context.current().take(WakeUpMessage.model_validate(message))
     if ended in _NOT_SCORED:
         raise AttemptNotScored(ended)
     return ended
 
 
-def publish(celery: Celery, items: Sequence[Published]) -> None:
-    """Put hints into the queues of their mode and class, or a host's own of these, over one connection, many in one
+def publish(celery: Celery, items: Sequence[QueuedMessage]) -> None:
+    """Put messages into the queues of their mode and class, or a host's own of these, over one connection, many in one
     round trip.
 
     Raises: whatever the transport raises when the broker is away, or has been silent for some seconds; some of the
-        hints may have been sent.
+        messages may have been sent.
     """
     with (
         celery.connection_for_write(transport_options=_PATIENCE) as connection,
@@ -52,16 +52,16 @@ def publish(celery: Celery, items: Sequence[Published]) -> None:
     ):
         for item in items:
             run.apply_async(
-                kwargs=item.hint.model_dump(mode="json"),
+                kwargs=item.message.model_dump(mode="json"),
                 argsrepr="",
                 kwargsrepr=item.about[:_ABOUT_CHARS],
                 queue=_queue(item),
-                task_id=f"{item.hint.attempt_id}",
+                task_id=f"{item.message.attempt_id}",
                 producer=producer,
                 retry=False,
             )
 
 
-def _queue(item: Published) -> str:
+def _queue(item: QueuedMessage) -> str:
     common = queue_of(item.mode, item.resource_class)
     return common if item.host is None else queue_at(common, item.host)

@@ -14,9 +14,9 @@ from sqlalchemy import text
 
 from app.ledger import accept, admission, attempts, instances, model_sessions
 from app.ledger.accept import NewRun
-from app.ledger.attempts import Offer
+from app.ledger.attempts import ClaimRequest
 from app.ledger.database import Database
-from app.ledger.instances import Wanted
+from app.ledger.instances import InstanceDemand
 from app.models.spec import AgentTask, Bundle, EnvironmentSpec, Limits, Mode, ModelChoice, ScriptGoal, TaskSpec
 from app.stack.private import PrivateStack, private_stack
 from app.stack.programs import Program, Stage
@@ -42,10 +42,10 @@ class Gateway:
         run = accept.accept(self.database, NewRun(specs=[_spec()], replicas=count))
         with self.database.begin() as connection:
             published = admission.admit(connection, [(task_id, Mode.PERSISTENT) for task_id in run.task_ids])
-            wanted = Wanted("process", Mode.PERSISTENT, "standard", 1, count, None)
+            wanted = InstanceDemand("process", Mode.PERSISTENT, "standard", 1, count, None)
             standing = instances.request(connection, wanted)
         instances.ready_many(self.database, standing)
-        offers = [Offer(item.hint, instance) for item, instance in zip(published, standing, strict=True)]
+        offers = [ClaimRequest(item.message, instance) for item, instance in zip(published, standing, strict=True)]
         claims = attempts.claim_many(self.database, offers, lease_s=86_400)
         assert len(claims) == count
         made = tuple(secrets.token_urlsafe(32) for _ in claims)

@@ -13,18 +13,18 @@ from uuid import UUID
 
 import pytest
 
+from app import evaluation
 from app.artifacts import open_store
 from app.artifacts.bundles import store_bundle
 from app.datasets import DEMO
 from app.environments.listing import listed
 from app.errors import SpecInvalid
+from app.evaluation import Submission
 from app.ledger import accept
 from app.ledger.accept import NewRun
 from app.models.outcome import TaskResult
 from app.models.overrides import EnvironmentOverrides
 from app.models.spec import AgentTask, Compose, Limits, Reuse, TaskSpec
-from app.workers import evaluations
-from app.workers.evaluations import Submission
 from tests.acceptance.conftest import System
 from tests.integration.test_oci_images import registry as registry
 from tests.patience import eventually
@@ -35,7 +35,7 @@ TaskFolder = Callable[..., Path]
 
 
 def _task(system: System, folder: Path) -> AgentTask:
-    (spec,) = evaluations.specs_of(Submission(dataset=str(folder), agent="nop"), system.settings)
+    (spec,) = evaluation.specs_of(Submission(dataset=str(folder), agent="nop"), system.settings)
     return spec.task
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from app.ledger import admission, attempts, ends, instances
 from app.ledger.attempts import Claim
-from app.ledger.instances import Wanted
+from app.ledger.instances import InstanceDemand
 from app.models.endings import EndReason
 from app.models.outcome import Phase, Verdict
 from app.models.spec import Mode
@@ -101,11 +101,13 @@ def _finished(here: Ground) -> Claim:
     batch = here.submit(1, mode=Mode.EPHEMERAL)
     with here.database.begin() as connection:
         (item,) = admission.admit(connection, [(task_id, Mode.EPHEMERAL) for task_id in batch.task_ids])
-        (instance_id,) = instances.request(connection, Wanted("process", Mode.EPHEMERAL, "standard", 1, 1, None))
+        (instance_id,) = instances.request(
+            connection, InstanceDemand("process", Mode.EPHEMERAL, "standard", 1, 1, None)
+        )
     assert instances.ready(here.database, instance_id)
-    claim = attempts.claim(here.database, item.hint, instance_id, lease_s=30)
+    claim = attempts.claim(here.database, item.message, instance_id, lease_s=30)
     assert claim is not None
-    attempts.pass_door(here.database, claim, Phase.STORED)
+    attempts.record_phase(here.database, claim, Phase.STORED)
     verdict = Verdict(reward=1.0, counts=True)
     ends.finish(here.database, claim, end_reason=EndReason.SUBMITTED, verdict=verdict, artifacts=[])
     return claim

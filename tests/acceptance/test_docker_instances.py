@@ -20,15 +20,14 @@ from sqlalchemy import text
 
 import app
 from app.client import MegaFlow, Run
-from app.instances.docker import DockerProvider
+from app.evaluation import Submission
+from app.instances.docker import DockerInstances
 from app.models.endings import EndReason
 from app.models.spec import Mode, ModelChoice
 from app.models.states import AttemptState
 from app.settings import PREFIX, Settings
 from app.stack import lifecycle, ports
 from app.stack.engine import connected
-from app.workers import evaluations
-from app.workers.evaluations import Submission
 from tests.patience import eventually
 from tests.services import missing, short_folder
 
@@ -47,12 +46,11 @@ def _say(line: str) -> None:
 class Stack:
     settings: Settings
     flow: MegaFlow
-    provider: DockerProvider
+    provider: DockerInstances
 
     def submit(self, **wanted: object) -> Run:
         values = {"dataset": "demo", "agent": "oracle", "mode": Mode.EPHEMERAL} | wanted
-        accepted = evaluations.submit(Submission.model_validate(values), self.settings, self.flow.database)
-        return self.flow.run(accepted.run_id, accepted.task_ids, accepted.names)
+        return self.flow.submit(Submission.model_validate(values))
 
     def instances(self, mode: Mode) -> list[tuple[str, int | None]]:
         """State and exit code of every instance there ever was."""
@@ -101,7 +99,7 @@ def stack(worker_image: str) -> Iterator[Stack]:
         try:
             lifecycle.up(settings, _say, may_install=False)
             with MegaFlow(settings) as flow:
-                yield Stack(settings, flow, DockerProvider(settings))
+                yield Stack(settings, flow, DockerInstances(settings))
         finally:
             lifecycle.down(settings, _say, purge=True)
 
@@ -171,7 +169,7 @@ def test_an_end_that_nobody_heard_is_reported_when_watching_begins(stack: Stack)
         try:
             container.wait(timeout=20)
             heard: list[tuple[uuid.UUID, int | None]] = []
-            provider = DockerProvider(stack.settings.model_copy(update={"installation": labels["megaflow"]}))
+            provider = DockerInstances(stack.settings.model_copy(update={"installation": labels["megaflow"]}))
             stop = threading.Event()
             watching = threading.Thread(target=provider.watch, args=(lambda i, code, _: heard.append((i, code)), stop))
             watching.start()

@@ -14,17 +14,17 @@ from pathlib import Path
 import psutil
 import pytest
 
+from app import evaluation
 from app.client import MegaFlow
 from app.environments.runtimes.compose.resources import PROJECT
 from app.environments.runtimes.oci import available
+from app.evaluation import Submission
 from app.host.engine import ROLE
 from app.models.spec import AgentTask
 from app.settings import PREFIX, Settings
 from app.stack import engine, lifecycle
 from app.stack.engine import Dockerd, connected
 from app.stack.processes import has_ended
-from app.workers import evaluations
-from app.workers.evaluations import Submission
 from tests.acceptance.conftest import System, free_port
 from tests.patience import eventually
 from tests.services import missing, short_folder
@@ -186,7 +186,7 @@ def test_a_task_that_needs_no_engine_notices_nothing(
     if (why := available(settings)) is not None:
         missing(f"environments without a daemon: {why}")
     folder = task_folder("engineless", solve=SOLVE)
-    (spec,) = evaluations.specs_of(Submission(dataset=str(folder), agent="oracle"), settings)
+    (spec,) = evaluation.specs_of(Submission(dataset=str(folder), agent="oracle"), settings)
     asked = {"kind": "oci", "image": base_image_tag, "build": None, "workdir": "/"}
     environment = spec.task.environment.model_dump() | asked
     task = AgentTask.model_validate(spec.task.model_dump() | {"environment": environment})

@@ -8,11 +8,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from app import evaluation
 from app.environments.contract import UNSEEN
 from app.ledger import classes
 from app.models.outcome import TaskResult
 from app.models.spec import AgentTask, EnvironmentKind, Mode, Network, Reuse, ScriptSolution
-from app.workers import evaluations
 from tests.acceptance.conftest import System
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(400)]
@@ -38,7 +38,7 @@ def paths(results: list[TaskResult]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def tasks(system: System) -> dict[str, AgentTask]:
-    return {task.name: task for task in evaluations.demo_tasks(system.settings, EnvironmentKind.DOCKER)}
+    return {task.name: task for task in evaluation.demo_tasks(system.settings, EnvironmentKind.DOCKER)}
 
 
 def test_an_agent_that_changes_nothing_is_lent_an_environment(system: System, tasks: dict[str, AgentTask]) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import zstandard
 
+from app import evaluation
 from app.client import as_completed
+from app.evaluation import Submission
 from app.models.outcome import ArtifactKind, TaskResult
 from app.models.spec import AgentTask, Network
-from app.workers import evaluations
-from app.workers.evaluations import Submission
 from tests.acceptance.conftest import System
 from tests.patience import eventually
 
@@ -29,7 +29,7 @@ COMPOSE_TASK = "restock-the-shop"
 
 def _task(system: System, folder: Path, **environment: Any) -> AgentTask:
     """The folder's task with its environment changed."""
-    (spec,) = evaluations.specs_of(Submission(dataset=str(folder), agent="oracle"), system.settings)
+    (spec,) = evaluation.specs_of(Submission(dataset=str(folder), agent="oracle"), system.settings)
     changed = spec.task.environment.model_dump() | environment
     return AgentTask.model_validate(spec.task.model_dump() | {"environment": changed})
 

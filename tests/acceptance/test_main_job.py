@@ -17,11 +17,11 @@ from typing import Any
 import httpx
 import pytest
 
+from app import evaluation
 from app.client import as_completed
+from app.evaluation import Submission
 from app.models.spec import Mode
 from app.stack.home import process_environment
-from app.workers import evaluations
-from app.workers.evaluations import Submission
 from tests.acceptance.conftest import System
 from tests.building import a_task
 from tests.patience import eventually
@@ -39,9 +39,7 @@ def _submit(system: System, agent: str, mode: str, *more: str) -> list[dict[str,
 @pytest.mark.parametrize("mode", ["ephemeral", "persistent"])
 def test_oracle_gets_one_and_nop_zero_on_every_demo_task(system: System, mode: str) -> None:
     # Half of the tasks in each mode and with each agent keeps this affordable; `make demo` runs them all.
-    names = [
-        task.name for task in evaluations.demo_tasks(system.settings, Submission(dataset="", agent="").environment)
-    ]
+    names = [task.name for task in evaluation.demo_tasks(system.settings, Submission(dataset="", agent="").environment)]
     assert len(names) >= 8
     halves = {"ephemeral": names[0::2], "persistent": names[1::2]}
     for agent, half, expected in (("oracle", mode, 1.0), ("nop", mode, 0.0)):
@@ -105,7 +103,7 @@ def test_a_standing_instance_recycles_an_environment_and_nothing_of_the_last_tas
 
 def test_the_python_api_enqueues_waits_and_reads_results(system: System, task_folder: Callable[..., Path]) -> None:
     kept = Submission(dataset=str(task_folder("api")), agent="oracle")
-    (spec,) = evaluations.specs_of(kept, system.settings)
+    (spec,) = evaluation.specs_of(kept, system.settings)
     run = system.flow.enqueue_many([spec.task], agent="oracle", mode="persistent", replicas=3)
     ended = [handle.result(timeout=60).reward for handle in as_completed(run.handles, timeout=120)]
     assert ended == [1.0] * 3

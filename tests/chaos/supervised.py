@@ -47,9 +47,9 @@ class SupervisedPrograms:
         return [f"{state.name} is {state.state}" for state in supervisor.states(self.settings) if not state.runs]
 
     def instances(self) -> list[psutil.Process]:
-        """The workers that the nursery has made."""
+        """The workers that the launcher has made."""
         with suppress(psutil.Error, KeyError, StackNotRunning):
-            return psutil.Process(self.pids()["nursery"]).children()
+            return psutil.Process(self.pids()["launcher"]).children()
         return []
 
     def family(self) -> set[int]:

@@ -19,6 +19,7 @@ import pytest
 from app.errors import SpecInvalid
 from app.model_service.dialects import Message, Reply, Request, codec_for
 from app.models.model_calls import Dialect
+from tests.dialect_requests import body_of
 
 SCRIPTS = {
     "frob": """
@@ -37,17 +38,6 @@ turns:
   - {status: 500}
   - {context_exceeded: true}
   - {thought: This sentence will never be heard to its end, cut: true}
-""",
-    "flaky": """
-match: null
-turns:
-  - {status: 529, times: 2, thought: Now I can, command: ls}
-  - {thought: Then this, cut: true, times: 1, submit: true}
-""",
-    "slow": """
-match: null
-turns:
-  - {thought: one two three four, token_delay_s: 0.05}
 """,
     "silent": """
 match: null
@@ -111,11 +101,10 @@ def conversation(text: str, answers: int = 0) -> list[Message]:
 
 def body(dialect: Dialect, text: str, answers: int = 0, *, model: str = "any", **more: Any) -> dict[str, Any]:
     """A request in a dialect, made by the project's own codec."""
-    codec = codec_for(dialect)
     tools = more.pop("tools", (BASH_TOOL,))
     messages = tuple(more.pop("messages", conversation(text, answers)))
     asked = Request(model, messages, tools, stream=bool(more.pop("stream", False)), max_tokens=None, parameters=more)
-    return codec.body(asked)
+    return body_of(dialect, asked)
 
 
 def ask(url: str, text: str, answers: int = 0, *, dialect: Dialect = Dialect.CHAT, **more: Any) -> httpx.Response:
@@ -216,7 +205,7 @@ def test_a_script_is_chosen_by_the_models_name(url: str) -> None:
     for name in ("scenario-nobody", "replay:nobody"):
         refused = ask(url, FROB, model=name)
         assert refused.status_code == 404
-        assert "known scripts: faults, flaky, frob" in refused.json()["error"]["message"]
+        assert "known scripts: faults, frob, silent" in refused.json()["error"]["message"]
 
 
 def test_an_unknown_scenario_says_what_was_expected_and_found(url: str) -> None:
@@ -224,7 +213,7 @@ def test_an_unknown_scenario_says_what_was_expected_and_found(url: str) -> None:
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (404, "scenario_unknown")
     assert "something else entirely" in error["message"]
-    assert "known scripts: faults, flaky, frob" in error["message"]
+    assert "known scripts: faults, frob, silent" in error["message"]
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -291,41 +280,6 @@ def test_an_answer_is_cut_in_its_middle(url: str, dialect: Dialect, *, streamed:
         with pytest.raises(ValueError):  # noqa: PT011 -- half a JSON text
             json.loads(got)
     assert httpx.get(f"{url}/health").is_success
-
-
-def test_a_fault_that_passes_is_counted_for_each_caller_and_turn(url: str) -> None:
-    def tries(caller: str, answers: int = 0) -> list[int]:
-        headers = {"X-MegaFlow-Attempt": caller}
-        answers_ = (ask(url, "x", answers, model="scenario-flaky", headers=headers) for _ in range(4))
-        return [response.status_code for response in answers_]
-
-    assert tries("one") == [529, 529, 200, 200]
-    assert tries("two") == [529, 529, 200, 200]
-    assert tries("one") == [200] * 4
-    by_key = {"Authorization": "Bearer sk-one"}
-    assert [ask(url, "x", model="scenario-flaky", headers=by_key).status_code for _ in range(3)] == [529, 529, 200]
-    headers = {"X-MegaFlow-Attempt": "three"}
-    with pytest.raises(httpx.RemoteProtocolError):
-        ask(url, "x", 1, model="scenario-flaky", headers=headers)
-    assert heard(ask(url, "x", 1, model="scenario-flaky", headers=headers)).message["content"] == "Then this"
-
-
-def test_what_is_asked_aside_uses_up_no_tries(url: str) -> None:
-    headers = {"X-MegaFlow-Attempt": "aside"}
-    for _ in range(5):
-        ask(url, "a title, please", model="scenario-flaky", tools=(), headers=headers)
-    assert ask(url, "x", model="scenario-flaky", headers=headers).status_code == 529
-
-
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_slow_words_come_one_at_a_time(url: str, dialect: Dialect) -> None:
-    asked = body(dialect, "x", model="scenario-slow", stream=True)
-    started = time.monotonic()
-    with httpx.stream("POST", f"{url}/v1/{dialect}", json=asked, timeout=30) as response:
-        parts = list(response.iter_raw())
-    assert len(parts) >= 5
-    assert time.monotonic() - started >= 0.2
-    assert codec_for(dialect).reply(b"".join(parts), streamed=True).message["content"] == "one two three four"
 
 
 def test_silence_ends_when_the_caller_hangs_up_or_the_engine_stops(tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ import pytest
 
 from app.ledger.model_calls import StoredCall
 from app.model_service.dialects import Message, Reply, Request, codec_for
-from app.model_service.replay.takes import file_name
+from app.model_service.replay.recordings import file_name
 from app.model_service.trajectory import export
 from app.models.model_calls import CallEnd, Dialect, TokenUse
 from tests.contract.test_replay_engine import BASH_TOOL, engine
+from tests.dialect_requests import body_of
 
 RUN = "0192-night"
 DIALECTS = list(Dialect)
@@ -126,7 +127,7 @@ def ask(url: str, messages: list[Message], *, dialect: Dialect = Dialect.CHAT, *
         max_tokens=None,
         parameters=more,
     )
-    return httpx.post(f"{url}/v1/{dialect}", json=codec_for(dialect).body(asked), headers=headers, timeout=30)
+    return httpx.post(f"{url}/v1/{dialect}", json=body_of(dialect, asked), headers=headers, timeout=30)
 
 
 def heard(response: httpx.Response, dialect: Dialect = Dialect.CHAT, *, streamed: bool = False) -> Reply:

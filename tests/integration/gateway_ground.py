@@ -6,7 +6,7 @@ import asyncio
 import io
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,8 +23,8 @@ from app.ledger.database import Database
 from app.ledger.model_replicas import NewReplica
 from app.ledger.model_sessions import open_session
 from app.model_service.dialects import codec_for
-from app.model_service.gateway.app import Gateway, create_app
-from app.model_service.gateway.congestion import Window
+from app.model_service.gateway.app import Gateway
+from app.model_service.gateway.congestion import CongestionWindow
 from app.model_service.gateway.keys import Keys
 from app.model_service.recording.rows import offers_tools
 from app.models.model_calls import Account, CallEnd, Dialect, Exchange, ModelSession, TokenUse
@@ -34,10 +34,6 @@ from tests.building import a_task, dispatched, ready_instance
 
 MODEL = "writer"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-def run(story: Coroutine[Any, Any, None], *, within_s: float = 60) -> None:
-    asyncio.run(asyncio.wait_for(story, within_s))
 
 
 # --- Engines --------------------------------------------------------------------------------------------------------
@@ -302,7 +298,7 @@ def an_attempt(
     spec = TaskSpec(task=task, agent="nop", model=model or ModelChoice(name=MODEL), mode="persistent")
     run = accept(database, NewRun(specs=[spec], user_name=user))
     (item,) = dispatched(database, run)
-    claim = attempts.claim(database, item.hint, ready_instance(database), lease_s=300)
+    claim = attempts.claim(database, item.message, ready_instance(database), lease_s=300)
     assert claim is not None
     open_session(database, claim, token)
     return claim
@@ -363,7 +359,7 @@ class Ground:
         self.notes.accounts.clear()
         self.engine.seen.clear()
         self.engine.handler = self.engine.well
-        self.app.routes.engine(self.engine.url).window = Window()
+        self.app.routes.engine(self.engine.url).window = CongestionWindow()
 
     async def knows(self, condition: Callable[[], bool]) -> None:
         while not condition():
@@ -394,7 +390,7 @@ async def ground(
     """A gateway with one engine, that `MODEL` is routed to when `replica`."""
     made = Ground(settings)
     await made.engine.start()
-    made.app = create_app(settings, made.database, recorder=lambda: made.notes, keys=Keys(keys or {}), **options)
+    made.app = Gateway(settings, made.database, recorder=lambda: made.notes, keys=Keys(keys or {}), **options)
     config = uvicorn.Config(
         made.app,
         host="127.0.0.1",

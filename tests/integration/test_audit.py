@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from app.cli import audit as audit_commands
 from app.ledger import audit, classes, pauses
-from app.ledger.audit import Finding, Look
+from app.ledger.audit import AuditFinding, AuditResult
 from app.ledger.audit_checks import CHECKS
 from app.ledger.database import Database, Leadership
 from app.models.tables import PAUSED
@@ -31,12 +31,12 @@ def settings(make_settings: MakeSettings) -> Settings:
     return make_settings(ephemeral_capacity=2, persistent_instances=1, retry_base_s=0.0, audit_s=0.2)
 
 
-def look(database: Database, settings: Settings, seen: Look | None = None) -> Look:
+def look(database: Database, settings: Settings, seen: AuditResult | None = None) -> AuditResult:
     memory = seen.memory if seen else None
-    return audit.look(database, settings, audit.capacity_of(settings), memory)
+    return audit.look(database, settings, memory)
 
 
-def found(database: Database, settings: Settings) -> dict[str, Finding]:
+def found(database: Database, settings: Settings) -> dict[str, AuditFinding]:
     return {finding.name: finding for finding in look(database, settings).findings}
 
 
@@ -104,7 +104,7 @@ def in_order(database: Database) -> None:
     an_instance(database, state="busy", attempt_id=leaving, ready_at=ago(60))
     insert(
         database,
-        "holds",
+        "semaphore_holders",
         limit_name="environment_starts:here",
         holder=new_id(),
         attempt_id=attempt_id,
@@ -253,7 +253,7 @@ def a_container_left_behind(database: Database) -> None:
     instance_id = an_instance(database, state="failed", requested_at=ago(900), ended_at=ago(800), swept_at=ago(790))
     insert(
         database,
-        "engine_objects",
+        "created_resources",
         engine_id="c1",
         kind="container",
         run_id=new_id(),
@@ -267,7 +267,7 @@ def a_container_that_would_not_go(database: Database) -> None:
     instance_id = an_instance(database, state="failed", requested_at=ago(900), ended_at=ago(800))
     insert(
         database,
-        "engine_objects",
+        "created_resources",
         engine_id="c1",
         kind="container",
         run_id=new_id(),
@@ -312,7 +312,7 @@ def a_hold_of_a_dead_attempt(database: Database) -> None:
     attempt_id = an_attempt(database, task_id, state="error", instance_id=instance_id, finished_at=ago(600))
     insert(
         database,
-        "holds",
+        "semaphore_holders",
         limit_name="image_pulls:a b",
         holder=new_id(),
         attempt_id=attempt_id,
@@ -355,7 +355,7 @@ def more_held_than_there_is(database: Database) -> None:
     for _ in range(2):
         insert(
             database,
-            "holds",
+            "semaphore_holders",
             limit_name="environment_starts:here",
             holder=new_id(),
             attempt_id=attempt_id,
@@ -529,7 +529,7 @@ def test_what_has_moved_since_the_look_is_left_alone(database: Database, setting
     seen = look(database, settings)
     assert [finding.name for finding in seen.findings] == ["attempt.without_lease"]
     lease(database, attempt_id, instance_id)
-    (finding,) = audit.mend(database, settings, seen, RETRY)
+    (finding,) = audit.repair(database, settings, seen, RETRY)
     assert finding.mended == 0
     assert one(database, "SELECT state FROM tasks WHERE id = :id", id=task_id).state == "running"
 
@@ -540,9 +540,9 @@ def test_what_somebody_else_has_in_hand_is_left_to_them(database: Database, sett
     with database.raw() as other:
         other.execute("BEGIN")
         other.execute("SELECT 1 FROM attempts FOR UPDATE")
-        (finding,) = audit.mend(database, settings, seen, RETRY)
+        (finding,) = audit.repair(database, settings, seen, RETRY)
         assert finding.mended == 0
-    (finding,) = audit.mend(database, settings, seen, RETRY)
+    (finding,) = audit.repair(database, settings, seen, RETRY)
     assert finding.mended == 1
 
 

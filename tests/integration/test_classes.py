@@ -10,7 +10,7 @@ import pytest
 from app.cli.offers import size, size_bytes
 from app.errors import LimitInvalid, SpecInvalid
 from app.ledger import classes
-from app.ledger.classes import Offer
+from app.ledger.classes import ResourceClass
 from app.ledger.database import Database, Listener
 from app.ledger.events import WORK
 from app.models.spec import Mode
@@ -25,7 +25,7 @@ def settings(make_settings: MakeSettings) -> Settings:
     return make_settings(ephemeral_capacity=7, persistent_instances=2, persistent_slots=3)
 
 
-def offers(database: Database, settings: Settings) -> dict[str, Offer]:
+def offers(database: Database, settings: Settings) -> dict[str, ResourceClass]:
     with database.begin() as connection:
         return classes.load(connection, settings)
 

@@ -70,7 +70,7 @@ def finish(database: Database, settings: Settings, run_id: UUID, *, patch: bytes
     ids = tuple(results.task_ids(database, run_id))
     instance = ready_instance(database)
     for item in dispatched(database, accept.Accepted(run_id, ids), Mode.PERSISTENT):
-        claim = attempts.claim(database, item.hint, instance, lease_s=30)
+        claim = attempts.claim(database, item.message, instance, lease_s=30)
         assert claim is not None
 
         def kept(kind: ArtifactKind, content: bytes, at: UUID = claim.attempt_id) -> Artifact:

@@ -11,9 +11,9 @@ import openai
 import orjson
 import pytest
 
-from app.model_service.dialects import codec_for, dialect_of
+from app.model_service.dialects import codec_for
 from app.model_service.dialects.base import DialectCodec, Reply, Request
-from app.models.model_calls import TokenUse
+from app.models.model_calls import Dialect, TokenUse
 
 SAID = Reply(
     message={
@@ -53,8 +53,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_POST(self) -> None:
-        dialect = dialect_of(self.path)
-        assert dialect is not None, self.path
+        dialect = Dialect(self.path.split("?", 1)[0].removeprefix("/v1/"))
         codec = codec_for(dialect)
         body = self.rfile.read(int(self.headers["content-length"]))
         self.server.asked = codec.request(orjson.loads(body))

@@ -78,15 +78,16 @@ def test_users_folders_and_variables_are_as_without_a_kept_set_up(create: Create
     assert labels["megaflow.attempt"] != engine.api.inspect_container(first.id)["Config"]["Labels"]["megaflow.attempt"]
 
 
-def test_one_made_ahead_hands_its_labels_to_nobody(
+def test_a_kept_set_up_passes_no_labels_on(
     provider: DockerProvider, engine: Engine, base_image_tag: str, settings: Settings
 ) -> None:
     spec = EnvironmentSpec(image=base_image_tag, setup=(once(),))
-    ahead = Tags.without_attempt(settings.installation, uuid.uuid4(), tags_of(settings.installation).deadline_unix_s)
-    made = [provider.create(spec, tags, timeout_s=60) for tags in (ahead, tags_of(settings.installation))]
+    trial = Tags.without_attempt(settings.installation, uuid.uuid4(), tags_of(settings.installation).deadline_unix_s)
+    made = [provider.create(spec, tags, timeout_s=60) for tags in (trial, tags_of(settings.installation))]
     labels = [engine.api.inspect_container(one.id)["Config"]["Labels"] for one in made]
-    assert [one["megaflow.ready"] for one in labels] == ["1", ""]
-    assert labels[1]["megaflow.instance"] != str(ahead.instance_id)
+    assert not labels[0].get("megaflow.attempt")
+    assert labels[1]["megaflow.attempt"]
+    assert labels[1]["megaflow.instance"] != str(trial.instance_id)
     for one in made:
         one.destroy()
 

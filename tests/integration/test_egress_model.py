@@ -18,7 +18,7 @@ import pytest
 from app.environments.contract import Forward, Serve
 from app.environments.networks import MODEL_PORT, Egress, http_proxy, model_port
 from app.environments.networks.forwarding import forward
-from app.models.shell import Interactive
+from app.models.shell import InteractiveProgram
 from tests.integration.egress_servers import Server, certified, listening, serving
 from tests.integration.network_ground import (
     PATIENCE_S,
@@ -47,7 +47,7 @@ class Inside:
         self.url, self.egress = model_port.open_model_egress(self._forward, url)
 
     def _forward(self, port: int, serve: Serve) -> Forward:
-        def no_stream(argv: object) -> Interactive:
+        def no_stream(argv: object) -> InteractiveProgram:
             raise AssertionError("nothing is started inside")
 
         return forward(self._place.pid, no_stream, port, serve)

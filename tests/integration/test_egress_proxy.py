@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from app.environments.contract import Forward, Serve
 from app.environments.networks import PROXY_PORT, Egress, addresses, allowlist, http_proxy, open_egress
 from app.environments.networks.forwarding import forward
-from app.models.shell import Interactive
+from app.models.shell import InteractiveProgram
 from app.models.spec import EnvironmentSpec, Network
 from tests.integration.egress_servers import Server, certified, listening, serving
 from tests.integration.network_ground import PATIENCE_S, Place, everything, forward_threads, nothing_left, place
@@ -49,7 +49,7 @@ def allow(place: Place) -> Iterator[Open]:
     made: list[Egress] = []
 
     def forwarded(port: int, serve: Serve) -> Forward:
-        def no_stream(argv: object) -> Interactive:
+        def no_stream(argv: object) -> InteractiveProgram:
             raise AssertionError("nothing is started inside")
 
         return forward(place.pid, no_stream, port, serve)

@@ -11,7 +11,7 @@ import pytest
 from app.errors import UnknownName
 from app.ledger import classes, explain, explain_run, pauses
 from app.ledger.database import DISPATCHER, Database, Leadership
-from app.ledger.stories import Now, RunStory, Share, TaskStory
+from app.ledger.stories import CurrentState, RunStory, Share, TaskStory
 from app.settings import Settings
 from tests.building import new_id
 from tests.integration.command import CommandLine
@@ -42,7 +42,7 @@ class Asking:
     def task(self, task_id: UUID) -> TaskStory:
         return explain.task(self._database, self._settings, task_id)
 
-    def now(self, task_id: UUID) -> Now:
+    def now(self, task_id: UUID) -> CurrentState:
         found = self.task(task_id).now
         assert found is not None
         return found
@@ -250,7 +250,7 @@ def test_an_admitted_task_says_which_instances_are_coming(database: Database, as
     an_attempt(database, task_id, published_at=ago(0), dispatched_at=ago(0))
     doing = asking.now(task_id).doing
     assert doing.startswith("waits for an instance: 0 requested, 1 booting, 0 ready; the oldest was asked for 2.")
-    assert f"they usually take 3.0 s; its hint was published at {ago(0):%H:%M:%S} UTC" in doing
+    assert f"they usually take 3.0 s; its message was published at {ago(0):%H:%M:%S} UTC" in doing
 
 
 def test_an_admitted_task_of_the_pool_waits_for_a_worker(database: Database, asking: Asking) -> None:
@@ -260,7 +260,7 @@ def test_an_admitted_task_of_the_pool_waits_for_a_worker(database: Database, ask
     an_attempt(database, task_id, mode="persistent")
     doing = asking.now(task_id).doing
     assert doing == (
-        "waits for a free worker: 1 of 3 slots on 1 ready instance(s) in use; its hint is not in the broker yet"
+        "waits for a free worker: 1 of 3 slots on 1 ready instance(s) in use; its message is not in the broker yet"
     )
 
 
@@ -277,11 +277,17 @@ def test_a_running_task_names_the_semaphore_that_it_waits_for_and_who_holds_it(
     limit = "environment_starts:host-1"
     insert(database, "limits", name=limit, capacity=1)
     insert(
-        database, "holds", limit_name=limit, holder=new_id(), attempt_id=attempt_id, asked_at=ago(9), expires_at=soon
+        database,
+        "semaphore_holders",
+        limit_name=limit,
+        holder=new_id(),
+        attempt_id=attempt_id,
+        asked_at=ago(9),
+        expires_at=soon,
     )
     insert(
         database,
-        "holds",
+        "semaphore_holders",
         limit_name=limit,
         holder=new_id(),
         attempt_id=holding,

@@ -223,13 +223,13 @@ def test_a_draining_instance_takes_nothing_new_and_is_replaced(
     assert instances.drain(database, [first.instance_id], "a deploy") == [first.instance_id]
     assert instances.drain(database, [first.instance_id], "again") == []
     assert instances.seen(database, first.instance_id) is InstanceState.DRAINING
-    assert attempts.claim(database, world.sent[0].hint, first.instance_id, lease_s=30) is None
+    assert attempts.claim(database, world.sent[0].message, first.instance_id, lease_s=30) is None
     dispatcher.pass_once()
     assert len(world.launched) == 2
-    admission.give_back(database, world.sent[0].hint)
+    admission.give_back(database, world.sent[0].message)
     dispatcher._kept_house_at = -10.0
     dispatcher.pass_once()
-    assert [item.hint for item in world.sent] == [world.sent[0].hint] * 2
+    assert [item.message for item in world.sent] == [world.sent[0].message] * 2
 
 
 def test_an_instance_on_which_task_after_task_fails_is_found(database: Database) -> None:
@@ -277,12 +277,12 @@ def test_a_claim_whose_answer_was_lost_is_found_again(database: Database) -> Non
 def test_many_are_claimed_and_finished_at_once_and_each_only_by_its_own(database: Database) -> None:
     run = accepted(database, 3, mode=Mode.EPHEMERAL)
     with database.begin() as connection:
-        hints = [item.hint for item in admission.admit(connection, [(t, Mode.EPHEMERAL) for t in run.task_ids])]
+        messages = [item.message for item in admission.admit(connection, [(t, Mode.EPHEMERAL) for t in run.task_ids])]
     one, two = ready_instance(database, Mode.EPHEMERAL), ready_instance(database, Mode.EPHEMERAL)
-    offers = [attempts.Offer(hints[0], one), attempts.Offer(hints[1], one), attempts.Offer(hints[2], two)]
-    claims = attempts.claim_many(database, offers, lease_s=30)
+    requests = [attempts.ClaimRequest(*pair) for pair in zip(messages, (one, one, two), strict=True)]
+    claims = attempts.claim_many(database, requests, lease_s=30)
     assert Counter(claim.instance_id for claim in claims) == {one: 1, two: 1}
-    assert attempts.claim_many(database, offers, lease_s=30) == []
+    assert attempts.claim_many(database, requests, lease_s=30) == []
 
 
 @pytest.mark.parametrize("deadline", [datetime(2020, 1, 1, tzinfo=UTC), datetime(2099, 1, 1)])
@@ -303,7 +303,7 @@ def test_what_lost_its_turn_goes_before_everything_else_of_its_priority(
     assert live_by_user(database) == {"crowd": 3, "small": 3}
     first = world.launched[0].instance_id
     instances.ready(database, first)
-    unlucky = attempts.claim(database, world.sent[0].hint, first, lease_s=30)
+    unlucky = attempts.claim(database, world.sent[0].message, first, lease_s=30)
     assert unlucky is not None
     instances.exited(database, unlucky.instance_id, 137, "killed", RETRY)
     submit(database, "late", 5)  # holds nothing yet: fair share alone would let it go first

@@ -13,7 +13,7 @@ import pytest
 from app.environments.contract import Forward
 from app.environments.networks.forwarding import forward, forward_here, namespace
 from app.errors import EnvironmentFailed
-from app.models.shell import Interactive
+from app.models.shell import InteractiveProgram
 from tests.integration.network_ground import (
     PATIENCE_S,
     Place,
@@ -35,7 +35,7 @@ def _nothing_left() -> Iterator[None]:
         yield
 
 
-def no_stream(argv: object) -> Interactive:
+def no_stream(argv: object) -> InteractiveProgram:
     raise AssertionError("nothing is started inside")
 
 
@@ -211,7 +211,7 @@ def test_a_worker_that_may_not_enter_the_network_has_a_program_carry(
     def closed(process: object, work: object) -> None:
         raise namespace.NetworkForbidden("not root")
 
-    def stream(argv: object) -> Interactive:
+    def stream(argv: object) -> InteractiveProgram:
         raise EnvironmentFailed("a program is started inside")
 
     monkeypatch.setattr(namespace, "inside", closed)

@@ -18,7 +18,7 @@ from app.environments.networks.forwarding.relayed import RelayedForward
 from app.environments.runtimes.oci import OciProvider
 from app.errors import EnvironmentFailed
 from app.host.cgroups import Cgroup
-from app.models.shell import Interactive
+from app.models.shell import InteractiveProgram
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from tests.integration.egress_servers import listening
@@ -294,7 +294,9 @@ READY = struct.pack("<cxHIH", b"R", 0, 2, 8411)
 )
 def test_a_relay_that_lies_is_ended(words: list[bytes]) -> None:
     hostile = _Hostile(READY, *words)
-    found = RelayedForward(cast(Interactive, hostile), lambda connection: hostile.closed.wait(PATIENCE_S) and None)
+    found = RelayedForward(
+        cast(InteractiveProgram, hostile), lambda connection: hostile.closed.wait(PATIENCE_S) and None
+    )
     assert hostile.closed.wait(PATIENCE_S)
     found.close()
     eventually(lambda: forward_threads() == [])
@@ -305,4 +307,4 @@ def test_what_does_not_begin_as_a_relay_is_none(word: bytes) -> None:
     hostile = _Hostile(word)
     hostile.closed.set()
     with pytest.raises(EnvironmentFailed, match="expected the relay of ports to start"):
-        RelayedForward(cast(Interactive, hostile), echo)
+        RelayedForward(cast(InteractiveProgram, hostile), echo)

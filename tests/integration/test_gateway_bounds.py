@@ -11,11 +11,22 @@ from aiohttp import web
 from app.ledger import limits
 from app.ledger.database import Database
 from app.model_service.client import GatewayClient
-from app.model_service.gateway.app import create_app
+from app.model_service.gateway.app import Gateway
 from app.model_service.gateway.callers import Callers
 from app.models.model_calls import CallEnd, Dialect, Exchange
 from app.models.spec import ModelChoice
-from tests.integration.gateway_ground import MODEL, Ground, Notes, an_attempt, events, ground, request, run
+from tests.integration.gateway_ground import (
+    MODEL,
+    Ground,
+    Notes,
+    an_attempt,
+    answers,
+    events,
+    ground,
+    request,
+    says,
+    streamed,
+)
 from tests.services import MakeSettings
 
 
@@ -41,222 +52,274 @@ async def _hung_up(g: Ground, *, after_s: float, stream: bool = False, first: by
 
 
 @pytest.mark.parametrize("first", [b"", b"data: {}\n\n"])
-def test_who_hangs_up_on_an_engine_that_is_silent_was_stopped_by_it(make_settings: MakeSettings, first: bytes) -> None:
-    async def story() -> None:
-        async with ground(make_settings(model_timeout_s=1)) as g:  # bears half of it
-            kept = await _hung_up(g, after_s=0.7, stream=bool(first), first=first)
-            assert kept.end is CallEnd.UPSTREAM_TIMEOUT
-            assert kept.detail.startswith("the agent hung up after ")
-            assert kept.detail.endswith(" s without a byte")
-
-    run(story())
-
-
-def test_who_hangs_up_at_once_has_changed_its_mind(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            assert (await _hung_up(g, after_s=0.0)).end is CallEnd.CLIENT_GONE
-
-    run(story())
+async def test_who_hangs_up_on_an_engine_that_is_silent_was_stopped_by_it(
+    make_settings: MakeSettings, first: bytes
+) -> None:
+    async with ground(make_settings(model_timeout_s=1)) as g:  # bears half of it
+        kept = await _hung_up(g, after_s=0.7, stream=bool(first), first=first)
+        assert kept.end is CallEnd.UPSTREAM_TIMEOUT
+        assert kept.detail.startswith("the agent hung up after ")
+        assert kept.detail.endswith(" s without a byte")
 
 
-def test_who_hangs_up_on_a_limit_was_stopped_by_it(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings(model_timeout_s=1)) as g:
-            await asyncio.to_thread(limits.set_limit, g.database, "model_requests:user:default", 0)
-            while not await g.app.parts.limiter._capacities():
-                await asyncio.sleep(0.02)
-            call = asyncio.create_task(g.ask())
-            await g.knows(lambda: any(one.waiting_since for one in g.app.parts.attempts._by_id.values()))
-            await asyncio.sleep(0.7)
-            call.cancel()
-            await g.notes.until(1)
-            assert g.notes.last.end is CallEnd.THROTTLED
-            assert g.engine.seen == []
-
-    run(story())
+async def test_who_hangs_up_at_once_has_changed_its_mind(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        assert (await _hung_up(g, after_s=0.0)).end is CallEnd.CLIENT_GONE
 
 
-def test_who_hangs_up_after_the_last_word_was_answered(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            whole = b"".join(events(Dialect.CHAT, request(Dialect.CHAT, stream=True)))
-            kept = await _hung_up(g, after_s=0.3, stream=True, first=whole)
-            assert kept.end is CallEnd.ANSWERED
+async def test_who_hangs_up_on_a_limit_was_stopped_by_it(make_settings: MakeSettings) -> None:
+    async with ground(make_settings(model_timeout_s=1)) as g:
+        await asyncio.to_thread(limits.set_limit, g.database, "model_requests:user:default", 0)
+        while not await g.app.parts.limiter._capacities():
+            await asyncio.sleep(0.02)
+        call = asyncio.create_task(g.ask())
+        await g.knows(lambda: any(one.waiting_since for one in g.app.parts.attempts._by_id.values()))
+        await asyncio.sleep(0.7)
+        call.cancel()
+        await g.notes.until(1)
+        assert g.notes.last.end is CallEnd.THROTTLED
+        assert g.engine.seen == []
 
-    run(story())
+
+async def test_who_hangs_up_after_the_last_word_was_answered(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        whole = b"".join(events(Dialect.CHAT, request(Dialect.CHAT, stream=True)))
+        kept = await _hung_up(g, after_s=0.3, stream=True, first=whole)
+        assert kept.end is CallEnd.ANSWERED
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_engine_that_trickles_does_not_hold_a_call_for_ever(make_settings: MakeSettings, stream: bool) -> None:
-    async def story() -> None:
-        async with ground(make_settings(model_timeout_s=0.5)) as g:
+async def test_an_engine_that_trickles_does_not_hold_a_call_for_ever(make_settings: MakeSettings, stream: bool) -> None:
+    async with ground(make_settings(model_timeout_s=0.5)) as g:
 
-            async def trickles(request: web.Request) -> web.StreamResponse:
-                kind = "text/event-stream" if stream else "application/json"
-                response = web.StreamResponse(headers={"content-type": kind})
-                await response.prepare(request)
-                while True:
-                    await response.write(b": still here\n\n" if stream else b" ")
-                    await asyncio.sleep(0.05)
+        async def trickles(request: web.Request) -> web.StreamResponse:
+            kind = "text/event-stream" if stream else "application/json"
+            response = web.StreamResponse(headers={"content-type": kind})
+            await response.prepare(request)
+            while True:
+                await response.write(b": still here\n\n" if stream else b" ")
+                await asyncio.sleep(0.05)
 
-            g.engine.handler = trickles
-            status, said = await g.post(body=request(Dialect.CHAT, stream=stream))
-            assert status == (200 if stream else 504)
-            assert b"error" in said
-            await g.notes.until(1)
-            assert g.notes.last.end is CallEnd.UPSTREAM_TIMEOUT
-            assert len(g.engine.seen) == 1
-
-    run(story())
+        g.engine.handler = trickles
+        status, said = await g.post(body=request(Dialect.CHAT, stream=stream))
+        assert status == (200 if stream else 504)
+        assert b"error" in said
+        await g.notes.until(1)
+        assert g.notes.last.end is CallEnd.UPSTREAM_TIMEOUT
+        assert len(g.engine.seen) == 1
 
 
-def test_the_time_of_an_engine_does_not_run_while_a_call_waits(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings(model_timeout_s=0.5)) as g:
-            engine = g.app.routes.engine(g.engine.url)
-            engine.window.size = 0
-            call = asyncio.create_task(g.ask())
-            await g.knows(lambda: engine.window.waiting == 1)
-            await asyncio.sleep(3.5)  # more than the engine would have, with all that is spared
-            engine.window.size = 1
-            engine.window._admit()
-            assert (await call)[0] == 200
-
-    run(story())
+async def test_the_time_of_an_engine_does_not_run_while_a_call_waits(make_settings: MakeSettings) -> None:
+    async with ground(make_settings(model_timeout_s=0.5)) as g:
+        engine = g.app.routes.engine(g.engine.url)
+        engine.window.size = 0
+        call = asyncio.create_task(g.ask())
+        await g.knows(lambda: engine.window.waiting == 1)
+        await asyncio.sleep(3.5)  # more than the engine would have, with all that is spared
+        engine.window.size = 1
+        engine.window._admit()
+        assert (await call)[0] == 200
 
 
-def test_a_limit_gets_what_is_left_of_a_calls_patience(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings(gateway_patience_s=1)) as g:
-            asked: list[float | None] = []
-            real = g.app.parts.limiter.call
-            g.app.parts.limiter.call = lambda **said: asked.append(said["patience_s"]) or real(**said)  # type: ignore[method-assign,func-returns-value]
-            assert (await g.ask())[0] == 200
-            assert asked == [1.0]
-
-    run(story())
+async def test_a_limit_gets_what_is_left_of_a_calls_patience(make_settings: MakeSettings) -> None:
+    async with ground(make_settings(gateway_patience_s=1)) as g:
+        asked: list[float | None] = []
+        real = g.app.parts.limiter.call
+        g.app.parts.limiter.call = lambda **said: asked.append(said["patience_s"]) or real(**said)  # type: ignore[method-assign,func-returns-value]
+        assert (await g.ask())[0] == 200
+        assert asked == [1.0]
 
 
-def test_limits_of_a_model_hold_whatever_an_agent_calls_it(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        settings = make_settings(gateway_patience_s=0.3)
-        async with ground(settings) as g:
-            await asyncio.to_thread(
-                an_attempt,
-                g.database,
-                "t2",
-                model=ModelChoice(name="stable", base_url=g.engine.url, side_models=("side", MODEL)),
-            )
-            await asyncio.to_thread(limits.set_limit, g.database, "model_requests:model:stable", 0)
-            while not await g.app.parts.limiter._capacities():
-                await asyncio.sleep(0.02)
-            assert (await g.ask(token="t2", model="side"))[0] == 429
-            assert (await g.ask(token="t2", model=MODEL))[0] == 200, "a model with limits of its own"
-
-    run(story())
+async def test_limits_of_a_model_hold_whatever_an_agent_calls_it(make_settings: MakeSettings) -> None:
+    settings = make_settings(gateway_patience_s=0.3)
+    async with ground(settings) as g:
+        await asyncio.to_thread(
+            an_attempt,
+            g.database,
+            "t2",
+            model=ModelChoice(name="stable", base_url=g.engine.url, side_models=("side", MODEL)),
+        )
+        await asyncio.to_thread(limits.set_limit, g.database, "model_requests:model:stable", 0)
+        while not await g.app.parts.limiter._capacities():
+            await asyncio.sleep(0.02)
+        assert (await g.ask(token="t2", model="side"))[0] == 429
+        assert (await g.ask(token="t2", model=MODEL))[0] == 200, "a model with limits of its own"
 
 
-def test_what_was_asked_for_is_on_record(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            await asyncio.to_thread(
-                an_attempt,
-                g.database,
-                "t2",
-                model=ModelChoice(name="a", base_url=g.engine.url, side_models=("another",)),
-            )
-            assert (await g.ask(token="t2", model="another"))[0] == 200
-            await g.notes.until(1)
-            assert (g.notes.last.asked_model, g.notes.last.built_in) == ("another", False)
-
-    run(story())
+async def test_what_was_asked_for_is_on_record(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        await asyncio.to_thread(
+            an_attempt,
+            g.database,
+            "t2",
+            model=ModelChoice(name="a", base_url=g.engine.url, side_models=("another",)),
+        )
+        assert (await g.ask(token="t2", model="another"))[0] == 200
+        await g.notes.until(1)
+        assert (g.notes.last.asked_model, g.notes.last.built_in) == ("another", False)
 
 
 # --- The worker's view ----------------------------------------------------------------------------------------------
 
 
-def test_a_session_stays_closed_for_every_gateway(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        settings = make_settings()
-        async with ground(settings) as g:
-            assert (await g.ask())[0] == 200
-            with GatewayClient(g.url, "t1") as client:
-                first = await asyncio.to_thread(client.account)
-                closed = await asyncio.to_thread(client.close)
-                assert closed is not None
-                assert first.gateway == closed.gateway != ""
-                g.app.parts.attempts._by_id.clear()  # swept
-                assert (await g.ask())[0] == 403
-                status, _ = await g.post("/v1/messages/count_tokens", request(Dialect.MESSAGES))
-                assert status == 403
-            async with ground(settings, attempt=False) as again:
-                assert (await again.ask())[0] == 403
-                with GatewayClient(again.url, "t1") as client:
-                    account = await asyncio.to_thread(client.close)
-                assert account is not None
-                assert account.gateway != first.gateway, "another process"
-
-    run(story())
+async def test_a_session_stays_closed_for_every_gateway(make_settings: MakeSettings) -> None:
+    settings = make_settings()
+    async with ground(settings) as g:
+        assert (await g.ask())[0] == 200
+        with GatewayClient(g.url, "t1") as client:
+            first = await asyncio.to_thread(client.account)
+            closed = await asyncio.to_thread(client.close)
+            assert closed is not None
+            assert first.gateway == closed.gateway != ""
+            g.app.parts.attempts._by_id.clear()  # swept
+            assert (await g.ask())[0] == 403
+            status, _ = await g.post("/v1/messages/count_tokens", request(Dialect.MESSAGES))
+            assert status == 403
+        async with ground(settings, attempt=False) as again:
+            assert (await again.ask())[0] == 403
+            with GatewayClient(again.url, "t1") as client:
+                account = await asyncio.to_thread(client.close)
+            assert account is not None
+            assert account.gateway != first.gateway, "another process"
 
 
-def test_tokens_are_not_counted_for_a_session_that_is_being_closed(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            session = await g.app.parts.callers.session("t1")
-            g.app.parts.attempts.of(session.attempt_id).close()
-            status, said = await g.post("/v1/messages/count_tokens", request(Dialect.MESSAGES))
-            assert (status, "closed" in json.loads(said)["error"]["message"]) == (403, True)
-
-    run(story())
+async def test_tokens_are_not_counted_for_a_session_that_is_being_closed(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        session = await g.app.parts.callers.session("t1")
+        g.app.parts.attempts.of(session.attempt_id).close()
+        status, said = await g.post("/v1/messages/count_tokens", request(Dialect.MESSAGES))
+        assert (status, "closed" in json.loads(said)["error"]["message"]) == (403, True)
 
 
-def test_a_look_that_fails_is_not_the_last_one(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            assert (await g.ask())[0] == 200
-            callers = g.app.parts.callers
-            looked = asyncio.Event()
-            loop = asyncio.get_running_loop()
+async def test_a_look_that_fails_is_not_the_last_one(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        assert (await g.ask())[0] == 200
+        callers = g.app.parts.callers
+        looked = asyncio.Event()
+        loop = asyncio.get_running_loop()
 
-            def breaks(tokens: list[str]) -> set[str]:
-                loop.call_soon_threadsafe(looked.set)
-                raise RuntimeError("of a kind that nobody thought of")
+        def breaks(tokens: list[str]) -> set[str]:
+            loop.call_soon_threadsafe(looked.set)
+            raise RuntimeError("of a kind that nobody thought of")
 
-            callers._live = breaks  # type: ignore[method-assign]
-            await looked.wait()
-            callers._live = lambda tokens: set()  # type: ignore[method-assign]
-            while (await g.ask())[0] == 200:
-                await asyncio.sleep(0.05)
-
-    run(story())
+        callers._live = breaks  # type: ignore[method-assign]
+        await looked.wait()
+        callers._live = lambda tokens: set()  # type: ignore[method-assign]
+        while (await g.ask())[0] == 200:
+            await asyncio.sleep(0.05)
 
 
-def test_what_is_not_on_record_yet_is_written_whatever_else_fails(
+async def test_what_is_not_on_record_yet_is_written_whatever_else_fails(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
-        settings, closed = make_settings(), []
-        database, notes = Database(settings.database()), Notes()
+    settings, closed = make_settings(), []
+    database, notes = Database(settings.database()), Notes()
 
-        real = Callers.close
+    real = Callers.close
 
-        async def fails(callers: Callers) -> None:
-            await real(callers)
-            raise RuntimeError("of the callers")
+    async def fails(callers: Callers) -> None:
+        await real(callers)
+        raise RuntimeError("of the callers")
 
-        async def closes() -> None:
-            closed.append(True)
+    async def closes() -> None:
+        closed.append(True)
 
-        notes.close = closes  # type: ignore[method-assign]
-        app = create_app(settings, database, recorder=lambda: notes)
-        monkeypatch.setattr(Callers, "close", fails)
-        lifespan = app._lifespan(app._rest)
-        await lifespan.__aenter__()
-        with pytest.raises(RuntimeError, match="of the callers"):
-            await lifespan.__aexit__(None, None, None)
-        assert closed
-        assert app._http.closed, "and all that comes after it"
-        database.close()
+    notes.close = closes  # type: ignore[method-assign]
+    app = Gateway(settings, database, recorder=lambda: notes)
+    monkeypatch.setattr(Callers, "close", fails)
+    lifespan = app._lifespan(app._rest)
+    await lifespan.__aenter__()
+    with pytest.raises(RuntimeError, match="of the callers"):
+        await lifespan.__aexit__(None, None, None)
+    assert closed
+    assert app._http.closed, "and all that comes after it"
+    database.close()
 
-    run(story())
+
+SECRET = "sk-very-secret-0123456789"
+
+
+@pytest.mark.parametrize("after", ["0", "Wed, 21 Oct 2015 07:28:00 GMT", "0.001"])
+async def test_who_is_always_told_to_come_at_once_does_not(make_settings: MakeSettings, after: str) -> None:
+    async with ground(make_settings(gateway_patience_s=1.5)) as g:
+        g.engine.handler = says(429, headers={"retry-after": after})(g.engine)
+        assert (await g.ask())[0] == 429
+        await g.notes.until(1)
+        assert g.notes.last.end is CallEnd.UPSTREAM_BUSY
+        assert len(g.engine.seen) <= 4
+
+
+async def test_a_key_in_the_first_event_of_a_stream_is_not_shown(make_settings: MakeSettings) -> None:
+    async with ground(make_settings(), replica=False, keys={"ENGINE_KEY": SECRET}) as g:
+        await g.add(g.engine.url, api_key_env="ENGINE_KEY")
+        error = json.dumps({"error": {"message": f"Incorrect API key provided: {SECRET}", "code": 401}}).encode()
+
+        async def handler(request: web.Request) -> web.StreamResponse:
+            begun = b"event: error\n" if request.match_info["path"] != "chat/completions" else b""
+            return await streamed(request, [begun + b"data: ", error[:60], error[60:] + b"\n\n"], pause_s=0.02)
+
+        g.engine.handler = handler
+        for dialect in Dialect:
+            g.anew()
+            g.engine.handler = handler
+            _, said = await g.post(f"/v1/{dialect.value}", request(dialect, stream=True))
+            await g.notes.until(1)
+            assert b"[key]" in said
+            assert SECRET.encode() not in said + g.notes.last.response
+            assert SECRET not in g.notes.last.detail
+
+
+async def test_an_option_counts_as_unknown_when_it_goes_without_it(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        engine = g.app.routes.engine(g.engine.url)
+        error = {"error": {"message": "Invalid value: 'stream_options' is what the user wrote"}}
+        g.engine.handler = answers(400, json.dumps(error).encode())
+        wish = request(Dialect.CHAT, stream=True)
+        assert (await g.post(body=wish))[0] == 400
+        assert not engine.no_usage_option
+
+        async def strict(request: web.Request) -> web.StreamResponse:
+            body = json.loads(await request.read())
+            if "stream_options" in body:
+                return web.json_response(error, status=400)
+            return await streamed(request, events(Dialect.CHAT, body))
+
+        g.engine.handler = strict
+        assert (await g.post(body=wish))[0] == 200
+        assert engine.no_usage_option
+
+        g.engine.handler = answers(404, b'{"detail": "Not Found"}')
+        assert (await g.ask(Dialect.MESSAGES))[0] in {404, 501}
+        assert not engine.unspoken, "chat completions are not there either"
+
+
+async def test_one_broken_connection_does_not_put_an_engine_aside(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        engine = g.app.routes.engine(g.engine.url)
+        aside: list[str] = []
+        engine.unreachable = aside.append  # type: ignore[method-assign]
+        left = [1]
+
+        async def once(request: web.Request) -> web.StreamResponse:
+            if left[0]:
+                left[0] -= 1
+                assert request.transport is not None
+                request.transport.close()
+            return await g.engine.well(request)
+
+        g.engine.handler = once
+        assert (await g.ask())[0] == 200
+        assert not aside
+        left[0] = 2
+        assert (await g.ask())[0] == 200
+        assert len(aside) == 1
+
+
+async def test_half_a_character_is_passed_on_as_it_came(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        wish = request(Dialect.CHAT)
+        wish["messages"] = [{"role": "user", "content": "cut \ud83d"}]
+        raw = json.dumps(wish).encode()
+        g.engine.handler = answers(200, b'{"choices": [{"message": {"content": "\\ud83d"}, "logprobs": {"x": NaN}}]}')
+        assert (await g.post(data=raw))[0] == 200
+        assert g.engine.seen[-1][2] == raw

@@ -21,187 +21,159 @@ from tests.integration.gateway_ground import (
     ground,
     pauses,
     request,
-    run,
     whole,
 )
 from tests.services import MakeSettings
 
 
-def test_a_call_is_passed_on_byte_by_byte_and_kept(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            for dialect in Dialect:
-                g.anew()
-                odd = json.dumps(request(dialect, temperature=0.25), indent=3, ensure_ascii=False).encode()
-                answer = json.dumps(whole(dialect, {"model": MODEL}), indent=2).encode()
+async def test_a_call_is_passed_on_byte_by_byte_and_kept(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        for dialect in Dialect:
+            g.anew()
+            odd = json.dumps(request(dialect, temperature=0.25), indent=3, ensure_ascii=False).encode()
+            answer = json.dumps(whole(dialect, {"model": MODEL}), indent=2).encode()
 
-                g.engine.handler = answers(200, answer, {"x-request-id": "up-1"})
-                async with g.http.post(
-                    f"{g.url}/v1/{dialect.value}", data=odd, headers={"x-api-key": "t1", "anthropic-beta": "b1"}
-                ) as said:
-                    assert said.status == 200
-                    assert said.headers["x-request-id"] == "up-1"
-                    assert await said.read() == answer
-                path, headers, body = g.engine.seen[-1]
-                assert (path, body) == (dialect.value, odd)
-                assert headers["anthropic-beta"] == "b1"
-                assert "x-api-key" not in headers
-                assert "authorization" not in headers
-                assert "x-megaflow-task" not in headers, "only our own engine is told of the task"
-                await g.notes.until(1)
-                kept = g.notes.last
-                assert (kept.request, kept.response, kept.end) == (odd, answer, CallEnd.ANSWERED)
-                assert (kept.dialect, kept.status, kept.streamed) == (dialect, 200, False)
-                assert (kept.replica, kept.upstream_model) == (g.engine.url, MODEL)
-                assert kept.waited_s == {}
-                assert 0 < (kept.first_byte_s or 0) <= kept.duration_s
-
-    run(story())
-
-
-def test_a_stream_is_passed_on_byte_by_byte_as_it_comes(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            for dialect in Dialect:
-                g.anew()
-                wish = request(dialect, stream=True)
-                if dialect is Dialect.CHAT:
-                    wish["stream_options"] = {"include_usage": True}
-                pieces = events(dialect, wish)
-                half = len(b"".join(pieces)) // 2
-                first, rest = b"".join(pieces)[:half], b"".join(pieces)[half:]  # cut anywhere, not between events
-                go_on = asyncio.Event()
-
-                g.engine.handler = pauses(first, rest, go_on)
-                headers = {"Authorization": "Bearer t1"}
-                async with g.http.post(f"{g.url}/v1/{dialect.value}", json=wish, headers=headers) as said:
-                    assert await said.content.readexactly(len(first)) == first, "before the engine has said the rest"
-                    go_on.set()
-                    assert await said.read() == rest
-                await g.notes.until(1)
-                assert g.notes.last.response == first + rest
-                assert g.notes.last.streamed
-                assert g.notes.last.end is CallEnd.ANSWERED
-
-    run(story())
-
-
-def test_the_usage_of_a_chat_stream_is_asked_for_and_not_shown(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            status, said = await g.post(body=request(Dialect.CHAT, stream=True))
-            assert status == 200
-            assert b'"usage"' not in said
-            assert said.endswith(b"data: [DONE]\n\n")
-            assert g.engine.last["stream_options"] == {"include_usage": True}
+            g.engine.handler = answers(200, answer, {"x-request-id": "up-1"})
+            async with g.http.post(
+                f"{g.url}/v1/{dialect.value}", data=odd, headers={"x-api-key": "t1", "anthropic-beta": "b1"}
+            ) as said:
+                assert said.status == 200
+                assert said.headers["x-request-id"] == "up-1"
+                assert await said.read() == answer
+            path, headers, body = g.engine.seen[-1]
+            assert (path, body) == (dialect.value, odd)
+            assert headers["anthropic-beta"] == "b1"
+            assert "x-api-key" not in headers
+            assert "authorization" not in headers
+            assert "x-megaflow-task" not in headers, "only our own engine is told of the task"
             await g.notes.until(1)
-            assert b'"usage"' in g.notes.last.response
-            assert "stream_options" not in json.loads(g.notes.last.request)
-
-    run(story())
-
-
-def test_an_engine_without_the_usage_option_is_asked_without(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-
-            async def handler(request: web.Request) -> web.StreamResponse:
-                if "stream_options" in json.loads(await request.read()):
-                    return web.json_response({"error": {"message": "unknown field stream_options"}}, status=400)
-                return await g.engine.well(request)
-
-            g.engine.handler = handler
-            for asked in (2, 3):
-                status, _ = await g.post(body=request(Dialect.CHAT, stream=True))
-                assert status == 200
-                assert len(g.engine.seen) == asked, "found out once"
-
-    run(story())
+            kept = g.notes.last
+            assert (kept.request, kept.response, kept.end) == (odd, answer, CallEnd.ANSWERED)
+            assert (kept.dialect, kept.status, kept.streamed) == (dialect, 200, False)
+            assert (kept.replica, kept.upstream_model) == (g.engine.url, MODEL)
+            assert kept.waited_s == {}
+            assert 0 < (kept.first_byte_s or 0) <= kept.duration_s
 
 
-def test_clients_differ_in_how_they_write_the_base_url(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            for path in ("/chat/completions", "/v1/chat/completions", "/v1/v1/chat/completions"):
-                g.anew()
-                status, _ = await g.post(path, request(Dialect.CHAT))
-                assert status == 200
+async def test_a_stream_is_passed_on_byte_by_byte_as_it_comes(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        for dialect in Dialect:
+            g.anew()
+            wish = request(dialect, stream=True)
+            if dialect is Dialect.CHAT:
+                wish["stream_options"] = {"include_usage": True}
+            pieces = events(dialect, wish)
+            half = len(b"".join(pieces)) // 2
+            first, rest = b"".join(pieces)[:half], b"".join(pieces)[half:]  # cut anywhere, not between events
+            go_on = asyncio.Event()
 
-    run(story())
+            g.engine.handler = pauses(first, rest, go_on)
+            headers = {"Authorization": "Bearer t1"}
+            async with g.http.post(f"{g.url}/v1/{dialect.value}", json=wish, headers=headers) as said:
+                assert await said.content.readexactly(len(first)) == first, "before the engine has said the rest"
+                go_on.set()
+                assert await said.read() == rest
+            await g.notes.until(1)
+            assert g.notes.last.response == first + rest
+            assert g.notes.last.streamed
+            assert g.notes.last.end is CallEnd.ANSWERED
+
+
+async def test_the_usage_of_a_chat_stream_is_asked_for_and_not_shown(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        status, said = await g.post(body=request(Dialect.CHAT, stream=True))
+        assert status == 200
+        assert b'"usage"' not in said
+        assert said.endswith(b"data: [DONE]\n\n")
+        assert g.engine.last["stream_options"] == {"include_usage": True}
+        await g.notes.until(1)
+        assert b'"usage"' in g.notes.last.response
+        assert "stream_options" not in json.loads(g.notes.last.request)
+
+
+async def test_an_engine_without_the_usage_option_is_asked_without(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+
+        async def handler(request: web.Request) -> web.StreamResponse:
+            if "stream_options" in json.loads(await request.read()):
+                return web.json_response({"error": {"message": "unknown field stream_options"}}, status=400)
+            return await g.engine.well(request)
+
+        g.engine.handler = handler
+        for asked in (2, 3):
+            status, _ = await g.post(body=request(Dialect.CHAT, stream=True))
+            assert status == 200
+            assert len(g.engine.seen) == asked, "found out once"
+
+
+async def test_clients_differ_in_how_they_write_the_base_url(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        for path in ("/chat/completions", "/v1/chat/completions", "/v1/v1/chat/completions"):
+            g.anew()
+            status, _ = await g.post(path, request(Dialect.CHAT))
+            assert status == 200
 
 
 # --- Callers --------------------------------------------------------------------------------------------------------
 
 
-def test_a_wrong_token_is_refused_in_the_callers_dialect(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            for dialect in Dialect:
-                g.anew()
-                for token in ("wrong", "x" * 5000):
-                    status, said = await g.ask(dialect, token=token)
-                    assert status == 401
-                    assert "token" in said["error"]["message"]
-                    assert token not in json.dumps(said)
-                async with g.http.post(f"{g.url}/v1/{dialect.value}", json=request(dialect)) as answer:
-                    assert answer.status == 401
-                assert g.engine.seen == []
-
-    run(story())
-
-
-def test_an_ended_attempt_is_refused_soon(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            claim = await asyncio.to_thread(an_attempt, g.database, "t2")
-            assert (await g.ask(token="t2"))[0] == 200
-            await asyncio.to_thread(end_attempt, g.database, claim)
-            while (said := await g.ask(token="t2"))[0] == 200:
-                await asyncio.sleep(0.1)
-            assert said[0] == 403
-            assert "ended" in said[1]["error"]["message"]
-            assert (await g.ask())[0] == 200, "the others go on"
-            async with g.http.get(f"{g.url}/megaflow/session", headers={"x-api-key": "t2"}) as account:
-                assert account.status == 200, "what it had is told all the same"
-
-    run(story())
-
-
-def test_models_are_listed_for_both_families_of_clients(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            await g.add(g.engine.url, model="third")
-            own = ModelChoice(name=MODEL, side_models=("other",))
-            await asyncio.to_thread(an_attempt, g.database, "t2", model=own)
-            headers = {"Authorization": "Bearer t2"}
-            async with g.http.get(f"{g.url}/v1/models", headers=headers) as answer:
-                said = await answer.json()
-                assert [one["id"] for one in said["data"]] == [MODEL, "other"]
-                assert (said["object"], said["first_id"], said["last_id"]) == ("list", MODEL, "other")
-            async with g.http.get(f"{g.url}/v1/models/other", headers=headers) as answer:
-                assert (await answer.json())["type"] == "model"
-            async with g.http.get(f"{g.url}/v1/models/third", headers=headers | {"anthropic-version": "1"}) as answer:
-                assert answer.status == 404
-                assert (await answer.json())["type"] == "error"
-            async with g.http.get(f"{g.url}/v1/models") as answer:
+async def test_a_wrong_token_is_refused_in_the_callers_dialect(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        for dialect in Dialect:
+            g.anew()
+            for token in ("wrong", "x" * 5000):
+                status, said = await g.ask(dialect, token=token)
+                assert status == 401
+                assert "token" in said["error"]["message"]
+                assert token not in json.dumps(said)
+            async with g.http.post(f"{g.url}/v1/{dialect.value}", json=request(dialect)) as answer:
                 assert answer.status == 401
+            assert g.engine.seen == []
 
-    run(story())
+
+async def test_an_ended_attempt_is_refused_soon(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        claim = await asyncio.to_thread(an_attempt, g.database, "t2")
+        assert (await g.ask(token="t2"))[0] == 200
+        await asyncio.to_thread(end_attempt, g.database, claim)
+        while (said := await g.ask(token="t2"))[0] == 200:
+            await asyncio.sleep(0.1)
+        assert said[0] == 403
+        assert "ended" in said[1]["error"]["message"]
+        assert (await g.ask())[0] == 200, "the others go on"
+        async with g.http.get(f"{g.url}/megaflow/session", headers={"x-api-key": "t2"}) as account:
+            assert account.status == 200, "what it had is told all the same"
 
 
-def test_our_own_engine_is_told_of_task_and_attempt(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings(), replica=False) as g:
-            g.app._settings = make_settings(replay_port=g.engine.port)
-            g.app.routes._settings = g.app._settings
-            await asyncio.to_thread(an_attempt, g.database, "t2", model=ModelChoice(name="replay"))
-            assert (await g.ask(Dialect.MESSAGES, token="t2", model="replay"))[0] == 200
-            headers = g.engine.seen[-1][1]
-            assert headers["x-megaflow-task"] == "task-t2"
-            assert headers["x-megaflow-replica"] == "0"
-            assert headers["x-megaflow-attempt"]
+async def test_models_are_listed_for_both_families_of_clients(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        await g.add(g.engine.url, model="third")
+        own = ModelChoice(name=MODEL, side_models=("other",))
+        await asyncio.to_thread(an_attempt, g.database, "t2", model=own)
+        headers = {"Authorization": "Bearer t2"}
+        async with g.http.get(f"{g.url}/v1/models", headers=headers) as answer:
+            said = await answer.json()
+            assert [one["id"] for one in said["data"]] == [MODEL, "other"]
+            assert (said["object"], said["first_id"], said["last_id"]) == ("list", MODEL, "other")
+        async with g.http.get(f"{g.url}/v1/models/other", headers=headers) as answer:
+            assert (await answer.json())["type"] == "model"
+        async with g.http.get(f"{g.url}/v1/models/third", headers=headers | {"anthropic-version": "1"}) as answer:
+            assert answer.status == 404
+            assert (await answer.json())["type"] == "error"
+        async with g.http.get(f"{g.url}/v1/models") as answer:
+            assert answer.status == 401
 
-    run(story())
+
+async def test_our_own_engine_is_told_of_task_and_attempt(make_settings: MakeSettings) -> None:
+    async with ground(make_settings(), replica=False) as g:
+        g.app._settings = make_settings(replay_port=g.engine.port)
+        g.app.routes._settings = g.app._settings
+        await asyncio.to_thread(an_attempt, g.database, "t2", model=ModelChoice(name="replay"))
+        assert (await g.ask(Dialect.MESSAGES, token="t2", model="replay"))[0] == 200
+        headers = g.engine.seen[-1][1]
+        assert headers["x-megaflow-task"] == "task-t2"
+        assert headers["x-megaflow-replica"] == "0"
+        assert headers["x-megaflow-attempt"]
 
 
 MALFORMED = [
@@ -217,20 +189,17 @@ MALFORMED = [
 # --- Bad input ------------------------------------------------------------------------------------------------------
 
 
-def test_a_malformed_request_is_refused_with_what_was_found(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            for sent, found in MALFORMED:
-                g.anew()
-                for dialect in Dialect:
-                    status, content = await g.post(f"/v1/{dialect.value}", data=sent)
-                    assert status == 400
-                    assert found in json.loads(content)["error"]["message"]
-                await g.notes.until(3)
-                assert g.notes.ends == {CallEnd.REFUSED: 3}
-                assert g.engine.seen == []
-
-    run(story())
+async def test_a_malformed_request_is_refused_with_what_was_found(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        for sent, found in MALFORMED:
+            g.anew()
+            for dialect in Dialect:
+                status, content = await g.post(f"/v1/{dialect.value}", data=sent)
+                assert status == 400
+                assert found in json.loads(content)["error"]["message"]
+            await g.notes.until(3)
+            assert g.notes.ends == {CallEnd.REFUSED: 3}
+            assert g.engine.seen == []
 
 
 async def fifty_megabytes() -> AsyncIterator[bytes]:
@@ -239,156 +208,135 @@ async def fifty_megabytes() -> AsyncIterator[bytes]:
         yield piece
 
 
-def test_a_huge_request_is_refused_without_being_kept(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            for told in (True, False):
-                g.anew()
-                headers = {"Authorization": "Bearer t1"} | ({"Content-Length": str(50 << 20)} if told else {})
-                async with g.http.post(f"{g.url}/v1/messages", data=fifty_megabytes(), headers=headers) as answer:
-                    assert answer.status == 413
-                    assert "33,554,432" in (await answer.json())["error"]["message"]
-                await g.notes.until(1)
-                assert g.notes.last.end is CallEnd.REFUSED
-                assert g.notes.last.request == b""
-                assert (await g.ask())[0] == 200
-
-    run(story())
+async def test_a_huge_request_is_refused_without_being_kept(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        for told in (True, False):
+            g.anew()
+            headers = {"Authorization": "Bearer t1"} | ({"Content-Length": str(50 << 20)} if told else {})
+            async with g.http.post(f"{g.url}/v1/messages", data=fifty_megabytes(), headers=headers) as answer:
+                assert answer.status == 413
+                assert "33,554,432" in (await answer.json())["error"]["message"]
+            await g.notes.until(1)
+            assert g.notes.last.end is CallEnd.REFUSED
+            assert g.notes.last.request == b""
+            assert (await g.ask())[0] == 200
 
 
-def test_a_large_request_within_the_bound_is_passed_on(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            words = "word " * (1 << 20)
-            status, _ = await g.ask(messages=[{"role": "user", "content": words}])
-            assert status == 200
-            assert g.engine.last["messages"][0]["content"] == words
-
-    run(story())
+async def test_a_large_request_within_the_bound_is_passed_on(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        words = "word " * (1 << 20)
+        status, _ = await g.ask(messages=[{"role": "user", "content": words}])
+        assert status == 200
+        assert g.engine.last["messages"][0]["content"] == words
 
 
 # --- Sessions -------------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_closes_the_session_when_all_is_on_record(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            inside, go_on = asyncio.Event(), asyncio.Event()
+async def test_a_worker_closes_the_session_when_all_is_on_record(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        inside, go_on = asyncio.Event(), asyncio.Event()
 
-            async def handler(request: web.Request) -> web.StreamResponse:
-                inside.set()
-                await go_on.wait()
-                return await g.engine.well(request)
+        async def handler(request: web.Request) -> web.StreamResponse:
+            inside.set()
+            await go_on.wait()
+            return await g.engine.well(request)
 
-            g.engine.handler = handler
-            call = asyncio.create_task(g.ask())
-            await inside.wait()
-            client = GatewayClient(g.url, "t1")
-            closing = asyncio.create_task(asyncio.to_thread(client.close, 20.0))
-            await g.knows(lambda: any(one.closed for one in g.app.parts.attempts._by_id.values()))
-            assert (await g.ask())[0] == 403, "no more are taken"
-            assert not closing.done()
-            go_on.set()
-            assert (await call)[0] == 200
-            with client:
-                account = await closing
-            assert account is not None
-            assert (account.calls, account.turns, account.prompt_tokens) == (1, 1, 100)
-            assert g.notes.flushed
-
-    run(story())
+        g.engine.handler = handler
+        call = asyncio.create_task(g.ask())
+        await inside.wait()
+        client = GatewayClient(g.url, "t1")
+        closing = asyncio.create_task(asyncio.to_thread(client.close, 20.0))
+        await g.knows(lambda: any(one.closed for one in g.app.parts.attempts._by_id.values()))
+        assert (await g.ask())[0] == 403, "no more are taken"
+        assert not closing.done()
+        go_on.set()
+        assert (await call)[0] == 200
+        with client:
+            account = await closing
+        assert account is not None
+        assert (account.calls, account.turns, account.prompt_tokens) == (1, 1, 100)
+        assert g.notes.flushed
 
 
-def test_a_worker_hears_of_waiting_that_is_not_over(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            engine = g.app.routes.engine(g.engine.url)
-            engine.window.size = 0
-            call = asyncio.create_task(g.ask())
-            await g.knows(lambda: engine.window.waiting == 1)
-            with GatewayClient(g.url, "t1") as client:
-                first = await asyncio.to_thread(client.account)
-                second = await asyncio.to_thread(client.account)
-                assert 0 < first.waited_s < second.waited_s
-            engine.window.size = 1
-            engine.window._admit()
-            assert (await call)[0] == 200
-            await g.notes.until(1)
-            assert g.notes.last.waited_s[f"engine:{g.engine.url}"] >= second.waited_s
-
-    run(story())
+async def test_a_worker_hears_of_waiting_that_is_not_over(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        engine = g.app.routes.engine(g.engine.url)
+        engine.window.size = 0
+        call = asyncio.create_task(g.ask())
+        await g.knows(lambda: engine.window.waiting == 1)
+        with GatewayClient(g.url, "t1") as client:
+            first = await asyncio.to_thread(client.account)
+            second = await asyncio.to_thread(client.account)
+            assert 0 < first.waited_s < second.waited_s
+        engine.window.size = 1
+        engine.window._admit()
+        assert (await call)[0] == 200
+        await g.notes.until(1)
+        assert g.notes.last.waited_s[f"engine:{g.engine.url}"] >= second.waited_s
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_hangs_up_stops_the_engine(make_settings: MakeSettings, stream: bool) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            inside, stopped = asyncio.Event(), asyncio.Event()
+async def test_a_client_that_hangs_up_stops_the_engine(make_settings: MakeSettings, stream: bool) -> None:
+    async with ground(make_settings()) as g:
+        inside, stopped = asyncio.Event(), asyncio.Event()
 
-            async def handler(request: web.Request) -> web.StreamResponse:
-                response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-                try:
-                    if stream:
-                        await response.prepare(request)
-                        await response.write(b"data: {}\n\n")
-                    inside.set()
-                    await asyncio.sleep(60)
-                finally:
-                    stopped.set()
-                return response
+        async def handler(request: web.Request) -> web.StreamResponse:
+            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+            try:
+                if stream:
+                    await response.prepare(request)
+                    await response.write(b"data: {}\n\n")
+                inside.set()
+                await asyncio.sleep(60)
+            finally:
+                stopped.set()
+            return response
 
-            g.engine.handler = handler
-            call = asyncio.create_task(g.post(body=request(Dialect.CHAT, stream=stream)))
-            await inside.wait()
-            if stream:
-                await g.knows(lambda: g.app.parts.attempts.in_flight > 0)
-            call.cancel()
-            await stopped.wait()
-            await g.notes.until(1)
-            assert g.notes.last.end is CallEnd.CLIENT_GONE
-            assert g.notes.last.streamed is stream
-            assert g.app.routes.engine(g.engine.url).window.inside == 0
-            g.engine.handler = g.engine.well
-            assert (await g.ask())[0] == 200
-
-    run(story())
+        g.engine.handler = handler
+        call = asyncio.create_task(g.post(body=request(Dialect.CHAT, stream=stream)))
+        await inside.wait()
+        if stream:
+            await g.knows(lambda: g.app.parts.attempts.in_flight > 0)
+        call.cancel()
+        await stopped.wait()
+        await g.notes.until(1)
+        assert g.notes.last.end is CallEnd.CLIENT_GONE
+        assert g.notes.last.streamed is stream
+        assert g.app.routes.engine(g.engine.url).window.inside == 0
+        g.engine.handler = g.engine.well
+        assert (await g.ask())[0] == 200
 
 
-def test_tokens_are_counted_by_the_engine_or_estimated(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
+async def test_tokens_are_counted_by_the_engine_or_estimated(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
 
-            async def handler(request: web.Request) -> web.Response:
-                return web.json_response({"input_tokens": 17})
+        async def handler(request: web.Request) -> web.Response:
+            return web.json_response({"input_tokens": 17})
 
-            g.engine.handler = handler
-            status, said = await g.post("/v1/messages/count_tokens", request(Dialect.MESSAGES))
-            assert (status, json.loads(said)) == (200, {"input_tokens": 17})
+        g.engine.handler = handler
+        status, said = await g.post("/v1/messages/count_tokens", request(Dialect.MESSAGES))
+        assert (status, json.loads(said)) == (200, {"input_tokens": 17})
 
-            async def without(request: web.Request) -> web.Response:
-                return web.json_response({"detail": "Not Found"}, status=404)
+        async def without(request: web.Request) -> web.Response:
+            return web.json_response({"detail": "Not Found"}, status=404)
 
-            g.engine.handler = without
-            status, said = await g.post("/v1/messages/count_tokens?beta=true", request(Dialect.MESSAGES))
-            assert status == 200
-            assert json.loads(said)["input_tokens"] > 5
-            assert g.notes.exchanges == [], "counting is no call"
-
-    run(story())
+        g.engine.handler = without
+        status, said = await g.post("/v1/messages/count_tokens?beta=true", request(Dialect.MESSAGES))
+        assert status == 200
+        assert json.loads(said)["input_tokens"] > 5
+        assert g.notes.exchanges == [], "counting is no call"
 
 
-def test_metrics_and_health_are_told(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            assert (await g.ask(Dialect.MESSAGES))[0] == 200
-            await g.notes.until(1)
-            async with g.http.get(f"{g.url}/metrics") as answer:
-                said = await answer.text()
-            assert 'megaflow_gateway_calls_total{dialect="messages",end="answered"} 1.0' in said
-            assert f'megaflow_gateway_engine_up{{engine="{g.engine.url}"}} 1.0' in said
-            assert 'megaflow_gateway_tokens_total{kind="prompt"} 100.0' in said
-            async with g.http.get(f"{g.url}/health") as answer:
-                told = await answer.json()
-            assert (told["status"], told["engines"]) == ("ok", {"up": 1, "away": 0})
-
-    run(story())
+async def test_metrics_and_health_are_told(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        assert (await g.ask(Dialect.MESSAGES))[0] == 200
+        await g.notes.until(1)
+        async with g.http.get(f"{g.url}/metrics") as answer:
+            said = await answer.text()
+        assert 'megaflow_gateway_calls_total{dialect="messages",end="answered"} 1.0' in said
+        assert f'megaflow_gateway_engine_up{{engine="{g.engine.url}"}} 1.0' in said
+        assert 'megaflow_gateway_tokens_total{kind="prompt"} 100.0' in said
+        async with g.http.get(f"{g.url}/health") as answer:
+            told = await answer.json()
+        assert (told["status"], told["engines"]) == ("ok", {"up": 1, "away": 0})

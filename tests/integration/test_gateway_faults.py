@@ -20,7 +20,6 @@ from tests.integration.gateway_ground import (
     events,
     ground,
     request,
-    run,
     says,
     streamed,
 )
@@ -41,254 +40,216 @@ BROKEN = [
 # --- Busy, broken, away ---------------------------------------------------------------------------------------------
 
 
-def test_a_busy_engine_is_waited_for(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            for status in (429, 503, 529):
-                g.anew()
-                g.engine.handler = says(status, times=2, headers={"retry-after": "0.1"})(g.engine)
-                assert (await g.ask())[0] == 200
-                await g.notes.until(1)
-                assert (g.notes.last.end, g.notes.last.retries) == (CallEnd.ANSWERED, 2)
-                assert g.notes.last.waited_s[f"engine:{g.engine.url}"] > 0.15
-                assert g.app.routes.engine(g.engine.url).window.size < 10, "it gets fewer at once from now on"
-
-    run(story())
-
-
-def test_patience_has_an_end(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings(gateway_patience_s=0.8)) as g:
-            for dialect in Dialect:
-                g.anew()
-                g.engine.handler = says(429, "slow down")(g.engine)
-                async with g.http.post(
-                    f"{g.url}/v1/{dialect.value}", json=request(dialect), headers={"x-api-key": "t1"}
-                ) as answer:
-                    assert answer.status == 429
-                    assert answer.headers["x-should-retry"] == "false"
-                    assert (await answer.json())["error"]["message"]
-                await g.notes.until(1)
-                assert g.notes.last.end is CallEnd.UPSTREAM_BUSY
-                assert g.notes.last.end in ENGINE_FAULTS
-                assert g.notes.last.retries >= 1
-
-    run(story())
-
-
-def test_a_retry_after_beyond_the_patience_is_not_waited_for(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings(gateway_patience_s=20)) as g:
-            g.engine.handler = says(429, headers={"retry-after": "3600"})(g.engine)
-            assert (await g.ask())[0] == 429
-            assert len(g.engine.seen) == 1
-
-    run(story(), within_s=15)
-
-
-def test_an_engine_with_a_long_line_gets_fewer_calls(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            go_on = asyncio.Event()
-
-            async def waits(request: web.Request) -> web.StreamResponse:
-                await go_on.wait()
-                return await g.engine.well(request)
-
-            g.engine.handler = waits
-            g.engine.metrics = 'vllm:num_requests_waiting{model_name="m"} 18.0\n'
-            calls = [asyncio.create_task(g.ask()) for _ in range(24)]
-            window = g.app.routes.engine(g.engine.url).window
-            await g.knows(lambda: window.size == 10)
-            go_on.set()
-            assert {status for status, _ in await asyncio.gather(*calls)} == {200}
-
-    run(story())
-
-
-def test_a_crowd_is_let_in_as_the_engine_can_take_it(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-
-            async def four(request: web.Request) -> web.StreamResponse:
-                if g.engine.inside > 4:
-                    error = {"error": {"message": "busy"}}
-                    return web.json_response(error, status=429, headers={"retry-after": "0.05"})
-                await asyncio.sleep(0.01)
-                return await g.engine.well(request)
-
-            g.engine.handler = four
-            answers = await asyncio.gather(*(g.ask() for _ in range(60)))
-            assert {status for status, _ in answers} == {200}
-            refused = len(g.engine.seen) - 60
-            assert 0 < refused < 60, "most are not sent before there is room"
-
-    run(story())
-
-
-def test_a_broken_engine_is_asked_a_few_times(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            for status, content, end in BROKEN:
-                g.anew()
-
-                g.engine.handler = answers(status, content)
-                seen, said = await g.ask(Dialect.MESSAGES)
-                assert seen == (status if status >= 500 else 502)
-                assert said["type"] == "error"
-                assert len(g.engine.seen) == 3
-                await g.notes.until(1)
-                assert (g.notes.last.end, g.notes.last.retries) == (end, 2)
-                g.engine.handler = says(500, times=1)(g.engine)
-                assert (await g.ask())[0] == 200, "one that recovers is not noticed"
-
-    run(story())
-
-
-def test_a_restart_of_the_engine_is_not_seen_by_agents(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            port = g.engine.port
+async def test_a_busy_engine_is_waited_for(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        for status in (429, 503, 529):
+            g.anew()
+            g.engine.handler = says(status, times=2, headers={"retry-after": "0.1"})(g.engine)
             assert (await g.ask())[0] == 200
-            inside = asyncio.Event()
-
-            async def dies(request: web.Request) -> web.StreamResponse:
-                inside.set()
-                assert request.transport is not None
-                request.transport.abort()  # in the middle of a call
-                return web.Response()
-
-            g.engine.handler = dies
-            call = asyncio.create_task(g.ask())
-            await inside.wait()
-            await g.engine.stop()
-            more = [asyncio.create_task(g.ask(dialect)) for dialect in Dialect]
-            engine = g.app.routes.engine(g.engine.url)
-            await g.knows(lambda: not engine.healthy and g.app.parts.attempts.in_flight == 4)
-            g.engine.handler = g.engine.well
-            await g.engine.start(port)
-            assert (await call)[0] == 200
-            assert [status for status, _ in await asyncio.gather(*more)] == [200, 200, 200]
-            await g.notes.until(5)
-            assert g.notes.ends == {CallEnd.ANSWERED: 5}
-
-    run(story())
-
-
-def test_an_engine_that_stays_away_is_named(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings(gateway_patience_s=0.5)) as g:
-            await g.engine.stop()
-            status, said = await g.ask()
-            assert status == 503
-            assert g.engine.url in said["error"]["message"]
             await g.notes.until(1)
-            assert g.notes.last.end is CallEnd.UPSTREAM_UNREACHABLE
+            assert (g.notes.last.end, g.notes.last.retries) == (CallEnd.ANSWERED, 2)
+            assert g.notes.last.waited_s[f"engine:{g.engine.url}"] > 0.15
+            assert g.app.routes.engine(g.engine.url).window.size < 10, "it gets fewer at once from now on"
 
-    run(story())
 
-
-def test_an_engine_that_hangs_is_left_after_its_time(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings(model_timeout_s=0.5)) as g:
-
-            async def hangs(request: web.Request) -> web.Response:
-                await asyncio.sleep(60)
-                return web.Response()
-
-            g.engine.handler = hangs
-            assert (await g.ask())[0] == 504
+async def test_patience_has_an_end(make_settings: MakeSettings) -> None:
+    async with ground(make_settings(gateway_patience_s=0.8)) as g:
+        for dialect in Dialect:
+            g.anew()
+            g.engine.handler = says(429, "slow down")(g.engine)
+            async with g.http.post(
+                f"{g.url}/v1/{dialect.value}", json=request(dialect), headers={"x-api-key": "t1"}
+            ) as answer:
+                assert answer.status == 429
+                assert answer.headers["x-should-retry"] == "false"
+                assert (await answer.json())["error"]["message"]
             await g.notes.until(1)
-            assert g.notes.last.end is CallEnd.UPSTREAM_TIMEOUT
-            assert g.app.routes.engine(g.engine.url).window.inside == 0
+            assert g.notes.last.end is CallEnd.UPSTREAM_BUSY
+            assert g.notes.last.end in ENGINE_FAULTS
+            assert g.notes.last.retries >= 1
 
-    run(story())
+
+@pytest.mark.timeout(15)
+async def test_a_retry_after_beyond_the_patience_is_not_waited_for(make_settings: MakeSettings) -> None:
+    async with ground(make_settings(gateway_patience_s=20)) as g:
+        g.engine.handler = says(429, headers={"retry-after": "3600"})(g.engine)
+        assert (await g.ask())[0] == 429
+        assert len(g.engine.seen) == 1
 
 
-def test_a_slow_stream_is_no_hang(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings(model_timeout_s=0.8)) as g:
-            wish = request(Dialect.MESSAGES, stream=True)
+async def test_an_engine_with_a_long_line_gets_fewer_calls(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        go_on = asyncio.Event()
 
-            async def handler(request: web.Request) -> web.StreamResponse:
-                return await streamed(request, events(Dialect.MESSAGES, wish), pause_s=0.3)
+        async def waits(request: web.Request) -> web.StreamResponse:
+            await go_on.wait()
+            return await g.engine.well(request)
 
-            g.engine.handler = handler
-            status, said = await g.post("/v1/messages", wish)
-            assert status == 200
-            assert said == b"".join(events(Dialect.MESSAGES, wish))
+        g.engine.handler = waits
+        g.engine.metrics = 'vllm:num_requests_waiting{model_name="m"} 18.0\n'
+        calls = [asyncio.create_task(g.ask()) for _ in range(24)]
+        window = g.app.routes.engine(g.engine.url).window
+        await g.knows(lambda: window.size == 10)
+        go_on.set()
+        assert {status for status, _ in await asyncio.gather(*calls)} == {200}
 
-    run(story())
+
+async def test_a_crowd_is_let_in_as_the_engine_can_take_it(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+
+        async def four(request: web.Request) -> web.StreamResponse:
+            if g.engine.inside > 4:
+                error = {"error": {"message": "busy"}}
+                return web.json_response(error, status=429, headers={"retry-after": "0.05"})
+            await asyncio.sleep(0.01)
+            return await g.engine.well(request)
+
+        g.engine.handler = four
+        answers = await asyncio.gather(*(g.ask() for _ in range(60)))
+        assert {status for status, _ in answers} == {200}
+        refused = len(g.engine.seen) - 60
+        assert 0 < refused < 60, "most are not sent before there is room"
+
+
+async def test_a_broken_engine_is_asked_a_few_times(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        for status, content, end in BROKEN:
+            g.anew()
+
+            g.engine.handler = answers(status, content)
+            seen, said = await g.ask(Dialect.MESSAGES)
+            assert seen == (status if status >= 500 else 502)
+            assert said["type"] == "error"
+            assert len(g.engine.seen) == 3
+            await g.notes.until(1)
+            assert (g.notes.last.end, g.notes.last.retries) == (end, 2)
+            g.engine.handler = says(500, times=1)(g.engine)
+            assert (await g.ask())[0] == 200, "one that recovers is not noticed"
+
+
+async def test_a_restart_of_the_engine_is_not_seen_by_agents(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        port = g.engine.port
+        assert (await g.ask())[0] == 200
+        inside = asyncio.Event()
+
+        async def dies(request: web.Request) -> web.StreamResponse:
+            inside.set()
+            assert request.transport is not None
+            request.transport.abort()  # in the middle of a call
+            return web.Response()
+
+        g.engine.handler = dies
+        call = asyncio.create_task(g.ask())
+        await inside.wait()
+        await g.engine.stop()
+        more = [asyncio.create_task(g.ask(dialect)) for dialect in Dialect]
+        engine = g.app.routes.engine(g.engine.url)
+        await g.knows(lambda: not engine.healthy and g.app.parts.attempts.in_flight == 4)
+        g.engine.handler = g.engine.well
+        await g.engine.start(port)
+        assert (await call)[0] == 200
+        assert [status for status, _ in await asyncio.gather(*more)] == [200, 200, 200]
+        await g.notes.until(5)
+        assert g.notes.ends == {CallEnd.ANSWERED: 5}
+
+
+async def test_an_engine_that_stays_away_is_named(make_settings: MakeSettings) -> None:
+    async with ground(make_settings(gateway_patience_s=0.5)) as g:
+        await g.engine.stop()
+        status, said = await g.ask()
+        assert status == 503
+        assert g.engine.url in said["error"]["message"]
+        await g.notes.until(1)
+        assert g.notes.last.end is CallEnd.UPSTREAM_UNREACHABLE
+
+
+async def test_an_engine_that_hangs_is_left_after_its_time(make_settings: MakeSettings) -> None:
+    async with ground(make_settings(model_timeout_s=0.5)) as g:
+
+        async def hangs(request: web.Request) -> web.Response:
+            await asyncio.sleep(60)
+            return web.Response()
+
+        g.engine.handler = hangs
+        assert (await g.ask())[0] == 504
+        await g.notes.until(1)
+        assert g.notes.last.end is CallEnd.UPSTREAM_TIMEOUT
+        assert g.app.routes.engine(g.engine.url).window.inside == 0
+
+
+async def test_a_slow_stream_is_no_hang(make_settings: MakeSettings) -> None:
+    async with ground(make_settings(model_timeout_s=0.8)) as g:
+        wish = request(Dialect.MESSAGES, stream=True)
+
+        async def handler(request: web.Request) -> web.StreamResponse:
+            return await streamed(request, events(Dialect.MESSAGES, wish), pause_s=0.3)
+
+        g.engine.handler = handler
+        status, said = await g.post("/v1/messages", wish)
+        assert status == 200
+        assert said == b"".join(events(Dialect.MESSAGES, wish))
 
 
 # --- Streams that end early -----------------------------------------------------------------------------------------
 
 
-def test_a_stream_that_is_cut_ends_with_an_error(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings(model_timeout_s=0.5)) as g:
-            for dialect, how in itertools.product(Dialect, ["abort", "close", "silence"]):
-                g.anew()
-                wish = request(dialect, stream=True)
-                pieces = events(dialect, wish)
+async def test_a_stream_that_is_cut_ends_with_an_error(make_settings: MakeSettings) -> None:
+    async with ground(make_settings(model_timeout_s=0.5)) as g:
+        for dialect, how in itertools.product(Dialect, ["abort", "close", "silence"]):
+            g.anew()
+            wish = request(dialect, stream=True)
+            pieces = events(dialect, wish)
 
-                g.engine.handler = breaks_off(pieces[:2], how)
-                status, said = await g.post(f"/v1/{dialect.value}", wish)
-                assert status == 200
-                assert said.startswith(pieces[0])
-                last = said.rstrip().split(b"\n\n")[-1]
-                assert b"error" in last
-                assert b"[DONE]" not in said
-                await g.notes.until(1)
-                assert g.notes.last.end is (CallEnd.UPSTREAM_TIMEOUT if how == "silence" else CallEnd.CUT)
-                assert g.notes.last.end in ENGINE_FAULTS
-                assert len(g.engine.seen) == 1, "what has begun is not done twice"
-
-    run(story())
-
-
-def test_an_error_in_the_middle_of_a_stream_is_passed_on(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            wish = request(Dialect.CHAT, stream=True)
-            error = b'data: {"error": {"message": "out of memory", "code": 500}}\n\n'
-            pieces = [*events(Dialect.CHAT, wish)[:2], error, b"data: [DONE]\n\n"]
-
-            async def handler(request: web.Request) -> web.StreamResponse:
-                return await streamed(request, pieces, pause_s=0.01)
-
-            g.engine.handler = handler
-            _, said = await g.post(body=wish)
-            assert error in said
+            g.engine.handler = breaks_off(pieces[:2], how)
+            status, said = await g.post(f"/v1/{dialect.value}", wish)
+            assert status == 200
+            assert said.startswith(pieces[0])
+            last = said.rstrip().split(b"\n\n")[-1]
+            assert b"error" in last
+            assert b"[DONE]" not in said
             await g.notes.until(1)
-            assert g.notes.last.end is CallEnd.UPSTREAM_ERROR
-
-            async def at_once(request: web.Request) -> web.StreamResponse:
-                return await streamed(request, [error])
-
-            g.engine.handler = at_once
-            status, _ = await g.post(body=wish)
-            assert status == 500, "nothing was sent yet, so that it can still be a status"
-            assert len(g.engine.seen) == 1 + 3
-
-    run(story())
+            assert g.notes.last.end is (CallEnd.UPSTREAM_TIMEOUT if how == "silence" else CallEnd.CUT)
+            assert g.notes.last.end in ENGINE_FAULTS
+            assert len(g.engine.seen) == 1, "what has begun is not done twice"
 
 
-def test_a_stream_without_its_last_line_is_whole_when_it_has_its_reason(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            wish = request(Dialect.CHAT, stream=True)
+async def test_an_error_in_the_middle_of_a_stream_is_passed_on(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        wish = request(Dialect.CHAT, stream=True)
+        error = b'data: {"error": {"message": "out of memory", "code": 500}}\n\n'
+        pieces = [*events(Dialect.CHAT, wish)[:2], error, b"data: [DONE]\n\n"]
 
-            async def handler(request: web.Request) -> web.StreamResponse:
-                return await streamed(request, events(Dialect.CHAT, wish)[:-1])
+        async def handler(request: web.Request) -> web.StreamResponse:
+            return await streamed(request, pieces, pause_s=0.01)
 
-            g.engine.handler = handler
-            _, said = await g.post(body=wish)
-            assert b"error" not in said
-            await g.notes.until(1)
-            assert g.notes.last.end is CallEnd.ANSWERED
+        g.engine.handler = handler
+        _, said = await g.post(body=wish)
+        assert error in said
+        await g.notes.until(1)
+        assert g.notes.last.end is CallEnd.UPSTREAM_ERROR
 
-    run(story())
+        async def at_once(request: web.Request) -> web.StreamResponse:
+            return await streamed(request, [error])
+
+        g.engine.handler = at_once
+        status, _ = await g.post(body=wish)
+        assert status == 500, "nothing was sent yet, so that it can still be a status"
+        assert len(g.engine.seen) == 1 + 3
+
+
+async def test_a_stream_without_its_last_line_is_whole_when_it_has_its_reason(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        wish = request(Dialect.CHAT, stream=True)
+
+        async def handler(request: web.Request) -> web.StreamResponse:
+            return await streamed(request, events(Dialect.CHAT, wish)[:-1])
+
+        g.engine.handler = handler
+        _, said = await g.post(body=wish)
+        assert b"error" not in said
+        await g.notes.until(1)
+        assert g.notes.last.end is CallEnd.ANSWERED
 
 
 # --- Refusals of the engine -----------------------------------------------------------------------------------------
@@ -301,120 +262,105 @@ TOO_LONG: list[tuple[int, dict[str, Any]]] = [
 ]
 
 
-def test_a_conversation_that_no_longer_fits_is_told_as_each_dialect_tells_it(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
+async def test_a_conversation_that_no_longer_fits_is_told_as_each_dialect_tells_it(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        for dialect in Dialect:
+            g.anew()
+            for status, body in TOO_LONG:
+                g.engine.handler = answers(status, json.dumps(body).encode())
+                status, said = await g.ask(dialect)
+                assert status == 400
+                words = "prompt is too long" if dialect is Dialect.MESSAGES else "maximum context length"
+                assert words in said["error"]["message"]
+                assert said["error"].get("code") == "context_length_exceeded"
+            await g.notes.until(len(TOO_LONG))
+            assert g.notes.ends == {CallEnd.CONTEXT_EXHAUSTED: len(TOO_LONG)}
+            assert len(g.engine.seen) == len(TOO_LONG)
+
+
+async def test_a_refusal_is_passed_on_as_it_is(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        for status, end in [(400, CallEnd.REFUSED), (404, CallEnd.NOT_FOUND), (401, CallEnd.UNAUTHORISED)]:
+            g.anew()
+            content = json.dumps({"error": {"message": f"The model `{MODEL}` is not here", "own": [1, 2]}}).encode()
+
+            g.engine.handler = answers(status, content)
             for dialect in Dialect:
-                g.anew()
-                for status, body in TOO_LONG:
-                    g.engine.handler = answers(status, json.dumps(body).encode())
-                    status, said = await g.ask(dialect)
-                    assert status == 400
-                    words = "prompt is too long" if dialect is Dialect.MESSAGES else "maximum context length"
-                    assert words in said["error"]["message"]
-                    assert said["error"].get("code") == "context_length_exceeded"
-                await g.notes.until(len(TOO_LONG))
-                assert g.notes.ends == {CallEnd.CONTEXT_EXHAUSTED: len(TOO_LONG)}
-                assert len(g.engine.seen) == len(TOO_LONG)
-
-    run(story())
+                assert await g.post(f"/v1/{dialect.value}", request(dialect)) == (status, content)
+            await g.notes.until(3)
+            assert g.notes.ends == {end: 3}
+            assert len(g.engine.seen) == 3
 
 
-def test_a_refusal_is_passed_on_as_it_is(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            for status, end in [(400, CallEnd.REFUSED), (404, CallEnd.NOT_FOUND), (401, CallEnd.UNAUTHORISED)]:
-                g.anew()
-                content = json.dumps({"error": {"message": f"The model `{MODEL}` is not here", "own": [1, 2]}}).encode()
+async def test_a_key_is_sent_and_nowhere_shown(make_settings: MakeSettings, caplog: pytest.LogCaptureFixture) -> None:
+    keys = {"ENGINE_KEY": SECRET}
+    async with ground(make_settings(), keys=keys, replica=False) as g:
+        await g.add(g.engine.url, api_key_env="ENGINE_KEY")
 
-                g.engine.handler = answers(status, content)
-                for dialect in Dialect:
-                    assert await g.post(f"/v1/{dialect.value}", request(dialect)) == (status, content)
-                await g.notes.until(3)
-                assert g.notes.ends == {end: 3}
-                assert len(g.engine.seen) == 3
+        for status in (401, 400, 500):
 
-    run(story())
+            async def tells(request: web.Request, status: int = status) -> web.Response:
+                error = {"error": {"message": f"wrong key {request.headers['Authorization']}"}}
+                return web.json_response(error, status=status)
 
-
-def test_a_key_is_sent_and_nowhere_shown(make_settings: MakeSettings, caplog: pytest.LogCaptureFixture) -> None:
-    async def story() -> None:
-        keys = {"ENGINE_KEY": SECRET}
-        async with ground(make_settings(), keys=keys, replica=False) as g:
-            await g.add(g.engine.url, api_key_env="ENGINE_KEY")
-
-            for status in (401, 400, 500):
-
-                async def tells(request: web.Request, status: int = status) -> web.Response:
-                    error = {"error": {"message": f"wrong key {request.headers['Authorization']}"}}
-                    return web.json_response(error, status=status)
-
-                g.engine.handler = tells
-                for dialect in Dialect:
-                    _, said = await g.post(f"/v1/{dialect.value}", request(dialect))
-                    assert SECRET.encode() not in said
-                    assert b"[key]" in said
-            assert g.engine.seen[0][1]["authorization"] == f"Bearer {SECRET}"
-            await g.notes.until(9)
-            assert SECRET not in repr(g.notes.exchanges)
-            assert {"t1"}.isdisjoint(g.engine.seen[0][1].values())
-
-    run(story())
+            g.engine.handler = tells
+            for dialect in Dialect:
+                _, said = await g.post(f"/v1/{dialect.value}", request(dialect))
+                assert SECRET.encode() not in said
+                assert b"[key]" in said
+        assert g.engine.seen[0][1]["authorization"] == f"Bearer {SECRET}"
+        await g.notes.until(9)
+        assert SECRET not in repr(g.notes.exchanges)
+        assert {"t1"}.isdisjoint(g.engine.seen[0][1].values())
     assert SECRET not in caplog.text
 
 
 # --- Several engines ------------------------------------------------------------------------------------------------
 
 
-def test_an_attempt_stays_with_its_engine_until_that_is_gone(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            others = [Engine(), Engine()]
-            for other in others:
-                await other.start()
-            await g.add(others[0].url)
-            engines = [g.engine, *others]
-            tokens = [f"a{n}" for n in range(12)]
-            for token in tokens:
-                await asyncio.to_thread(an_attempt, g.database, token)
-            where: dict[str, Engine] = {}
-            for time in range(3):
-                if time == 1:
-                    await g.add(others[1].url)  # takes new attempts, and none of those that are elsewhere
-                for token in tokens:
-                    before = [len(one.seen) for one in engines]
-                    assert (await g.ask(token=token))[0] == 200
-                    (used,) = [one for one, count in zip(engines, before, strict=True) if len(one.seen) > count]
-                    assert where.setdefault(token, used) is used
-            assert len(set(where.values())) > 1, "not all of them at one"
-            gone = where[tokens[0]]
-            await gone.stop()
-            stayed = {token: one for token, one in where.items() if one is not gone}
-            for token in tokens:
-                assert (await g.ask(token=token))[0] == 200
-            await g.notes.until(48)
-            for exchange, token in zip(g.notes.exchanges[36:], tokens, strict=True):
-                assert exchange.replica != gone.url
-                if token in stayed:
-                    assert exchange.replica == stayed[token].url
-            for one in others:
-                await one.stop()
-
-    run(story())
-
-
-def test_a_broken_engine_is_passed_over_where_there_is_another(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            other = Engine()
+async def test_an_attempt_stays_with_its_engine_until_that_is_gone(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        others = [Engine(), Engine()]
+        for other in others:
             await other.start()
-            await g.add(other.url)
-            broken, well = g.engine, other
-            broken.handler = says(500)(broken)
-            for token in (f"b{n}" for n in range(6)):
-                await asyncio.to_thread(an_attempt, g.database, token)
+        await g.add(others[0].url)
+        engines = [g.engine, *others]
+        tokens = [f"a{n}" for n in range(12)]
+        for token in tokens:
+            await asyncio.to_thread(an_attempt, g.database, token)
+        where: dict[str, Engine] = {}
+        for time in range(3):
+            if time == 1:
+                await g.add(others[1].url)  # takes new attempts, and none of those that are elsewhere
+            for token in tokens:
+                before = [len(one.seen) for one in engines]
                 assert (await g.ask(token=token))[0] == 200
-            assert len(well.seen) == 6
-            await other.stop()
+                (used,) = [one for one, count in zip(engines, before, strict=True) if len(one.seen) > count]
+                assert where.setdefault(token, used) is used
+        assert len(set(where.values())) > 1, "not all of them at one"
+        gone = where[tokens[0]]
+        await gone.stop()
+        stayed = {token: one for token, one in where.items() if one is not gone}
+        for token in tokens:
+            assert (await g.ask(token=token))[0] == 200
+        await g.notes.until(48)
+        for exchange, token in zip(g.notes.exchanges[36:], tokens, strict=True):
+            assert exchange.replica != gone.url
+            if token in stayed:
+                assert exchange.replica == stayed[token].url
+        for one in others:
+            await one.stop()
 
-    run(story())
+
+async def test_a_broken_engine_is_passed_over_where_there_is_another(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        other = Engine()
+        await other.start()
+        await g.add(other.url)
+        broken, well = g.engine, other
+        broken.handler = says(500)(broken)
+        for token in (f"b{n}" for n in range(6)):
+            await asyncio.to_thread(an_attempt, g.database, token)
+            assert (await g.ask(token=token))[0] == 200
+        assert len(well.seen) == 6
+        await other.stop()

@@ -22,7 +22,6 @@ from tests.integration.gateway_ground import (
     events,
     ground,
     request,
-    run,
     says,
     streamed,
 )
@@ -38,320 +37,274 @@ async def _in_force(g: Ground, name: str, capacity: int) -> None:
 # --- Limits that make calls wait ------------------------------------------------------------------------------------
 
 
-def test_a_limit_makes_calls_wait_and_is_named(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            name = f"model_concurrency:model:{MODEL}"
-            await _in_force(g, name, 2)
+async def test_a_limit_makes_calls_wait_and_is_named(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        name = f"model_concurrency:model:{MODEL}"
+        await _in_force(g, name, 2)
 
-            async def slow(request: web.Request) -> web.StreamResponse:
-                await asyncio.sleep(0.05)
-                return await g.engine.well(request)
+        async def slow(request: web.Request) -> web.StreamResponse:
+            await asyncio.sleep(0.05)
+            return await g.engine.well(request)
 
-            g.engine.handler = slow
-            answers = await asyncio.gather(*(g.ask() for _ in range(8)))
-            assert {status for status, _ in answers} == {200}
-            assert g.engine.most == 2
-            await g.notes.until(8)
-            assert sum(one.waited_s.get(name, 0) > 0 for one in g.notes.exchanges) == 6
-            assert all(set(one.waited_s) <= {name} for one in g.notes.exchanges)
-
-    run(story())
+        g.engine.handler = slow
+        answers = await asyncio.gather(*(g.ask() for _ in range(8)))
+        assert {status for status, _ in answers} == {200}
+        assert g.engine.most == 2
+        await g.notes.until(8)
+        assert sum(one.waited_s.get(name, 0) > 0 for one in g.notes.exchanges) == 6
+        assert all(set(one.waited_s) <= {name} for one in g.notes.exchanges)
 
 
-def test_a_limit_that_leaves_no_room_is_told(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings(gateway_patience_s=0.3)) as g:
-            for dialect in Dialect:
-                g.anew()
-                await _in_force(g, "model_requests:user:default", 0)
-                status, said = await g.ask(dialect)
-                assert status == 429
-                assert "model_requests:user:default" in said["error"]["message"]
-                await g.notes.until(1)
-                assert g.notes.last.end is CallEnd.THROTTLED
-                assert g.notes.last.waited_s["model_requests:user:default"] > 0.2
-                assert g.engine.seen == []
-
-    run(story())
+async def test_a_limit_that_leaves_no_room_is_told(make_settings: MakeSettings) -> None:
+    async with ground(make_settings(gateway_patience_s=0.3)) as g:
+        for dialect in Dialect:
+            g.anew()
+            await _in_force(g, "model_requests:user:default", 0)
+            status, said = await g.ask(dialect)
+            assert status == 429
+            assert "model_requests:user:default" in said["error"]["message"]
+            await g.notes.until(1)
+            assert g.notes.last.end is CallEnd.THROTTLED
+            assert g.notes.last.waited_s["model_requests:user:default"] > 0.2
+            assert g.engine.seen == []
 
 
-def test_without_limits_redis_is_not_asked(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            assert (await g.ask())[0] == 200
-            client = g.app.parts.limiter._client
+async def test_without_limits_redis_is_not_asked(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        assert (await g.ask())[0] == 200
+        client = g.app.parts.limiter._client
 
-            async def never(*args: object, **named: object) -> None:
-                raise AssertionError("Redis was asked")
+        async def never(*args: object, **named: object) -> None:
+            raise AssertionError("Redis was asked")
 
-            client.execute_command = never  # type: ignore[method-assign]
-            client.connection_pool.get_connection = never
-            assert (await g.ask())[0] == 200
-
-    run(story())
+        client.execute_command = never  # type: ignore[method-assign]
+        client.connection_pool.get_connection = never
+        assert (await g.ask())[0] == 200
 
 
-def test_tokens_are_put_right_by_what_the_engine_counted(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings(gateway_patience_s=0.3)) as g:
-            await _in_force(g, "model_tokens:user:default", 250)
-            assert (await g.ask())[0] == 200  # estimated as 20, really 110
-            assert (await g.ask())[0] == 200  # 220 now
-            assert (await g.ask())[0] == 429
-
-    run(story())
+async def test_tokens_are_put_right_by_what_the_engine_counted(make_settings: MakeSettings) -> None:
+    async with ground(make_settings(gateway_patience_s=0.3)) as g:
+        await _in_force(g, "model_tokens:user:default", 250)
+        assert (await g.ask())[0] == 200  # estimated as 20, really 110
+        assert (await g.ask())[0] == 200  # 220 now
+        assert (await g.ask())[0] == 429
 
 
 # --- Bounds of an attempt -------------------------------------------------------------------------------------------
 
 
-def test_the_call_after_the_last_turn_is_refused(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            for dialect in Dialect:
-                g.anew()
-                token = f"t-{dialect.name}"
-                await asyncio.to_thread(an_attempt, g.database, token, max_steps=2)
-                assert [(await g.ask(dialect, token=token))[0] for _ in range(2)] == [200, 200]
-                status, said = await g.ask(dialect, token=token)
-                assert status == 400
-                assert said["error"]["code"] == "step_limit_exceeded"
-                await g.notes.until(3)
-                assert g.notes.last.end is CallEnd.STEP_LIMIT
-                assert len(g.engine.seen) == 2
-
-    run(story())
+async def test_the_call_after_the_last_turn_is_refused(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        for dialect in Dialect:
+            g.anew()
+            token = f"t-{dialect.name}"
+            await asyncio.to_thread(an_attempt, g.database, token, max_steps=2)
+            assert [(await g.ask(dialect, token=token))[0] for _ in range(2)] == [200, 200]
+            status, said = await g.ask(dialect, token=token)
+            assert status == 400
+            assert said["error"]["code"] == "step_limit_exceeded"
+            await g.notes.until(3)
+            assert g.notes.last.end is CallEnd.STEP_LIMIT
+            assert len(g.engine.seen) == 2
 
 
-def test_turns_at_the_same_time_are_no_way_around_the_limit(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            await asyncio.to_thread(an_attempt, g.database, "t2", max_steps=3)
-            fails = [True]
+async def test_turns_at_the_same_time_are_no_way_around_the_limit(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        await asyncio.to_thread(an_attempt, g.database, "t2", max_steps=3)
+        fails = [True]
 
-            async def first_fails(request: web.Request) -> web.StreamResponse:
-                await asyncio.sleep(0.02)
-                if fails:
-                    fails.pop()
-                    return web.json_response({"error": {"message": "no"}}, status=400)
-                return await g.engine.well(request)
+        async def first_fails(request: web.Request) -> web.StreamResponse:
+            await asyncio.sleep(0.02)
+            if fails:
+                fails.pop()
+                return web.json_response({"error": {"message": "no"}}, status=400)
+            return await g.engine.well(request)
 
-            g.engine.handler = first_fails
-            answers = await asyncio.gather(*(g.ask(token="t2") for _ in range(8)))
-            codes = [status for status, _ in answers]
-            assert codes.count(200) == 3, "what failed was no turn, and nobody lost one by it"
-            assert len(g.engine.seen) == 4
-
-    run(story())
+        g.engine.handler = first_fails
+        answers = await asyncio.gather(*(g.ask(token="t2") for _ in range(8)))
+        codes = [status for status, _ in answers]
+        assert codes.count(200) == 3, "what failed was no turn, and nobody lost one by it"
+        assert len(g.engine.seen) == 4
 
 
-def test_calls_without_tools_are_no_turns_where_others_have_tools(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            await asyncio.to_thread(an_attempt, g.database, "t2", max_steps=1)
-            tools = [{"type": "function", "function": {"name": "bash", "parameters": {}}}]
-            assert (await g.ask(token="t2", tools=tools))[0] == 200
-            assert (await g.ask(token="t2", tools=tools))[0] == 400
-            assert (await g.ask(token="t2"))[0] == 200, "a title, say"
-
-    run(story())
+async def test_calls_without_tools_are_no_turns_where_others_have_tools(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        await asyncio.to_thread(an_attempt, g.database, "t2", max_steps=1)
+        tools = [{"type": "function", "function": {"name": "bash", "parameters": {}}}]
+        assert (await g.ask(token="t2", tools=tools))[0] == 200
+        assert (await g.ask(token="t2", tools=tools))[0] == 400
+        assert (await g.ask(token="t2"))[0] == 200, "a title, say"
 
 
-def test_money_that_is_spent_ends_an_attempt(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            for dialect, whose in itertools.product(Dialect, ["attempt", "run"]):
-                g.anew()
-                token = f"t-{dialect.name}-{whose}"
-                g.notes.run_spent, g.notes.run_bound = 0.0, None
-                claim = await asyncio.to_thread(an_attempt, g.database, token, budget_usd=0.5)
-                if whose == "attempt":
-                    g.notes.accounts[claim.attempt_id] = Account(calls=1, cost_usd=0.5)
-                else:
-                    g.notes.run_spent, g.notes.run_bound = 2.0, 1.0
-                status, said = await g.ask(dialect, token=token)
-                assert status == 400
-                assert said["error"]["code"] == "budget_exhausted"
-                assert f"the {whose}" in said["error"]["message"].replace("this", "the")
-                await g.notes.until(1)
-                assert g.notes.last.end is (CallEnd.BUDGET_EXHAUSTED if whose == "attempt" else CallEnd.RUN_BUDGET)
-                assert g.engine.seen == []
-
-    run(story())
+async def test_money_that_is_spent_ends_an_attempt(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        for dialect, whose in itertools.product(Dialect, ["attempt", "run"]):
+            g.anew()
+            token = f"t-{dialect.name}-{whose}"
+            g.notes.run_spent, g.notes.run_bound = 0.0, None
+            claim = await asyncio.to_thread(an_attempt, g.database, token, budget_usd=0.5)
+            if whose == "attempt":
+                g.notes.accounts[claim.attempt_id] = Account(calls=1, cost_usd=0.5)
+            else:
+                g.notes.run_spent, g.notes.run_bound = 2.0, 1.0
+            status, said = await g.ask(dialect, token=token)
+            assert status == 400
+            assert said["error"]["code"] == "budget_exhausted"
+            assert f"the {whose}" in said["error"]["message"].replace("this", "the")
+            await g.notes.until(1)
+            assert g.notes.last.end is (CallEnd.BUDGET_EXHAUSTED if whose == "attempt" else CallEnd.RUN_BUDGET)
+            assert g.engine.seen == []
 
 
-def test_wishes_for_tokens_are_cut_and_smaller_ones_are_left(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            for dialect, field in zip(Dialect, ["max_tokens", "max_output_tokens", "max_tokens"], strict=True):
-                g.anew()
-                token = f"t-{dialect.name}"
-                await asyncio.to_thread(an_attempt, g.database, token, max_turn_tokens=64)
-                for wish, sent in ((1000, 64), (16, 16)):
-                    assert (await g.ask(dialect, token=token, **{field: wish}))[0] == 200
-                    assert g.engine.last[field] == sent
-                raw = json.dumps(request(dialect, **{field: 16}), indent=7).encode()
-                await g.post(f"/v1/{dialect.value}", data=raw, token=token)
-                assert g.engine.seen[-1][2] == raw, "nothing to change, nothing changed"
-
-    run(story())
+async def test_wishes_for_tokens_are_cut_and_smaller_ones_are_left(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        for dialect, field in zip(Dialect, ["max_tokens", "max_output_tokens", "max_tokens"], strict=True):
+            g.anew()
+            token = f"t-{dialect.name}"
+            await asyncio.to_thread(an_attempt, g.database, token, max_turn_tokens=64)
+            for wish, sent in ((1000, 64), (16, 16)):
+                assert (await g.ask(dialect, token=token, **{field: wish}))[0] == 200
+                assert g.engine.last[field] == sent
+            raw = json.dumps(request(dialect, **{field: 16}), indent=7).encode()
+            await g.post(f"/v1/{dialect.value}", data=raw, token=token)
+            assert g.engine.seen[-1][2] == raw, "nothing to change, nothing changed"
 
 
 @pytest.mark.parametrize("by", ["attempt", "replica"])
-def test_a_conversation_that_was_too_long_already_is_not_sent_again(make_settings: MakeSettings, by: str) -> None:
-    async def story() -> None:
-        async with ground(make_settings(), replica=False) as g:
-            await g.add(g.engine.url, context_tokens=None if by == "attempt" else 50)
-            await asyncio.to_thread(an_attempt, g.database, "t2", context_tokens=50 if by == "attempt" else None)
-            words = {"messages": [{"role": "user", "content": "Hello " * 40}]}
-            assert (await g.ask(token="t2", **words))[0] == 200, "nobody knows yet: the engine counts 100"
-            await g.notes.until(1)
-            assert (await g.ask(token="t2"))[0] == 200, "a shorter one may fit"
-            assert (await g.ask(token="t2", **words))[0] == 400
-            await g.notes.until(3)
-            assert g.notes.last.end is CallEnd.CONTEXT_EXHAUSTED
-            assert len(g.engine.seen) == 2
-
-    run(story())
+async def test_a_conversation_that_was_too_long_already_is_not_sent_again(make_settings: MakeSettings, by: str) -> None:
+    async with ground(make_settings(), replica=False) as g:
+        await g.add(g.engine.url, context_tokens=None if by == "attempt" else 50)
+        await asyncio.to_thread(an_attempt, g.database, "t2", context_tokens=50 if by == "attempt" else None)
+        words = {"messages": [{"role": "user", "content": "Hello " * 40}]}
+        assert (await g.ask(token="t2", **words))[0] == 200, "nobody knows yet: the engine counts 100"
+        await g.notes.until(1)
+        assert (await g.ask(token="t2"))[0] == 200, "a shorter one may fit"
+        assert (await g.ask(token="t2", **words))[0] == 400
+        await g.notes.until(3)
+        assert g.notes.last.end is CallEnd.CONTEXT_EXHAUSTED
+        assert len(g.engine.seen) == 2
 
 
 # --- Models behind names --------------------------------------------------------------------------------------------
 
 
-def test_a_swap_is_one_moment_and_calls_under_way_keep_their_version(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings(), replica=False) as g:
-            await g.add(g.engine.url, upstream_model="weights-1", policy_version="v1")
-            inside, go_on = asyncio.Event(), asyncio.Event()
+async def test_a_swap_is_one_moment_and_calls_under_way_keep_their_version(make_settings: MakeSettings) -> None:
+    async with ground(make_settings(), replica=False) as g:
+        await g.add(g.engine.url, upstream_model="weights-1", policy_version="v1")
+        inside, go_on = asyncio.Event(), asyncio.Event()
 
-            async def waits(request: web.Request) -> web.StreamResponse:
-                if not inside.is_set():
-                    inside.set()
-                    await go_on.wait()
-                return await g.engine.well(request)
+        async def waits(request: web.Request) -> web.StreamResponse:
+            if not inside.is_set():
+                inside.set()
+                await go_on.wait()
+            return await g.engine.well(request)
 
-            g.engine.handler = waits
-            first = asyncio.create_task(g.ask())
-            await inside.wait()
-            await asyncio.to_thread(
-                model_replicas.swap, g.database, MODEL, policy_version="v2", upstream_model="weights-2"
-            )
-            await g.knows(lambda: g.app.routes._table[MODEL][0].policy_version == "v2")
-            assert (await g.ask())[0] == 200
-            assert g.engine.last["model"] == "weights-2"
-            go_on.set()
-            status, said = await first
-            assert (status, said["model"]) == (200, "weights-1")
-            await g.notes.until(2)
-            versions = {(one.policy_version, one.upstream_model) for one in g.notes.exchanges}
-            assert versions == {("v1", "weights-1"), ("v2", "weights-2")}
-
-    run(story())
+        g.engine.handler = waits
+        first = asyncio.create_task(g.ask())
+        await inside.wait()
+        await asyncio.to_thread(model_replicas.swap, g.database, MODEL, policy_version="v2", upstream_model="weights-2")
+        await g.knows(lambda: g.app.routes._table[MODEL][0].policy_version == "v2")
+        assert (await g.ask())[0] == 200
+        assert g.engine.last["model"] == "weights-2"
+        go_on.set()
+        status, said = await first
+        assert (status, said["model"]) == (200, "weights-1")
+        await g.notes.until(2)
+        versions = {(one.policy_version, one.upstream_model) for one in g.notes.exchanges}
+        assert versions == {("v1", "weights-1"), ("v2", "weights-2")}
 
 
-def test_a_drained_engine_keeps_its_attempts_and_gets_no_new_ones(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings(gateway_patience_s=0.5)) as g:
-            assert (await g.ask())[0] == 200
-            await asyncio.to_thread(model_replicas.drain, g.database, MODEL)
-            await g.knows(lambda: g.app.routes._table[MODEL][0].draining)
-            assert (await g.ask())[0] == 200, "it was there before"
-            await asyncio.to_thread(an_attempt, g.database, "t2")
-            status, said = await g.ask(token="t2")
-            assert status == 503
-            assert "megaflow models resume" in said["error"]["message"]
-            await g.notes.until(3)
-            assert g.notes.last.waited_s[f"drained:{MODEL}"] > 0.3
-            other = Engine()
-            await other.start()
-            await g.add(other.url)
-            assert (await g.ask(token="t2"))[0] == 200
-            assert len(other.seen) == 1
-            assert (await g.ask())[0] == 200
-            assert len(other.seen) == 1
-            await asyncio.to_thread(model_replicas.remove, g.database, MODEL, g.engine.url)
-            await g.knows(lambda: len(g.app.routes._table[MODEL]) == 1)
-            assert (await g.ask())[0] == 200
-            assert len(other.seen) == 2, "gone is gone"
-            await other.stop()
-
-    run(story())
+async def test_a_drained_engine_keeps_its_attempts_and_gets_no_new_ones(make_settings: MakeSettings) -> None:
+    async with ground(make_settings(gateway_patience_s=0.5)) as g:
+        assert (await g.ask())[0] == 200
+        await asyncio.to_thread(model_replicas.drain, g.database, MODEL)
+        await g.knows(lambda: g.app.routes._table[MODEL][0].draining)
+        assert (await g.ask())[0] == 200, "it was there before"
+        await asyncio.to_thread(an_attempt, g.database, "t2")
+        status, said = await g.ask(token="t2")
+        assert status == 503
+        assert "megaflow models resume" in said["error"]["message"]
+        await g.notes.until(3)
+        assert g.notes.last.waited_s[f"drained:{MODEL}"] > 0.3
+        other = Engine()
+        await other.start()
+        await g.add(other.url)
+        assert (await g.ask(token="t2"))[0] == 200
+        assert len(other.seen) == 1
+        assert (await g.ask())[0] == 200
+        assert len(other.seen) == 1
+        await asyncio.to_thread(model_replicas.remove, g.database, MODEL, g.engine.url)
+        await g.knows(lambda: len(g.app.routes._table[MODEL]) == 1)
+        assert (await g.ask())[0] == 200
+        assert len(other.seen) == 2, "gone is gone"
+        await other.stop()
 
 
-def test_a_star_takes_what_has_no_row(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings(), replica=False) as g:
-            await g.add(g.engine.url, model="*", policy_version="any")
-            await asyncio.to_thread(an_attempt, g.database, "t2", model=ModelChoice(name="something-else"))
-            for token, name in (("t1", MODEL), ("t2", "something-else")):
-                status, said = await g.ask(token=token, model=name)
-                assert (status, said["model"]) == (200, name)
-            await g.notes.until(2)
-            assert {one.policy_version for one in g.notes.exchanges} == {"any"}
-
-    run(story())
+async def test_a_star_takes_what_has_no_row(make_settings: MakeSettings) -> None:
+    async with ground(make_settings(), replica=False) as g:
+        await g.add(g.engine.url, model="*", policy_version="any")
+        await asyncio.to_thread(an_attempt, g.database, "t2", model=ModelChoice(name="something-else"))
+        for token, name in (("t1", MODEL), ("t2", "something-else")):
+            status, said = await g.ask(token=token, model=name)
+            assert (status, said["model"]) == (200, name)
+        await g.notes.until(2)
+        assert {one.policy_version for one in g.notes.exchanges} == {"any"}
 
 
 # --- Translation ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_an_engine_that_speaks_only_chat_is_translated_for(make_settings: MakeSettings) -> None:
+@pytest.mark.timeout(150)
+async def test_an_engine_that_speaks_only_chat_is_translated_for(make_settings: MakeSettings) -> None:
     if find_spec("litellm") is None:
         missing("litellm")
 
-    async def story() -> None:
-        async with ground(make_settings()) as g:
+    async with ground(make_settings()) as g:
 
-            async def only_chat(request: web.Request) -> web.StreamResponse:
-                if request.match_info["path"] != Dialect.CHAT.value:
-                    return web.json_response({"detail": "Not Found"}, status=404)
-                return await g.engine.well(request)
+        async def only_chat(request: web.Request) -> web.StreamResponse:
+            if request.match_info["path"] != Dialect.CHAT.value:
+                return web.json_response({"detail": "Not Found"}, status=404)
+            return await g.engine.well(request)
 
-            g.engine.handler = only_chat
-            for dialect in (Dialect.MESSAGES, Dialect.RESPONSES):
-                for stream in (False, True):
-                    status, _ = await g.post(f"/v1/{dialect.value}", request(dialect, stream=stream))
-                    assert status == 200
-            await g.notes.until(4)
-            paths = [path for path, _, _ in g.engine.seen]
-            assert paths.count("messages") == paths.count("responses") == 1, "found out once"
-            for kept in g.notes.exchanges:
-                assert kept.end is CallEnd.ANSWERED
-                reply = codec_for(kept.dialect).reply(kept.response, streamed=kept.streamed)
-                assert reply.complete
-                assert reply.message["content"] == "Good day."
-                assert (reply.usage.prompt, reply.usage.completion) == (100, 10)
-            assert json.loads(g.engine.seen[1][2])["messages"] == [{"role": "user", "content": "Hello"}]
+        g.engine.handler = only_chat
+        for dialect in (Dialect.MESSAGES, Dialect.RESPONSES):
+            for stream in (False, True):
+                status, _ = await g.post(f"/v1/{dialect.value}", request(dialect, stream=stream))
+                assert status == 200
+        await g.notes.until(4)
+        paths = [path for path, _, _ in g.engine.seen]
+        assert paths.count("messages") == paths.count("responses") == 1, "found out once"
+        for kept in g.notes.exchanges:
+            assert kept.end is CallEnd.ANSWERED
+            reply = codec_for(kept.dialect).reply(kept.response, streamed=kept.streamed)
+            assert reply.complete
+            assert reply.message["content"] == "Good day."
+            assert (reply.usage.prompt, reply.usage.completion) == (100, 10)
+        assert json.loads(g.engine.seen[1][2])["messages"] == [{"role": "user", "content": "Hello"}]
 
-            async def cut(request: web.Request) -> web.StreamResponse:
-                return await streamed(request, events(Dialect.CHAT, json.loads(await request.read()))[:2])
+        async def cut(request: web.Request) -> web.StreamResponse:
+            return await streamed(request, events(Dialect.CHAT, json.loads(await request.read()))[:2])
 
-            g.engine.handler = cut
-            for dialect in (Dialect.MESSAGES, Dialect.RESPONSES):
-                _, said = await g.post(f"/v1/{dialect.value}", request(dialect, stream=True))
-                assert b"error" in said.rstrip().split(b"\n\n")[-1]
-                assert b"message_stop" not in said
-                assert b"response.completed" not in said
-            g.engine.handler = says(400, "maximum context length is 5")(g.engine)
-            status, said = await g.post("/v1/messages", request(Dialect.MESSAGES))
-            assert status == 400
-            assert b"prompt is too long" in said
-            await g.notes.until(7)
-            ends = [one.end for one in g.notes.exchanges[4:]]
-            assert ends == [CallEnd.CUT, CallEnd.CUT, CallEnd.CONTEXT_EXHAUSTED]
-
-    run(story(), within_s=150)
+        g.engine.handler = cut
+        for dialect in (Dialect.MESSAGES, Dialect.RESPONSES):
+            _, said = await g.post(f"/v1/{dialect.value}", request(dialect, stream=True))
+            assert b"error" in said.rstrip().split(b"\n\n")[-1]
+            assert b"message_stop" not in said
+            assert b"response.completed" not in said
+        g.engine.handler = says(400, "maximum context length is 5")(g.engine)
+        status, said = await g.post("/v1/messages", request(Dialect.MESSAGES))
+        assert status == 400
+        assert b"prompt is too long" in said
+        await g.notes.until(7)
+        ends = [one.end for one in g.notes.exchanges[4:]]
+        assert ends == [CallEnd.CUT, CallEnd.CUT, CallEnd.CONTEXT_EXHAUSTED]
 
 
-def test_a_dialect_that_nobody_translates_is_refused(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings(), replica=False) as g:
-            await g.add(g.engine.url, dialects=(Dialect.MESSAGES,))
-            status, said = await g.ask(Dialect.CHAT)
-            assert status == 501
-            assert "megaflow models add" in said["error"]["message"]
-            assert (await g.ask(Dialect.MESSAGES))[0] == 200
-
-    run(story())
+async def test_a_dialect_that_nobody_translates_is_refused(make_settings: MakeSettings) -> None:
+    async with ground(make_settings(), replica=False) as g:
+        await g.add(g.engine.url, dialects=(Dialect.MESSAGES,))
+        status, said = await g.ask(Dialect.CHAT)
+        assert status == 501
+        assert "megaflow models add" in said["error"]["message"]
+        assert (await g.ask(Dialect.MESSAGES))[0] == 200

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from uuid import uuid4
 
 import aiohttp
+import pytest
 from aiohttp import web
 from sqlalchemy import text
 
@@ -22,7 +23,7 @@ from app.model_service.client import GatewayClient
 from app.models.model_calls import CallEnd, Dialect
 from app.settings import PREFIX, Settings
 from app.stack.programs import programs
-from tests.integration.gateway_ground import MODEL, Engine, an_attempt, events, ground, request, run
+from tests.integration.gateway_ground import MODEL, Engine, an_attempt, events, ground, request
 from tests.services import MakeSettings
 
 
@@ -116,152 +117,138 @@ async def _ask(
         return answer.status
 
 
-def test_a_killed_gateway_loses_no_account(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with gateway(make_settings()) as (process, engine, database, http):
-            assert await _ask(http, process) == 200
-            assert await _ask(http, process) == 200
-            with GatewayClient(process.url, "t1") as client:
-                assert (await asyncio.to_thread(client.account)).turns == 2
-            while len(await asyncio.to_thread(_ends, database)) < 2:
-                await asyncio.sleep(0.05)
-            inside = asyncio.Event()
+async def test_a_killed_gateway_loses_no_account(make_settings: MakeSettings) -> None:
+    async with gateway(make_settings()) as (process, engine, database, http):
+        assert await _ask(http, process) == 200
+        assert await _ask(http, process) == 200
+        with GatewayClient(process.url, "t1") as client:
+            assert (await asyncio.to_thread(client.account)).turns == 2
+        while len(await asyncio.to_thread(_ends, database)) < 2:
+            await asyncio.sleep(0.05)
+        inside = asyncio.Event()
 
-            async def hangs(request: web.Request) -> web.Response:
-                inside.set()
+        async def hangs(request: web.Request) -> web.Response:
+            inside.set()
+            await asyncio.sleep(60)
+            return web.Response()
+
+        engine.handler = hangs
+        call = asyncio.create_task(_ask(http, process))
+        await inside.wait()
+        await process.end(signal.SIGKILL)
+        broken = (await asyncio.gather(call, return_exceptions=True))[0]
+        assert isinstance(broken, aiohttp.ClientError), "an agent tries again"
+        with GatewayClient(process.url, "t1") as client:
+            assert client.close(1.0) is None, "a worker goes on without it"
+        engine.handler = engine.well
+        await process.start()
+        assert [await _ask(http, process) for _ in range(3)] == [200, 200, 400], "the turns before it count"
+        with GatewayClient(process.url, "t1") as client:
+            account = await asyncio.to_thread(client.close)
+        assert account is not None
+        assert (account.calls, account.turns, account.stopped_by) == (5, 4, CallEnd.STEP_LIMIT)
+        assert (await asyncio.to_thread(_ends, database)) == ["answered"] * 4 + ["step_limit"]
+
+
+async def test_gateways_beside_each_other_share_limits_and_keep_to_their_attempts(make_settings: MakeSettings) -> None:
+    settings = make_settings()
+    async with gateway(settings) as (first, engine, database, http):
+        second = Process(settings)
+        await asyncio.to_thread(an_attempt, database, "t2")
+        await second.start()
+        try:
+            name = f"model_concurrency:model:{MODEL}"
+            await asyncio.to_thread(limits.set_limit, database, name, 2)
+
+            async def slow(request: web.Request) -> web.StreamResponse:
+                await asyncio.sleep(0.05)
+                return await engine.well(request)
+
+            engine.handler = slow
+            more = {"Authorization": "Bearer t2"}
+            calls = [_ask(http, first) for _ in range(4)]
+            calls += [_ask(http, second, headers=more) for _ in range(8)]
+            assert set(await asyncio.gather(*calls)) == {200}
+            assert engine.most == 2
+        finally:
+            await second.end(signal.SIGKILL)
+
+
+async def test_of_several_gateways_each_refuses_the_attempts_of_the_others(make_settings: MakeSettings) -> None:
+    settings = make_settings(gateways=2)
+    mine, other = settings.gateway_bases()
+    async with ground(settings, attempt=False, base=mine) as g:
+        seen: dict[str, int] = {}
+        while len(seen) < 2:
+            token = uuid4().hex
+            claim = await asyncio.to_thread(an_attempt, g.database, token)
+            status, said = await g.ask(token=token)
+            seen[settings.gateway_of(claim.attempt_id)] = status
+            if status != 200:
+                assert said["error"]["code"] == "misdirected"
+                assert other in said["error"]["message"]
+        assert seen == {mine: 200, other: 421}
+
+
+async def test_a_gateway_that_is_told_to_stop_lets_streams_end(make_settings: MakeSettings) -> None:
+    async with gateway(make_settings()) as (process, engine, database, http):
+        wish = request(Dialect.CHAT, stream=True, stream_options={"include_usage": True})
+        pieces = events(Dialect.CHAT, wish)
+        go_on = asyncio.Event()
+
+        async def handler(request: web.Request) -> web.StreamResponse:
+            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+            await response.prepare(request)
+            await response.write(pieces[0])
+            if json.loads(await request.read()).get("user") == "endless":
                 await asyncio.sleep(60)
-                return web.Response()
+            await go_on.wait()
+            await response.write(b"".join(pieces[1:]))
+            return response
 
-            engine.handler = hangs
-            call = asyncio.create_task(_ask(http, process))
-            await inside.wait()
-            await process.end(signal.SIGKILL)
-            broken = (await asyncio.gather(call, return_exceptions=True))[0]
-            assert isinstance(broken, aiohttp.ClientError), "an agent tries again"
-            with GatewayClient(process.url, "t1") as client:
-                assert client.close(1.0) is None, "a worker goes on without it"
-            engine.handler = engine.well
-            await process.start()
-            assert [await _ask(http, process) for _ in range(3)] == [200, 200, 400], "the turns before it count"
-            with GatewayClient(process.url, "t1") as client:
-                account = await asyncio.to_thread(client.close)
-            assert account is not None
-            assert (account.calls, account.turns, account.stopped_by) == (5, 4, CallEnd.STEP_LIMIT)
-            assert (await asyncio.to_thread(_ends, database)) == ["answered"] * 4 + ["step_limit"]
-
-    run(story())
-
-
-def test_gateways_beside_each_other_share_limits_and_keep_to_their_attempts(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        settings = make_settings()
-        async with gateway(settings) as (first, engine, database, http):
-            second = Process(settings)
-            await asyncio.to_thread(an_attempt, database, "t2")
-            await second.start()
-            try:
-                name = f"model_concurrency:model:{MODEL}"
-                await asyncio.to_thread(limits.set_limit, database, name, 2)
-
-                async def slow(request: web.Request) -> web.StreamResponse:
-                    await asyncio.sleep(0.05)
-                    return await engine.well(request)
-
-                engine.handler = slow
-                more = {"Authorization": "Bearer t2"}
-                calls = [_ask(http, first) for _ in range(4)]
-                calls += [_ask(http, second, headers=more) for _ in range(8)]
-                assert set(await asyncio.gather(*calls)) == {200}
-                assert engine.most == 2
-            finally:
-                await second.end(signal.SIGKILL)
-
-    run(story())
-
-
-def test_of_several_gateways_each_refuses_the_attempts_of_the_others(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        settings = make_settings(gateways=2)
-        mine, other = settings.gateway_bases()
-        async with ground(settings, attempt=False, base=mine) as g:
-            seen: dict[str, int] = {}
-            while len(seen) < 2:
-                token = uuid4().hex
-                claim = await asyncio.to_thread(an_attempt, g.database, token)
-                status, said = await g.ask(token=token)
-                seen[settings.gateway_of(claim.attempt_id)] = status
-                if status != 200:
-                    assert said["error"]["code"] == "misdirected"
-                    assert other in said["error"]["message"]
-            assert seen == {mine: 200, other: 421}
-
-    run(story())
-
-
-def test_a_gateway_that_is_told_to_stop_lets_streams_end(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with gateway(make_settings()) as (process, engine, database, http):
-            wish = request(Dialect.CHAT, stream=True, stream_options={"include_usage": True})
-            pieces = events(Dialect.CHAT, wish)
-            go_on = asyncio.Event()
-
-            async def handler(request: web.Request) -> web.StreamResponse:
-                response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-                await response.prepare(request)
-                await response.write(pieces[0])
-                if json.loads(await request.read()).get("user") == "endless":
-                    await asyncio.sleep(60)
-                await go_on.wait()
-                await response.write(b"".join(pieces[1:]))
-                return response
-
-            engine.handler = handler
-            async with (
-                http.post(f"{process.url}/v1/chat/completions", json=wish) as ends,
-                http.post(f"{process.url}/v1/chat/completions", json=wish | {"user": "endless"}) as endless,
-            ):
-                await ends.content.readexactly(len(pieces[0]))
-                await endless.content.readexactly(len(pieces[0]))
-                stopping = asyncio.create_task(process.end(signal.SIGTERM))
-                await asyncio.sleep(0)
-                go_on.set()
-                assert await ends.read() == b"".join(pieces[1:])
-                (rest,) = await asyncio.gather(endless.read(), return_exceptions=True)
-                assert isinstance(rest, aiohttp.ClientError)
-            await stopping
-            assert sorted(await asyncio.to_thread(_ends, database)) == ["answered", "cut"]
-
-    run(story())
-
-
-def test_two_thousand_streams_are_held(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with gateway(make_settings()) as (process, engine, database, http):
-            go_on = asyncio.Event()
-            wish = request(Dialect.MESSAGES, stream=True)
-            pieces = events(Dialect.MESSAGES, wish)
-
-            async def handler(request: web.Request) -> web.StreamResponse:
-                response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-                await response.prepare(request)
-                await response.write(pieces[0])
-                await go_on.wait()
-                await response.write(b"".join(pieces[1:]))
-                return response
-
-            engine.handler = handler
-            await asyncio.to_thread(an_attempt, database, "t2", max_steps=5000)
-
-            async def one() -> bytes:
-                headers = {"Authorization": "Bearer t2"}
-                async with http.post(f"{process.url}/v1/messages", json=wish, headers=headers) as answer:
-                    return await answer.read()
-
-            calls = [asyncio.create_task(one()) for _ in range(2000)]
-            while engine.inside < 2000:
-                await asyncio.sleep(0.05)
-                assert not any(call.done() for call in calls)
+        engine.handler = handler
+        async with (
+            http.post(f"{process.url}/v1/chat/completions", json=wish) as ends,
+            http.post(f"{process.url}/v1/chat/completions", json=wish | {"user": "endless"}) as endless,
+        ):
+            await ends.content.readexactly(len(pieces[0]))
+            await endless.content.readexactly(len(pieces[0]))
+            stopping = asyncio.create_task(process.end(signal.SIGTERM))
+            await asyncio.sleep(0)
             go_on.set()
-            assert set(await asyncio.gather(*calls)) == {b"".join(pieces)}
+            assert await ends.read() == b"".join(pieces[1:])
+            (rest,) = await asyncio.gather(endless.read(), return_exceptions=True)
+            assert isinstance(rest, aiohttp.ClientError)
+        await stopping
+        assert sorted(await asyncio.to_thread(_ends, database)) == ["answered", "cut"]
 
-    run(story(), within_s=120)
+
+@pytest.mark.timeout(120)
+async def test_two_thousand_streams_are_held(make_settings: MakeSettings) -> None:
+    async with gateway(make_settings()) as (process, engine, database, http):
+        go_on = asyncio.Event()
+        wish = request(Dialect.MESSAGES, stream=True)
+        pieces = events(Dialect.MESSAGES, wish)
+
+        async def handler(request: web.Request) -> web.StreamResponse:
+            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+            await response.prepare(request)
+            await response.write(pieces[0])
+            await go_on.wait()
+            await response.write(b"".join(pieces[1:]))
+            return response
+
+        engine.handler = handler
+        await asyncio.to_thread(an_attempt, database, "t2", max_steps=5000)
+
+        async def one() -> bytes:
+            headers = {"Authorization": "Bearer t2"}
+            async with http.post(f"{process.url}/v1/messages", json=wish, headers=headers) as answer:
+                return await answer.read()
+
+        calls = [asyncio.create_task(one()) for _ in range(2000)]
+        while engine.inside < 2000:
+            await asyncio.sleep(0.05)
+            assert not any(call.done() for call in calls)
+        go_on.set()
+        assert set(await asyncio.gather(*calls)) == {b"".join(pieces)}

@@ -10,13 +10,14 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import text
 
+import app.models.service_tables  # noqa: F401  adds its tables to those of Base
 from app.errors import IdempotencyConflict, IllegalMove, StaleWriter, UnknownName
 from app.ledger import accept, admission, attempts, ends, events, instances, results, tasks, waiting
 from app.ledger.accept import NewRun
 from app.ledger.attempts import Claim
 from app.ledger.database import Database
 from app.models.endings import EndReason
-from app.models.outcome import Artifact, ArtifactKind, Failure, Hint, Phase, Verdict
+from app.models.outcome import Artifact, ArtifactKind, Failure, Phase, Verdict, WakeUpMessage
 from app.models.spec import Mode
 from app.models.states import ATTEMPT_MOVES, INSTANCE_MOVES, TASK_MOVES, TaskState
 from app.models.tables import Base
@@ -73,12 +74,12 @@ def test_a_task_is_admitted_once(database: Database) -> None:
     assert dispatched(database, run) == []
 
 
-def test_a_hint_is_claimed_once_however_often_it_is_delivered(database: Database) -> None:
+def test_a_message_is_claimed_once_however_often_it_is_delivered(database: Database) -> None:
     run = accepted(database)
     (item,) = dispatched(database, run)
     instance_ids = [ready_instance(database) for _ in range(8)]
     with ThreadPoolExecutor(8) as crowd:
-        claims = list(crowd.map(lambda i: attempts.claim(database, item.hint, i, lease_s=30), instance_ids))
+        claims = list(crowd.map(lambda i: attempts.claim(database, item.message, i, lease_s=30), instance_ids))
     assert sum(claim is not None for claim in claims) == 1
 
 
@@ -87,7 +88,7 @@ def test_an_ephemeral_instance_takes_one_attempt_even_in_two_threads(database: D
     items = dispatched(database, run, Mode.EPHEMERAL)
     instance_id = ready_instance(database, Mode.EPHEMERAL)
     with ThreadPoolExecutor(6) as crowd:
-        claims = list(crowd.map(lambda item: attempts.claim(database, item.hint, instance_id, lease_s=30), items))
+        claims = list(crowd.map(lambda item: attempts.claim(database, item.message, instance_id, lease_s=30), items))
     assert sum(claim is not None for claim in claims) == 1
 
 
@@ -95,31 +96,31 @@ def test_an_instance_takes_only_work_of_its_mode(database: Database) -> None:
     run = accepted(database)
     (item,) = dispatched(database, run)
     other = ready_instance(database, Mode.EPHEMERAL)
-    assert attempts.claim(database, item.hint, other, lease_s=30) is None
+    assert attempts.claim(database, item.message, other, lease_s=30) is None
     assert attempts.claim_any(database, other, lease_s=30) is None
 
 
-def test_a_stale_hint_leads_to_other_work_that_waits(database: Database) -> None:
+def test_a_stale_message_leads_to_other_work_that_waits(database: Database) -> None:
     run = accepted(database, 2)
     first, second = dispatched(database, run)
     instance_id = ready_instance(database)
-    assert attempts.claim(database, first.hint, instance_id, lease_s=30) is not None
-    assert attempts.claim(database, first.hint, instance_id, lease_s=30) is None
+    assert attempts.claim(database, first.message, instance_id, lease_s=30) is not None
+    assert attempts.claim(database, first.message, instance_id, lease_s=30) is None
     other = attempts.claim_any(database, instance_id, lease_s=30)
     assert other is not None
-    assert other.attempt_id == second.hint.attempt_id
+    assert other.attempt_id == second.message.attempt_id
 
 
-def test_a_hint_with_an_old_number_is_refused(database: Database) -> None:
+def test_a_message_with_an_old_number_is_refused(database: Database) -> None:
     run = accepted(database)
     (item,) = dispatched(database, run)
-    stale = Hint(attempt_id=item.hint.attempt_id, number=item.hint.number + 1)
+    stale = WakeUpMessage(attempt_id=item.message.attempt_id, number=item.message.number + 1)
     assert attempts.claim(database, stale, ready_instance(database), lease_s=30) is None
 
 
 def test_a_finished_task_keeps_verdict_phases_and_artifacts(database: Database) -> None:
     claim = claimed(database)
-    attempts.pass_door(database, claim, Phase.ENVIRONMENT_READY, environment={"id": "c1", "origin": "fresh"})
+    attempts.record_phase(database, claim, Phase.ENVIRONMENT_READY, environment={"id": "c1", "origin": "fresh"})
     patch = Artifact(kind=ArtifactKind.PATCH, key="k", url="file:///k", size_bytes=3, sha256="0" * 64)
     ends.finish(database, claim, end_reason=EndReason.SUBMITTED, verdict=GOOD, artifacts=[patch])
     (result,) = results.results(database, [claim.task_id])
@@ -136,7 +137,7 @@ def test_a_lost_attempt_may_write_no_more_and_the_next_may(database: Database) -
     old = claimed(database)
     instances.exited(database, old.instance_id, -9, "killed by SIGKILL", RETRY)
     for write in (
-        lambda: attempts.pass_door(database, old, Phase.GRADED),
+        lambda: attempts.record_phase(database, old, Phase.GRADED),
         lambda: ends.finish(database, old, end_reason=EndReason.SUBMITTED, verdict=GOOD, artifacts=[]),
     ):
         with pytest.raises(StaleWriter):
@@ -144,7 +145,7 @@ def test_a_lost_attempt_may_write_no_more_and_the_next_may(database: Database) -
     with database.begin() as connection:
         assert admission.promote(connection, 10) == 1
         (item,) = admission.admit(connection, [(old.task_id, Mode.PERSISTENT)])
-    new = attempts.claim(database, item.hint, ready_instance(database), lease_s=30)
+    new = attempts.claim(database, item.message, ready_instance(database), lease_s=30)
     assert new is not None
     assert new.number == 2
     ends.finish(database, new, end_reason=EndReason.SUBMITTED, verdict=GOOD, artifacts=[])
@@ -160,7 +161,7 @@ def test_infrastructure_faults_are_retried_up_to_the_limit_and_then_not_measured
     with database.begin() as connection:
         assert admission.promote(connection, 10) == 1
         (item,) = admission.admit(connection, [(claim.task_id, Mode.PERSISTENT)])
-    second = attempts.claim(database, item.hint, ready_instance(database), lease_s=30)
+    second = attempts.claim(database, item.message, ready_instance(database), lease_s=30)
     assert second is not None
     ends.fail(database, second, permanent=False, **fault)  # type: ignore[arg-type]
     (result,) = results.results(database, [claim.task_id])
@@ -190,7 +191,7 @@ def _next(database: Database, ended: Claim) -> Claim:
     with database.begin() as connection:
         assert admission.promote(connection, 10) == 1
         (item,) = admission.admit(connection, [(ended.task_id, Mode.PERSISTENT)])
-    found = attempts.claim(database, item.hint, ready_instance(database), lease_s=30)
+    found = attempts.claim(database, item.message, ready_instance(database), lease_s=30)
     assert found is not None
     return found
 
@@ -227,7 +228,7 @@ def test_a_permanent_fault_ends_the_task_at_once(database: Database) -> None:
 def test_a_lapsed_lease_is_taken_back(database: Database) -> None:
     run = accepted(database)
     (item,) = dispatched(database, run)
-    claim = attempts.claim(database, item.hint, ready_instance(database), lease_s=0.01)
+    claim = attempts.claim(database, item.message, ready_instance(database), lease_s=0.01)
     assert claim is not None
     with database.begin() as connection:
         connection.execute(text("SELECT pg_sleep(0.05)"))
@@ -279,7 +280,7 @@ def test_an_exit_is_recorded_once(database: Database) -> None:
 
 def test_events_tell_a_tasks_story_in_order(database: Database) -> None:
     claim = claimed(database)
-    attempts.pass_door(database, claim, Phase.IMAGE_READY)
+    attempts.record_phase(database, claim, Phase.IMAGE_READY)
     ends.finish(database, claim, end_reason=EndReason.SUBMITTED, verdict=GOOD, artifacts=[])
     kinds = [event.kind for event in events.of_task(database, claim.task_id)]
     assert kinds == ["attempt.admitted", "attempt.claimed", "attempt.image_ready", "attempt.finished"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -51,106 +51,81 @@ class Ground:
             return permit
 
 
-def run(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(story, 30))
-
-
-def test_what_has_no_limit_is_not_held_up(redis_url: str) -> None:
+async def test_what_has_no_limit_is_not_held_up(redis_url: str) -> None:
     ground = Ground(redis_url)
 
-    async def story() -> None:
-        async with ground.limiter() as limiter:
-            permit = await ground.call(limiter, tokens=10**9)
-            assert permit.waited == {}
-
-    run(story())
+    async with ground.limiter() as limiter:
+        permit = await ground.call(limiter, tokens=10**9)
+        assert permit.waited == {}
 
 
-def test_no_more_calls_at_once_than_allowed(redis_url: str) -> None:
+async def test_no_more_calls_at_once_than_allowed(redis_url: str) -> None:
     ground = Ground(redis_url, model_concurrency__user__alice=3)
 
-    async def story() -> None:
-        async with ground.limiter() as limiter, ground.limiter() as another_process:
-            calls = [ground.call(one, lasts_s=0.03) for one in (limiter, another_process) for _ in range(12)]
-            permits = await asyncio.gather(*calls)
-            assert ground.most == 3
-            assert sum(1 for permit in permits if permit.waited.get("model_concurrency:user:alice", 0) > 0) >= 18
-
-    run(story())
+    async with ground.limiter() as limiter, ground.limiter() as another_process:
+        calls = [ground.call(one, lasts_s=0.03) for one in (limiter, another_process) for _ in range(12)]
+        permits = await asyncio.gather(*calls)
+        assert ground.most == 3
+        assert sum(1 for permit in permits if permit.waited.get("model_concurrency:user:alice", 0) > 0) >= 18
 
 
-def test_in_any_window_there_are_no_more_calls_than_allowed(redis_url: str) -> None:
+async def test_in_any_window_there_are_no_more_calls_than_allowed(redis_url: str) -> None:
     ground = Ground(redis_url, model_requests__run__r1=5)
 
-    async def story() -> None:
-        async with ground.limiter(window_s=0.5) as limiter:
-            await asyncio.gather(*(ground.call(limiter) for _ in range(14)))
-
-    run(story())
+    async with ground.limiter(window_s=0.5) as limiter:
+        await asyncio.gather(*(ground.call(limiter) for _ in range(14)))
     ground.granted.sort()
     # The sixth call after any call comes when that one has left the window (less what measuring it here may shift).
     assert all(b - a > 0.45 for a, b in zip(ground.granted, ground.granted[5:], strict=False))
     assert ground.granted[-1] - ground.granted[0] < 5
 
 
-def test_tokens_beyond_the_estimate_count_and_those_not_used_are_given_back(redis_url: str) -> None:
+async def test_tokens_beyond_the_estimate_count_and_those_not_used_are_given_back(redis_url: str) -> None:
     ground = Ground(redis_url, model_tokens__user__alice=100)
 
-    async def story() -> None:
-        async with ground.limiter(patience_s=0.1) as limiter:
-            async with limiter.call(**CALL, tokens=90) as permit:
-                permit.used(20)
-            async with limiter.call(**CALL, tokens=70) as permit:
-                permit.used(130)
-            with pytest.raises(CallThrottled, match="model_tokens:user:alice"):
-                await ground.call(limiter, tokens=1)
-
-    run(story())
+    async with ground.limiter(patience_s=0.1) as limiter:
+        async with limiter.call(**CALL, tokens=90) as permit:
+            permit.used(20)
+        async with limiter.call(**CALL, tokens=70) as permit:
+            permit.used(130)
+        with pytest.raises(CallThrottled, match="model_tokens:user:alice"):
+            await ground.call(limiter, tokens=1)
     with redis.Redis.from_url(redis_url) as client:
         assert in_use(client, PREFIX)["model_tokens:user:alice"].used == 150
 
 
-def test_a_call_longer_than_the_window_still_pays_for_what_it_used_too_much(redis_url: str) -> None:
+async def test_a_call_longer_than_the_window_still_pays_for_what_it_used_too_much(redis_url: str) -> None:
     ground = Ground(redis_url, model_tokens__user__alice=100)
 
-    async def story() -> None:
-        async with ground.limiter(window_s=0.2) as limiter:
-            async with limiter.call(**CALL, tokens=10) as permit:
-                await asyncio.sleep(0.3)
-                await ground.call(limiter, tokens=5)  # the first one's entry is gone by now
-                permit.used(70)
-            with redis.Redis.from_url(redis_url) as client:
-                assert in_use(client, PREFIX, window_s=0.2)["model_tokens:user:alice"].used == 65
-
-    run(story())
+    async with ground.limiter(window_s=0.2) as limiter:
+        async with limiter.call(**CALL, tokens=10) as permit:
+            await asyncio.sleep(0.3)
+            await ground.call(limiter, tokens=5)  # the first one's entry is gone by now
+            permit.used(70)
+        with redis.Redis.from_url(redis_url) as client:
+            assert in_use(client, PREFIX, window_s=0.2)["model_tokens:user:alice"].used == 65
 
 
-def test_a_call_that_could_never_fit_is_refused_at_once_and_says_what_would_help(redis_url: str) -> None:
+async def test_a_call_that_could_never_fit_is_refused_at_once_and_says_what_would_help(redis_url: str) -> None:
     ground = Ground(redis_url, model_tokens__user__alice=100)
 
-    async def story() -> None:
-        async with ground.limiter() as limiter:
-            with pytest.raises(CallThrottled, match="megaflow limits set model_tokens:user:alice 101"):
-                await ground.call(limiter, tokens=101)
-
-    run(story())
+    async with ground.limiter() as limiter:
+        with pytest.raises(CallThrottled, match="megaflow limits set model_tokens:user:alice 101"):
+            await ground.call(limiter, tokens=101)
 
 
-def test_a_call_refused_by_one_limit_uses_nothing_of_the_others(redis_url: str) -> None:
+async def test_a_call_refused_by_one_limit_uses_nothing_of_the_others(redis_url: str) -> None:
     ground = Ground(redis_url, model_requests__user__alice=10, model_concurrency__model__m=0, model_tokens__run__r1=10)
 
-    async def story() -> None:
-        async with ground.limiter(patience_s=0.1) as limiter:
-            with pytest.raises(CallThrottled) as caught:
-                await ground.call(limiter)
-            assert caught.value.limit == "model_concurrency:model:m"
-
-    run(story())
+    async with ground.limiter(patience_s=0.1) as limiter:
+        with pytest.raises(CallThrottled) as caught:
+            await ground.call(limiter)
+        assert caught.value.limit == "model_concurrency:model:m"
     with redis.Redis.from_url(redis_url) as client:
         assert in_use(client, PREFIX) == {}
 
 
-def test_first_come_first_served(redis_url: str) -> None:
+async def test_first_come_first_served(redis_url: str) -> None:
     ground = Ground(redis_url, model_concurrency__user__alice=1)
     order: list[int] = []
 
@@ -159,20 +134,17 @@ def test_first_come_first_served(redis_url: str) -> None:
             order.append(number)
             await asyncio.sleep(0.01)
 
-    async def story() -> None:
-        async with ground.limiter() as limiter:
-            waiting = []
-            async with limiter.call(**CALL, tokens=1):
-                for number in range(6):
-                    waiting.append(asyncio.create_task(one(limiter, number)))
-                    await asyncio.sleep(0.03)
-            await asyncio.gather(*waiting)
-
-    run(story())
+    async with ground.limiter() as limiter:
+        waiting = []
+        async with limiter.call(**CALL, tokens=1):
+            for number in range(6):
+                waiting.append(asyncio.create_task(one(limiter, number)))
+                await asyncio.sleep(0.03)
+        await asyncio.gather(*waiting)
     assert order == list(range(6))
 
 
-def test_a_large_call_is_not_overtaken_by_small_ones(redis_url: str) -> None:
+async def test_a_large_call_is_not_overtaken_by_small_ones(redis_url: str) -> None:
     ground = Ground(redis_url, model_tokens__user__alice=100)
     order: list[int] = []
 
@@ -180,73 +152,61 @@ def test_a_large_call_is_not_overtaken_by_small_ones(redis_url: str) -> None:
         async with limiter.call(**CALL, tokens=tokens):
             order.append(tokens)
 
-    async def story() -> None:
-        async with ground.limiter(window_s=0.4) as limiter:
-            await one(limiter, 50)
-            large = asyncio.create_task(one(limiter, 80))
-            await asyncio.sleep(0.05)
-            await asyncio.gather(large, one(limiter, 30))  # both at once are too much: the answers cannot cross
-
-    run(story())
+    async with ground.limiter(window_s=0.4) as limiter:
+        await one(limiter, 50)
+        large = asyncio.create_task(one(limiter, 80))
+        await asyncio.sleep(0.05)
+        await asyncio.gather(large, one(limiter, 30))  # both at once are too much: the answers cannot cross
     assert order == [50, 80, 30]
 
 
-def test_who_died_gives_their_concurrency_back_after_the_lease_and_who_lives_is_renewed(redis_url: str) -> None:
+async def test_who_died_gives_their_concurrency_back_after_the_lease_and_who_lives_is_renewed(redis_url: str) -> None:
     ground = Ground(redis_url, model_concurrency__user__alice=2)
     name = "model_concurrency:user:alice"
 
-    async def story() -> None:
-        async with ground.limiter(lease_s=0.4) as limiter, limiter.call(**CALL, tokens=1):
-            with redis.Redis.from_url(redis_url) as client:
-                client.zadd(f"{PREFIX}:members:{name}", {"dead": time.time() * 1000 + 600})  # what a kill leaves behind
-                assert in_use(client, PREFIX)[name].used == 2
-                permit = await ground.call(limiter)
-                assert 0.2 < permit.waited[name] < 3
-                await asyncio.sleep(0.5)
-                assert in_use(client, PREFIX)[name].used == 1
-
-    run(story())
+    async with ground.limiter(lease_s=0.4) as limiter, limiter.call(**CALL, tokens=1):
+        with redis.Redis.from_url(redis_url) as client:
+            client.zadd(f"{PREFIX}:members:{name}", {"dead": time.time() * 1000 + 600})  # what a kill leaves behind
+            assert in_use(client, PREFIX)[name].used == 2
+            permit = await ground.call(limiter)
+            assert 0.2 < permit.waited[name] < 3
+            await asyncio.sleep(0.5)
+            assert in_use(client, PREFIX)[name].used == 1
 
 
-def test_who_gives_up_or_is_cancelled_leaves_the_line(redis_url: str) -> None:
+async def test_who_gives_up_or_is_cancelled_leaves_the_line(redis_url: str) -> None:
     ground = Ground(redis_url, model_concurrency__user__alice=1)
 
-    async def story() -> None:
-        async with ground.limiter(patience_s=1.0) as limiter:
-            async with limiter.call(**CALL, tokens=1):
-                with pytest.raises(CallThrottled):
-                    await ground.call(limiter)
-                cancelled = asyncio.create_task(ground.call(limiter))
-                await asyncio.sleep(0.05)
-                cancelled.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await cancelled
-                with redis.Redis.from_url(redis_url) as client:
-                    assert in_use(client, PREFIX)["model_concurrency:user:alice"] == (1, 0)
-            await ground.call(limiter)
-
-    run(story())
+    async with ground.limiter(patience_s=1.0) as limiter:
+        async with limiter.call(**CALL, tokens=1):
+            with pytest.raises(CallThrottled):
+                await ground.call(limiter)
+            cancelled = asyncio.create_task(ground.call(limiter))
+            await asyncio.sleep(0.05)
+            cancelled.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await cancelled
+            with redis.Redis.from_url(redis_url) as client:
+                assert in_use(client, PREFIX)["model_concurrency:user:alice"] == (1, 0)
+        await ground.call(limiter)
 
 
-def test_a_cancellation_is_heeded_whenever_it_comes(redis_url: str) -> None:
+async def test_a_cancellation_is_heeded_whenever_it_comes(redis_url: str) -> None:
     """Also in the very moment in which Redis answers: what sends the question forgets it then, about once in 15."""
     ground = Ground(redis_url, model_concurrency__user__alice=1)
 
-    async def story() -> None:
-        async with ground.limiter(patience_s=20.0) as limiter, limiter.call(**CALL, tokens=1):
-            for count in range(150):
-                waiting = asyncio.create_task(ground.call(limiter))
-                await asyncio.sleep(count * 0.0001)
-                waiting.cancel()
-                await asyncio.wait([waiting], timeout=5.0)
-                assert waiting.cancelled(), f"cancelled after {count * 0.1:.1f} ms, it went on"
-
-    run(story())
+    async with ground.limiter(patience_s=20.0) as limiter, limiter.call(**CALL, tokens=1):
+        for count in range(150):
+            waiting = asyncio.create_task(ground.call(limiter))
+            await asyncio.sleep(count * 0.0001)
+            waiting.cancel()
+            await asyncio.wait([waiting], timeout=5.0)
+            assert waiting.cancelled(), f"cancelled after {count * 0.1:.1f} ms, it went on"
     assert not ground.granted
 
 
 @pytest.mark.parametrize("outcome", [None, ConnectionResetError("gone")])
-def test_a_cancellation_that_was_swallowed_is_found_whatever_came_instead(outcome: Exception | None) -> None:
+async def test_a_cancellation_that_was_swallowed_is_found_whatever_came_instead(outcome: Exception | None) -> None:
     async def swallowing() -> None:
         with _cancellation_heeded():
             try:
@@ -255,63 +215,51 @@ def test_a_cancellation_that_was_swallowed_is_found_whatever_came_instead(outcom
                 if outcome is not None:
                     raise outcome from None
 
-    async def story() -> None:
-        task = asyncio.create_task(swallowing())
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task], timeout=5)
-        assert task.cancelled()
-
-    run(story())
+    task = asyncio.create_task(swallowing())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task], timeout=5)
+    assert task.cancelled()
 
 
-def test_a_failing_call_gives_its_permit_back(redis_url: str) -> None:
+async def test_a_failing_call_gives_its_permit_back(redis_url: str) -> None:
     ground = Ground(redis_url, model_concurrency__user__alice=1)
 
-    async def story() -> None:
-        async with ground.limiter(patience_s=0.1) as limiter:
-            with pytest.raises(RuntimeError):
-                async with limiter.call(**CALL, tokens=1):
-                    raise RuntimeError
-            await ground.call(limiter)
-
-    run(story())
+    async with ground.limiter(patience_s=0.1) as limiter:
+        with pytest.raises(RuntimeError):
+            async with limiter.call(**CALL, tokens=1):
+                raise RuntimeError
+        await ground.call(limiter)
 
 
-def test_a_limit_for_all_counts_each_of_them_apart(redis_url: str) -> None:
+async def test_a_limit_for_all_counts_each_of_them_apart(redis_url: str) -> None:
     ground = Ground(redis_url, **{"model_concurrency:user:*": 1, "model_concurrency:user:bob": 2})
 
-    async def story() -> None:
-        async with (
-            ground.limiter(patience_s=0.1) as limiter,
-            limiter.call(**CALL, tokens=1),
-            limiter.call(**(CALL | {"user": "carol"}), tokens=1),
-        ):
-            await asyncio.gather(*(ground.call(limiter, user="bob", lasts_s=0.05) for _ in range(2)))
-            with pytest.raises(CallThrottled, match="model_concurrency:user:alice"):
-                await ground.call(limiter)
-
-    run(story())
+    async with (
+        ground.limiter(patience_s=0.1) as limiter,
+        limiter.call(**CALL, tokens=1),
+        limiter.call(**(CALL | {"user": "carol"}), tokens=1),
+    ):
+        await asyncio.gather(*(ground.call(limiter, user="bob", lasts_s=0.05) for _ in range(2)))
+        with pytest.raises(CallThrottled, match="model_concurrency:user:alice"):
+            await ground.call(limiter)
 
 
-def test_a_lost_answer_does_not_make_a_call_wait_for_itself(redis_url: str) -> None:
+async def test_a_lost_answer_does_not_make_a_call_wait_for_itself(redis_url: str) -> None:
     ground = Ground(redis_url, model_requests__user__alice=1, model_concurrency__user__alice=1, model_tokens__run__r1=9)
 
-    async def story() -> None:
-        async with ground.limiter(patience_s=1) as limiter:
-            ask, answers = limiter._ask, []
+    async with ground.limiter(patience_s=1) as limiter:
+        ask, answers = limiter._ask, []
 
-            async def deaf(*values: Any) -> Any:
-                answers.append(await ask(*values))
-                if len(answers) == 1:
-                    raise redis.ConnectionError("the answer was lost")
-                return answers[-1]
+        async def deaf(*values: Any) -> Any:
+            answers.append(await ask(*values))
+            if len(answers) == 1:
+                raise redis.ConnectionError("the answer was lost")
+            return answers[-1]
 
-            limiter._ask = deaf  # type: ignore[method-assign]
-            await ground.call(limiter, tokens=9)
-            assert answers == [None, None]
-
-    run(story())
+        limiter._ask = deaf  # type: ignore[method-assign]
+        await ground.call(limiter, tokens=9)
+        assert answers == [None, None]
     with redis.Redis.from_url(redis_url) as client:
         assert {name: use.used for name, use in in_use(client, PREFIX).items()} == {
             "model_requests:user:alice": 1,
@@ -319,18 +267,15 @@ def test_a_lost_answer_does_not_make_a_call_wait_for_itself(redis_url: str) -> N
         }
 
 
-def test_a_redis_that_does_not_answer_is_named_after_a_bounded_wait() -> None:
+async def test_a_redis_that_does_not_answer_is_named_after_a_bounded_wait() -> None:
     ground = Ground("redis://127.0.0.1:1", model_concurrency__user__alice=1)
 
-    async def story() -> None:
-        async with ground.limiter(patience_s=0.2) as limiter:
-            with pytest.raises(BrokerUnavailable):
-                await ground.call(limiter)
-
-    run(story())
+    async with ground.limiter(patience_s=0.2) as limiter:
+        with pytest.raises(BrokerUnavailable):
+            await ground.call(limiter)
 
 
-def test_capacities_come_from_the_ledger_and_the_last_known_ones_stay_when_it_is_away(
+async def test_capacities_come_from_the_ledger_and_the_last_known_ones_stay_when_it_is_away(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = Database(database_url)
@@ -338,7 +283,7 @@ def test_capacities_come_from_the_ledger_and_the_last_known_ones_stay_when_it_is
     limits.set_limit(database, "image_builds:h", 1)
     monkeypatch.setattr("app.model_service.limiter._CACHED_S", 0.0)
 
-    async def story() -> None:
+    try:
         current = ledger_capacities(database)
         assert await current() == {"model_requests:user:alice": 7}
         await asyncio.to_thread(limits.set_limit, database, "model_requests:user:alice", 8)
@@ -349,8 +294,5 @@ def test_capacities_come_from_the_ledger_and_the_last_known_ones_stay_when_it_is
         assert await current() == {"model_requests:user:alice": 8}
         with pytest.raises(DatabaseUnavailable):
             await ledger_capacities(away)()
-
-    try:
-        run(story())
     finally:
         database.close()

@@ -45,7 +45,7 @@ from app.models.endings import EndReason
 from app.models.outcome import Failure, Phase
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
-from app.workers.gates import LedgerGate
+from app.workers.semaphores import LedgerGate
 from tests.building import RETRY, claimed, new_id
 from tests.integration.registry_stand import standing
 from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, facts, insert, one
@@ -54,7 +54,7 @@ from tests.services import MakeSettings
 # --- Quotas ---------------------------------------------------------------------------------------------------------
 
 
-def _book(database: Database) -> quotas.QuotaBook:
+def _book(database: Database) -> quotas.Quotas:
     with database.begin() as connection:
         return quotas.load(connection)
 
@@ -179,7 +179,7 @@ def test_two_enqueues_of_one_user_cannot_take_the_same_room(database: Database) 
 def test_what_attempts_cost_adds_up_and_an_account_can_begin_again(database: Database) -> None:
     first, second = claimed(database), claimed(database)
     for claim, cost in ((first, 0.25), (first, 0.5), (second, 0.125), (second, 0.0)):  # of the attempt, so far
-        attempts.pass_door(database, claim, Phase.AGENT_STARTED, cost_usd=cost)
+        attempts.record_phase(database, claim, Phase.AGENT_STARTED, cost_usd=cost)
     user = one(database, "SELECT DISTINCT user_name FROM tasks").user_name
     assert _book(database).spent(user) == 0.625
     assert _book(database).spent("bob") == 0.0
@@ -226,7 +226,7 @@ class Named:
 
 
 def _rows(database: Database) -> int:
-    return int(one(database, "SELECT count(*) FROM holds").count)
+    return int(one(database, "SELECT count(*) FROM semaphore_holders").count)
 
 
 def test_never_more_are_in_than_allowed_whoever_comes_and_goes_at_once(database_url: str) -> None:
@@ -266,7 +266,9 @@ def test_a_waiting_holder_is_woken_by_a_release_and_by_a_higher_capacity(databas
     waiting = threading.Thread(target=enter)
     waiting.start()
     assert not entered.wait(0.3)
-    assert one(database, "SELECT count(*) FROM holds WHERE granted_at IS NULL").count == 1, "waiting is visible"
+    assert one(database, "SELECT count(*) FROM semaphore_holders WHERE granted_at IS NULL").count == 1, (
+        "waiting is visible"
+    )
     match how:
         case "release":
             semaphores.release(database, LIMIT, first)
@@ -331,10 +333,11 @@ def test_the_sweep_takes_what_lapsed_and_what_outlived_its_attempt_or_instance(d
         semaphores.ask(database, LIMIT, holder, capacity_default=9, lease_s=30, **about)
     with database.begin() as connection:
         connection.execute(
-            text("UPDATE holds SET expires_at = :past WHERE holder = :holder"), {"past": ago(1), "holder": swept[-1]}
+            text("UPDATE semaphore_holders SET expires_at = :past WHERE holder = :holder"),
+            {"past": ago(1), "holder": swept[-1]},
         )
     assert semaphores.sweep(database) == 3
-    assert one(database, "SELECT holder FROM holds").holder == kept
+    assert one(database, "SELECT holder FROM semaphore_holders").holder == kept
 
 
 def test_what_an_attempt_holds_is_renewed_and_ended_with_it(database: Database) -> None:
@@ -343,11 +346,11 @@ def test_what_an_attempt_holds_is_renewed_and_ended_with_it(database: Database) 
         about = owner.attempt_id
         semaphores.ask(database, LIMIT, new_id(), capacity_default=9, lease_s=1, attempt_id=about)
     attempts.renew(database, [claim.attempt_id], lease_s=600)
-    far = "SELECT count(*) FROM holds WHERE expires_at > clock_timestamp() + interval '500 s'"
+    far = "SELECT count(*) FROM semaphore_holders WHERE expires_at > clock_timestamp() + interval '500 s'"
     assert one(database, far).count == 2
     fault = Failure(error="EnvironmentFailed", message="gone")
     ends.fail_many(database, [ends.Failed(claim, EndReason.ENVIRONMENT_ERROR, fault)], RETRY)
-    assert one(database, "SELECT attempt_id FROM holds").attempt_id == other.attempt_id
+    assert one(database, "SELECT attempt_id FROM semaphore_holders").attempt_id == other.attempt_id
 
 
 def test_renewals_sweeps_and_askers_never_wait_for_each_other_for_good(database_url: str) -> None:
@@ -382,7 +385,7 @@ def test_renewals_sweeps_and_askers_never_wait_for_each_other_for_good(database_
 _HOLD_AND_SLEEP = """
 import sys, time, uuid
 from app.ledger.database import Database
-from app.workers.gates import LedgerGate
+from app.workers.semaphores import LedgerGate
 gate = LedgerGate(Database(sys.argv[1]), attempt_id=uuid.UUID(sys.argv[2]), instance_id=uuid.uuid4(), lease_s=1.5)
 with gate.hold("image_builds:here", 1, timeout_s=5):
     print("in", flush=True)
@@ -584,11 +587,11 @@ def test_the_fleets_pulls_from_one_registry_have_a_bound_that_is_shown_and_audit
     shown = {use.name: use for use in limits.show(database, settings)}["image_pulls:ghcr.io"]
     assert (shown.used, shown.waiting, shown.capacity, shown.source) == (3, 1, 3, "default")
     with database.begin() as connection:
-        capacity = audit.capacity_of(settings)(connection)
+        capacity = audit.capacity_of(connection, settings)
     assert capacity.limits("image_pulls:ghcr.io") == 3
     limits.set_limit(database, "image_pulls:*", 5)
     with database.begin() as connection:
-        assert audit.capacity_of(settings)(connection).limits("image_pulls:ghcr.io") == 5
+        assert audit.capacity_of(connection, settings).limits("image_pulls:ghcr.io") == 5
 
 
 @pytest.mark.docker

@@ -15,12 +15,12 @@ from app.cli import models, schedules, submit
 from app.client import MegaFlow
 from app.errors import ModelEndpointUnavailable
 from app.ledger import model_replicas
-from app.ledger.control_tokens import new_token
 from app.ledger.database import Database
+from app.ledger.model_sessions import new_token
 from app.model_service.checking import check_model
 from app.models.spec import ModelChoice
 from app.settings import Settings
-from tests.integration.gateway_ground import Ground, ground, run
+from tests.integration.gateway_ground import Ground, ground
 from tests.integration.rows import one
 from tests.services import MakeSettings
 
@@ -47,7 +47,7 @@ def story(make_settings: MakeSettings, tell: Callable[[Ground], Any], **options:
         async with ground(make_settings(**options), replica=False, keys=KEYS) as g:
             await tell(g)
 
-    run(within())
+    asyncio.run(within())
 
 
 def test_a_dead_url_a_refused_key_and_an_unknown_model_are_refused(make_settings: MakeSettings) -> None:

@@ -88,7 +88,7 @@ def _spent(database: Database) -> float:
 def test_calls_of_a_lost_attempt_are_charged_once_beside_what_was_known_of_it(database: Database) -> None:
     claim = claimed(database)
     model_sessions.open_session(database, claim, "mf-secret")
-    attempts.pass_door(database, claim, Phase.AGENT_STARTED, cost_usd=0.25)
+    attempts.record_phase(database, claim, Phase.AGENT_STARTED, cost_usd=0.25)
     for cost in (0.25, 0.5, None):
         a_call(database, cost_usd=cost, attempt_id=claim.attempt_id)
     assert model_sessions.settle_lost(database) == 0, "it runs"

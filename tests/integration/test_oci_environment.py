@@ -14,8 +14,9 @@ import pytest
 
 from app.environments.isolation import spawning
 from app.environments.runtimes.oci import OciEnvironment, OciProvider, probe, runtime
-from app.environments.runtimes.oci.provider import setup_key, watch_of
+from app.environments.runtimes.oci.provider import watch_of
 from app.environments.runtimes.oci.specification import CAPABILITIES
+from app.environments.runtimes.setup import setup_key
 from app.errors import (
     EnvironmentFailed,
     EnvironmentOverLimit,
@@ -369,7 +370,7 @@ def test_a_trial_that_fails_says_why_and_leaves_nothing(
 def test_what_a_killed_trial_left_is_ended_by_the_next(oci_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "_looked_at", lambda body, site: None)
     with monkeypatch.context() as killed:
-        killed.setattr(probe.Body, "end", lambda self: None)
+        killed.setattr(probe.OciInstance, "end", lambda self: None)
         killed.setattr(probe.shutil, "rmtree", lambda *args, **kwargs: None)
         untried(oci_settings, monkeypatch)
         assert probe.available(oci_settings) is None

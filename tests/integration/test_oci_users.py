@@ -148,7 +148,7 @@ def test_where_the_kernel_cannot_translate_users_are_those_of_the_host(
         note.unlink()
     with monkeypatch.context() as old:
         old.setattr(kernel, "mount_for", unknown)
-        assert probe.found(oci_settings) == probe.Found(None, users_apart=False)
+        assert probe.found(oci_settings) == probe.ProbeResult(None, users_apart=False)
     monkeypatch.setattr(probe, "_known", {})  # another process believes it
     provider = OciProvider(oci_settings, fetch_bundle=lambda bundle: b"")
     environment = create(provider, tiny, oci_settings)

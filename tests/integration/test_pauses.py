@@ -8,17 +8,17 @@ from uuid import UUID
 import pytest
 
 from app.errors import AmbiguousName, UnknownName, WaitTimeout
-from app.ledger import fleet, instances, pauses
+from app.ledger import instances, pauses
 from app.ledger.database import Database, Listener
 from app.ledger.events import WORK
-from app.ledger.pauses import Paused
+from app.ledger.pauses import PausedNames
 from tests.building import RETRY
 from tests.integration.command import CommandLine
 from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, facts, insert, one
 from tests.services import MakeSettings
 
 
-def paused(database: Database) -> Paused:
+def paused(database: Database) -> PausedNames:
     with database.begin() as connection:
         return pauses.paused(connection)
 
@@ -39,13 +39,13 @@ def test_what_is_paused_is_known_until_it_is_resumed(database: Database) -> None
     pauses.pause(database, "run", "night", "disk is full")
     pauses.pause(database, "user", "alice")
     pauses.pause(database, "class", "standard")
-    assert paused(database) == Paused({run_id}, {"alice"}, {"standard"})
+    assert paused(database) == PausedNames({run_id}, {"alice"}, {"standard"})
     first = pauses.all_of(database)[0]
     assert (first.kind, first.name, first.reason, first.waiting) == ("run", str(run_id), "disk is full", 0)
     pauses.resume(database, "run", str(run_id)[-12:])
     pauses.resume(database, "user", "alice")
     pauses.resume(database, "class", "standard")
-    assert paused(database) == Paused(set(), set(), set())
+    assert paused(database) == PausedNames(set(), set(), set())
 
 
 def test_a_paused_runs_tasks_leave_the_line_and_come_back(database: Database) -> None:
@@ -145,7 +145,7 @@ def test_a_name_that_nothing_has_is_refused(database: Database, kind: str, name:
     for verb in (pauses.pause, pauses.resume):
         with pytest.raises(UnknownName, match=said):
             verb(database, kind, name)
-    assert paused(database) == Paused(set(), set(), set())
+    assert paused(database) == PausedNames(set(), set(), set())
     assert facts(database) == []
 
 
@@ -196,7 +196,7 @@ def test_people_drain_instances_by_name_or_by_class(database: Database, megaflow
     one_of_two, other = (an_instance(database, mode="persistent", handle=str(pid)) for pid in (4711, 4712))
     an_instance(database, resource_class="gpu")
     assert "0 gone, 0 attempt(s) run on the rest" in megaflow("drain", "4711", "--why", "too old")
-    states = {row.id: (row.state, row.draining_why) for row in fleet.live(database, [one_of_two, other])}
+    states = {row.id: (row.state, row.draining_why) for row in instances.live(database, [one_of_two, other])}
     assert states == {one_of_two: ("draining", "too old"), other: ("ready", None)}
     told = megaflow.json("drain", "--class", "standard")
     assert {row["id"]: row["state"] for row in told["live"]} == {
@@ -229,4 +229,4 @@ def test_what_is_drained_must_be_said_exactly(database: Database, megaflow: Comm
         megaflow("drain", "--class", "gpu")
     with pytest.raises(SystemExit):
         megaflow("drain")
-    assert {row.state for row in fleet.live(database)} == {"ready"}
+    assert {row.state for row in instances.live(database)} == {"ready"}

@@ -17,10 +17,10 @@ from celery import Celery
 from kombu.exceptions import BatchPublishError, OperationalError
 
 from app.celery_app import build
-from app.ledger.admission import Published
+from app.ledger.admission import QueuedMessage
 from app.ledger.database import Database
 from app.models.instance import InstanceRequest, queue_of
-from app.models.outcome import Hint
+from app.models.outcome import WakeUpMessage
 from app.models.spec import Mode
 from app.scheduling.dispatcher import Dispatcher
 from app.settings import Settings
@@ -57,8 +57,8 @@ def celery(settings: Settings) -> Iterator[Celery]:
     before.set_current()
 
 
-def a_hint() -> Published:
-    return Published(Hint(attempt_id=new_id(), number=1), Mode.EPHEMERAL, "standard")
+def a_hint() -> QueuedMessage:
+    return QueuedMessage(WakeUpMessage(attempt_id=new_id(), number=1), Mode.EPHEMERAL, "standard")
 
 
 def go_silent(relay: Relay) -> None:
@@ -94,7 +94,7 @@ def test_what_was_sent_is_told_to_flower(celery: Celery, redis_url: str) -> None
         heard = events.get_message(timeout=5)
     assert heard is not None
     event = json.loads(base64.b64decode(json.loads(heard["data"])["body"]))
-    assert (event["uuid"], event["queue"], event["name"]) == (str(sent.hint.attempt_id), QUEUE, "attempt.run")
+    assert (event["uuid"], event["queue"], event["name"]) == (str(sent.message.attempt_id), QUEUE, "attempt.run")
 
 
 def test_a_dispatcher_before_a_silent_broker_goes_on_and_sends_the_hint_later(

@@ -16,7 +16,7 @@ from app.agents.qwen_code.adapter import QwenCode
 from app.agents.running import FrameworkAgent
 from app.agents.trial import KEY, NeverCancelled, Stage
 from app.models.endings import EndReason
-from app.models.shell import Interactive, Shell
+from app.models.shell import InteractiveProgram, Shell
 from app.models.spec import Limits
 from app.settings import Settings
 from tests.integration.inside_ground import ENV_SCENE, SEEN, container_stage, kept_tools, scripted_engine, settings
@@ -65,7 +65,7 @@ class Exporting:
     def __init__(self, shell: Shell, **variables: str) -> None:
         self._shell, self._variables = shell, variables
 
-    def stream(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **more: Any) -> Interactive:
+    def stream(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **more: Any) -> InteractiveProgram:
         return self._shell.stream(argv, env={**self._variables, **(env or {})}, **more)
 
     def __getattr__(self, name: str) -> Any:

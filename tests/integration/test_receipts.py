@@ -18,6 +18,7 @@ import typer
 from sqlalchemy import text
 from typer.testing import CliRunner
 
+from app import evaluation
 from app.cli import audit as audit_commands
 from app.environments import listing
 from app.environments.contract import Environment, Tags
@@ -28,19 +29,19 @@ from app.environments.runtimes.docker.provider import DockerProvider
 from app.environments.runtimes.local import LocalProvider
 from app.environments.sweeper import Sweeper
 from app.errors import UnknownName
+from app.evaluation import Submission
 from app.host.engine import Engine, engine_of
 from app.ledger import attempts, receipt_check, receipts
 from app.ledger.attempts import Claim
 from app.ledger.database import Database
-from app.ledger.receipt_check import Listed, World, compare
-from app.ledger.receipts import ObjectKind, Owner, Remover, Thing, of_run
+from app.ledger.receipt_check import Inventory, ListedResource, compare
+from app.ledger.receipts import NewResource, ObjectKind, Owner, Remover, of_run
 from app.models.endings import EndReason
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec, Mode, Network
 from app.settings import Settings
-from app.workers import evaluations, stations
-from app.workers.evaluations import Submission
+from app.workers import services
+from app.workers.attempt import carry_out
 from app.workers.lease import StopToken
-from app.workers.rollout import carry_out
 from tests.building import new_id
 from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, facts, insert, one
 from tests.recorded import Recording
@@ -104,7 +105,7 @@ def a_job(database: Database, mode: str = "ephemeral", **instance: Any) -> Job:
 
 def made(database: Database, job: Job, identity: str, kind: ObjectKind = ObjectKind.CONTAINER) -> None:
     with database.begin() as connection:
-        receipts.created(connection, [Thing(kind, identity, job.owner)])
+        receipts.created(connection, [NewResource(kind, identity, job.owner)])
 
 
 def kinds(database: Database) -> list[tuple[str, str, str | None]]:
@@ -118,7 +119,7 @@ def kinds(database: Database) -> list[tuple[str, str, str | None]]:
 
 def test_a_line_is_written_once_and_ended_once(database: Database) -> None:
     job = a_job(database)
-    thing = Thing(ObjectKind.CONTAINER, "c1", job.owner)
+    thing = NewResource(ObjectKind.CONTAINER, "c1", job.owner)
     for _ in range(2):
         made(database, job, "c1")
     with database.begin() as connection:
@@ -135,7 +136,7 @@ def test_a_line_is_written_once_and_ended_once(database: Database) -> None:
 def test_an_end_without_a_beginning_makes_up_for_the_line(database: Database) -> None:
     job = a_job(database)
     with database.begin() as connection:
-        receipts.destroyed(connection, [Thing(ObjectKind.CONTAINER, "c1", job.owner, ago(30))], Remover.SWEEPER)
+        receipts.destroyed(connection, [NewResource(ObjectKind.CONTAINER, "c1", job.owner, ago(30))], Remover.SWEEPER)
     (line,) = of_run(database, job.run_id).objects
     assert (line.created_at, line.destroyed_by) == (ago(30), "sweeper")
 
@@ -222,7 +223,7 @@ def test_what_is_gone_without_a_word_is_recorded_as_gone(
     sweeper = Sweeper(settings, database)
     sweeper.sweep({job.instance_id})
     assert [line.why for line in of_run(database, job.run_id).objects] == ["its attempt runs"] * 2, "too young to tell"
-    job.set("UPDATE engine_objects SET created_at = created_at - interval '1 min'")
+    job.set("UPDATE created_resources SET created_at = created_at - interval '1 min'")
     sweeper.sweep({job.instance_id})
     lines = {line.engine_id: line.destroyed_by for line in of_run(database, job.run_id).objects}
     assert lines == {kept.id: None, lost.id: "unknown"}
@@ -232,7 +233,7 @@ def test_what_is_gone_without_a_word_is_recorded_as_gone(
 def test_what_stands_on_another_host_is_not_taken_for_gone(database: Database, settings: Settings) -> None:
     job = a_job(database, "persistent", provider="static", handle="elsewhere:77")
     made(database, job, "c1")
-    job.set("UPDATE engine_objects SET created_at = created_at - interval '1 min'")
+    job.set("UPDATE created_resources SET created_at = created_at - interval '1 min'")
     Sweeper(settings, database).sweep({job.instance_id})
     (line,) = of_run(database, job.run_id).objects
     assert line.destroyed_at is None
@@ -244,7 +245,7 @@ def test_what_was_launched_is_missed_only_where_the_control_plane_is(
 ) -> None:
     job = a_job(database)
     made(database, job, "f1", ObjectKind.FOLDER)
-    job.set("UPDATE engine_objects SET created_at = created_at - interval '1 min'")
+    job.set("UPDATE created_resources SET created_at = created_at - interval '1 min'")
     Sweeper(settings, database).sweep({job.instance_id}, control=control)
     (line,) = of_run(database, job.run_id).objects
     assert line.destroyed_by == expected
@@ -345,7 +346,7 @@ def test_a_run_gets_one_receipt_when_its_last_thing_is_gone(database: Database) 
     job.end_instance()
     assert receipts.issue(database) == [], "it was not swept"
     with database.begin() as connection:
-        receipts.destroyed(connection, [Thing(ObjectKind.CONTAINER, "c1", job.owner)], Remover.WORKER)
+        receipts.destroyed(connection, [NewResource(ObjectKind.CONTAINER, "c1", job.owner)], Remover.WORKER)
     job.end_instance(swept=True)
     with ThreadPoolExecutor(4) as threads:
         issued = [run for runs in threads.map(lambda _: receipts.issue(database), range(8)) for run in runs]
@@ -391,8 +392,8 @@ def test_a_run_whose_tasks_were_cancelled_in_line_gets_its_receipt(database: Dat
 # --- Compared with what exists --------------------------------------------------------------------------------------
 
 
-def _thing(job: Job, identity: str, **values: Any) -> Listed:
-    seen = Listed(
+def _thing(job: Job, identity: str, **values: Any) -> ListedResource:
+    seen = ListedResource(
         ObjectKind.CONTAINER, identity, "name", "environment", job.run_id, job.attempt_id, job.instance_id, 60.0
     )
     return replace(seen, **values)
@@ -406,20 +407,20 @@ def test_a_receipt_agrees_with_a_world_that_is_as_it_says(database: Database) ->
     job = a_job(database)
     made(database, job, "c1")
     said = of_run(database, job.run_id)
-    assert compare(said, World((_thing(job, "c1"),), _alive(job.instance_id))) == []
+    assert compare(said, Inventory((_thing(job, "c1"),), _alive(job.instance_id))) == []
 
 
 @dataclass
 class Case:
     """A world that differs."""
 
-    things: Callable[[Job], tuple[Listed, ...]]
+    things: Callable[[Job], tuple[ListedResource, ...]]
     alive: Callable[[Job], dict[str, frozenset[UUID]]]
     what: str
     left_behind: bool
 
 
-def _nothing(job: Job) -> tuple[Listed, ...]:
+def _nothing(job: Job) -> tuple[ListedResource, ...]:
     return ()
 
 
@@ -444,12 +445,12 @@ def _gone(job: Job) -> dict[str, frozenset[UUID]]:
 def test_what_is_left_behind_is_found(database: Database, case: Case) -> None:
     job = a_job(database)
     with database.begin() as connection:
-        receipts.destroyed(connection, [Thing(ObjectKind.CONTAINER, "c1", job.owner)], Remover.WORKER)
+        receipts.destroyed(connection, [NewResource(ObjectKind.CONTAINER, "c1", job.owner)], Remover.WORKER)
     job.end_attempt()
     job.end_instance(swept=True)
     said = of_run(database, job.run_id)
-    assert compare(said, World((), _gone(job))) == []
-    (found,) = compare(said, World(case.things(job), case.alive(job)))
+    assert compare(said, Inventory((), _gone(job))) == []
+    (found,) = compare(said, Inventory(case.things(job), case.alive(job)))
     assert case.what in found.what
     assert found.left_behind is case.left_behind
 
@@ -458,9 +459,9 @@ def test_what_is_missing_from_the_world_differs_but_is_not_left_behind(database:
     job = a_job(database)
     made(database, job, "c1")
     said = of_run(database, job.run_id)
-    found = compare(said, World((), _alive()))
+    found = compare(said, Inventory((), _alive()))
     assert [(one.kind, one.left_behind) for one in found] == [("container", False), ("instance", False)]
-    assert compare(said, World((), {}, silent=("engine", "process"))) == [], "nobody was asked"
+    assert compare(said, Inventory((), {}, silent=("engine", "process"))) == [], "nobody was asked"
 
 
 def test_what_nobody_accounts_for_is_left_behind(database: Database) -> None:
@@ -468,7 +469,7 @@ def test_what_nobody_accounts_for_is_left_behind(database: Database) -> None:
     made(database, job, "c1")
     job.end_attempt()
     job.end_instance(swept=True)
-    (found,) = compare(of_run(database, job.run_id), World((_thing(job, "c1"),), _alive()))
+    (found,) = compare(of_run(database, job.run_id), Inventory((_thing(job, "c1"),), _alive()))
     assert found.left_behind
 
 
@@ -480,7 +481,7 @@ def test_what_was_made_this_moment_and_what_is_others_is_no_difference(database:
         _thing(job, "c3", run_id=new_id()),
         _thing(job, "n1", kind=ObjectKind.NETWORK, run_id=None),
     )
-    assert compare(said, World(things, _alive(job.instance_id))) == []
+    assert compare(said, Inventory(things, _alive(job.instance_id))) == []
 
 
 # --- The spine ------------------------------------------------------------------------------------------------------
@@ -488,7 +489,7 @@ def test_what_was_made_this_moment_and_what_is_others_is_no_difference(database:
 
 def _claim(database: Database, job: Job, settings: Settings, kind: EnvironmentKind, mode: Mode) -> Claim:
     submission = Submission(dataset="demo", agent="oracle", environment=kind, mode=mode, only=("order-ledger",))
-    (spec,) = evaluations.specs_of(submission, settings)
+    (spec,) = evaluation.specs_of(submission, settings)
     insert(
         database,
         "leases",
@@ -502,7 +503,7 @@ def _claim(database: Database, job: Job, settings: Settings, kind: EnvironmentKi
 
 def test_an_attempt_leaves_a_receipt_that_agrees_with_this_host(database: Database, settings: Settings) -> None:
     job = a_job(database)
-    here = stations.build(settings, pooled=True, max_idle=0)
+    here = services.build(settings, pooled=True, max_idle=0)
     claimed = _claim(database, job, settings, EnvironmentKind.LOCAL, Mode.EPHEMERAL)
     assert carry_out(claimed, here, StopToken()) is EndReason.SUBMITTED
     here.close()
@@ -510,7 +511,7 @@ def test_an_attempt_leaves_a_receipt_that_agrees_with_this_host(database: Databa
     (line,) = said.objects
     assert (line.kind, line.destroyed_by, line.attempt_id) == ("folder", "worker", job.attempt_id)
     things, _ = listing.listed(settings)
-    assert compare(said, World(tuple(things), _alive(job.instance_id))) == []
+    assert compare(said, Inventory(tuple(things), _alive(job.instance_id))) == []
     order = [kind for kind, _ in facts(database) if kind in ("environment.created", "environment.destroyed")]
     assert order == ["environment.created", "environment.destroyed"]
 
@@ -519,17 +520,17 @@ def test_a_task_that_is_stopped_has_the_end_of_its_environment_on_record(
     database: Database, settings: Settings
 ) -> None:
     job = a_job(database)
-    here = stations.build(settings, pooled=True, max_idle=0)
+    here = services.build(settings, pooled=True, max_idle=0)
     token = StopToken()
 
-    def stop_at_the_door(connection_database: Database, *values: Any, **named: Any) -> None:
+    def stop_at_the_phase(connection_database: Database, *values: Any, **named: Any) -> None:
         if "environment_ready" in str(values):
             token.stop(EndReason.CANCELLED)
         original(connection_database, *values, **named)
 
-    original = attempts.pass_door
+    original = attempts.record_phase
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attempts, "pass_door", stop_at_the_door)
+        patch.setattr(attempts, "record_phase", stop_at_the_phase)
         claimed = _claim(database, job, settings, EnvironmentKind.LOCAL, Mode.EPHEMERAL)
         assert carry_out(claimed, here, token) is EndReason.CANCELLED
     here.close()
@@ -562,7 +563,7 @@ def test_a_container_a_crash_and_the_sweeper_agree_with_the_engine(
     def differences() -> list[str]:
         things, engine_answered = listing.listed(settings)
         assert engine_answered
-        world = World(tuple(replace(thing, age_s=60.0) for thing in things), _alive(job.instance_id))
+        world = Inventory(tuple(replace(thing, age_s=60.0) for thing in things), _alive(job.instance_id))
         return [found.id for found in compare(of_run(database, job.run_id), world)]
 
     assert differences() == []
@@ -630,7 +631,7 @@ def test_volumes_of_an_image_and_the_first_network_have_lines(
         job.end_instance(swept=True)
         things, _ = listing.listed(settings)
         assert lines["volume"].engine_id not in {thing.id for thing in things}
-        assert compare(of_run(database, job.run_id), World(tuple(things), _alive())) == []
+        assert compare(of_run(database, job.run_id), Inventory(tuple(things), _alive())) == []
     finally:
         engine.api.remove_image(image)
         firewall.remove(settings.installation)

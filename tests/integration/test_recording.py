@@ -23,11 +23,12 @@ from app.ledger.database import Database
 from app.ledger.model_calls import StoredCall
 from app.model_service.dialects import codec_for
 from app.model_service.dialects.base import Reply, Request
-from app.model_service.recording import LedgerRecorder
+from app.model_service.recording.recorder import Recorder
 from app.models.model_calls import CallEnd, Dialect, Exchange, ModelLimits, ModelSession, Sampled, TokenUse
 from app.models.spec import ModelChoice
 from app.settings import Settings
 from tests.building import new_id
+from tests.dialect_requests import body_of
 from tests.integration.rows import insert, one
 
 TOOLS = ({"name": "bash", "description": "", "parameters": {"type": "object"}},)
@@ -72,7 +73,7 @@ def an_exchange(
         "session": session,
         "dialect": dialect,
         "started_at": datetime.now(UTC) + timedelta(microseconds=next(_number)),
-        "request": orjson.dumps(codec.body(asked)),
+        "request": orjson.dumps(body_of(dialect, asked)),
         "response": b"".join(codec.events(reply, id="a", request=with_usage)) if streamed else whole,
         "streamed": streamed,
         "status": 200,
@@ -84,9 +85,9 @@ def an_exchange(
     return Exchange(**(given | values))
 
 
-def recording(database: Database, work: Callable[[LedgerRecorder], Coroutine[Any, Any, None]], **values: Any) -> None:
+def recording(database: Database, work: Callable[[Recorder], Coroutine[Any, Any, None]], **values: Any) -> None:
     async def run() -> None:
-        recorder = LedgerRecorder(Settings(_env_file=None, **values.pop("settings", {})), database, **values)
+        recorder = Recorder(Settings(_env_file=None, **values.pop("settings", {})), database, **values)
         try:
             await work(recorder)
         finally:
@@ -142,7 +143,7 @@ def test_a_call_comes_back_as_it_was(database: Database, dialect: Dialect, strea
     marks: dict[str, Any] = {"scripted": True, "sampled": Sampled({"temperature": 0.2}, ("seed",))}
     exchange = an_exchange(session, said="I looked.", dialect=dialect, streamed=streamed, **marks)
 
-    async def work(recorder: LedgerRecorder) -> None:
+    async def work(recorder: Recorder) -> None:
         assert recorder.record(exchange) == TokenUse(100, 10, 40, *_further(dialect))
         await recorder.flush(session.attempt_id)
 
@@ -166,7 +167,7 @@ def test_each_message_of_an_attempt_is_kept_once(database: Database) -> None:
     session = a_session()
     said: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
 
-    async def work(recorder: LedgerRecorder) -> None:
+    async def work(recorder: Recorder) -> None:
         for turn in range(20):
             recorder.record(an_exchange(session, *said, said=f"answer {turn}"))
             said.extend(
@@ -189,7 +190,7 @@ def test_what_postgres_has_no_room_for_is_kept_all_the_same(database: Database) 
     strange = an_exchange(session, {"role": "user", "content": "a\0b"}, said="c\0d", detail="e\0f \udc80")
     halves = replace(an_exchange(session), id=new_id(), request=strange.request.replace(b"a\\u0000b", b"\\ud83d \xff"))
 
-    async def work(recorder: LedgerRecorder) -> None:
+    async def work(recorder: Recorder) -> None:
         recorder.record(strange)
         recorder.record(halves)
         await recorder.flush(session.attempt_id)
@@ -207,7 +208,7 @@ def test_what_cannot_be_read_is_kept_raw(database: Database) -> None:
     broken = an_exchange(session, request=b'{"model": "x", "messages": 3}', response=b"<html>no</html>")
     refused = an_exchange(session, response=b'{"error": {"message": "no"}}', end=CallEnd.UPSTREAM_ERROR, status=500)
 
-    async def work(recorder: LedgerRecorder) -> None:
+    async def work(recorder: Recorder) -> None:
         recorder.record(broken)
         recorder.record(refused)
         await recorder.flush(session.attempt_id)
@@ -226,7 +227,7 @@ def test_a_cut_answer_is_kept_as_far_as_it_came(database: Database) -> None:
     whole = an_exchange(session, said="one two three", streamed=True, end=CallEnd.CUT)
     cut = replace(whole, response=whole.response[: whole.response.index(b"three")])
 
-    async def work(recorder: LedgerRecorder) -> None:
+    async def work(recorder: Recorder) -> None:
         recorder.record(cut)
         await recorder.flush(session.attempt_id)
 
@@ -243,7 +244,7 @@ def test_a_cut_answer_is_kept_as_far_as_it_came(database: Database) -> None:
 def test_accounts_agree_with_the_ledger_and_survive_the_gateway(database: Database) -> None:
     session = a_session()
 
-    async def first(recorder: LedgerRecorder) -> None:
+    async def first(recorder: Recorder) -> None:
         assert (await recorder.account(session)).calls == 0
         for end in (CallEnd.ANSWERED, CallEnd.UPSTREAM_BUSY, CallEnd.ANSWERED, CallEnd.STEP_LIMIT):
             response = {} if end is CallEnd.ANSWERED else {"response": b"{}"}
@@ -257,7 +258,7 @@ def test_accounts_agree_with_the_ledger_and_survive_the_gateway(database: Databa
         with database.begin() as connection:
             assert model_calls.account_of(connection, session.attempt_id) == account
 
-    async def second(recorder: LedgerRecorder) -> None:
+    async def second(recorder: Recorder) -> None:
         recorder.record(an_exchange(session))  # before anybody asked
         account = await recorder.account(session)
         assert (account.calls, account.turns) == (5, 3)
@@ -271,7 +272,7 @@ def test_accounts_agree_with_the_ledger_and_survive_the_gateway(database: Databa
 def test_turns_are_answers_to_requests_with_tools_or_all_where_there_are_none(database: Database) -> None:
     plain, mixed = a_session(), a_session()
 
-    async def work(recorder: LedgerRecorder) -> None:
+    async def work(recorder: Recorder) -> None:
         for session in (plain, mixed):
             await recorder.account(session)
         for _ in range(3):
@@ -289,7 +290,7 @@ def test_turns_are_answers_to_requests_with_tools_or_all_where_there_are_none(da
 def test_what_came_before_the_first_tools_is_no_turn_any_more(database: Database) -> None:
     session, late = a_session(), a_session()
 
-    async def work(recorder: LedgerRecorder) -> None:
+    async def work(recorder: Recorder) -> None:
         await recorder.account(session)
         for tools, turns in (((), 1), ((), 2), (TOOLS, 1), ((), 1), (TOOLS, 2)):
             recorder.record(an_exchange(session, tools=tools))
@@ -310,10 +311,10 @@ def test_what_came_before_the_first_tools_is_no_turn_any_more(database: Database
 def test_the_ledger_knows_of_tools_when_what_was_said_is_forgotten(database: Database) -> None:
     session = a_session()
 
-    async def first(recorder: LedgerRecorder) -> None:
+    async def first(recorder: Recorder) -> None:
         recorder.record(an_exchange(session))
 
-    async def second(recorder: LedgerRecorder) -> None:
+    async def second(recorder: Recorder) -> None:
         assert (await recorder.account(session)).offered_tools
 
     recording(database, first)
@@ -334,7 +335,7 @@ def test_how_the_newest_turn_ended_leaves_out_asides_and_calls_that_the_agent_ga
         (broken, (), answered),
     ]
 
-    async def work(recorder: LedgerRecorder) -> None:
+    async def work(recorder: Recorder) -> None:
         assert (await recorder.account(session)).turn_end is None
         for at, (end, tools, turn_end) in enumerate(calls):
             recorder.record(an_exchange(session, end=end, tools=tools))
@@ -350,7 +351,7 @@ def test_what_is_recorded_while_an_account_is_read_counts_once(database_url: str
     database = Dawdling(database_url)
     session = a_session()
 
-    async def work(recorder: LedgerRecorder) -> None:
+    async def work(recorder: Recorder) -> None:
         asked = [asyncio.create_task(recorder.account(session)) for _ in range(3)]
         await asyncio.to_thread(database.has_read.wait)
         recorder.record(an_exchange(session))
@@ -369,7 +370,7 @@ def test_prices_make_dollars_and_a_run_knows_what_it_spent(database: Database, t
     session = a_session()
     insert(database, "runs", id=session.run_id, name="n", user_name="a", purpose="evaluation", total=1, budget_usd=2.5)
 
-    async def work(recorder: LedgerRecorder) -> None:
+    async def work(recorder: Recorder) -> None:
         await recorder.account(session)
         assert await recorder.run_spend(session) == (0.0, 2.5)
         recorder.record(an_exchange(session))
@@ -388,7 +389,7 @@ def test_a_call_costs_what_the_model_costs_that_was_asked_for(database: Database
     session = a_session(model=ModelChoice(name="cheap"))
     at = {"replica": "http://engine.test/v1", "built_in": False}
 
-    async def work(recorder: LedgerRecorder) -> None:
+    async def work(recorder: Recorder) -> None:
         await recorder.account(session)
         recorder.record(an_exchange(session, asked_model="dear", **at))
         account = await recorder.account(session)
@@ -415,7 +416,7 @@ def test_counts_beyond_what_a_column_holds_are_cut(database: Database) -> None:
     session = a_session()
     usage = b'{"usage":{"input_tokens":2147483647,"cache_read_input_tokens":2147483647,"output_tokens":1}}'
 
-    async def work(recorder: LedgerRecorder) -> None:
+    async def work(recorder: Recorder) -> None:
         recorder.record(an_exchange(session, dialect=Dialect.MESSAGES, response=usage))
 
     recording(database, work)
@@ -426,7 +427,7 @@ def test_counts_beyond_what_a_column_holds_are_cut(database: Database) -> None:
 def test_an_unknown_price_is_unknown_and_not_nothing(database: Database) -> None:
     session = a_session(model=ModelChoice(name="my-own"))
 
-    async def work(recorder: LedgerRecorder) -> None:
+    async def work(recorder: Recorder) -> None:
         await recorder.account(session)
         recorder.record(an_exchange(session, upstream_model="gpt-4o", replica="http://engine.test/v1", built_in=False))
         recorder.record(an_exchange(session, end=CallEnd.STEP_LIMIT, response=b"{}"))
@@ -445,7 +446,7 @@ def test_calls_are_kept_back_while_the_ledger_is_away(database_url: str) -> None
     database = Flaky(database_url)
     session = a_session()
 
-    async def work(recorder: LedgerRecorder) -> None:
+    async def work(recorder: Recorder) -> None:
         await recorder.account(session)
         database.away = True
         for _ in range(5):
@@ -477,7 +478,7 @@ def test_no_call_is_lost_to_a_ledger_that_cannot_take_any(database_url: str, fau
     database = Flaky(database_url)
     session = a_session()
 
-    async def work(recorder: LedgerRecorder) -> None:
+    async def work(recorder: Recorder) -> None:
         await recorder.account(session)
         database.fault = fault
         recorder.record(an_exchange(session))
@@ -509,7 +510,7 @@ def test_too_much_kept_back_lets_the_oldest_bodies_go_and_no_row(database_url: s
     session = a_session()
     exchanges = [an_exchange(session, {"role": "user", "content": "x" * 1000}) for _ in range(10)]
 
-    async def work(recorder: LedgerRecorder) -> None:
+    async def work(recorder: Recorder) -> None:
         await recorder.account(session)
         database.away = True
         for exchange in exchanges:
@@ -527,7 +528,7 @@ def test_too_much_kept_back_lets_the_oldest_bodies_go_and_no_row(database_url: s
 def test_closing_writes_what_is_left(database: Database) -> None:
     session = a_session()
 
-    async def work(recorder: LedgerRecorder) -> None:
+    async def work(recorder: Recorder) -> None:
         for _ in range(300):
             recorder.record(an_exchange(session))
 
@@ -538,7 +539,7 @@ def test_closing_writes_what_is_left(database: Database) -> None:
 def test_forgotten_messages_leave_the_counts(database: Database) -> None:
     session = a_session()
 
-    async def work(recorder: LedgerRecorder) -> None:
+    async def work(recorder: Recorder) -> None:
         recorder.record(an_exchange(session))
 
     recording(database, work)

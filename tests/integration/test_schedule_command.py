@@ -7,13 +7,14 @@ from datetime import UTC, datetime
 import pytest
 from sqlalchemy import text
 
+from app.control.calendar import Calendar
 from app.errors import SpecInvalid
+from app.evaluation import Submission
 from app.ledger import accept, results, schedules
 from app.ledger.database import Database
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import ModelChoice, Network, Reuse, Sampling
 from app.settings import Settings
-from app.workers.evaluations import Calendar, Submission
 from tests.integration.command import CommandLine
 from tests.integration.rows import one
 

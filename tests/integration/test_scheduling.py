@@ -13,9 +13,10 @@ import psycopg
 import pytest
 from sqlalchemy import text
 
+from app.control.calendar import Calendar
 from app.errors import InstanceFailed, LaunchUnclear
 from app.ledger import attempts, ends, instances, results, schedules, semaphores
-from app.ledger.admission import Published
+from app.ledger.admission import QueuedMessage
 from app.ledger.database import Database, Leadership
 from app.models.endings import EndReason, RetryPolicy
 from app.models.instance import InstanceRequest
@@ -26,7 +27,6 @@ from app.scheduling import dispatcher as dispatcher_module
 from app.scheduling.dispatcher import Dispatcher
 from app.scheduling.reconciler import Hands, Reconciler
 from app.settings import Settings
-from app.workers.evaluations import Calendar
 from tests.building import RETRY, accepted, claimed
 from tests.patience import eventually
 from tests.services import MakeSettings
@@ -37,7 +37,7 @@ class World:
 
     def __init__(self) -> None:
         self.launched: list[InstanceRequest] = []
-        self.sent: list[Published] = []
+        self.sent: list[QueuedMessage] = []
         self.broken: set[str] = set()
         self.terminated: list[UUID] = []
         self.existing: dict[str, dict[UUID, str]] = {}
@@ -52,7 +52,7 @@ class World:
             raise LaunchUnclear("timed out")
         return {request.instance_id: "1" for request in requests}
 
-    def publish(self, items: Sequence[Published]) -> None:
+    def publish(self, items: Sequence[QueuedMessage]) -> None:
         if "broker" in self.broken:
             raise ConnectionError("broker away")
         self.sent += items
@@ -88,7 +88,7 @@ def dispatcher(database: Database, settings: Settings, world: World) -> Dispatch
     return Dispatcher(database, settings, world.launch, world.publish)
 
 
-def test_an_ephemeral_task_gets_an_instance_and_a_hint(
+def test_an_ephemeral_task_gets_an_instance_and_a_message(
     dispatcher: Dispatcher, database: Database, world: World
 ) -> None:
     run = accepted(database, 3, mode=Mode.EPHEMERAL)
@@ -159,7 +159,7 @@ def test_hints_that_the_broker_refused_are_sent_again(dispatcher: Dispatcher, da
     assert len(world.sent) == 2
 
 
-def test_a_hint_that_nobody_claimed_is_sent_again_after_a_while(
+def test_a_message_that_nobody_claimed_is_sent_again_after_a_while(
     database: Database, make_settings: MakeSettings, world: World
 ) -> None:
     impatient = Dispatcher(database, make_settings(republish_s=0.05), world.launch, world.publish)
@@ -167,7 +167,7 @@ def test_a_hint_that_nobody_claimed_is_sent_again_after_a_while(
     impatient.pass_once()
     time.sleep(0.1)
     impatient.pass_once()
-    assert [item.hint for item in world.sent] == [world.sent[0].hint] * 2
+    assert [item.message for item in world.sent] == [world.sent[0].message] * 2
 
 
 def test_a_provider_that_fails_is_asked_again_and_the_task_keeps_its_place(
@@ -276,7 +276,7 @@ def test_between_its_rounds_the_leader_says_where_it_is_and_frees_the_places_of_
 
 def _held(database: Database) -> int:
     with database.begin() as connection:
-        return int(connection.execute(text("SELECT count(*) FROM holds")).scalar_one())
+        return int(connection.execute(text("SELECT count(*) FROM semaphore_holders")).scalar_one())
 
 
 def test_an_instance_that_its_provider_no_longer_has_gives_its_attempts_back(
@@ -462,5 +462,5 @@ def test_an_exit_before_the_claim_leaves_the_attempt_for_another(
     ephemeral = [request for request in world.launched if request.mode is Mode.EPHEMERAL]
     assert len(ephemeral) == 2
     assert instances.ready(database, ephemeral[1].instance_id)
-    assert attempts.claim(database, world.sent[0].hint, ephemeral[1].instance_id, lease_s=9) is not None
+    assert attempts.claim(database, world.sent[0].message, ephemeral[1].instance_id, lease_s=9) is not None
     assert results.state_of(database, run.task_ids[0]) is TaskState.RUNNING

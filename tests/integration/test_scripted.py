@@ -24,7 +24,7 @@ from app.models.outcome import ArtifactKind, Verdict
 from app.models.spec import ModelChoice
 from app.settings import Settings
 from tests.building import a_task, claimed
-from tests.integration.gateway_ground import MODEL, Engine, an_attempt, ground, run
+from tests.integration.gateway_ground import MODEL, Engine, an_attempt, ground
 from tests.integration.rows import one
 from tests.integration.test_spine_model import Ground as Spine
 from tests.integration.test_spine_model import Talker
@@ -112,48 +112,41 @@ def _as_replay(engine: Engine) -> Any:
     return handler
 
 
-def test_the_gateway_knows_a_replay_engine_by_its_address_and_by_what_it_says(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings()) as g:
-            assert (await g.ask())[0] == 200
-            assert g.notes.last.scripted is False
-            g.engine.handler = _as_replay(g.engine)  # at the address of a user's own, behind a route
-            assert (await g.ask())[0] == 200
-            assert (g.notes.last.scripted, g.notes.last.built_in) == (True, False)
-            g.anew()
-            own = ModelChoice(name="m", base_url=f"http://localhost:{g.engine.port}/v1")
-            await asyncio.to_thread(an_attempt, g.database, "t2", model=own)
-            g.app.routes._settings = make_settings(replay_port=g.engine.port)  # it says nothing of itself
-            assert (await g.ask(token="t2", model="m"))[0] == 200
-            assert (g.notes.last.scripted, g.notes.last.built_in) == (True, True)
-
-    run(story())
-
-
-def test_the_gateway_gives_no_unknown_model_to_the_replay_engine(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings(), replica=False) as g:
-            g.app.routes._settings = make_settings(replay_port=g.engine.port)
-            status, body = await g.ask()
-            assert (status, body["error"]["code"]) == (404, "model_not_found")
-            assert not g.engine.seen
-
-    run(story())
-
-
-def test_the_replay_engine_is_asked_by_its_name_whatever_the_settings_endpoint_and_the_route_for_all(
+async def test_the_gateway_knows_a_replay_engine_by_its_address_and_by_what_it_says(
     make_settings: MakeSettings,
 ) -> None:
-    async def story() -> None:
-        other = "http://127.0.0.1:9/v1"
-        async with ground(make_settings(model_base_url=other), replica=False) as g:
-            await g.add(other, "*")
-            g.app.routes._settings = make_settings(model_base_url=other, replay_port=g.engine.port)
-            await asyncio.to_thread(an_attempt, g.database, "t2", model=ModelChoice(name="replay:night"))
-            assert (await g.ask(token="t2", model="replay:night"))[0] == 200
-            assert g.notes.last.scripted
+    async with ground(make_settings()) as g:
+        assert (await g.ask())[0] == 200
+        assert g.notes.last.scripted is False
+        g.engine.handler = _as_replay(g.engine)  # at the address of a user's own, behind a route
+        assert (await g.ask())[0] == 200
+        assert (g.notes.last.scripted, g.notes.last.built_in) == (True, False)
+        g.anew()
+        own = ModelChoice(name="m", base_url=f"http://localhost:{g.engine.port}/v1")
+        await asyncio.to_thread(an_attempt, g.database, "t2", model=own)
+        g.app.routes._settings = make_settings(replay_port=g.engine.port)  # it says nothing of itself
+        assert (await g.ask(token="t2", model="m"))[0] == 200
+        assert (g.notes.last.scripted, g.notes.last.built_in) == (True, True)
 
-    run(story())
+
+async def test_the_gateway_gives_no_unknown_model_to_the_replay_engine(make_settings: MakeSettings) -> None:
+    async with ground(make_settings(), replica=False) as g:
+        g.app.routes._settings = make_settings(replay_port=g.engine.port)
+        status, body = await g.ask()
+        assert (status, body["error"]["code"]) == (404, "model_not_found")
+        assert not g.engine.seen
+
+
+async def test_the_replay_engine_is_asked_by_its_name_whatever_the_settings_endpoint_and_the_route_for_all(
+    make_settings: MakeSettings,
+) -> None:
+    other = "http://127.0.0.1:9/v1"
+    async with ground(make_settings(model_base_url=other), replica=False) as g:
+        await g.add(other, "*")
+        g.app.routes._settings = make_settings(model_base_url=other, replay_port=g.engine.port)
+        await asyncio.to_thread(an_attempt, g.database, "t2", model=ModelChoice(name="replay:night"))
+        assert (await g.ask(token="t2", model="replay:night"))[0] == 200
+        assert g.notes.last.scripted
 
 
 # --- The ledger and what is shown -----------------------------------------------------------------------------------

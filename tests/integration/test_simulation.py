@@ -23,18 +23,18 @@ from app.celery_app import options
 from app.cli import cli
 from app.client import MegaFlow, Run
 from app.errors import InstanceFailed, LimitInvalid, SpecInvalid, UnknownName
-from app.ledger.admission import Published
+from app.ledger.admission import QueuedMessage
 from app.models.endings import EndReason
 from app.models.instance import InstanceRequest
-from app.models.outcome import Hint, Phase
+from app.models.outcome import Phase, WakeUpMessage
 from app.models.simulation import Simulation
 from app.models.spec import Mode
+from app.simulation import report
+from app.simulation.instances import Instance
+from app.simulation.slots import Seats
 from app.stack import private
 from app.stack.private import PrivateStack, private_stack
 from app.tasks.attempt import publish
-from app.workers import simulation_report
-from app.workers.simulation_actors import Instance
-from app.workers.simulation_seats import Seats
 from tests.building import a_task, new_id
 from tests.patience import eventually
 from tests.services import MakeSettings
@@ -281,12 +281,12 @@ def test_no_hint_is_taken_without_a_seat_for_it(make_settings: MakeSettings) -> 
     settings = make_settings()
     celery = Celery("simulated-test", set_as_current=False)
     celery.conf.update(options(settings))
-    heard: list[Hint] = []
+    heard: list[WakeUpMessage] = []
     seats = Seats(celery, lambda _, hints: heard.extend(hints))
     instance = Instance(InstanceRequest(instance_id=new_id(), mode=Mode.PERSISTENT, slots=3), "simulated-1", 0.0)
-    hints = [Hint(attempt_id=new_id(), number=1) for _ in range(10)]
+    hints = [WakeUpMessage(attempt_id=new_id(), number=1) for _ in range(10)]
     try:
-        publish(celery, [Published(hint, Mode.PERSISTENT, "standard") for hint in hints])
+        publish(celery, [QueuedMessage(hint, Mode.PERSISTENT, "standard") for hint in hints])
         seats.open(instance, 3)
         with redis.Redis.from_url(settings.redis()) as client:
             eventually(lambda: len(heard) == 3, "three hints are taken")
@@ -309,7 +309,7 @@ def test_a_hint_whose_seat_has_gone_is_held_for_the_next(make_settings: MakeSett
     gone, next_one = (
         Instance(InstanceRequest(instance_id=new_id(), mode=Mode.EPHEMERAL), f"simulated-{n}", 0.0) for n in range(2)
     )
-    hint = Hint(attempt_id=new_id(), number=1)
+    hint = WakeUpMessage(attempt_id=new_id(), number=1)
     try:
         assert seats.open(gone, 1) == []
         seats.shut(gone)
@@ -340,7 +340,7 @@ def test_a_private_stack_leaves_neither_processes_nor_files() -> None:
 def test_the_report_adds_up(stack: PrivateStack, flow: MegaFlow) -> None:
     stack.provider().behave(Simulation.of(run_s="constant:0.1", infrastructure=1.0))
     assert states(submitted(flow, 2)) == {"failed": 2}
-    found = simulation_report.report(flow.database, CAPACITY)
+    found = report.report(flow.database, CAPACITY)
     assert found.total.ended == found.total.tasks == sum(found.users[name].tasks for name in found.users)
     assert found.total.retries == sum(found.attempt_ends.values()) - found.total.tasks
     assert found.total.not_measured >= 2

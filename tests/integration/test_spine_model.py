@@ -17,6 +17,7 @@ import uvicorn
 import zstandard
 from sqlalchemy import text
 
+from app import evaluation
 from app.agents.base import Agent, AgentJob, AgentReport
 from app.errors import (
     AgentFailed,
@@ -27,27 +28,27 @@ from app.errors import (
     EnvironmentVanished,
     SpecInvalid,
 )
+from app.evaluation import Submission
 from app.ledger import attempts, model_calls, model_replicas
 from app.ledger.accept import NewRun, accept
 from app.ledger.attempts import Claim
 from app.ledger.database import Database
 from app.ledger.model_replicas import NewReplica
 from app.model_service import trajectory
-from app.model_service.gateway.app import Gateway, create_app
-from app.model_service.recording import LedgerRecorder
+from app.model_service.gateway.app import Gateway
+from app.model_service.recording.recorder import Recorder
 from app.models.endings import EndReason
 from app.models.model_calls import Dialect
 from app.models.outcome import ArtifactKind, Phase
 from app.models.shell import CancelToken, Shell
 from app.models.spec import EnvironmentKind, Mode, ModelChoice
 from app.settings import Settings
-from app.workers import evaluations, model_access, stations
-from app.workers.evaluations import Submission
+from app.workers import model_access, services
+from app.workers.attempt import carry_out
 from app.workers.lease import StopToken
-from app.workers.rollout import carry_out
-from app.workers.stations import Stations
+from app.workers.services import WorkerServices
 from tests.building import dispatched, ready_instance
-from tests.integration.gateway_ground import MODEL, Engine, request, run, says
+from tests.integration.gateway_ground import MODEL, Engine, request, says
 from tests.services import MakeSettings
 
 COST_USD = 110e-6  # of one call: the engine's 110 tokens at $1 for a million
@@ -101,8 +102,8 @@ class Ground:
 
     async def play(self, agent: Agent, patch: pytest.MonkeyPatch) -> EndReason:
         """Carry the attempt out with this agent."""
-        here = stations.build(self.settings, pooled=True, max_idle=0)
-        patch.setattr(Stations, "agent", lambda this, name: agent)
+        here = services.build(self.settings, pooled=True, max_idle=0)
+        patch.setattr(WorkerServices, "agent", lambda this, name: agent)
         try:
             return await asyncio.to_thread(carry_out, self.claim, here, self.token)
         finally:
@@ -119,7 +120,7 @@ class Ground:
     def kept(self) -> dict[ArtifactKind, bytes]:
         with self.database.begin() as connection:
             rows = connection.execute(text("SELECT kind, key FROM artifacts WHERE key IS NOT NULL")).all()
-        store = stations.open_store(self.settings.artifacts(), endpoint_url=None)
+        store = services.open_store(self.settings.artifacts(), endpoint_url=None)
         return {ArtifactKind(row.kind): store.get(row.key) for row in rows}
 
     def missing(self, kind: ArtifactKind) -> str:
@@ -145,7 +146,7 @@ async def ground(make_settings: MakeSettings) -> AsyncIterator[Ground]:
     database, engine = Database(settings.database()), Engine()
     await engine.start()
     await asyncio.to_thread(model_replicas.add, database, NewReplica(MODEL, engine.url))
-    app = create_app(settings, database, recorder=lambda: LedgerRecorder(settings, database))
+    app = Gateway(settings, database, recorder=lambda: Recorder(settings, database))
     config = uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="on", log_config=None, access_log=False)
     server, listener = uvicorn.Server(config), config.bind_socket()
     settings = settings.model_copy(update={"gateway_url": (f"http://127.0.0.1:{listener.getsockname()[1]}",)})
@@ -179,10 +180,10 @@ def a_claim(database: Database, settings: Settings) -> Claim:
     wanted = Submission(
         dataset="demo", agent="oracle", environment=EnvironmentKind.LOCAL, mode=Mode.PERSISTENT, only=("order-ledger",)
     )
-    (spec,) = evaluations.specs_of(wanted, settings)
+    (spec,) = evaluation.specs_of(wanted, settings)
     spec = spec.model_copy(update={"model": ModelChoice(name=MODEL)})
     (item,) = dispatched(database, accept(database, NewRun(specs=[spec])))
-    claim = attempts.claim(database, item.hint, ready_instance(database), lease_s=300)
+    claim = attempts.claim(database, item.message, ready_instance(database), lease_s=300)
     assert claim is not None
     return claim
 
@@ -192,7 +193,7 @@ def story(make_settings: MakeSettings, tell: Callable[[Ground], Any]) -> None:
         async with ground(make_settings) as here:
             await tell(here)
 
-    run(within())
+    asyncio.run(within())
 
 
 @pytest.mark.parametrize(

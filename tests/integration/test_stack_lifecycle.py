@@ -93,13 +93,13 @@ def test_a_second_up_finds_the_stack_running_and_starts_nothing(settings: Settin
 
 def test_the_whole_stack_comes_up_and_the_doctor_finds_it_well(settings: Settings) -> None:
     found = _up(settings, programs)
-    assert {"nursery", "control", "beat", "flower", "model"} <= set(found.started)
+    assert {"launcher", "control", "beat", "flower", "model"} <= set(found.started)
     looked_at = {check.name: check for check in doctor.checks(settings)}
     for name in ("python", "uv", "ports", "stack", "postgresql", "migrations", "redis", "artifacts"):
         assert looked_at[name].level == "ok", looked_at[name]
     stopped = lifecycle.down(settings, _nothing).programs
     assert set(stopped) == set(found.programs)
-    assert stopped.index("nursery") < stopped.index("gateway") < stopped.index("postgres")
+    assert stopped.index("launcher") < stopped.index("gateway") < stopped.index("postgres")
     assert leftovers.processes(settings) == []
 
 

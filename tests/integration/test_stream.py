@@ -21,7 +21,7 @@ from app.errors import DatabaseUnavailable, SpecInvalid
 from app.ledger import stream
 from app.ledger.database import Database
 from app.ledger.events import Fact, append, wake_dispatcher
-from app.ledger.stream import Wanted
+from app.ledger.stream import EventFilter
 from tests.patience import eventually
 
 _EVENTS = "import typer; from app.cli import events; c = typer.Typer(); events.register(c); c()"
@@ -96,14 +96,14 @@ def test_filters_narrow_and_positions_still_move_on(database: Database) -> None:
     tell(database, 5, kind="task.cancelxrequested")
 
     def found(**wanted: Any) -> list[int]:
-        return numbers(stream.read(database, stream.START, wanted=Wanted(**wanted)))
+        return numbers(stream.read(database, stream.START, wanted=EventFilter(**wanted)))
 
     assert found(kinds=["attempt."]) == [1, 2]
     assert found(kinds=["attempt.claimed", "task.cancel_requested"]) == [1, 4]
     assert found(run_id=run_id) == [1, 2]
     assert found(task_id=task) == [1, 4]
     assert found(kinds=["attempt."], task_id=task) == [1]
-    nothing = stream.read(database, stream.START, wanted=Wanted(["none."]))
+    nothing = stream.read(database, stream.START, wanted=EventFilter(["none."]))
     assert nothing == ([], stream.now(database))
 
 
@@ -121,7 +121,7 @@ def test_a_position_of_another_database_is_refused(database: Database) -> None:
 @pytest.mark.parametrize("kind", ["attempt", "Attempt.", "%.", "a.b%", ".", ""])
 def test_what_is_no_kind_is_refused(database: Database, kind: str) -> None:
     with pytest.raises(SpecInvalid, match="expected a kind of event"):
-        stream.read(database, stream.START, wanted=Wanted([kind]))
+        stream.read(database, stream.START, wanted=EventFilter([kind]))
 
 
 @contextmanager

@@ -15,12 +15,12 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import text
 
+from app.control.webhooks import SIGNATURE, WEBHOOKS, Webhooks, signature
 from app.errors import SpecInvalid, UnknownName
 from app.ledger import stream, webhooks
 from app.ledger.database import Database
 from app.ledger.events import Fact, append, wake_dispatcher
 from app.settings import Settings
-from app.workers.webhooks import SIGNATURE, WEBHOOKS, Webhooks, signature
 from tests.patience import eventually
 from tests.services import MakeSettings
 
@@ -157,7 +157,9 @@ def test_a_receiver_that_fails_is_tried_again_from_where_it_was(
         eventually(lambda: receiver.numbers == [1, 2, 3])
         eventually(lambda: only(database).failures == 0, within_s=10)
     assert only(database).last_error is None
-    kinds = [found.event.kind for found in stream.read(database, before, wanted=stream.Wanted(["webhook."])).events]
+    kinds = [
+        found.event.kind for found in stream.read(database, before, wanted=stream.EventFilter(["webhook."])).events
+    ]
     assert kinds == ["webhook.added", "webhook.failing", "webhook.recovered"], (
         "a failure is told once, however often it is repeated"
     )
@@ -244,7 +246,7 @@ def test_a_batch_whose_storing_fails_is_not_forgotten(
     receiver = receivers()
     hook = webhooks.add(database, receiver.url, ["task."])
     tell(database, 1)
-    page = stream.read(database, hook.position, wanted=stream.Wanted(["task."]))
+    page = stream.read(database, hook.position, wanted=stream.EventFilter(["task."]))
     assert webhooks.delivered(database, hook.id, hook.position, page.position)
     assert not webhooks.delivered(database, hook.id, hook.position, page.position), "another was faster"
     assert not webhooks.failed(database, hook.id, hook.position, "late", 60), "a late failure says nothing"

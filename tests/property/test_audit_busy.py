@@ -15,10 +15,10 @@ from sqlalchemy import text
 from app.errors import DatabaseUnavailable, StaleWriter
 from app.ledger import accept, admission, attempts, audit, ends, instances, pauses, receipts, results, tasks, waiting
 from app.ledger.accept import NewRun
-from app.ledger.admission import Published
+from app.ledger.admission import QueuedMessage
 from app.ledger.attempts import Claim
 from app.ledger.database import DEADLOCK, Database
-from app.ledger.instances import Wanted
+from app.ledger.instances import InstanceDemand
 from app.models.endings import EndReason
 from app.models.outcome import Failure, Phase, Verdict
 from app.models.spec import Mode
@@ -36,14 +36,14 @@ class Busy:
     def __init__(self, database: Database, seed: int) -> None:
         self.database = database
         self.random = random.Random(seed)
-        self.hints: SimpleQueue[Published] = SimpleQueue()
+        self.hints: SimpleQueue[QueuedMessage] = SimpleQueue()
         self.over = threading.Event()
         self.claimed = 0
         self.ended = 0
         with database.begin() as connection:
             # The pool that never dies has room for all: what is admitted to it needs no counting here.
             (self.pool,) = instances.request(
-                connection, Wanted("process", Mode.PERSISTENT, "standard", 10_000, 1, None)
+                connection, InstanceDemand("process", Mode.PERSISTENT, "standard", 10_000, 1, None)
             )
         assert instances.ready(database, self.pool)
 
@@ -78,7 +78,7 @@ class Busy:
     def work(self) -> None:
         item = self.hints.get(timeout=0.1)
         instance_id = self.pool if item.mode is Mode.PERSISTENT else ready_instance(self.database, item.mode)
-        claim = attempts.claim(self.database, item.hint, instance_id, lease_s=30)
+        claim = attempts.claim(self.database, item.message, instance_id, lease_s=30)
         if claim is not None:
             self.claimed += 1
             self.carry_out(claim)
@@ -86,7 +86,7 @@ class Busy:
             instances.exited(self.database, instance_id, self.random.choice([0, 0, 75, -9]), "left", RETRY)
 
     def carry_out(self, claim: Claim) -> None:
-        attempts.pass_door(self.database, claim, Phase.IMAGE_READY)
+        attempts.record_phase(self.database, claim, Phase.IMAGE_READY)
         attempts.renew(self.database, [claim.attempt_id], lease_s=30)
         match self.random.random():
             case lucky if lucky < 0.5:
@@ -164,7 +164,7 @@ def test_a_busy_system_raises_no_alarm(database: Database, settings: Settings) -
         working = [threads.submit(busy.keep, loop) for loop in loops]
         try:
             while time.monotonic() < until and not any(one.done() for one in working):
-                seen = audit.look(database, settings, audit.capacity_of(settings), memory)
+                seen = audit.look(database, settings, memory)
                 memory = seen.memory
                 looks += 1
                 assert seen.findings == ()
@@ -175,4 +175,4 @@ def test_a_busy_system_raises_no_alarm(database: Database, settings: Settings) -
     assert looks > 5
     assert busy.claimed > 20
     assert busy.ended > 10
-    assert audit.look(database, settings, audit.capacity_of(settings), memory).findings == ()
+    assert audit.look(database, settings, memory).findings == ()

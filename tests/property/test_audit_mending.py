@@ -39,7 +39,10 @@ def database(installation: Settings) -> Iterator[Database]:
 
 
 def _empty(database: Database) -> None:
-    tables = "specs, runs, tasks, attempts, leases, instances, events, holds, pauses, bindings, engine_objects"
+    tables = (
+        "specs, runs, tasks, attempts, leases, instances, events, semaphore_holders, pauses, bindings,"
+        " created_resources"
+    )
     with database.begin() as connection:
         connection.execute(text(f"TRUNCATE {tables} CASCADE"))
 
@@ -72,7 +75,7 @@ def test_whatever_breaks_is_mended_and_the_rest_left_alone(database: Database, i
         before = _healthy(database, fine)
         auditor = Auditor(database, installation)
         auditor.audit()
-        seen = audit.look(database, installation, audit.capacity_of(installation))
+        seen = audit.look(database, installation)
         assert seen.findings == (), [fault.__name__ for fault in breaks]
         assert auditor.audit().findings == ()
         assert _healthy(database, fine) == before

@@ -20,7 +20,7 @@ from sqlalchemy import text
 from app.errors import StaleWriter
 from app.ledger import accept, admission, attempts, ends, instances, tasks, waiting
 from app.ledger.accept import NewRun
-from app.ledger.admission import Published
+from app.ledger.admission import QueuedMessage
 from app.ledger.attempts import Claim
 from app.ledger.database import Database
 from app.models.endings import EndReason
@@ -64,7 +64,7 @@ class LedgerMachine(RuleBasedStateMachine):
         """Admit whatever waits."""
         with self.database.begin() as connection:
             admission.promote(connection, 1000)
-            lines = [(line, 100) for line in waiting.lines(connection)]
+            lines = [(line, 100) for line in waiting.queues(connection)]
             chosen = [(c.task_id, line.mode) for line, found in waiting.heads(connection, lines).items() for c in found]
             return multiple(*admission.admit(connection, chosen))
 
@@ -73,9 +73,9 @@ class LedgerMachine(RuleBasedStateMachine):
         return ready_instance(self.database, mode)
 
     @rule(target=claims, item=hints, instance_id=standing)
-    def deliver(self, item: Published, instance_id: object) -> object:
+    def deliver(self, item: QueuedMessage, instance_id: object) -> object:
         """Any hint, to any instance, any number of times."""
-        claim = attempts.claim(self.database, item.hint, instance_id, lease_s=30)  # type: ignore[arg-type]
+        claim = attempts.claim(self.database, item.message, instance_id, lease_s=30)  # type: ignore[arg-type]
         return multiple(claim) if claim else multiple()
 
     @rule(target=claims, instance_id=standing)

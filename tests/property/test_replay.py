@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.model_service.dialects import Dialect, Message, Reply, Request, codec_for
-from app.model_service.replay.conversation import choose
-from app.model_service.replay.reels import Reel, Take, asked
-from app.model_service.replay.scenes import Scenes
-from app.model_service.replay.script import Script, Turn
+from app.model_service.replay.player import ScriptPlayer
+from app.model_service.replay.recordings import RecordedAttempt, RecordedCall, conversation_key
+from app.model_service.replay.script import Script, Turn, choose
 from app.model_service.replay.volatile import Digests, steady
 from app.models.model_calls import TokenUse
+from tests.dialect_requests import body_of
 
 BASH = {
     "name": "bash",
@@ -113,16 +113,16 @@ def request(messages: list[Message], *tools: dict[str, Any]) -> Request:
     return Request("m", tuple(messages), tools or (BASH,), stream=False, max_tokens=None)
 
 
-def attempt(task: str, outputs: list[str], made: str) -> list[Take]:
+def attempt(task: str, outputs: list[str], made: str) -> list[RecordedCall]:
     """A conversation of one command after another; `made` is where its ids come from."""
     messages: list[Message] = [{"role": "system", "content": "You are an agent."}, {"role": "user", "content": task}]
-    takes = []
+    calls = []
     for turn, output in enumerate(outputs):
         id_ = f"call_{uuid.uuid5(uuid.NAMESPACE_OID, f'{made}{turn}').hex}"
         said = reply(f"answer {turn}", id_)
-        takes.append(Take(request(list(messages)), said))
+        calls.append(RecordedCall(request(list(messages)), said))
         messages += [said.message, {"role": "tool", "content": output, "tool_call_id": id_}]
-    return takes
+    return calls
 
 
 @settings(max_examples=100, deadline=None)
@@ -132,11 +132,11 @@ def test_a_conversation_is_found_again_in_any_order_and_as_often_as_wanted(
 ) -> None:
     recorded = attempt(task[0], [one for one, _ in outputs], "before")
     again = attempt(task[1], [two for _, two in outputs], "after")
-    reel, digests = Reel(recorded, Digests()), Digests()
+    recording, digests = RecordedAttempt(recorded, Digests()), Digests()
     order = list(range(len(again))) * 2
     random.shuffle(order)
     for at in order:
-        assert reel.exact(asked(again[at].asked, digests)) is recorded[at].said
+        assert recording.exact(conversation_key(again[at].request, digests)) is recorded[at].response
 
 
 @settings(max_examples=100, deadline=None)
@@ -144,44 +144,46 @@ def test_a_conversation_is_found_again_in_any_order_and_as_often_as_wanted(
 def test_where_the_text_differs_the_place_decides(outputs: list[str], data: st.DataObject) -> None:
     recorded = attempt("fix it", outputs, "before")
     again = attempt("fix it", [f"{output} but 7 failed" for output in outputs], "after")
-    reel, digests = Reel(recorded, Digests()), Digests()
+    recording, digests = RecordedAttempt(recorded, Digests()), Digests()
     at = data.draw(st.integers(0, len(again) - 1))
-    wanted = asked(again[at].asked, digests)
-    assert (reel.exact(wanted) is None) == (at > 0)
-    assert reel.by_position(wanted) is recorded[at].said
-    beyond = asked(request([*again[-1].asked.messages, *({"role": "assistant", "content": "x"},) * 2]), digests)
-    assert reel.by_position(beyond) is None
+    wanted = conversation_key(again[at].request, digests)
+    assert (recording.exact(wanted) is None) == (at > 0)
+    assert recording.by_position(wanted) is recorded[at].response
+    beyond = conversation_key(
+        request([*again[-1].request.messages, *({"role": "assistant", "content": "x"},) * 2]), digests
+    )
+    assert recording.by_position(beyond) is None
 
 
 def test_branches_of_another_kind_are_kept_apart() -> None:
     main = attempt("fix it", ["a", "b"], "main")
-    aside = Take(request([{"role": "user", "content": "Fix it. A title?"}], THINK), reply("a title"))
-    reel, digests = Reel([main[0], aside, main[1]], Digests()), Digests()
-    other = asked(request([{"role": "user", "content": "Mend it. A title?"}], THINK), digests)
-    assert reel.by_position(other) is aside.said
+    aside = RecordedCall(request([{"role": "user", "content": "Fix it. A title?"}], THINK), reply("a title"))
+    recording, digests = RecordedAttempt([main[0], aside, main[1]], Digests()), Digests()
+    other = conversation_key(request([{"role": "user", "content": "Mend it. A title?"}], THINK), digests)
+    assert recording.by_position(other) is aside.response
 
 
 def test_of_two_branches_of_one_kind_the_similar_one_answers() -> None:
     main, sub = attempt("fix it", ["a", "b"], "main"), attempt("look for callers", ["c", "d"], "sub")
-    reel, digests = Reel([*main, *sub], Digests()), Digests()
+    recording, digests = RecordedAttempt([*main, *sub], Digests()), Digests()
     other = attempt("look for callers", ["C!", "D!"], "again")
-    assert reel.by_position(asked(other[1].asked, digests)) is sub[1].said
+    assert recording.by_position(conversation_key(other[1].request, digests)) is sub[1].response
 
 
 def test_of_calls_with_one_conversation_the_last_answer_counts() -> None:
     (first,) = attempt("fix it", ["a"], "x")
-    second = Take(first.asked, reply("on second thought"))
-    reel = Reel([first, second], Digests())
-    assert reel.exact(asked(first.asked, Digests())) is second.said
+    second = RecordedCall(first.request, reply("on second thought"))
+    recording = RecordedAttempt([first, second], Digests())
+    assert recording.exact(conversation_key(first.request, Digests())) is second.response
 
 
 def test_the_models_own_name_may_be_another() -> None:
     told: list[Message] = [{"role": "system", "content": "You are powered by the model big-one."}]
-    take = Take(request(told), reply("x"))
+    call = RecordedCall(request(told), reply("x"))
     renamed = request([{"role": "system", "content": "You are powered by the model replay:42."}])
-    reel = Reel([take], Digests())
-    assert reel.exact(asked(renamed, Digests())) is None
-    assert reel.exact(asked(renamed, Digests(), ("replay:42", "big-one"))) is take.said
+    recording = RecordedAttempt([call], Digests())
+    assert recording.exact(conversation_key(renamed, Digests())) is None
+    assert recording.exact(conversation_key(renamed, Digests(), ("replay:42", "big-one"))) is call.response
 
 
 # --- Scripts ----------------------------------------------------------------------------------------------------------
@@ -196,14 +198,14 @@ SCRIPT = Script(
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(list(Dialect)), st.integers(0, 4)), min_size=1, max_size=12))
 def test_conversations_may_cross_in_any_dialect_and_each_gets_its_own_turn(steps: list[tuple[Dialect, int]]) -> None:
-    scenes = Scenes([SCRIPT])
+    player = ScriptPlayer([SCRIPT])
     for dialect, turns in steps:
         messages: list[Message] = [{"role": "user", "content": "Please: the sentence."}]
         codec = codec_for(dialect)
         for at in range(turns + 1):
-            body = json.loads(json.dumps(codec.body(request(messages))))
+            body = json.loads(json.dumps(body_of(codec.dialect, request(messages))))
             read = codec.request(body)
-            answer = scenes.play(read, body, prompt_tokens=1, caller="", script=None)
+            answer = player.play(read, body, prompt_tokens=1, script=None)
             assert isinstance(answer.content, Reply)
             said = answer.content.message
             assert said["content"] == ("end" if at == 4 else f"t{at}")

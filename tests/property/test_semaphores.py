@@ -74,7 +74,7 @@ class LedgerSemaphores(RuleBasedStateMachine):
     @initialize()
     def empty(self) -> None:
         with self.database.begin() as connection:
-            connection.execute(text("DELETE FROM holds"))
+            connection.execute(text("DELETE FROM semaphore_holders"))
             connection.execute(text("DELETE FROM limits"))
 
     def capacity(self, name: str) -> int:
@@ -124,7 +124,7 @@ class LedgerSemaphores(RuleBasedStateMachine):
         with self.database.begin() as connection:
             connection.execute(
                 text(
-                    "UPDATE holds SET expires_at = clock_timestamp() - interval '1 ms'"
+                    "UPDATE semaphore_holders SET expires_at = clock_timestamp() - interval '1 ms'"
                     " WHERE limit_name = :name AND holder = :holder"
                 ),
                 {"name": name, "holder": holder},
@@ -164,8 +164,8 @@ class LedgerSemaphores(RuleBasedStateMachine):
         with self.database.begin() as connection:
             rows = connection.execute(
                 text(
-                    "SELECT limit_name, holder, granted_at IS NOT NULL, expires_at <= clock_timestamp() FROM holds"
-                    " ORDER BY limit_name, asked_at, holder"
+                    "SELECT limit_name, holder, granted_at IS NOT NULL, expires_at <= clock_timestamp()"
+                    " FROM semaphore_holders ORDER BY limit_name, asked_at, holder"
                 )
             ).all()
         expected = [

@@ -12,9 +12,8 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from app.model_service.gateway import __main__ as gateway
-from app.model_service.listening import BoundedProtocol, Bounds, bounded
 from app.model_service.replay import __main__ as replay
-from tests.integration.gateway_ground import run
+from app.model_service.serving import BoundedProtocol, ConnectionLimits, bounded
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -42,7 +41,7 @@ class _Server:
 
 
 @asynccontextmanager
-async def _server(bounds: Bounds) -> AsyncIterator[_Server]:
+async def _server(bounds: ConnectionLimits) -> AsyncIterator[_Server]:
     config = uvicorn.Config(_app, port=0, http=bounded(bounds), lifespan="off", log_config=None, backlog=1024)
     server, listener = uvicorn.Server(config), config.bind_socket()
     serving = asyncio.create_task(server._serve(sockets=[listener]))
@@ -83,52 +82,40 @@ async def _answers(streams: Streams) -> bool:
         b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{",
     ],
 )
-def test_hundreds_of_connections_without_a_whole_request_are_closed(begun: bytes) -> None:
-    async def story() -> None:
-        async with _server(Bounds(head_s=0.5, body_s=0.5)) as server:
-            held = [await server.open(begun) for _ in range(600)]
-            assert await _answers(await server.open()), "others are served meanwhile"
-            assert all([await _is_closed(reader) for reader, _ in held])
-
-    run(story())
+async def test_hundreds_of_connections_without_a_whole_request_are_closed(begun: bytes) -> None:
+    async with _server(ConnectionLimits(head_s=0.5, body_s=0.5)) as server:
+        held = [await server.open(begun) for _ in range(600)]
+        assert await _answers(await server.open()), "others are served meanwhile"
+        assert all([await _is_closed(reader) for reader, _ in held])
 
 
-def test_a_kept_connection_that_begins_another_request_and_stops_is_closed() -> None:
-    async def story() -> None:
-        async with _server(Bounds(head_s=0.5)) as server:
-            for begun in (b"\r\n", b"GET / HT"):
-                reader, writer = streams = await server.open()
-                assert await _answers(streams)
-                writer.write(begun)
-                assert await _is_closed(reader)
-
-    run(story())
+async def test_a_kept_connection_that_begins_another_request_and_stops_is_closed() -> None:
+    async with _server(ConnectionLimits(head_s=0.5)) as server:
+        for begun in (b"\r\n", b"GET / HT"):
+            reader, writer = streams = await server.open()
+            assert await _answers(streams)
+            writer.write(begun)
+            assert await _is_closed(reader)
 
 
-def test_of_too_many_connections_of_one_peer_the_longest_idle_is_closed() -> None:
-    async def story() -> None:
-        async with _server(Bounds(head_s=60, without_request_most=20)) as server:
-            served = await server.open()
-            assert await _answers(served)
-            held = [await server.open() for _ in range(60)]
-            assert all([await _is_closed(reader) for reader, _ in held[:40]])
-            assert await _is_closed(served[0])
-            for streams in held[41:]:
-                assert await _answers(streams)
-
-    run(story())
+async def test_of_too_many_connections_of_one_peer_the_longest_idle_is_closed() -> None:
+    async with _server(ConnectionLimits(head_s=60, without_request_most=20)) as server:
+        served = await server.open()
+        assert await _answers(served)
+        held = [await server.open() for _ in range(60)]
+        assert all([await _is_closed(reader) for reader, _ in held[:40]])
+        assert await _is_closed(served[0])
+        for streams in held[41:]:
+            assert await _answers(streams)
 
 
-def test_a_slow_request_that_goes_on_is_served() -> None:
-    async def story() -> None:
-        async with _server(Bounds(head_s=5, body_s=5)) as server:
-            reader, writer = await server.open(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\n")
-            for _ in range(3):
-                await asyncio.sleep(0.05)
-                writer.write(b"x")
-            assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
-
-    run(story())
+async def test_a_slow_request_that_goes_on_is_served() -> None:
+    async with _server(ConnectionLimits(head_s=5, body_s=5)) as server:
+        reader, writer = await server.open(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\n")
+        for _ in range(3):
+            await asyncio.sleep(0.05)
+            writer.write(b"x")
+        assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("module", [gateway, replay])

@@ -23,7 +23,7 @@ from app.errors import LimitInvalid, SpecInvalid
 from app.ledger import model_replicas
 from app.ledger.database import Database
 from app.ledger.model_replicas import NewReplica
-from app.model_service.gateway.connections import http_client
+from app.model_service.gateway.engines import http_client
 from app.models.addresses import forbidden
 from app.models.model_calls import CallEnd
 from app.models.provider_keys import is_key_variable
@@ -34,7 +34,7 @@ from app.stack.engine import Dockerd
 from app.stack.programs import programs
 from tests.building import a_task
 from tests.chaos.supervised import free_port
-from tests.integration.gateway_ground import Engine, an_attempt, ground, run
+from tests.integration.gateway_ground import Engine, an_attempt, ground
 from tests.patience import eventually
 from tests.services import MakeSettings
 
@@ -71,34 +71,28 @@ def database(settings: Settings) -> Iterator[Database]:
 
 
 @pytest.mark.parametrize("variable", KEYS)
-def test_a_key_is_not_sent_to_a_submitters_url(make_settings: MakeSettings, variable: str) -> None:
-    async def story() -> None:
-        async with ground(make_settings(model_base_url="http://127.0.0.1:9/v1"), replica=False, keys=KEYS) as g:
-            await g.add("http://127.0.0.1:9/v1", "writer-2", api_key_env="WRITER_API_KEY")
-            theft = ModelChoice(name="m", base_url=g.engine.url, api_key_env=variable)
-            await asyncio.to_thread(an_attempt, g.database, "t2", model=theft)
-            status, said = await g.ask(token="t2", model="m")
-            assert (status, said["error"]["code"]) == (403, "not_registered")
-            assert f"megaflow models add m {g.engine.url} --api-key-env {variable}" in said["error"]["message"]
-            assert not g.engine.seen
-            assert g.notes.last.end is CallEnd.UNAUTHORISED
-
-    run(story())
+async def test_a_key_is_not_sent_to_a_submitters_url(make_settings: MakeSettings, variable: str) -> None:
+    async with ground(make_settings(model_base_url="http://127.0.0.1:9/v1"), replica=False, keys=KEYS) as g:
+        await g.add("http://127.0.0.1:9/v1", "writer-2", api_key_env="WRITER_API_KEY")
+        theft = ModelChoice(name="m", base_url=g.engine.url, api_key_env=variable)
+        await asyncio.to_thread(an_attempt, g.database, "t2", model=theft)
+        status, said = await g.ask(token="t2", model="m")
+        assert (status, said["error"]["code"]) == (403, "not_registered")
+        assert f"megaflow models add m {g.engine.url} --api-key-env {variable}" in said["error"]["message"]
+        assert not g.engine.seen
+        assert g.notes.last.end is CallEnd.UNAUTHORISED
 
 
-def test_a_registered_pair_is_used_and_an_unregistered_url_gets_no_key(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        async with ground(make_settings(), replica=False, keys=KEYS) as g:
-            await g.add(g.engine.url, "writer-2", api_key_env="WRITER_API_KEY")
-            own = ModelChoice(name="m", base_url=g.engine.url, api_key_env="WRITER_API_KEY")
-            await asyncio.to_thread(an_attempt, g.database, "t2", model=own)
-            assert (await g.ask(token="t2", model="m"))[0] == 200
-            assert g.engine.seen[-1][1]["authorization"] == "Bearer sk-of-the-writer"
-            await asyncio.to_thread(an_attempt, g.database, "t3", model=ModelChoice(name="m", base_url=g.engine.url))
-            assert (await g.ask(token="t3", model="m"))[0] == 200
-            assert "authorization" not in g.engine.seen[-1][1]
-
-    run(story())
+async def test_a_registered_pair_is_used_and_an_unregistered_url_gets_no_key(make_settings: MakeSettings) -> None:
+    async with ground(make_settings(), replica=False, keys=KEYS) as g:
+        await g.add(g.engine.url, "writer-2", api_key_env="WRITER_API_KEY")
+        own = ModelChoice(name="m", base_url=g.engine.url, api_key_env="WRITER_API_KEY")
+        await asyncio.to_thread(an_attempt, g.database, "t2", model=own)
+        assert (await g.ask(token="t2", model="m"))[0] == 200
+        assert g.engine.seen[-1][1]["authorization"] == "Bearer sk-of-the-writer"
+        await asyncio.to_thread(an_attempt, g.database, "t3", model=ModelChoice(name="m", base_url=g.engine.url))
+        assert (await g.ask(token="t3", model="m"))[0] == 200
+        assert "authorization" not in g.engine.seen[-1][1]
 
 
 def test_a_submission_of_an_unregistered_pair_is_refused_with_the_command_that_registers_it(
@@ -159,19 +153,16 @@ def test_a_link_local_or_metadata_address_is_refused_at_submission_and_registrat
 
 
 @pytest.mark.parametrize("url", LINK_LOCAL)
-def test_the_gateway_makes_no_connection_to_such_an_address(url: str) -> None:
-    async def story() -> None:
-        async with http_client(5.0) as http:
-            with pytest.raises(aiohttp.ClientError) as refused:
-                await http.get(url)
-            if not isinstance(refused.value, aiohttp.InvalidURL):  # the client takes no odd ways to write an address
-                assert isinstance(refused.value, aiohttp.ClientConnectorError)
-                assert refused.value.os_error.errno == errno.EACCES
-
-    run(story())
+async def test_the_gateway_makes_no_connection_to_such_an_address(url: str) -> None:
+    async with http_client(5.0) as http:
+        with pytest.raises(aiohttp.ClientError) as refused:
+            await http.get(url)
+        if not isinstance(refused.value, aiohttp.InvalidURL):  # the client takes no odd ways to write an address
+            assert isinstance(refused.value, aiohttp.ClientConnectorError)
+            assert refused.value.os_error.errno == errno.EACCES
 
 
-def test_a_name_that_is_resolved_anew_to_such_an_address_is_refused(
+async def test_a_name_that_is_resolved_anew_to_such_an_address_is_refused(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resolve = socket.getaddrinfo
@@ -182,20 +173,17 @@ def test_a_name_that_is_resolved_anew_to_such_an_address_is_refused(
 
     monkeypatch.setattr(socket, "getaddrinfo", answers)
 
-    async def story() -> None:
-        async with ground(make_settings(), replica=False) as g:
-            own = ModelChoice(name="m", base_url=f"http://rebound.test:{g.engine.port}/v1")
-            await asyncio.to_thread(an_attempt, g.database, "t2", model=own)
-            assert (await g.ask(token="t2", model="m"))[0] == 200, "loopback is allowed on a single user's installation"
-            addresses[0] = "169.254.169.254"
-            await g.app._http.close()  # its connections and what it remembers of names
-            g.app._http = g.app.parts.upstream._http = http_client(5.0)
-            status, said = await g.ask(token="t2", model="m")
-            await g.app._http.close()
-            assert (status, g.notes.last.end) == (403, CallEnd.UNAUTHORISED), said
-            assert len(g.engine.seen) == 1
-
-    run(story())
+    async with ground(make_settings(), replica=False) as g:
+        own = ModelChoice(name="m", base_url=f"http://rebound.test:{g.engine.port}/v1")
+        await asyncio.to_thread(an_attempt, g.database, "t2", model=own)
+        assert (await g.ask(token="t2", model="m"))[0] == 200, "loopback is allowed on a single user's installation"
+        addresses[0] = "169.254.169.254"
+        await g.app._http.close()  # its connections and what it remembers of names
+        g.app._http = g.app.parts.upstream._http = http_client(5.0)
+        status, said = await g.ask(token="t2", model="m")
+        await g.app._http.close()
+        assert (status, g.notes.last.end) == (403, CallEnd.UNAUTHORISED), said
+        assert len(g.engine.seen) == 1
 
 
 def test_ordinary_addresses_may_be_called() -> None:
@@ -204,23 +192,20 @@ def test_ordinary_addresses_may_be_called() -> None:
     ] * 6
 
 
-def test_a_redirect_is_not_followed_and_takes_no_key_along(make_settings: MakeSettings) -> None:
-    async def story() -> None:
-        thief = Engine()
-        await thief.start()
+async def test_a_redirect_is_not_followed_and_takes_no_key_along(make_settings: MakeSettings) -> None:
+    thief = Engine()
+    await thief.start()
 
-        async def redirects(request: web.Request) -> web.StreamResponse:
-            raise web.HTTPTemporaryRedirect(f"{thief.url}/chat/completions")
+    async def redirects(request: web.Request) -> web.StreamResponse:
+        raise web.HTTPTemporaryRedirect(f"{thief.url}/chat/completions")
 
-        async with ground(make_settings(), replica=False, keys=KEYS) as g:
-            await g.add(g.engine.url, api_key_env="WRITER_API_KEY")
-            g.engine.handler = redirects
-            assert (await g.ask())[0] == 502
-            assert g.engine.seen
-            assert not thief.seen
-        await thief.stop()
-
-    run(story())
+    async with ground(make_settings(), replica=False, keys=KEYS) as g:
+        await g.add(g.engine.url, api_key_env="WRITER_API_KEY")
+        g.engine.handler = redirects
+        assert (await g.ask())[0] == 502
+        assert g.engine.seen
+        assert not thief.seen
+    await thief.stop()
 
 
 # --- Processes ------------------------------------------------------------------------------------------------------
@@ -263,8 +248,8 @@ def test_of_all_processes_of_a_stack_the_gateway_alone_has_keys(stack: Settings)
     assert with_keys == {gateway}
     for name in (b"OPENAI_API_KEY", b"ANTHROPIC_AUTH_TOKEN", b"SOME_ENGINE_KEY", b"UNUSUAL"):
         assert name + b"=" in _environ(gateway)
-    nursery = next(one.pid for one in supervisor.states(stack) if one.name == "nursery")
-    assert b"AWS_SECRET_ACCESS_KEY=of-the-store" in _environ(nursery), "artifacts are stored from there"
+    launcher = next(one.pid for one in supervisor.states(stack) if one.name == "launcher")
+    assert b"AWS_SECRET_ACCESS_KEY=of-the-store" in _environ(launcher), "artifacts are stored from there"
     for file in (stack.home / "run").rglob("*"):
         if file.is_file():
             assert SECRET.encode() not in file.read_bytes(), file
@@ -281,10 +266,10 @@ def test_of_all_processes_of_a_stack_the_gateway_alone_has_keys(stack: Settings)
 def test_a_worker_that_is_started_by_hand_drops_the_keys(tmp_path: Path) -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("MEGAFLOW_")}
     environ |= {"MEGAFLOW_HOME": str(tmp_path), "OPENAI_API_KEY": SECRET, "AWS_SECRET_ACCESS_KEY": "of-the-store"}
-    command = [sys.executable, "-c", "from app.cli import main; main()", "worker", "nursery"]
+    command = [sys.executable, "-c", "from app.cli import main; main()", "worker", "launcher"]
     with subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as worker:
         try:
-            eventually(lambda: (tmp_path / "run" / "nursery.sock").exists() or worker.poll() is not None)
+            eventually(lambda: (tmp_path / "run" / "launcher.sock").exists() or worker.poll() is not None)
             assert worker.poll() is None
             found = _environ(worker.pid)
         finally:

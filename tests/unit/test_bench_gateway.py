@@ -17,8 +17,7 @@ import yaml
 from app import TaskResult
 from app.ledger.database import Database
 from app.ledger.model_sessions import session_of
-from app.model_service.replay.conversation import choose
-from app.model_service.replay.script import load_scripts
+from app.model_service.replay.script import choose, load_scripts
 from app.models.outcome import Phase
 from app.stack.private import PrivateStack
 from bench import control_record

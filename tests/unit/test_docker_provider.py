@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from app.instances.docker import DockerProvider
+from app.instances.docker import DockerInstances
 from app.models.instance import InstanceRequest
 from app.models.spec import Mode
 from app.settings import Settings
@@ -47,7 +47,7 @@ def test_an_instance_gets_the_way_to_stores_and_indexes_and_no_key_of_a_model(
     }
     for name, value in {**wanted, **others}.items():
         bare.setenv(name, value)
-    found = DockerProvider(Settings(home=tmp_path))._environment(_request())
+    found = DockerInstances(Settings(home=tmp_path))._environment(_request())
     assert wanted.items() <= found.items()
     assert not others.keys() & found.keys()
     assert not {"d", "e", "f"} & set(found.values())
@@ -58,8 +58,8 @@ def test_an_instance_sees_the_folders_of_agents_that_are_not_ours(bare: pytest.M
     mine.mkdir()
     source.mkdir()
     there = {"agent_manifests": (mine / "agent.toml",), "swe_agent_source": str(source)}
-    shared = dict(DockerProvider(Settings(home=tmp_path / "h", **there))._shared())
+    shared = dict(DockerInstances(Settings(home=tmp_path / "h", **there))._shared())
     assert shared[mine] == shared[source] == "ro"
     assert shared[tmp_path / "h" / "tools"] == "rw"
     from_git = Settings(home=tmp_path / "h", swe_agent_source="https://git.example.org/swe-agent@v1")
-    assert "ro" not in dict(DockerProvider(from_git)._shared()).values()
+    assert "ro" not in dict(DockerInstances(from_git)._shared()).values()

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.ledger.timeline import NAMES, PHASES, Bounds, Tried, Window, phase_of_limit, spans, windows
+from app.ledger.timeline import (
+    NAMES,
+    PHASES,
+    AttemptTimes,
+    LimitIntervals,
+    WaitingWindow,
+    phase_of_limit,
+    spans,
+    windows,
+)
 from app.models.outcome import Phase
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
@@ -18,21 +27,25 @@ def at(seconds: float) -> datetime:
     return T0 + timedelta(seconds=seconds)
 
 
-def told(doors: dict[Phase, float], finished: float | None = None, now: float = 100.0) -> list[tuple[str, float, bool]]:
+def told(
+    reached: dict[Phase, float], finished: float | None = None, now: float = 100.0
+) -> list[tuple[str, float, bool]]:
     """Phase, seconds, over, for an attempt that was admitted at 0."""
-    found = spans({door: at(s) for door, s in doors.items()}, T0, None if finished is None else at(finished), at(now))
+    found = spans(
+        {phase: at(s) for phase, s in reached.items()}, T0, None if finished is None else at(finished), at(now)
+    )
     return [(span.phase, span.seconds, span.end is not None) for span in found]
 
 
-def test_an_attempt_that_ended_well_has_a_span_for_every_door() -> None:
-    doors = {door: float(n) for n, door in enumerate(PHASES, start=1)}
-    assert told(doors, finished=7.5) == [(name, 1.0, True) for name in PHASES.values()]
+def test_an_attempt_that_ended_well_has_a_span_for_every_phase() -> None:
+    reached = {phase: float(n) for n, phase in enumerate(PHASES, start=1)}
+    assert told(reached, finished=7.5) == [(name, 1.0, True) for name in PHASES.values()]
     assert ("line", *PHASES.values()) == NAMES
 
 
 def test_what_is_underway_has_no_end_yet() -> None:
-    doors = {Phase.CLAIMED: 2.0, Phase.IMAGE_READY: 3.0}
-    assert told(doors, now=10) == [("start", 2.0, True), ("image", 1.0, True), ("environment", 7.0, False)]
+    reached = {Phase.CLAIMED: 2.0, Phase.IMAGE_READY: 3.0}
+    assert told(reached, now=10) == [("start", 2.0, True), ("image", 1.0, True), ("environment", 7.0, False)]
 
 
 def test_an_attempt_that_nobody_has_claimed_is_starting() -> None:
@@ -40,24 +53,24 @@ def test_an_attempt_that_nobody_has_claimed_is_starting() -> None:
 
 
 def test_the_phase_in_which_an_attempt_failed_ends_with_it_and_is_not_taken_for_the_teardown() -> None:
-    doors = {Phase.CLAIMED: 1.0, Phase.IMAGE_READY: 2.0, Phase.TORN_DOWN: 30.0}
-    assert told(doors, finished=20) == [
+    reached = {Phase.CLAIMED: 1.0, Phase.IMAGE_READY: 2.0, Phase.TORN_DOWN: 30.0}
+    assert told(reached, finished=20) == [
         ("start", 1.0, True),
         ("image", 1.0, True),
         ("environment", 18.0, True),
         ("teardown", 10.0, True),
     ]
-    del doors[Phase.TORN_DOWN]
-    assert told(doors, finished=20)[-1] == ("environment", 18.0, True)
+    del reached[Phase.TORN_DOWN]
+    assert told(reached, finished=20)[-1] == ("environment", 18.0, True)
 
 
 def test_an_attempt_that_ended_unclaimed_spent_all_of_its_time_starting() -> None:
     assert told({}, finished=5) == [("start", 5.0, True)]
 
 
-def test_a_door_that_is_not_on_the_way_is_passed_over() -> None:
-    doors = {Phase.CLAIMED: 1.0, Phase.ENVIRONMENT_READY: 4.0}
-    assert told(doors, now=5) == [("start", 1.0, True), ("environment", 3.0, True), ("set-up", 1.0, False)]
+def test_a_phase_that_is_not_on_the_way_is_passed_over() -> None:
+    reached = {Phase.CLAIMED: 1.0, Phase.ENVIRONMENT_READY: 4.0}
+    assert told(reached, now=5) == [("start", 1.0, True), ("environment", 3.0, True), ("set-up", 1.0, False)]
 
 
 def test_spans_of_clocks_that_disagree_are_never_negative() -> None:
@@ -74,35 +87,35 @@ def test_a_semaphore_is_waited_for_in_its_phase(limit: str, phase: str) -> None:
 
 
 def test_a_task_waits_before_its_first_attempt_between_two_and_now() -> None:
-    tries = [Tried(at(5), at(10)), Tried(at(12), at(20))]
+    tries = [AttemptTimes(at(5), at(10)), AttemptTimes(at(12), at(20))]
     assert windows(T0, None, tries) == [
-        Window(T0, at(5), 1),
-        Window(at(10), at(12), 2),
-        Window(at(20), None, 3),
+        WaitingWindow(T0, at(5), 1),
+        WaitingWindow(at(10), at(12), 2),
+        WaitingWindow(at(20), None, 3),
     ]
-    assert windows(T0, at(20), tries) == [Window(T0, at(5), 1), Window(at(10), at(12), 2)]
-    assert windows(T0, None, [Tried(at(5), None)]) == [Window(T0, at(5), 1)]
-    assert windows(T0, None, []) == [Window(T0, None, 1)]
-    assert Window(T0, None, 1).seconds(at(3)) == 3.0
+    assert windows(T0, at(20), tries) == [WaitingWindow(T0, at(5), 1), WaitingWindow(at(10), at(12), 2)]
+    assert windows(T0, None, [AttemptTimes(at(5), None)]) == [WaitingWindow(T0, at(5), 1)]
+    assert windows(T0, None, []) == [WaitingWindow(T0, None, 1)]
+    assert WaitingWindow(T0, None, 1).seconds(at(3)) == 3.0
 
 
 def test_a_task_that_ended_in_line_waited_until_then() -> None:
-    assert windows(T0, at(7), []) == [Window(T0, at(7), 1)]
+    assert windows(T0, at(7), []) == [WaitingWindow(T0, at(7), 1)]
 
 
 def test_between_a_failure_and_its_reopening_nobody_waited() -> None:
-    tries = [Tried(at(5), at(10)), Tried(at(1012), at(1020))]
-    assert windows(T0, None, tries, [at(1010)])[1] == Window(at(1010), at(1012), 2)
-    assert windows(T0, None, tries, [at(1010), at(2000)])[2] == Window(at(2000), None, 3)
+    tries = [AttemptTimes(at(5), at(10)), AttemptTimes(at(1012), at(1020))]
+    assert windows(T0, None, tries, [at(1010)])[1] == WaitingWindow(at(1010), at(1012), 2)
+    assert windows(T0, None, tries, [at(1010), at(2000)])[2] == WaitingWindow(at(2000), None, 3)
 
 
 def test_a_limit_counts_for_as_much_of_a_window_as_it_was_binding() -> None:
-    bounds = Bounds([(at(10), at(20)), (at(30), at(40)), (at(15), at(22)), (at(50), at(50))])
+    bounds = LimitIntervals([(at(10), at(20)), (at(30), at(40)), (at(15), at(22)), (at(50), at(50))])
     assert bounds.within(T0, at(100)) == 22
     assert bounds.within(at(12), at(18)) == 6
     assert bounds.within(at(20), at(35)) == 7
     assert bounds.within(at(23), at(29)) == 0
-    assert Bounds([]).within(T0, at(5)) == 0
+    assert LimitIntervals([]).within(T0, at(5)) == 0
 
 
 MOMENT = st.integers(0, 60)
@@ -114,4 +127,6 @@ def test_binding_seconds_are_what_counting_second_by_second_gives(
 ) -> None:
     begin, end = sorted((one, two))
     expected = sum(any(a <= second < b for a, b in intervals) for second in range(begin, end))
-    assert Bounds([(at(a), at(b)) for a, b in intervals if a < b]).within(at(begin), at(end)) == pytest.approx(expected)
+    assert LimitIntervals([(at(a), at(b)) for a, b in intervals if a < b]).within(at(begin), at(end)) == pytest.approx(
+        expected
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -14,10 +13,9 @@ import pytest
 
 from app.model_service.dialects import codec_for
 from app.model_service.gateway import enforcement
-from app.model_service.gateway.attempts import AttemptCalls
-from app.model_service.gateway.refusals import Refusal
-from app.model_service.gateway.state import CallState
-from app.model_service.recording.base import Recorder
+from app.model_service.gateway.state import AttemptCalls, CallState
+from app.model_service.recording.recorder import Recorder
+from app.model_service.serving import CallRefusal
 from app.models.model_calls import Account, CallEnd, Dialect, ModelLimits, ModelSession
 from app.models.spec import ModelChoice
 
@@ -62,7 +60,7 @@ class Attempt:
         self.calls.enter()
         try:
             await enforcement.allow(call, cast(Recorder, self.accounts))
-        except Refusal:
+        except CallRefusal:
             self.calls.leave(allowed=False, turn=False, tools=call.tools)
             raise
         return call
@@ -82,109 +80,84 @@ class Attempt:
         self.calls.leave(allowed=call.allowed, turn=call.turn, tools=call.tools)
 
 
-def run(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(story, 20))
-
-
 async def until(condition: Any) -> None:
     while not condition():
         await asyncio.sleep(0)
 
 
 async def refused(coming: Any) -> CallEnd:
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(CallRefusal) as caught:
         await coming
     return caught.value.end
 
 
 @pytest.mark.parametrize("of", ["turns", "money"])
-def test_a_call_that_is_answered_while_another_asks_is_counted(of: str) -> None:
-    async def story() -> None:
-        attempt = Attempt(**({"max_turns": 1} if of == "turns" else {"budget_usd": 1.0}))
-        first = await attempt.allow(**TOOLS)
-        attempt.accounts.gate = asyncio.Event()
-        second = asyncio.create_task(attempt.allow(**TOOLS))
-        await until(lambda: attempt.accounts.asked == 2)
-        attempt.answered(first, cost_usd=1.0)
-        attempt.accounts.gate.set()
-        assert await refused(second) is (CallEnd.STEP_LIMIT if of == "turns" else CallEnd.BUDGET_EXHAUSTED)
-
-    run(story())
+async def test_a_call_that_is_answered_while_another_asks_is_counted(of: str) -> None:
+    attempt = Attempt(**({"max_turns": 1} if of == "turns" else {"budget_usd": 1.0}))
+    first = await attempt.allow(**TOOLS)
+    attempt.accounts.gate = asyncio.Event()
+    second = asyncio.create_task(attempt.allow(**TOOLS))
+    await until(lambda: attempt.accounts.asked == 2)
+    attempt.answered(first, cost_usd=1.0)
+    attempt.accounts.gate.set()
+    assert await refused(second) is (CallEnd.STEP_LIMIT if of == "turns" else CallEnd.BUDGET_EXHAUSTED)
 
 
-def test_money_is_held_back_for_calls_under_way_whatever_they_are() -> None:
-    async def story() -> None:
-        attempt = Attempt(budget_usd=1.0)
-        attempt.accounts.account_ = Account(turns=1, offered_tools=True, cost_usd=0.5, last_cost_usd=0.2)
-        calls = [asyncio.create_task(attempt.allow()) for _ in range(50)]  # asides
-        await until(lambda: attempt.accounts.asked == 50)
-        await asyncio.sleep(0)
-        allowed = [call for call in calls if call.done()]
-        assert len(allowed) == 3, "$0.5, and three times $0.2"
-        for call in allowed:
-            attempt.answered(call.result(), cost_usd=0.2)
-        ends = [await refused(call) for call in calls if call not in allowed]
-        assert set(ends) == {CallEnd.BUDGET_EXHAUSTED}
-        assert attempt.accounts.account_.cost_usd < 1.2
-
-    run(story())
+async def test_money_is_held_back_for_calls_under_way_whatever_they_are() -> None:
+    attempt = Attempt(budget_usd=1.0)
+    attempt.accounts.account_ = Account(turns=1, offered_tools=True, cost_usd=0.5, last_cost_usd=0.2)
+    calls = [asyncio.create_task(attempt.allow()) for _ in range(50)]  # asides
+    await until(lambda: attempt.accounts.asked == 50)
+    await asyncio.sleep(0)
+    allowed = [call for call in calls if call.done()]
+    assert len(allowed) == 3, "$0.5, and three times $0.2"
+    for call in allowed:
+        attempt.answered(call.result(), cost_usd=0.2)
+    ends = [await refused(call) for call in calls if call not in allowed]
+    assert set(ends) == {CallEnd.BUDGET_EXHAUSTED}
+    assert attempt.accounts.account_.cost_usd < 1.2
 
 
-def test_who_waits_for_money_is_let_in_when_it_was_not_spent() -> None:
-    async def story() -> None:
-        attempt = Attempt(budget_usd=1.0)
-        attempt.accounts.account_ = Account(turns=1, cost_usd=0.9, last_cost_usd=0.2)
-        first = await attempt.allow()
-        second = asyncio.create_task(attempt.allow())
-        await until(lambda: attempt.accounts.asked == 2)
-        assert not second.done()
-        attempt.left(first)  # it failed, and cost nothing
-        assert (await second).waited_s[enforcement.OWN_CALLS] > 0
-
-    run(story())
+async def test_who_waits_for_money_is_let_in_when_it_was_not_spent() -> None:
+    attempt = Attempt(budget_usd=1.0)
+    attempt.accounts.account_ = Account(turns=1, cost_usd=0.9, last_cost_usd=0.2)
+    first = await attempt.allow()
+    second = asyncio.create_task(attempt.allow())
+    await until(lambda: attempt.accounts.asked == 2)
+    assert not second.done()
+    attempt.left(first)  # it failed, and cost nothing
+    assert (await second).waited_s[enforcement.OWN_CALLS] > 0
 
 
-def test_what_came_before_the_first_call_with_tools_takes_no_turn_away() -> None:
-    async def story() -> None:
-        attempt = Attempt(max_turns=1)
-        attempt.answered(await attempt.allow())  # a title
-        first = await attempt.allow(**TOOLS)
-        attempt.answered(await attempt.allow())  # by the way, since a call with tools is under way
-        attempt.answered(first)
-        assert attempt.accounts.account_.turns == 1
-        assert await refused(attempt.allow(**TOOLS)) is CallEnd.STEP_LIMIT
+async def test_what_came_before_the_first_call_with_tools_takes_no_turn_away() -> None:
+    attempt = Attempt(max_turns=1)
+    attempt.answered(await attempt.allow())  # a title
+    first = await attempt.allow(**TOOLS)
+    attempt.answered(await attempt.allow())  # by the way, since a call with tools is under way
+    attempt.answered(first)
+    assert attempt.accounts.account_.turns == 1
+    assert await refused(attempt.allow(**TOOLS)) is CallEnd.STEP_LIMIT
+    attempt.answered(await attempt.allow())
+
+
+async def test_a_title_under_way_does_not_hold_the_first_turn_back() -> None:
+    attempt = Attempt(max_turns=1)
+    title = await attempt.allow()
+    attempt.answered(await attempt.allow(**TOOLS))
+    attempt.answered(title)
+    assert attempt.accounts.account_.turns == 1
+    assert attempt.calls.turns == attempt.calls.tool_turns == attempt.calls.under_way == 0
+
+
+async def test_a_gateway_that_was_started_again_knows_of_tools_by_the_account() -> None:
+    attempt = Attempt(max_turns=1)
+    attempt.accounts.account_ = Account(turns=1, offered_tools=True)
+    assert not (await attempt.allow()).turn
+    assert await refused(attempt.allow(**TOOLS)) is CallEnd.STEP_LIMIT
+
+
+async def test_without_tools_anywhere_all_are_turns() -> None:
+    attempt = Attempt(max_turns=2)
+    for _ in range(2):
         attempt.answered(await attempt.allow())
-
-    run(story())
-
-
-def test_a_title_under_way_does_not_hold_the_first_turn_back() -> None:
-    async def story() -> None:
-        attempt = Attempt(max_turns=1)
-        title = await attempt.allow()
-        attempt.answered(await attempt.allow(**TOOLS))
-        attempt.answered(title)
-        assert attempt.accounts.account_.turns == 1
-        assert attempt.calls.turns == attempt.calls.tool_turns == attempt.calls.under_way == 0
-
-    run(story())
-
-
-def test_a_gateway_that_was_started_again_knows_of_tools_by_the_account() -> None:
-    async def story() -> None:
-        attempt = Attempt(max_turns=1)
-        attempt.accounts.account_ = Account(turns=1, offered_tools=True)
-        assert not (await attempt.allow()).turn
-        assert await refused(attempt.allow(**TOOLS)) is CallEnd.STEP_LIMIT
-
-    run(story())
-
-
-def test_without_tools_anywhere_all_are_turns() -> None:
-    async def story() -> None:
-        attempt = Attempt(max_turns=2)
-        for _ in range(2):
-            attempt.answered(await attempt.allow())
-        assert await refused(attempt.allow()) is CallEnd.STEP_LIMIT
-
-    run(story())
+    assert await refused(attempt.allow()) is CallEnd.STEP_LIMIT

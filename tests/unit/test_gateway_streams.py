@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from importlib.util import find_spec
 from typing import Any, cast
 
 import pytest
 
 from app.model_service.dialects import codec_for
-from app.model_service.gateway import reading, relay
-from app.model_service.gateway.bodies import read_request
+from app.model_service.gateway import engine_faults, relay
 from app.model_service.gateway.keys import Keys
-from app.model_service.gateway.plans import Answer, Plan
-from app.model_service.gateway.refusals import Refusal
-from app.model_service.gateway.relay import Stream, begins_with_error, without_usage
+from app.model_service.gateway.plans import CallPlan, EngineAnswer
+from app.model_service.gateway.relay import RelayedStream, begins_with_error, without_usage
 from app.model_service.gateway.translation import Interrupted, chunks_of, translation_for
+from app.model_service.serving import CallRefusal, read_request
 from app.models.model_calls import CallEnd, Dialect, TokenUse
 
 KEY = "sk-very-secret-0123456789"
-
-
-def run(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(story, 120))
 
 
 class _Content:
@@ -42,13 +37,13 @@ class _Source:
         self.content = _Content(pieces)
 
 
-def stream_of(dialect: Dialect, pieces: list[bytes], keys: Keys | None = None) -> Stream:
-    plan = Plan(cast(Any, None), dialect, b"")
+def stream_of(dialect: Dialect, pieces: list[bytes], keys: Keys | None = None) -> RelayedStream:
+    plan = CallPlan(cast(Any, None), dialect, b"")
     redact = keys.redact_bytes if keys else bytes
-    return Stream(Answer(plan, 200, {}, pieces[0], cast(Any, _Source(pieces[1:])), redact))
+    return RelayedStream(EngineAnswer(plan, 200, {}, pieces[0], cast(Any, _Source(pieces[1:])), redact))
 
 
-async def passed(stream: Stream) -> bytes:
+async def passed(stream: RelayedStream) -> bytes:
     return b"".join([piece async for piece in stream.pieces()])
 
 
@@ -76,89 +71,76 @@ ERRORS = {
 @pytest.mark.parametrize("dialect", list(Dialect))
 @pytest.mark.parametrize("size", [1, 11, 10_000])
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])
-def test_what_a_model_says_neither_ends_nor_breaks_a_stream(dialect: Dialect, size: int, line_end: bytes) -> None:
+async def test_what_a_model_says_neither_ends_nor_breaks_a_stream(dialect: Dialect, size: int, line_end: bytes) -> None:
     async def end_of(content: bytes) -> CallEnd:
         content = content.replace(b"\n", line_end)
         stream = stream_of(dialect, [content[at : at + size] for at in range(0, len(content), size)])
         assert await passed(stream) == content == stream.kept
         return stream.end
 
-    async def story() -> None:
-        talk, last = TALK[dialect]
-        assert await end_of(talk + last) is CallEnd.ANSWERED
-        assert await end_of(talk + talk) is CallEnd.CUT, "only quoted"
-        assert await end_of(last) is CallEnd.ANSWERED
-        assert await end_of(talk + ERRORS[dialect]) is CallEnd.UPSTREAM_ERROR
-        assert begins_with_error(dialect, ERRORS[dialect].replace(b"\n", line_end))
-        assert not begins_with_error(dialect, talk)
-
-    run(story())
+    talk, last = TALK[dialect]
+    assert await end_of(talk + last) is CallEnd.ANSWERED
+    assert await end_of(talk + talk) is CallEnd.CUT, "only quoted"
+    assert await end_of(last) is CallEnd.ANSWERED
+    assert await end_of(talk + ERRORS[dialect]) is CallEnd.UPSTREAM_ERROR
+    assert begins_with_error(dialect, ERRORS[dialect].replace(b"\n", line_end))
+    assert not begins_with_error(dialect, talk)
 
 
 @pytest.mark.parametrize("size", [1, 7, 10_000])
-def test_an_error_in_a_stream_shows_no_key(size: int) -> None:
-    async def story() -> None:
-        keys = Keys({"K": KEY})
-        keys.value("K")
-        content = said("a") + b'data: {"error": {"message": "wrong key ' + KEY.encode() + b'"}}\n\ndata: [DONE]\n\n'
-        stream = stream_of(Dialect.CHAT, [content[at : at + size] for at in range(0, len(content), size)], keys)
-        shown = await passed(stream)
-        assert shown == stream.kept == content.replace(KEY.encode(), b"[key]")
-        cut = stream_of(Dialect.CHAT, [said("a"), b'data: {"error": "' + KEY.encode()], keys)
-        assert KEY.encode() not in await passed(cut) + cut.kept, "also in a line that has no end"
-
-    run(story())
+async def test_an_error_in_a_stream_shows_no_key(size: int) -> None:
+    keys = Keys({"K": KEY})
+    keys.value("K")
+    content = said("a") + b'data: {"error": {"message": "wrong key ' + KEY.encode() + b'"}}\n\ndata: [DONE]\n\n'
+    stream = stream_of(Dialect.CHAT, [content[at : at + size] for at in range(0, len(content), size)], keys)
+    shown = await passed(stream)
+    assert shown == stream.kept == content.replace(KEY.encode(), b"[key]")
+    cut = stream_of(Dialect.CHAT, [said("a"), b'data: {"error": "' + KEY.encode()], keys)
+    assert KEY.encode() not in await passed(cut) + cut.kept, "also in a line that has no end"
 
 
-def test_of_a_very_long_stream_the_end_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_a_very_long_stream_the_end_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "KEPT_BYTES", 400)
     monkeypatch.setattr(relay, "TAIL_BYTES", 400)
 
-    async def story() -> None:
-        usage = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3}}\n\n'
-        content = b"".join(said(f"word {number}") for number in range(50)) + usage + b"data: [DONE]\n\n"
-        stream = stream_of(Dialect.CHAT, [content[at : at + 33] for at in range(0, len(content), 33)])
-        assert await passed(stream) == content
-        assert stream.cut_off
-        assert len(stream.kept) < 900
-        assert codec_for(Dialect.CHAT).usage(stream.kept, streamed=True).total == 10
-        words = codec_for(Dialect.CHAT).reply(stream.kept, streamed=True).message["content"]
-        assert words.startswith("word 0word 1")
-        assert words.endswith("word 49")
-
-    run(story())
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3}}\n\n'
+    content = b"".join(said(f"word {number}") for number in range(50)) + usage + b"data: [DONE]\n\n"
+    stream = stream_of(Dialect.CHAT, [content[at : at + 33] for at in range(0, len(content), 33)])
+    assert await passed(stream) == content
+    assert stream.cut_off
+    assert len(stream.kept) < 900
+    assert codec_for(Dialect.CHAT).usage(stream.kept, streamed=True).total == 10
+    words = codec_for(Dialect.CHAT).reply(stream.kept, streamed=True).message["content"]
+    assert words.startswith("word 0word 1")
+    assert words.endswith("word 49")
 
 
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])
-def test_the_usage_is_left_out_and_nothing_is_held_back(line_end: bytes) -> None:
+async def test_the_usage_is_left_out_and_nothing_is_held_back(line_end: bytes) -> None:
     events = [said("a"), said("b"), b'data: {"choices":[],"usage":{"prompt_tokens":1}}\n\n', b"data: [DONE]\n\n"]
 
     async def pieces() -> AsyncIterator[bytes]:
         for one in events:
             yield one.replace(b"\n", line_end)
 
-    async def story() -> None:
-        expected = [events[at].replace(b"\n", line_end) for at in (0, 1, 3)]
-        assert [piece async for piece in without_usage(pieces())] == expected
-
-    run(story())
+    expected = [events[at].replace(b"\n", line_end) for at in (0, 1, 3)]
+    assert [piece async for piece in without_usage(pieces())] == expected
 
 
 # --- JSON of strangers ----------------------------------------------------------------------------------------------
 
 
-def test_half_characters_and_nan_are_no_faults() -> None:
+async def test_half_characters_and_nan_are_no_faults() -> None:
     raw = json.dumps({"model": "m", "messages": [{"content": "cut \ud83d"}], "temperature": float("nan")}).encode()
     body = read_request(raw)
     assert body["model"] == "m"
     json.dumps(body).encode()
-    reading.check(Dialect.CHAT, b'{"choices": [{"logprob": -Infinity, "message": {"content": "\\ud83d"}}]}')
+    engine_faults.check_answer(
+        Dialect.CHAT, b'{"choices": [{"logprob": -Infinity, "message": {"content": "\\ud83d"}}]}'
+    )
 
-    async def story() -> None:
-        chunks = [one async for one in chunks_of(_one(b'data: {"choices":[{"finish_reason":"stop","x":NaN}]}\n\n'))]
-        assert len(chunks) == 1
-
-    run(story())
+    chunks = [one async for one in chunks_of(_one(b'data: {"choices":[{"finish_reason":"stop","x":NaN}]}\n\n'))]
+    assert len(chunks) == 1
 
 
 async def _one(content: bytes) -> AsyncIterator[bytes]:
@@ -180,16 +162,13 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("content", MALFORMED)
-def test_a_chunk_of_another_shape_is_no_answer(content: bytes) -> None:
-    async def story() -> None:
-        with pytest.raises(Interrupted) as broken:
-            [one async for one in chunks_of(_one(content))]
-        assert broken.value.why
-
-    run(story())
+async def test_a_chunk_of_another_shape_is_no_answer(content: bytes) -> None:
+    with pytest.raises(Interrupted) as broken:
+        [one async for one in chunks_of(_one(content))]
+    assert broken.value.why
 
 
-def test_a_translated_stream_that_breaks_is_not_made_whole() -> None:
+async def test_a_translated_stream_that_breaks_is_not_made_whole() -> None:
     if find_spec("litellm") is None:
         pytest.skip("needs litellm")
     head = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m"}
@@ -208,28 +187,25 @@ def test_a_translated_stream_that_breaks_is_not_made_whole() -> None:
         try:
             async for event in translation.events(stream.pieces()):
                 out += event
-        except Refusal as refusal:
+        except CallRefusal as refusal:
             return refusal.end, out
         assert stream.detail or stream.end is CallEnd.ANSWERED
         return stream.end, out
 
-    async def story() -> None:
-        first, done = chunk({"role": "assistant", "content": "he"}), b"data: [DONE]\n\n"
-        both = await asyncio.gather(*(translation_for(one, Dialect.CHAT) for one in (Dialect.MESSAGES,) * 3))
-        assert len(both) == 3, "whoever comes while it is imported waits for the same import"
-        for asked, last in ((Dialect.MESSAGES, b"message_stop"), (Dialect.RESPONSES, b"response.completed")):
-            end, out = await told(asked, [first, chunk({}, "stop"), done])
-            assert (end, last in out) == (CallEnd.ANSWERED, True)
-            end, out = await told(asked, [first])
-            assert (end, last in out) == (CallEnd.CUT, False)
-            for broken in MALFORMED:
-                end, out = await told(asked, [first, broken, done])
-                assert (end, last in out) == (CallEnd.UPSTREAM_ERROR, False), broken
-
-    run(story())
+    first, done = chunk({"role": "assistant", "content": "he"}), b"data: [DONE]\n\n"
+    both = await asyncio.gather(*(translation_for(one, Dialect.CHAT) for one in (Dialect.MESSAGES,) * 3))
+    assert len(both) == 3, "whoever comes while it is imported waits for the same import"
+    for asked, last in ((Dialect.MESSAGES, b"message_stop"), (Dialect.RESPONSES, b"response.completed")):
+        end, out = await told(asked, [first, chunk({}, "stop"), done])
+        assert (end, last in out) == (CallEnd.ANSWERED, True)
+        end, out = await told(asked, [first])
+        assert (end, last in out) == (CallEnd.CUT, False)
+        for broken in MALFORMED:
+            end, out = await told(asked, [first, broken, done])
+            assert (end, last in out) == (CallEnd.UPSTREAM_ERROR, False), broken
 
 
-def test_an_engine_that_does_not_count_is_translated_and_its_tokens_are_unknown() -> None:
+async def test_an_engine_that_does_not_count_is_translated_and_its_tokens_are_unknown() -> None:
     if find_spec("litellm") is None:
         pytest.skip("needs litellm")
     said: dict[str, Any] = {"id": "x", "object": "chat.completion", "created": 1, "model": "m"}
@@ -246,9 +222,9 @@ def test_an_engine_that_does_not_count_is_translated_and_its_tokens_are_unknown(
 
     for asked in wishes:
         for usage in ({}, {"usage": None}):
-            out = asyncio.run(whole(asked, said | usage))
+            out = await whole(asked, said | usage)
             reply = codec_for(asked).reply(out, streamed=False)
             assert reply.message["content"] == "Good."
             assert reply.usage == codec_for(asked).usage(out, streamed=False) == TokenUse()
         told = {"usage": {"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3}}
-        assert codec_for(asked).usage(asyncio.run(whole(asked, said | told)), streamed=False).total == 3
+        assert codec_for(asked).usage(await whole(asked, said | told), streamed=False).total == 3

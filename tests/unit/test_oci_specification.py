@@ -9,15 +9,15 @@ import pytest
 
 from app.environments.isolation import seccomp
 from app.environments.runtimes.docker.provider import CAP_DROP
-from app.environments.runtimes.oci.provider import setup_key
-from app.environments.runtimes.oci.specification import ENGINE_CAPABILITIES, Plan, configuration
+from app.environments.runtimes.oci.specification import ENGINE_CAPABILITIES, ConfigOptions, configuration
 from app.environments.runtimes.oci.system_layer import stacked
+from app.environments.runtimes.setup import setup_key
 from app.images.layer_store import image_of
 from app.images.references import Reference
 from app.models.spec import EnvironmentSpec, Network
 
 
-def plan(**changes: object) -> Plan:
+def plan(**changes: object) -> ConfigOptions:
     values: dict[str, object] = {
         "root": Path("/r"),
         "env": {"A": "b"},
@@ -25,7 +25,7 @@ def plan(**changes: object) -> Plan:
         "annotations": {},
         "seccomp": None,
     }
-    return Plan(**(values | changes))  # type: ignore[arg-type]
+    return ConfigOptions(**(values | changes))  # type: ignore[arg-type]
 
 
 def test_capabilities_are_the_engines_without_ours_and_none_is_inheritable() -> None:

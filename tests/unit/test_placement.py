@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.models.spec import SEVERAL
 from app.scheduling import placement
-from app.scheduling.placement import Contender, Placement, home_of, place
+from app.scheduling.placement import Contender, PlacementChoice, home_of, place
 
 HOSTS = ("alpha", "beta", "gamma")
 images = st.sampled_from(["", "i", "j", "k", "l"])
@@ -27,7 +27,9 @@ def line(*wanted: str, turn: Any = "a") -> list[Contender]:
     return [Contender(number, turn, image) for number, image in enumerate(wanted)]
 
 
-def put(going: list[Contender], behind: list[Contender], free: dict[str, int], where: dict[str, set[str]]) -> Placement:
+def put(
+    going: list[Contender], behind: list[Contender], free: dict[str, int], where: dict[str, set[str]]
+) -> PlacementChoice:
     return place(going, behind, free, where, {})
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.models.spec import Mode
 from app.scheduling import policy
-from app.scheduling.policy import Decision, Key, Line, Order, Standing, Waiting
+from app.scheduling.policy import Decision, DispatchOrder, Key, QueuedTask, TaskQueue, UserShare
 
 E_STD: Key = (Mode.EPHEMERAL, "standard")
 P_STD: Key = (Mode.PERSISTENT, "standard")
@@ -26,15 +26,15 @@ def a_line(
     arrival: int = 0,
     more: bool = False,
     resource_class: str = "standard",
-) -> Line:
-    tasks = [Waiting((user, mode, resource_class, n), priority, arrival + n) for n in range(count)]
-    return Line(user, mode, resource_class, tasks, more=more)
+) -> TaskQueue:
+    tasks = [QueuedTask((user, mode, resource_class, n), priority, arrival + n) for n in range(count)]
+    return TaskQueue(user, mode, resource_class, tasks, more=more)
 
 
-def admit(lines: list[Line], free: dict[Key, int], **options: Any) -> Decision:
+def admit(lines: list[TaskQueue], free: dict[Key, int], **options: Any) -> Decision:
     """With slots of which none is taken, and users who hold nothing unless told otherwise."""
     standings = options.pop("standings", {})
-    standings = {line.user_name: standings.get(line.user_name, Standing()) for line in lines}
+    standings = {line.user_name: standings.get(line.user_name, UserShare()) for line in lines}
     return policy.admit(lines, free, free, standings, **options)
 
 
@@ -57,7 +57,7 @@ some_slots = st.dictionaries(st.tuples(st.sampled_from([Mode.EPHEMERAL, Mode.PER
 some_standings = st.dictionaries(
     st.sampled_from("abcd"),
     st.builds(
-        Standing,
+        UserShare,
         weight=st.sampled_from([0.5, 1.0, 2.0]),
         running_quota=st.none() | st.integers(0, 6),
         instances_quota=st.none() | st.integers(0, 6),
@@ -68,15 +68,15 @@ some_standings = st.dictionaries(
 
 def test_auto_prefers_a_free_slot_of_the_standing_pool() -> None:
     line = a_line("a", Mode.AUTO)
-    assert policy.choose_mode(line, Counter({E_STD: 1, P_STD: 1}), Standing()) is Mode.PERSISTENT
-    assert policy.choose_mode(line, Counter({E_STD: 1}), Standing()) is Mode.EPHEMERAL
-    assert policy.choose_mode(line, Counter(), Standing()) is None
+    assert policy.choose_mode(line, Counter({E_STD: 1, P_STD: 1}), UserShare()) is Mode.PERSISTENT
+    assert policy.choose_mode(line, Counter({E_STD: 1}), UserShare()) is Mode.EPHEMERAL
+    assert policy.choose_mode(line, Counter(), UserShare()) is None
 
 
 def test_a_task_that_must_wait_does_not_hold_up_one_that_need_not() -> None:
     decision = admit([a_line("a"), a_line("b", Mode.PERSISTENT)], {P_STD: 1, E_STD: 0})
     assert users(decision) == ["b"]
-    assert decision.binding == {(Mode.EPHEMERAL, "standard", "a"): ("slots:ephemeral.standard",)}
+    assert decision.limiting == {(Mode.EPHEMERAL, "standard", "a"): ("slots:ephemeral.standard",)}
 
 
 def test_with_one_user_it_is_first_come_first_served() -> None:
@@ -86,55 +86,55 @@ def test_with_one_user_it_is_first_come_first_served() -> None:
 
 def test_priority_goes_before_everything_else() -> None:
     lines = [a_line("a", count=3, arrival=0), a_line("b", count=3, priority=1, arrival=100)]
-    for order in Order:
+    for order in DispatchOrder:
         assert users(admit(lines, {E_STD: 4}, order=order)) == ["b", "b", "b", "a"]
 
 
 def test_users_share_by_their_weight_and_by_what_they_hold() -> None:
     lines = [a_line("a", count=50), a_line("b", count=50, arrival=100)]
     assert Counter(users(admit(lines, {E_STD: 10}))) == {"a": 5, "b": 5}
-    weighed = admit(lines, {E_STD: 12}, standings={"a": Standing(weight=1), "b": Standing(weight=2)})
+    weighed = admit(lines, {E_STD: 12}, standings={"a": UserShare(weight=1), "b": UserShare(weight=2)})
     assert Counter(users(weighed)) == {"a": 4, "b": 8}
-    holding = {"a": Standing(live=Counter({E_STD: 6}))}
+    holding = {"a": UserShare(live=Counter({E_STD: 6}))}
     assert Counter(users(admit(lines, {E_STD: 6}, standings=holding))) == {"b": 6}
 
 
 def test_fifo_leaves_the_shares_out() -> None:
     lines = [a_line("a", count=50), a_line("b", count=50, arrival=100)]
-    assert Counter(users(admit(lines, {E_STD: 10}, order=Order.FIFO))) == {"a": 10}
+    assert Counter(users(admit(lines, {E_STD: 10}, order=DispatchOrder.FIFO))) == {"a": 10}
 
 
 def test_a_quota_holds_up_its_user_and_nobody_else() -> None:
     lines = [a_line("a", count=9), a_line("b", count=9)]
-    decision = admit(lines, {E_STD: 9}, standings={"a": Standing(running_quota=2)})
+    decision = admit(lines, {E_STD: 9}, standings={"a": UserShare(running_quota=2)})
     assert Counter(users(decision)) == {"a": 2, "b": 7}
-    assert decision.binding[Mode.EPHEMERAL, "standard", "a"] == ("quota:running:a",)
-    assert decision.binding[Mode.EPHEMERAL, "standard", "b"] == ("slots:ephemeral.standard",)
+    assert decision.limiting[Mode.EPHEMERAL, "standard", "a"] == ("quota:running:a",)
+    assert decision.limiting[Mode.EPHEMERAL, "standard", "b"] == ("slots:ephemeral.standard",)
 
 
 def test_a_user_without_instances_left_may_still_use_the_pool() -> None:
-    standing = {"a": Standing(instances_quota=1)}
+    standing = {"a": UserShare(instances_quota=1)}
     decision = admit([a_line("a", Mode.AUTO, count=5)], {E_STD: 5, P_STD: 2}, standings=standing)
     assert Counter(mode for _, mode in decision.chosen) == {Mode.PERSISTENT: 2, Mode.EPHEMERAL: 1}
-    assert decision.binding[Mode.AUTO, "standard", "a"] == ("slots:persistent.standard", "quota:instances:a")
+    assert decision.limiting[Mode.AUTO, "standard", "a"] == ("slots:persistent.standard", "quota:instances:a")
 
 
 def test_who_has_spent_all_waits() -> None:
-    decision = admit([a_line("a")], {E_STD: 5}, standings={"a": Standing(spent_up=True)})
+    decision = admit([a_line("a")], {E_STD: 5}, standings={"a": UserShare(spent_up=True)})
     assert decision.chosen == []
-    assert decision.binding[Mode.EPHEMERAL, "standard", "a"] == ("quota:spend:a",)
+    assert decision.limiting[Mode.EPHEMERAL, "standard", "a"] == ("quota:spend:a",)
 
 
 def test_a_pool_without_instances_is_told_from_one_that_is_full() -> None:
     line = a_line("a", Mode.PERSISTENT)
-    assert admit([line], {}).binding[line.identity] == ("pool:persistent.standard",)
-    full = policy.admit([line], {P_STD: 4}, {P_STD: 0}, {"a": Standing()})
-    assert full.binding[line.identity] == ("slots:persistent.standard",)
+    assert admit([line], {}).limiting[line.identity] == ("pool:persistent.standard",)
+    full = policy.admit([line], {P_STD: 4}, {P_STD: 0}, {"a": UserShare()})
+    assert full.limiting[line.identity] == ("slots:persistent.standard",)
 
 
-@given(some_lines, some_slots, some_standings, st.sampled_from(Order), st.integers(0, 20))
+@given(some_lines, some_slots, some_standings, st.sampled_from(DispatchOrder), st.integers(0, 20))
 def test_no_limit_is_ever_exceeded(
-    lines: list[Line], free: dict[Key, int], standings: dict[str, Standing], order: Order, most: int
+    lines: list[TaskQueue], free: dict[Key, int], standings: dict[str, UserShare], order: DispatchOrder, most: int
 ) -> None:
     quotas = {user: (s.running_quota, s.instances_quota, s.spent_up) for user, s in standings.items()}
     decision = admit(lines, free, standings=standings, order=order, most=most)
@@ -148,25 +148,25 @@ def test_no_limit_is_ever_exceeded(
         assert not (spent_up and modes)
 
 
-@given(some_lines, some_slots, some_standings, st.sampled_from(Order))
+@given(some_lines, some_slots, some_standings, st.sampled_from(DispatchOrder))
 def test_nobody_waits_without_a_limit_that_says_why(
-    lines: list[Line], free: dict[Key, int], standings: dict[str, Standing], order: Order
+    lines: list[TaskQueue], free: dict[Key, int], standings: dict[str, UserShare], order: DispatchOrder
 ) -> None:
-    everyone = {line.user_name: standings.get(line.user_name, Standing()) for line in lines}
+    everyone = {line.user_name: standings.get(line.user_name, UserShare()) for line in lines}
     decision = policy.admit(lines, free, free, everyone, order=order)
     left = Counter(free)
     left.subtract(Counter((mode, identity[2]) for identity, mode in decision.chosen))
     chosen = {identity for identity, _ in decision.chosen}
     for line in lines:
         if any(task.identity not in chosen for task in line.waiting):
-            assert decision.binding[line.identity]
+            assert decision.limiting[line.identity]
             # `admit` has noted on the standings what was chosen: the obstacle is real, not one of the moment.
             assert policy.obstacles(line, free, left, everyone[line.user_name])
 
 
 @given(some_lines, some_slots, some_standings, st.dictionaries(st.integers(0, 12), st.integers(0, 2)))
 def test_a_bounded_run_keeps_to_its_room_and_holds_up_no_other(
-    lines: list[Line], free: dict[Key, int], standings: dict[str, Standing], rooms: dict[int, int]
+    lines: list[TaskQueue], free: dict[Key, int], standings: dict[str, UserShare], rooms: dict[int, int]
 ) -> None:
     run_of = {task.identity: task.arrival % 13 for line in lines for task in line.waiting}
     lines = [
@@ -179,11 +179,11 @@ def test_a_bounded_run_keeps_to_its_room_and_holds_up_no_other(
     for line in lines:
         waits = [task for task in line.waiting if task.identity not in chosen]
         full = [task for task in waits if task.arrival in rooms and went[task.arrival] == rooms[task.arrival]]
-        assert line.identity in decision.binding or waits == full
+        assert line.identity in decision.limiting or waits == full
 
 
 @given(some_lines, some_slots)
-def test_within_a_line_nobody_is_overtaken(lines: list[Line], free: dict[Key, int]) -> None:
+def test_within_a_line_nobody_is_overtaken(lines: list[TaskQueue], free: dict[Key, int]) -> None:
     decision = admit(lines, free)
     for line in lines:
         went = [identity for identity, _ in decision.chosen if identity in {task.identity for task in line.waiting}]

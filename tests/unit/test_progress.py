@@ -6,7 +6,7 @@ import pytest
 
 from app.cli.progress import lines
 from app.cli.show import lasted
-from app.ledger.progress import Progress
+from app.ledger.results import Progress
 
 HALF = Progress(
     total=30, waiting=6, starting=2, ended=12, failed=1, cancelled=0, scored=11, score=0.75,

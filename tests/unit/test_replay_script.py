@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from app.errors import SpecInvalid
-from app.model_service.replay.conversation import call_id, choose, told, turn_due
-from app.model_service.replay.scenes import estimated
-from app.model_service.replay.script import ReplayError, Script, Turn, load_scripts
+from app.model_service.replay.player import estimated_tokens
+from app.model_service.replay.script import Script, Turn, call_id, choose, load_scripts, opening_text, turn_due
+from app.model_service.serving import CallRefusal
 
 GOOD = """
 match: the frobnicator drops the last item
@@ -69,10 +69,8 @@ def test_an_unknown_key_is_refused_with_file_and_field(tmp_path: Path) -> None:
         ("match: a\nturns: [{status: 200}]", "turns.0.status"),
         ("match: a\nturns: [{thought: x, delay_s: -1}]", "turns.0.delay_s"),
         ("match: a\nturns: [{command: ls, message: x}]", "turns.0"),
-        ("match: a\nturns: [{status: 429, command: ls}]", "times"),
+        ("match: a\nturns: [{status: 429, command: ls}]", "stands alone"),
         ("match: a\nturns: [{status: 429, garbage: true}]", "turns.0"),
-        ("match: a\nturns: [{status: 429, times: 2}]", "follows"),
-        ("match: a\nturns: [{command: ls, times: 2}]", "times"),
         ("match: a\nturns: [{command: ls, retry_after_s: 2}]", "retry_after_s"),
         ("match: a\nturns: [{cut: true}]", "turns.0"),
         ("- a list", "list"),
@@ -95,13 +93,6 @@ def test_two_scripts_of_one_name_are_refused(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_text("name: x\nmatch: null\nturns: [{submit: true}]")
     with pytest.raises(SpecInvalid, match=r"b\.yaml.*name of its own"):
         load_scripts([tmp_path])
-
-
-def test_faults_that_pass_are_followed_by_their_answer(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("match: null\nturns: [{status: 429, retry_after_s: 1, times: 2, command: ls}]")
-    (loaded,) = load_scripts([tmp_path])
-    assert loaded.match is None
-    assert (loaded.turns[0].refuses, loaded.turns[0].answers) == (True, True)
 
 
 def test_folders_without_a_script_are_refused(tmp_path: Path) -> None:
@@ -147,7 +138,7 @@ def test_what_the_assistant_is_made_to_say_before_the_task_is_no_turn() -> None:
 def test_a_sentence_in_the_output_of_a_command_does_not_choose_the_script(answer: dict[str, Any]) -> None:
     messages = [user("abc"), answer, user("output quoting xyz")]
     assert choose([script("abc"), script("xyz", name="two")], messages)[0].name == "one"
-    with pytest.raises(ReplayError, match="contains the match sentence"):
+    with pytest.raises(CallRefusal, match="contains the match sentence"):
         choose([script("xyz")], messages)
 
 
@@ -157,13 +148,13 @@ def test_content_in_parts_is_searched() -> None:
 
 
 def test_an_unknown_scenario_names_the_known_scripts() -> None:
-    with pytest.raises(ReplayError, match="known scripts: one, two") as caught:
+    with pytest.raises(CallRefusal, match="known scripts: one, two") as caught:
         choose([script("abc"), script("xyz", name="two")], [user("nothing of the kind")])
     assert (caught.value.status, caught.value.code) == (404, "scenario_unknown")
 
 
 def test_past_the_last_turn_is_an_error_that_names_the_script() -> None:
-    with pytest.raises(ReplayError, match="at most 1 turns in script 'one'") as caught:
+    with pytest.raises(CallRefusal, match="at most 1 turns in script 'one'") as caught:
         choose([script("abc", turns=1)], [user("abc"), assistant()])
     assert caught.value.code == "scenario_over"
 
@@ -172,19 +163,19 @@ def test_a_submission_may_be_wanted_again_but_not_for_ever() -> None:
     submitting = Script(match="abc", turns=(Turn(submit=True),), name="one")
     again = [user("abc"), assistant(call_id(0, 0)), user("Look over it, then submit once more")]
     assert choose([submitting], again)[1] == 1
-    with pytest.raises(ReplayError, match="request for turn 4"):
+    with pytest.raises(CallRefusal, match="request for turn 4"):
         choose([submitting], [user("abc"), assistant(call_id(2, 0)), user("and again")])
 
 
 def test_a_text_that_two_scripts_match_is_an_error() -> None:
-    with pytest.raises(ReplayError, match="one, two"):
+    with pytest.raises(CallRefusal, match="one, two"):
         choose([script("abc"), script("xyz", name="two")], [user("abc and xyz")])
 
 
 def test_the_task_is_told_before_the_first_answer() -> None:
     messages = [{"role": "system", "content": "s"}, user("u"), assistant(), user("later")]
-    assert told(messages) == "s\nu"
+    assert opening_text(messages) == "s\nu"
 
 
 def test_tokens_are_estimated_and_never_none() -> None:
-    assert [estimated(0), estimated(4), estimated(5)] == [1, 1, 2]
+    assert [estimated_tokens(0), estimated_tokens(4), estimated_tokens(5)] == [1, 1, 2]

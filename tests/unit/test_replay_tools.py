@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from app.model_service.dialects.base import Message, Request
+from app.model_service.replay.player import command_tool, is_aside, render, render_aside
 from app.model_service.replay.script import Turn
-from app.model_service.replay.tools import command_tool, is_aside, render, render_aside
 
 SUBMISSION = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 

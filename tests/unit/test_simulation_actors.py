@@ -12,8 +12,8 @@ from app.ledger.attempts import Claim
 from app.models.outcome import Phase
 from app.models.simulation import FATES, Simulation
 from app.models.spec import Mode
-from app.workers.simulation_actors import Dice, Step
-from app.workers.simulation_clock import Clock
+from app.simulation.clock import Clock
+from app.simulation.instances import Dice, Step
 from tests.building import a_spec, new_id
 
 

@@ -10,7 +10,7 @@ import yaml
 
 from app.errors import InstallationFailed
 from app.model_service.gateway.app import LAST_S
-from app.model_service.recording.ledger import CLOSE_S
+from app.model_service.recording.recorder import CLOSE_S
 from app.settings import Settings
 from app.stack.ports import refuse_taken
 from app.stack.programs import Stage, programs
@@ -22,7 +22,7 @@ def test_the_way_to_the_models_outlives_whoever_walks_it(tmp_path: Path) -> None
     table = {one.name: one.stage for one in programs(Settings(home=tmp_path, database_url=None, broker_url=None))}
     order = sorted(Stage, reverse=True)  # of stopping
     for name in ("gateway", "model"):
-        assert order.index(table["nursery"]) < order.index(table[name]) < order.index(table["postgres"])
+        assert order.index(table["launcher"]) < order.index(table[name]) < order.index(table["postgres"])
 
 
 def _needed_s(command: Sequence[str]) -> float:

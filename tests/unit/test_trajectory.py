@@ -15,7 +15,7 @@ import pytest
 import zstandard
 
 from app.ledger.model_calls import StoredCall
-from app.model_service.dialects.parts import text_of
+from app.model_service.dialects.base import text_of
 from app.model_service.trajectory import About, Kind, atif, branches, check_tokens, export, join, read
 from app.model_service.trajectory.artifact import FORMAT
 from app.models.model_calls import CallEnd, Dialect, TokenUse

@@ -15,7 +15,7 @@ from app.agents.running.clock import Clock, await_end
 from app.agents.running.lodging import Lodging
 from app.agents.running.outputs import Output, Outputs
 from app.errors import DiskFull, StationError
-from app.models.shell import CancelToken, Interactive, Shell
+from app.models.shell import CancelToken, InteractiveProgram, Shell
 
 log = structlog.get_logger(__name__)
 
@@ -79,7 +79,7 @@ def _ask_to_end(main: _Reader, lodging: Lodging, shell: Shell, cancel: CancelTok
 class _Reader:
     """Reads one stream to its end in a thread of its own."""
 
-    stream: Interactive
+    stream: InteractiveProgram
     outputs: Outputs
     output: Output
     bell: threading.Event

@@ -18,7 +18,7 @@ from app.environments.contract import CommandResult, Environment, Stats
 from app.environments.session import SessionStats
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
 from app.host.cgroups import MemoryWatch, PidsWatch
-from app.models.shell import Interactive, OutputLogs, Shell, StatefulShell
+from app.models.shell import InteractiveProgram, OutputLogs, Shell, StatefulShell
 from app.models.spec import EnvironmentSpec
 
 log = structlog.get_logger()
@@ -95,7 +95,7 @@ class SessionEnvironment(Environment, ABC):
         tty: bool = False,
         rows: int = 24,
         columns: int = 80,
-    ) -> Interactive:
+    ) -> InteractiveProgram:
         with self._living(f"start {argv[0]}"):
             return self._session.stream(argv, cwd=cwd, env=env, tty=tty, rows=rows, columns=columns)
 

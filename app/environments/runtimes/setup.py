@@ -1,16 +1,43 @@
-"""Carrying out a task's set-up commands, in whichever environment: what failed is told in the same way everywhere."""
+"""Runs a task's set-up commands in an environment of any kind; what its result is kept under."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shlex
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+from app.environments.contract import Tags, Times
 from app.errors import EnvironmentOverLimit, SetupFailed, SetupTimedOut
 from app.models.shell import CommandResult, Shell
+from app.models.spec import EnvironmentSpec
 
 _TOLD_CHARACTERS = 2000
 """Of a command's output, its end."""
+
+
+@dataclass
+class EnvironmentRequest:
+    """One environment to create. `image_id`: of the task's image, where an engine names it."""
+
+    spec: EnvironmentSpec
+    tags: Tags
+    deadline: float  # monotonic
+    times: Times = field(default_factory=Times)
+    image_id: str = ""
+
+    @property
+    def left_s(self) -> float:
+        return self.deadline - time.monotonic()
+
+
+def setup_key(spec: EnvironmentSpec, image_id: str) -> str:
+    """What two environments must share so that the set-up of one serves the other."""
+    network = [spec.network.value, sorted(spec.allowed_hosts)]
+    parts = [image_id, list(spec.setup), sorted(spec.env.items()), spec.workdir, network]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def carry_out(commands: Sequence[str], shell: Shell, deadline: float) -> None:

@@ -108,7 +108,7 @@ class LongStreams:
     def note(self, kind: FrameKind, total_bytes: int) -> str:
         """Where what is left out of a stream of that length is to be found."""
         if kind in self._open:
-            return self._open[kind].told(total_bytes)
+            return self._open[kind].location(total_bytes)
         return LOGS_FULL if self._logs is not None and not self.limit_bytes else ""
 
     @property

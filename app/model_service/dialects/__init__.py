@@ -8,21 +8,15 @@ from app.model_service.dialects.messages import MessagesCodec
 from app.model_service.dialects.responses import ResponsesCodec
 from app.models.model_calls import Dialect
 
-__all__ = ["DialectCodec", "Message", "Reply", "Request", "codec_for", "dialect_of"]
+__all__ = ["DialectCodec", "Message", "Reply", "Request", "codec_for"]
 
 _CODECS: dict[Dialect, DialectCodec] = {
     Dialect.CHAT: ChatCodec(),
     Dialect.RESPONSES: ResponsesCodec(),
     Dialect.MESSAGES: MessagesCodec(),
 }
-_PATHS = {dialect.value: dialect for dialect in Dialect}
 
 
 def codec_for(dialect: Dialect) -> DialectCodec:
     """The codec of a dialect; one for all, for it remembers nothing."""
     return _CODECS[dialect]
-
-
-def dialect_of(path: str) -> Dialect | None:
-    """The dialect that is spoken at a path, with or without `/v1`; None: none is."""
-    return _PATHS.get(path.split("?", 1)[0].strip("/").removeprefix("v1/"))

@@ -10,10 +10,16 @@ agent's keep their own form in `given`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
+import orjson
+
+from app.errors import SpecInvalid
+from app.model_service.dialects.reading import body_of, model_of, parsed, says
 from app.models.model_calls import Dialect, TokenUse
 
 Message = dict[str, Any]
@@ -46,52 +52,216 @@ class Reply:
     complete: bool = True  # False: a stream that was cut
 
 
-class DialectCodec(Protocol):
-    """One dialect. Pure: no I/O, nothing remembered."""
+class DialectCodec(ABC):
+    """Reads and writes one dialect. Pure: no I/O, no state."""
 
     dialect: ClassVar[Dialect]
+    title: ClassVar[str]
+    """The dialect's name in error messages."""
+    own_keys: ClassVar[frozenset[str]]
+    """Keys of a request that `Request` has fields for."""
 
-    # --- Reading ---
+    # --- Reading ----------------------------------------------------------------------------------------------------
+
     def request(self, body: Mapping[str, Any]) -> Request:
         """Raises: SpecInvalid: not a request of this dialect; what was expected and what was found."""
-        ...
+        try:
+            return Request(
+                model=model_of(body, self.title),
+                messages=tuple(self._messages(body)),
+                tools=tuple(self._tools(body)),
+                stream=bool(body.get("stream")),
+                max_tokens=self._max_tokens(body),
+                parameters={key: value for key, value in body.items() if key not in self.own_keys},
+            )
+        except _WRONG_SHAPE as error:
+            raise SpecInvalid(f"expected a request of {self.title}; {_found(error)}") from error
+
+    @abstractmethod
+    def _messages(self, body: Mapping[str, Any]) -> Iterable[Message]: ...
+
+    @abstractmethod
+    def _tools(self, body: Mapping[str, Any]) -> Iterable[dict[str, Any]]: ...
+
+    @abstractmethod
+    def _max_tokens(self, body: Mapping[str, Any]) -> int | None: ...
 
     def reply(self, content: bytes, *, streamed: bool) -> Reply:
         """Raises: ValueError: not an answer of this dialect (garbage, an error)."""
-        ...
+        try:
+            return self._of_stream(content) if streamed else self._of_body(body_of(content))
+        except _WRONG_SHAPE as error:
+            raise ValueError(f"expected an answer of {self.title}; {_found(error)}") from error
+
+    @abstractmethod
+    def _of_body(self, body: Mapping[str, Any]) -> Reply:
+        """A whole answer. Raises: ValueError."""
+
+    @abstractmethod
+    def _of_stream(self, content: bytes) -> Reply:
+        """A streamed answer, as far as it came. Raises: ValueError."""
 
     def usage(self, content: bytes, *, streamed: bool) -> TokenUse:
-        """Only the tokens, cheaply; nothing known when they are not told. Never raises."""
-        ...
+        """Only the tokens, cheaply; an empty `TokenUse` where the engine reports none. Never raises."""
+        try:
+            return self._usage(says(content, b"usage") if streamed else [body_of(content)])
+        except ValueError:
+            return TokenUse()
 
-    # --- Writing ---
+    @abstractmethod
+    def _usage(self, bodies: Sequence[Mapping[str, Any]]) -> TokenUse: ...
+
+    # --- Writing ----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
     def limited(self, body: dict[str, Any], max_tokens: int) -> dict[str, Any]:
-        """The request with no larger wish than `max_tokens`; a wish is added where there is none."""
-        ...
+        """The request with a bound of at most `max_tokens`; the bound is added where there is none."""
 
-    def renamed(self, body: dict[str, Any], model: str) -> dict[str, Any]:
-        """The request for the model of that name."""
-        ...
-
-    def body(self, request: Request) -> dict[str, Any]:
-        """A request in this dialect."""
-        ...
-
+    @abstractmethod
     def whole(self, reply: Reply, *, id: str, request: Request) -> dict[str, Any]:  # noqa: A002
         """The answer as one JSON body."""
-        ...
 
+    @abstractmethod
     def events(self, reply: Reply, *, id: str, request: Request) -> Iterator[bytes]:  # noqa: A002
         """The answer as server-sent events, in as many pieces as an engine would send."""
-        ...
 
+    @abstractmethod
     def error(self, status: int, code: str, message: str) -> dict[str, Any]:
         """The body of a refusal, as this dialect's clients understand it.
 
         `code`: `context_length_exceeded` makes clients see that the prompt is too long, however the dialect says that.
         """
-        ...
 
+    @abstractmethod
     def error_event(self, status: int, code: str, message: str) -> bytes:
         """The same in the middle of a stream, as its last event."""
-        ...
+
+
+_WRONG_SHAPE = (KeyError, TypeError, AttributeError, IndexError)
+
+
+def _found(error: Exception) -> str:
+    return f"found one with another shape: {'no ' if isinstance(error, KeyError) else ''}{error}"
+
+
+_TEXTS = frozenset({"text", "input_text", "output_text"})
+_MARKS = frozenset({"cache_control", "prompt_cache_breakpoint"})
+"""Set by clients for an engine's cache; they move from call to call and say nothing."""
+_WORD = re.compile(r"\s*\S+|\s+")
+_PLAIN = "arguments"
+"""Where arguments that are no JSON object stand when they have to be one."""
+
+
+def content_of(value: object) -> str | list[dict[str, Any]]:
+    """A message's content in the normal form: plain text where it is nothing else, without empty parts."""
+    if not isinstance(value, list):
+        return value if isinstance(value, str) else "" if value is None else dumped(value)
+    parts = [part for one in value if (part := _part(one)) is not None]
+    if not parts:
+        return ""
+    if len(parts) == 1 and is_text(parts[0]):
+        return str(parts[0]["text"])
+    return parts
+
+
+def _part(one: object) -> dict[str, Any] | None:
+    if not isinstance(one, dict):
+        one = {"type": "text", "text": one if isinstance(one, str) else dumped(one)}
+    if one.get("type") in _TEXTS and isinstance(one.get("text"), str):
+        return {"type": "text", "text": one["text"]} if one["text"] else None
+    return {key: value for key, value in one.items() if key not in _MARKS}
+
+
+def is_text(part: Mapping[str, Any]) -> bool:
+    return part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def parts_of(content: object) -> list[dict[str, Any]]:
+    """A content as parts."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return list(content) if isinstance(content, list) else []
+
+
+def text_of(content: object) -> str:
+    """The words of a content; parts that are not text are left out."""
+    return "".join(part["text"] for part in parts_of(content) if is_text(part))
+
+
+def assistant(
+    content: str | list[dict[str, Any]], *, reasoning: str = "", tool_calls: Sequence[Mapping[str, str]] = ()
+) -> Message:
+    """An assistant's message in the normal form."""
+    message: Message = {"role": "assistant", "content": content}
+    if reasoning:
+        message["reasoning"] = reasoning
+    if tool_calls:
+        message["tool_calls"] = [dict(call) for call in tool_calls]
+    return message
+
+
+def call_of(call_id: object, name: object, arguments: object) -> dict[str, str]:
+    """A tool call in the normal form; arguments as text, or as the object that they say."""
+    text = arguments if isinstance(arguments, str) else "" if arguments is None else dumped(arguments)
+    return {"id": str(call_id or ""), "name": str(name or ""), "arguments": text}
+
+
+def tool_of(name: object, description: object, parameters: object, **more: Any) -> dict[str, Any]:
+    """An offered tool in the normal form."""
+    return {
+        "name": str(name or ""),
+        "description": description if isinstance(description, str) else "",
+        "parameters": parameters if isinstance(parameters, dict) else {},
+        **more,
+    }
+
+
+# --- Arguments ------------------------------------------------------------------------------------------------------
+
+
+def dumped(value: object) -> str:
+    """JSON in one line, keys in the order in which they came."""
+    return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+def as_object(arguments: str) -> dict[str, Any]:
+    """Arguments for a dialect where they are an object; `as_text` is the way back."""
+    try:
+        found = parsed(arguments)
+    except ValueError:
+        return {_PLAIN: arguments} if arguments else {}
+    return found if isinstance(found, dict) else {_PLAIN: arguments}
+
+
+def as_text(arguments: object) -> str:
+    """Arguments that were an object, as text."""
+    if isinstance(arguments, dict) and set(arguments) == {_PLAIN} and isinstance(arguments[_PLAIN], str):
+        return str(arguments[_PLAIN])
+    return arguments if isinstance(arguments, str) else dumped({} if arguments is None else arguments)
+
+
+# --- Streams --------------------------------------------------------------------------------------------------------
+
+
+def pieces(text: str) -> list[str]:
+    """A text as an engine would send it: about a word at a time."""
+    return _WORD.findall(text)
+
+
+def dealt(values: Sequence[Any] | None, count: int) -> Iterator[list[Any]]:
+    """`values` over `count` pieces, in order and about equally; empty lists where there are none."""
+    told = values or ()
+    for at in range(count):
+        yield list(told[at * len(told) // count : (at + 1) * len(told) // count])
+
+
+def event(data: Mapping[str, Any], name: str = "") -> bytes:
+    """One server-sent event."""
+    head = f"event: {name}\n".encode() if name else b""
+    return head + b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+def token_fields(reply: Reply) -> dict[str, Any]:
+    """Token ids and log-probabilities, which only chat completions have fields for, for callers that ask for them."""
+    found = {"prompt_token_ids": reply.prompt_token_ids, "token_ids": reply.token_ids, "logprobs": reply.logprobs}
+    return {key: list(value) for key, value in found.items() if value is not None}

@@ -1,30 +1,42 @@
-"""OpenAI's chat completions, with what vLLM and SGLang add: thoughts, token ids."""
+"""OpenAI's chat completions, with what vLLM and SGLang add: reasoning, token ids."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from app.model_service.dialects import chat_reading as reading
-from app.model_service.dialects import chat_writing as writing
-from app.model_service.dialects.base import Reply, Request
-from app.model_service.dialects.parts import dealt, event
+from app.model_service.dialects.base import (
+    DialectCodec,
+    Message,
+    Reply,
+    Request,
+    assistant,
+    call_of,
+    content_of,
+    dealt,
+    event,
+    parts_of,
+    pieces,
+    text_of,
+    tool_of,
+)
 from app.model_service.dialects.reading import (
-    as_answer,
-    as_request,
-    body_of,
+    counted,
+    events_of,
     inside,
-    model_of,
+    listed,
     number,
     objects_of,
+    quoted,
     said,
-    says,
+    scores_in,
+    whole_numbers,
 )
 from app.models.model_calls import Dialect, TokenUse
 
-_OF = "chat completions"
-_OWN = frozenset({"model", "messages", "tools", "functions", "stream", "max_tokens", "max_completion_tokens"})
+_BOUNDS = ("max_completion_tokens", "max_tokens")
 _MODERN = re.compile(r"(openai/)?(o\d|gpt-([5-9]|\d\d))")
 """OpenAI's models that refuse `max_tokens`; engines of one's own know no other word."""
 TOO_LONG = "This model's maximum context length is exceeded"
@@ -32,102 +44,134 @@ TOO_LONG = "This model's maximum context length is exceeded"
 _ERRORS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-class ChatCodec:
+class ChatCodec(DialectCodec):
     """`Dialect.CHAT`."""
 
-    dialect: ClassVar[Dialect] = Dialect.CHAT
+    dialect = Dialect.CHAT
+    title = "chat completions"
+    own_keys = frozenset({"model", "messages", "tools", "functions", "stream", *_BOUNDS})
 
-    # --- Reading ----------------------------------------------------------------------------------------------------
+    def _messages(self, body: Mapping[str, Any]) -> Iterator[Message]:
+        return map(_message, objects_of(body, "messages", self.title))
 
-    def request(self, body: Mapping[str, Any]) -> Request:
-        with as_request(_OF):
-            wishes = [
-                w for name in ("max_completion_tokens", "max_tokens") if (w := number(body.get(name))) is not None
-            ]
-            return Request(
-                model=model_of(body, _OF),
-                messages=tuple(reading.message_of(one) for one in objects_of(body, "messages", _OF)),
-                tools=tuple(reading.tools_of(body)),
-                stream=bool(body.get("stream")),
-                max_tokens=min(wishes, default=None),
-                parameters={key: value for key, value in body.items() if key not in _OWN},
-            )
+    def _tools(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The offered tools, and what used to be called functions."""
+        for tool in listed(body.get("tools")):
+            function = tool.get("function")
+            if isinstance(function, dict):
+                strict = {"strict": True} if function.get("strict") else {}
+                yield tool_of(function.get("name"), function.get("description"), function.get("parameters"), **strict)
+            else:
+                yield tool_of(inside(tool, "custom", "name") or tool.get("type"), "", None, given=dict(tool))
+        for function in listed(body.get("functions")):
+            yield tool_of(function.get("name"), function.get("description"), function.get("parameters"))
 
-    def reply(self, content: bytes, *, streamed: bool) -> Reply:
-        with as_answer(_OF):
-            return reading.of_stream(content) if streamed else reading.of_body(body_of(content))
+    def _max_tokens(self, body: Mapping[str, Any]) -> int | None:
+        bounds = (number(body.get(name)) for name in _BOUNDS)
+        return min((bound for bound in bounds if bound is not None), default=None)
 
-    def usage(self, content: bytes, *, streamed: bool) -> TokenUse:
-        try:
-            told = says(content, b"usage") if streamed else [body_of(content)]
-        except ValueError:
-            return TokenUse()
-        return next(
-            (reading.usage_of(one["usage"]) for one in reversed(told) if isinstance(one.get("usage"), dict)), TokenUse()
+    def _of_body(self, body: Mapping[str, Any]) -> Reply:
+        choices = listed(body.get("choices"))
+        if not choices or body.get("error"):
+            raise ValueError(f"expected an answer with choices; found {str(body.get('error') or body)[:200]}")
+        choice = choices[0]
+        ids, scores = _scored(choice)
+        return Reply(
+            message=_assistant(choice["message"], content_of(choice["message"].get("content"))),
+            finish_reason=_finish(choice.get("finish_reason")),
+            usage=usage_of(body.get("usage")),
+            model=said(body.get("model")),
+            prompt_token_ids=_prompt_ids(body, choice),
+            token_ids=ids,
+            logprobs=scores,
         )
+
+    def _of_stream(self, content: bytes) -> Reply:
+        text: list[str] = []
+        thoughts: list[str] = []
+        calls: dict[int, dict[str, str]] = {}
+        ids: list[int] | None = None
+        scores: list[float] | None = None
+        prompt_ids, finish, model, usage, failed, any_choice = None, None, "", TokenUse(), "", False
+        for chunk in events_of(content):
+            failed = failed or (str(chunk["error"])[:200] if chunk.get("error") else "")
+            model = model or said(chunk.get("model"))
+            if isinstance(chunk.get("usage"), dict):
+                usage = usage_of(chunk["usage"])
+            for choice in listed(chunk.get("choices"))[:1]:
+                if choice.get("index"):
+                    continue  # the other answers of a request for several
+                any_choice = True
+                delta = choice.get("delta") or {}
+                text.append(said(delta.get("content")) or said(delta.get("refusal")))
+                thoughts.append(_thoughts(delta))
+                _add_calls(calls, delta)
+                prompt_ids = _prompt_ids(chunk, choice) if prompt_ids is None else prompt_ids
+                some_ids, some_scores = _scored(choice)
+                ids = ids if some_ids is None else [*(ids or ()), *some_ids]
+                scores = scores if some_scores is None else [*(scores or ()), *some_scores]
+                finish = choice.get("finish_reason") or finish
+        if not any_choice:
+            raise ValueError(f"expected a stream with choices; found {failed or quoted(content)}")
+        return Reply(
+            message=assistant(
+                "".join(text), reasoning="".join(thoughts), tool_calls=[calls[at] for at in sorted(calls)]
+            ),
+            finish_reason=_finish(finish),
+            usage=usage,
+            model=model,
+            prompt_token_ids=prompt_ids,
+            token_ids=None if ids is None else tuple(ids),
+            logprobs=None if scores is None else tuple(scores),
+            complete=bool(finish) and not failed,
+        )
+
+    def _usage(self, bodies: Sequence[Mapping[str, Any]]) -> TokenUse:
+        reported = (one["usage"] for one in reversed(bodies) if isinstance(one.get("usage"), dict))
+        return usage_of(next(reported, None))
 
     # --- Writing ----------------------------------------------------------------------------------------------------
 
     def limited(self, body: dict[str, Any], max_tokens: int) -> dict[str, Any]:
-        wished = [name for name in ("max_completion_tokens", "max_tokens") if number(body.get(name)) is not None]
+        wished = [name for name in _BOUNDS if number(body.get(name)) is not None]
         if not wished:
             modern = _MODERN.match(said(body.get("model")))
             return {**body, "max_completion_tokens" if modern else "max_tokens": max_tokens}
         return {**body, **{name: min(int(body[name]), max_tokens) for name in wished}}
 
-    def renamed(self, body: dict[str, Any], model: str) -> dict[str, Any]:
-        return {**body, "model": model}
-
-    def body(self, request: Request) -> dict[str, Any]:
-        tools = [{"type": "function", "function": dict(tool)} for tool in request.tools]
-        found = {
-            "model": request.model,
-            "messages": [writing.written(one) for one in request.messages],
-            **request.parameters,
-        }
-        if tools:
-            found["tools"] = tools
-        if request.stream:
-            found["stream"] = True
-        return found if request.max_tokens is None else self.limited(found, request.max_tokens)
-
     def whole(self, reply: Reply, *, id: str, request: Request) -> dict[str, Any]:  # noqa: A002
         ids = bool(request.parameters.get("return_token_ids"))
         choice: dict[str, Any] = {
             "index": 0,
-            "message": writing.written(reply.message),
-            "logprobs": writing.logprobs_of(reply.logprobs, reply.token_ids)
-            if request.parameters.get("logprobs")
-            else None,
+            "message": assistant_message(reply.message),
+            "logprobs": logprobs_of(reply.logprobs, reply.token_ids) if request.parameters.get("logprobs") else None,
             "finish_reason": reply.finish_reason or None,
         }
-        body = {**writing.head(reply, id, request), "object": "chat.completion", "choices": [choice]}
-        if (told := writing.usage_told(reply.usage)) is not None:
+        body = {**head(reply, id, request), "object": "chat.completion", "choices": [choice]}
+        if (told := usage_told(reply.usage)) is not None:
             body["usage"] = told
         if ids:
-            choice["token_ids"] = writing.as_list(reply.token_ids)
-            body["prompt_token_ids"] = writing.as_list(reply.prompt_token_ids)
+            choice["token_ids"] = as_list(reply.token_ids)
+            body["prompt_token_ids"] = as_list(reply.prompt_token_ids)
         return body
 
     def events(self, reply: Reply, *, id: str, request: Request) -> Iterator[bytes]:  # noqa: A002
         ids, scores = bool(request.parameters.get("return_token_ids")), bool(request.parameters.get("logprobs"))
-        head = {**writing.head(reply, id, request), "object": "chat.completion.chunk"}
-        first = {**head, "prompt_token_ids": writing.as_list(reply.prompt_token_ids)} if ids else head
-        yield event({**first, "choices": [writing.choice({"role": "assistant", "content": ""})]})
-        deltas = list(writing.deltas(reply.message)) or [{"content": ""}]
-        dealt_ids, dealt_scores = dealt(reply.token_ids, len(deltas)), dealt(reply.logprobs, len(deltas))
-        for delta, token_ids, logprobs in zip(deltas, dealt_ids, dealt_scores, strict=True):
-            choice = writing.choice(delta)
+        common = {**head(reply, id, request), "object": "chat.completion.chunk"}
+        first = {**common, "prompt_token_ids": as_list(reply.prompt_token_ids)} if ids else common
+        yield event({**first, "choices": [_choice({"role": "assistant", "content": ""})]})
+        pieces_ = list(deltas(reply.message)) or [{"content": ""}]
+        dealt_ids, dealt_scores = dealt(reply.token_ids, len(pieces_)), dealt(reply.logprobs, len(pieces_))
+        for delta, token_ids, logprobs in zip(pieces_, dealt_ids, dealt_scores, strict=True):
+            choice = _choice(delta)
             if ids and reply.token_ids is not None:
                 choice["token_ids"] = token_ids
             if scores and reply.logprobs is not None:
-                choice["logprobs"] = writing.logprobs_of(logprobs, token_ids)
-            yield event({**head, "choices": [choice]})
-        yield event({**head, "choices": [writing.choice({}, reply.finish_reason or None)]})
-        if inside(request.parameters.get("stream_options"), "include_usage") and (
-            told := writing.usage_told(reply.usage)
-        ):
-            yield event({**head, "choices": [], "usage": told})
+                choice["logprobs"] = logprobs_of(logprobs, token_ids)
+            yield event({**common, "choices": [choice]})
+        yield event({**common, "choices": [_choice({}, reply.finish_reason or None)]})
+        if inside(request.parameters.get("stream_options"), "include_usage") and (told := usage_told(reply.usage)):
+            yield event({**common, "choices": [], "usage": told})
         yield b"data: [DONE]\n\n"
 
     def error(self, status: int, code: str, message: str) -> dict[str, Any]:
@@ -143,3 +187,189 @@ def error_body(status: int, code: str, message: str) -> dict[str, Any]:
         message = f"{TOO_LONG}: {message}"
     kind = _ERRORS.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+_ROLES = {"developer": "system", "function": "tool"}
+_FINISHES = {"function_call": "tool_calls", "max_tokens": "length", "model_length": "length", "abort": ""}
+_KNOWN_FINISHES = frozenset({"stop", "length", "tool_calls", "content_filter"})
+TOKEN = "token_id:"
+"""How vLLM writes a token's id in the place of its text."""
+
+
+# --- Requests -------------------------------------------------------------------------------------------------------
+
+
+def _message(one: Mapping[str, Any]) -> Message:
+    """A message in the normal form."""
+    role = one.get("role")
+    if not isinstance(role, str):
+        raise TypeError(f"a message's role is {role!r}")
+    role = _ROLES.get(role, role)
+    content = content_of(one.get("content"))
+    if role == "assistant":
+        return _assistant(one, content)
+    message: Message = {"role": role, "content": content}
+    if role == "tool":
+        message["tool_call_id"] = str(one.get("tool_call_id") or one.get("name") or "")
+    return message
+
+
+def _assistant(one: Mapping[str, Any], content: str | list[dict[str, Any]]) -> Message:
+    if not content and isinstance(refusal := one.get("refusal"), str):
+        content = refusal
+    return assistant(content, reasoning=_thoughts(one), tool_calls=list(_calls(one)))
+
+
+def _thoughts(one: Mapping[str, Any]) -> str:
+    for name in ("reasoning_content", "reasoning"):
+        if isinstance(found := one.get(name), str) and found:
+            return found
+    return "".join(said(block.get("thinking")) for block in listed(one.get("thinking_blocks")))
+
+
+def _calls(one: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    for call in listed(one.get("tool_calls")):
+        if isinstance(custom := call.get("custom"), dict):
+            yield call_of(call.get("id"), custom.get("name"), {"input": custom.get("input")})
+        else:
+            function = call.get("function") or {}
+            yield call_of(call.get("id"), function.get("name"), function.get("arguments"))
+    if isinstance(old := one.get("function_call"), dict):
+        yield call_of("", old.get("name"), old.get("arguments"))
+
+
+# --- Answers --------------------------------------------------------------------------------------------------------
+
+
+def _add_calls(calls: dict[int, dict[str, str]], delta: Mapping[str, Any]) -> None:
+    for place, piece in enumerate(listed(delta.get("tool_calls"))):
+        at = piece.get("index")
+        call = calls.setdefault(at if type(at) is int else place, call_of("", "", ""))
+        function = piece.get("function") or {}
+        call["id"] = call["id"] or said(piece.get("id"))
+        call["name"] = call["name"] or said(function.get("name"))
+        call["arguments"] += said(function.get("arguments"))
+    if isinstance(old := delta.get("function_call"), dict):
+        call = calls.setdefault(0, call_of("", "", ""))
+        call["name"] = call["name"] or said(old.get("name"))
+        call["arguments"] += said(old.get("arguments"))
+
+
+def _finish(value: object) -> str:
+    found = _FINISHES.get(said(value), said(value))
+    return found if found in _KNOWN_FINISHES or not found else "stop"
+
+
+def usage_of(told: object) -> TokenUse:
+    """Tokens as engines tell them."""
+    cached = number(inside(told, "prompt_tokens_details", "cached_tokens"))
+    return counted(
+        TokenUse(
+            prompt=number(inside(told, "prompt_tokens")),
+            completion=number(inside(told, "completion_tokens")),
+            cached=number(inside(told, "prompt_cache_hit_tokens")) if cached is None else cached,
+            reasoning=number(inside(told, "completion_tokens_details", "reasoning_tokens")),
+        )
+    )
+
+
+def _prompt_ids(body: Mapping[str, Any], choice: Mapping[str, Any]) -> tuple[int, ...] | None:
+    for found in (
+        body.get("prompt_token_ids"),
+        choice.get("prompt_token_ids"),
+        inside(choice, "meta_info", "prompt_token_ids"),
+    ):
+        if (ids := whole_numbers(found)) is not None:
+            return ids
+    return None
+
+
+def _scored(choice: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
+    """Ids and log-probabilities of the tokens of an answer, or of a piece of one."""
+    ids = whole_numbers(choice.get("token_ids"))
+    triples = inside(choice, "meta_info", "output_token_logprobs")  # SGLang: log-probability, id, text
+    if isinstance(triples, list):
+        return ids or whole_numbers([one[1] for one in triples]), scores_in([one[0] for one in triples])
+    tokens = inside(choice, "logprobs", "content")
+    if not isinstance(tokens, list):
+        return ids, None
+    scores = scores_in([inside(token, "logprob") for token in tokens])
+    named = [said(token.get("token")) for token in tokens]
+    if ids is None and named and all(name.startswith(TOKEN) for name in named):
+        ids = tuple(int(name.removeprefix(TOKEN)) for name in named)
+    return ids, scores
+
+
+def head(reply: Reply, answer_id: str, request: Request) -> dict[str, Any]:
+    """What an answer and its pieces have in common."""
+    return {"id": answer_id, "created": int(time.time()), "model": reply.model or request.model}
+
+
+def _choice(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
+    """A piece of the one answer."""
+    return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+
+
+def assistant_message(message: Message) -> dict[str, Any]:
+    """An assistant's message of the normal form as this dialect writes it."""
+    content = message["content"]
+    found: dict[str, Any] = {"role": "assistant", "content": content if isinstance(content, str) else parts_of(content)}
+    if message.get("reasoning"):
+        found["reasoning_content"] = message["reasoning"]
+    if calls := message.get("tool_calls"):
+        found["tool_calls"] = [_call(call) for call in calls]
+        found["content"] = found["content"] or None
+    return found
+
+
+def _call(call: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "id": call["id"],
+        "type": "function",
+        "function": {"name": call["name"], "arguments": call["arguments"]},
+    }
+
+
+def deltas(message: Message) -> Iterator[dict[str, Any]]:
+    """An answer in pieces."""
+    for piece in pieces(message.get("reasoning", "")):
+        yield {"reasoning_content": piece}
+    for piece in pieces(text_of(message["content"])):
+        yield {"content": piece}
+    for at, call in enumerate(message.get("tool_calls", ())):
+        yield {"tool_calls": [{"index": at, **_call({**call, "arguments": ""})}]}
+        for piece in pieces(call["arguments"]):
+            yield {"tool_calls": [{"index": at, "function": {"arguments": piece}}]}
+
+
+def usage_told(usage: TokenUse) -> dict[str, Any] | None:
+    """None: not known."""
+    if usage.prompt is None or usage.completion is None:
+        return None
+    told: dict[str, Any] = {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+    }
+    if usage.cached is not None:
+        told["prompt_tokens_details"] = {"cached_tokens": usage.cached}
+    if usage.reasoning is not None:
+        told["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning}
+    return told
+
+
+def as_list(ids: tuple[int, ...] | None) -> list[int] | None:
+    """For JSON."""
+    return None if ids is None else list(ids)
+
+
+def logprobs_of(scores: Sequence[float] | None, ids: Sequence[int] | None) -> dict[str, Any] | None:
+    """Log-probabilities, with the ids of their tokens where they are known."""
+    if scores is None:
+        return None
+    names = [f"{TOKEN}{one}" for one in ids] if ids is not None and len(ids) == len(scores) else [""] * len(scores)
+    tokens: list[dict[str, Any]] = [
+        {"token": name, "logprob": score, "bytes": None, "top_logprobs": []}
+        for name, score in zip(names, scores, strict=True)
+    ]
+    return {"content": tokens, "refusal": None}

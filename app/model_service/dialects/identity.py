@@ -13,8 +13,7 @@ from typing import Any
 
 import orjson
 
-from app.model_service.dialects.base import Message
-from app.model_service.dialects.parts import is_text, parts_of
+from app.model_service.dialects.base import Message, is_text, parts_of
 from app.model_service.dialects.reading import parsed
 
 _DIGEST_BYTES = 16
@@ -23,12 +22,13 @@ _IDS = frozenset({"id", "tool_call_id", "call_id", "tool_use_id", "item_id", "ca
 
 def exact(value: object) -> str:
     """Digest of a value in its exact form; the order of keys is no part of it."""
-    return _digest(value)
+    content = orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
+    return hashlib.sha256(content).hexdigest()[: 2 * _DIGEST_BYTES]
 
 
 def same(message: Message) -> str:
     """Digest that two messages share when they say the same; thoughts, which few send back, do not count."""
-    return _digest(_essence(message))
+    return exact(_essence(message))
 
 
 def _essence(message: Message) -> dict[str, Any]:
@@ -63,8 +63,3 @@ def _without_ids(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _without_ids(one) for key, one in value.items() if key not in _IDS}
     return [_without_ids(one) for one in value] if isinstance(value, list) else value
-
-
-def _digest(value: object) -> str:
-    content = orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
-    return hashlib.sha256(content).hexdigest()[: 2 * _DIGEST_BYTES]

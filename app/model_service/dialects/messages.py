@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from app.model_service.dialects import messages_reading as reading
-from app.model_service.dialects import messages_writing as writing
-from app.model_service.dialects.base import Message, Reply, Request
-from app.model_service.dialects.parts import content_of, event, parts_of
+from app.model_service.dialects.base import (
+    DialectCodec,
+    Message,
+    Reply,
+    Request,
+    as_object,
+    as_text,
+    assistant,
+    call_of,
+    content_of,
+    dumped,
+    event,
+    is_text,
+    parts_of,
+    pieces,
+    text_of,
+    token_fields,
+    tool_of,
+)
 from app.model_service.dialects.reading import (
-    as_answer,
-    as_request,
-    body_of,
+    counted,
+    events_of,
     inside,
     listed,
-    model_of,
     number,
     objects_of,
-    says,
+    quoted,
+    said,
+    scores_in,
+    whole_numbers,
 )
 from app.models.model_calls import Dialect, TokenUse
 
-_OF = "Anthropic's messages"
-_OWN = frozenset({"model", "messages", "system", "tools", "stream", "max_tokens"})
-_DEFAULT_MAX_TOKENS = 4096  # the dialect has no request without
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 _ERRORS = {
     401: "authentication_error",
@@ -40,43 +54,75 @@ TOO_LONG = "prompt is too long"
 """Clients look for these words."""
 
 
-class MessagesCodec:
+class MessagesCodec(DialectCodec):
     """`Dialect.MESSAGES`."""
 
-    dialect: ClassVar[Dialect] = Dialect.MESSAGES
+    dialect = Dialect.MESSAGES
+    title = "Anthropic's messages"
+    own_keys = frozenset({"model", "messages", "system", "tools", "stream", "max_tokens"})
 
-    # --- Reading ----------------------------------------------------------------------------------------------------
+    def _messages(self, body: Mapping[str, Any]) -> Iterator[Message]:
+        if system := content_of(body.get("system")):
+            yield {"role": "system", "content": system}
+        for one in objects_of(body, "messages", self.title):
+            yield from _messages_of(one)
 
-    def request(self, body: Mapping[str, Any]) -> Request:
-        with as_request(_OF):
-            messages: list[Message] = []
-            if system := content_of(body.get("system")):
-                messages.append({"role": "system", "content": system})
-            for one in objects_of(body, "messages", _OF):
-                messages.extend(reading.messages_of(one))
-            return Request(
-                model=model_of(body, _OF),
-                messages=tuple(messages),
-                tools=tuple(reading.tool_from(tool) for tool in listed(body.get("tools"))),
-                stream=bool(body.get("stream")),
-                max_tokens=number(body.get("max_tokens")),
-                parameters={key: value for key, value in body.items() if key not in _OWN},
-            )
+    def _tools(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        for tool in listed(body.get("tools")):
+            if isinstance(tool.get("input_schema"), dict):
+                yield tool_of(tool.get("name"), tool.get("description"), tool["input_schema"])
+            else:
+                yield tool_of(tool.get("name") or tool.get("type"), "", None, given=dict(tool))
 
-    def reply(self, content: bytes, *, streamed: bool) -> Reply:
-        with as_answer(_OF):
-            return reading.of_stream(content) if streamed else reading.of_body(body_of(content))
+    def _max_tokens(self, body: Mapping[str, Any]) -> int | None:
+        return number(body.get("max_tokens"))
 
-    def usage(self, content: bytes, *, streamed: bool) -> TokenUse:
-        try:
-            if not streamed:
-                return reading.usage_of(body_of(content).get("usage"))
-            told: dict[str, Any] = {}
-            for one in says(content, b"usage"):
-                reading.tell_usage(told, one)
-            return reading.usage_of(told)
-        except ValueError:
-            return TokenUse()
+    def _of_body(self, body: Mapping[str, Any]) -> Reply:
+        if body.get("type") == "error" or not isinstance(body.get("content"), list):
+            raise ValueError(f"expected an answer with content; found {str(body.get('error') or body)[:200]}")
+        reason = body.get("stop_reason")
+        return Reply(
+            message=_assistant(body["content"]),
+            finish_reason=_FINISHES.get(said(reason), "stop" if reason else ""),
+            usage=usage_of(body.get("usage")),
+            model=said(body.get("model")),
+            prompt_token_ids=whole_numbers(body.get("prompt_token_ids")),
+            token_ids=whole_numbers(body.get("token_ids")),
+            logprobs=scores_in(body.get("logprobs")),
+        )
+
+    def _of_stream(self, content: bytes) -> Reply:
+        start: dict[str, Any] = {}
+        blocks: dict[int, dict[str, Any]] = {}
+        told: dict[str, Any] = {}
+        reason, failed = None, ""
+        for one in events_of(content):
+            tell_usage(told, one)
+            match one.get("type"):
+                case "message_start":
+                    start = dict(one["message"])
+                case "content_block_start":
+                    blocks[one["index"]] = dict(one["content_block"])
+                case "content_block_delta":
+                    _add(blocks.setdefault(one["index"], {}), one["delta"])
+                case "message_delta":
+                    reason = one["delta"].get("stop_reason") or reason
+                case "error":
+                    failed = str(one.get("error"))[:200]
+        if not start:
+            raise ValueError(f"expected a stream that begins with message_start; found {failed or quoted(content)}")
+        for block in blocks.values():
+            if isinstance(text := block.pop("json", None), str):
+                block["input"] = text
+        body = {**start, "content": [blocks[at] for at in sorted(blocks)], "stop_reason": reason, "usage": told}
+        found = self._of_body(body)
+        return replace(found, complete=bool(reason) and not failed)
+
+    def _usage(self, bodies: Sequence[Mapping[str, Any]]) -> TokenUse:
+        usage: dict[str, Any] = {}
+        for one in bodies:
+            tell_usage(usage, one)
+        return usage_of(usage)
 
     # --- Writing ----------------------------------------------------------------------------------------------------
 
@@ -84,26 +130,7 @@ class MessagesCodec:
         wished = number(body.get("max_tokens"))
         found = {**body, "max_tokens": max_tokens if wished is None else min(wished, max_tokens)}
         if inside(body.get("thinking"), "type") == "enabled":
-            found["thinking"] = reading.fitting(body["thinking"], found["max_tokens"])
-        return found
-
-    def renamed(self, body: dict[str, Any], model: str) -> dict[str, Any]:
-        return {**body, "model": model}
-
-    def body(self, request: Request) -> dict[str, Any]:
-        told = [one for one in request.messages if one["role"] == "system"]
-        found: dict[str, Any] = {
-            "model": request.model,
-            "max_tokens": request.max_tokens or _DEFAULT_MAX_TOKENS,
-            "messages": list(writing.turns(request)),
-            **request.parameters,
-        }
-        if told:
-            found["system"] = [part for one in told for part in parts_of(one["content"])]
-        if request.tools:
-            found["tools"] = [writing.written_tool(tool) for tool in request.tools]
-        if request.stream:
-            found["stream"] = True
+            found["thinking"] = fitting(body["thinking"], found["max_tokens"])
         return found
 
     def whole(self, reply: Reply, *, id: str, request: Request) -> dict[str, Any]:  # noqa: A002
@@ -112,20 +139,20 @@ class MessagesCodec:
             "type": "message",
             "role": "assistant",
             "model": reply.model or request.model,
-            "content": list(writing.blocks(reply.message)),
+            "content": list(assistant_blocks(reply.message)),
             "stop_reason": _STOP_REASONS.get(reply.finish_reason),
             "stop_sequence": None,
-            "usage": writing.usage_told(reply.usage),
+            "usage": usage_told(reply.usage),
         }
-        return body | (writing.token_fields(reply) if request.parameters.get("return_token_ids") else {})
+        return body | (token_fields(reply) if request.parameters.get("return_token_ids") else {})
 
     def events(self, reply: Reply, *, id: str, request: Request) -> Iterator[bytes]:  # noqa: A002
-        usage = writing.usage_told(reply.usage)
+        usage = usage_told(reply.usage)
         whole = self.whole(reply, id=id, request=request)
         start = {**whole, "content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 0}}
         yield event({"type": "message_start", "message": start}, "message_start")
         for at, block in enumerate(whole["content"]):
-            opened, deltas = writing.streamed(block)
+            opened, deltas = streamed(block)
             yield event({"type": "content_block_start", "index": at, "content_block": opened}, "content_block_start")
             for delta in deltas:
                 yield event({"type": "content_block_delta", "index": at, "delta": delta}, "content_block_delta")
@@ -142,3 +169,159 @@ class MessagesCodec:
 
     def error_event(self, status: int, code: str, message: str) -> bytes:
         return event(self.error(status, code, message), "error")
+
+
+_LEAST_THOUGHT = 1024  # tokens; a smaller budget for thinking is refused
+_FINISHES = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "pause_turn": "stop",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "tool_use": "tool_calls",
+    "refusal": "content_filter",
+}
+
+
+# --- Requests -------------------------------------------------------------------------------------------------------
+
+
+def _messages_of(one: Mapping[str, Any]) -> Iterator[Message]:
+    """One message of theirs: results of tools, which they put into a user's message, are messages of their own."""
+    role, content = one["role"], one.get("content")
+    if role == "assistant":
+        yield _assistant(content)
+        return
+    if not isinstance(role, str):
+        raise TypeError(f"a message's role is {role!r}")
+    others: list[Any] = []
+    blocks = content if isinstance(content, list) else [content]
+    for block in blocks:
+        if not isinstance(block, dict) or block.get("type") != "tool_result":
+            others.append(block)
+            continue
+        if said_before := content_of(others):
+            yield {"role": role, "content": said_before}
+        others = []
+        yield _result(block)
+    if (rest := content_of(others)) or len(blocks) == len(others):
+        yield {"role": role, "content": rest}
+
+
+def _result(block: Mapping[str, Any]) -> Message:
+    message: Message = {
+        "role": "tool",
+        "content": content_of(block.get("content")),
+        "tool_call_id": str(block.get("tool_use_id") or ""),
+    }
+    if block.get("is_error"):
+        message["is_error"] = True
+    return message
+
+
+def _assistant(content: object) -> Message:
+    if not isinstance(content, list):
+        return assistant(content_of(content))
+    rest, thoughts, calls, signature = [], [], [], ""
+    for block in content:
+        kind = inside(block, "type")
+        if kind == "thinking":
+            thoughts.append(said(block.get("thinking")))
+            signature = signature or said(block.get("signature"))
+        elif kind == "tool_use":
+            calls.append(call_of(block.get("id"), block.get("name"), as_text(block.get("input"))))
+        else:
+            rest.append(block)
+    message = assistant(content_of(rest), reasoning="".join(thoughts), tool_calls=calls)
+    if signature:
+        message["reasoning_signature"] = signature  # theirs, over the thoughts: they want it back
+    return message
+
+
+def fitting(thinking: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
+    """A budget for thinking has to be smaller than the answer's bound."""
+    budget = number(thinking.get("budget_tokens"))
+    if budget is None or budget < max_tokens:
+        return dict(thinking)
+    if max_tokens <= _LEAST_THOUGHT:
+        return {"type": "disabled"}
+    return {**thinking, "budget_tokens": max(_LEAST_THOUGHT, max_tokens // 2)}
+
+
+# --- Answers --------------------------------------------------------------------------------------------------------
+
+
+def _add(block: dict[str, Any], delta: Mapping[str, Any]) -> None:
+    match delta.get("type"):
+        case "text_delta":
+            block.setdefault("type", "text")
+            block["text"] = said(block.get("text")) + delta["text"]
+        case "thinking_delta":
+            block.setdefault("type", "thinking")
+            block["thinking"] = said(block.get("thinking")) + delta["thinking"]
+        case "signature_delta":
+            block["signature"] = said(block.get("signature")) + delta["signature"]
+        case "input_json_delta":
+            block.setdefault("type", "tool_use")
+            block["json"] = said(block.get("json")) + delta["partial_json"]
+        case "citations_delta":
+            block.setdefault("citations", [])
+            block["citations"] = [*(block["citations"] or ()), delta.get("citation")]
+
+
+def tell_usage(told: dict[str, Any], one: Mapping[str, Any]) -> None:
+    """The usage so far: what comes later counts, but for what is not said again."""
+    usage = one.get("usage") or inside(one.get("message"), "usage")
+    if isinstance(usage, dict):
+        told.update({key: value for key, value in usage.items() if value is not None})
+
+
+def usage_of(told: object) -> TokenUse:
+    """What came from the cache, and went there, is counted apart in this dialect."""
+    fresh, cached = number(inside(told, "input_tokens")), number(inside(told, "cache_read_input_tokens"))
+    stored = number(inside(told, "cache_creation_input_tokens"))
+    use = TokenUse(
+        prompt=None if fresh is None else fresh + (cached or 0) + (stored or 0),
+        completion=number(inside(told, "output_tokens")),
+        cached=cached,
+        reasoning=number(inside(told, "output_tokens_details", "thinking_tokens")),
+        stored=stored,
+    )
+    return counted(use)
+
+
+def assistant_blocks(message: Message) -> Iterator[dict[str, Any]]:
+    """The content of an answer."""
+    if thoughts := message.get("reasoning"):
+        yield {"type": "thinking", "thinking": thoughts, "signature": message.get("reasoning_signature", "")}
+    yield from parts_of(message["content"])
+    for call in message.get("tool_calls", ()):
+        yield {"type": "tool_use", "id": call["id"], "name": call["name"], "input": as_object(call["arguments"])}
+
+
+def streamed(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """How a block begins, and what is added to it."""
+    if is_text(block):
+        return {**block, "text": ""}, [{"type": "text_delta", "text": piece} for piece in pieces(text_of([block]))]
+    if block.get("type") == "thinking":
+        thoughts = [{"type": "thinking_delta", "thinking": piece} for piece in pieces(block["thinking"])]
+        signature = {"type": "signature_delta", "signature": block["signature"]}
+        return {**block, "thinking": "", "signature": ""}, [*thoughts, signature]
+    if block.get("type") == "tool_use":
+        text = dumped(block["input"])
+        return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": one} for one in pieces(text)]
+    return block, []
+
+
+def usage_told(usage: TokenUse) -> dict[str, Any]:
+    """Clients of this dialect count on numbers: what is not known is 0."""
+    cached, stored = usage.cached or 0, usage.stored or 0
+    told: dict[str, Any] = {
+        "input_tokens": max((usage.prompt or 0) - cached - stored, 0),
+        "cache_creation_input_tokens": stored,
+        "cache_read_input_tokens": cached,
+        "output_tokens": usage.completion or 0,
+    }
+    if usage.reasoning is not None:
+        told["output_tokens_details"] = {"thinking_tokens": usage.reasoning}
+    return told

@@ -2,55 +2,125 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
 
-from app.model_service.dialects import responses_reading as reading
-from app.model_service.dialects import responses_writing as writing
-from app.model_service.dialects.base import Message, Reply, Request
+from app.model_service.dialects.base import (
+    DialectCodec,
+    Message,
+    Reply,
+    Request,
+    assistant,
+    call_of,
+    content_of,
+    event,
+    is_text,
+    parts_of,
+    pieces,
+    text_of,
+    token_fields,
+    tool_of,
+)
 from app.model_service.dialects.chat import error_body
-from app.model_service.dialects.parts import event
-from app.model_service.dialects.reading import as_answer, as_request, body_of, inside, listed, model_of, number, says
+from app.model_service.dialects.reading import (
+    counted,
+    events_of,
+    inside,
+    listed,
+    number,
+    quoted,
+    refused,
+    said,
+    scores_in,
+    whole_numbers,
+)
 from app.models.model_calls import Dialect, TokenUse
 
-_OF = "responses"
-_OWN = frozenset({"model", "input", "instructions", "tools", "stream", "max_output_tokens"})
-_LEAST_OUTPUT = 16  # tokens; a smaller wish is refused
 
-
-class ResponsesCodec:
+class ResponsesCodec(DialectCodec):
     """`Dialect.RESPONSES`."""
 
-    dialect: ClassVar[Dialect] = Dialect.RESPONSES
+    dialect = Dialect.RESPONSES
+    title = "responses"
+    own_keys = frozenset({"model", "input", "instructions", "tools", "stream", "max_output_tokens"})
 
-    # --- Reading ----------------------------------------------------------------------------------------------------
+    def _messages(self, body: Mapping[str, Any]) -> Iterator[Message]:
+        """Neighbouring items of the assistant are one message."""
+        instructions, items = body.get("instructions"), body.get("input")
+        if isinstance(instructions, str) and instructions:
+            yield {"role": "system", "content": instructions}
+        if isinstance(items, str):
+            items = [{"role": "user", "content": items}]
+        if not isinstance(items, list) or not all(isinstance(one, dict) for one in items):
+            raise refused(self.title, "`input`, a text or a list of objects", items)
+        for is_assistants, group in groupby(items, _is_assistants):
+            if is_assistants:
+                yield _assistant(list(group))
+            else:
+                yield from map(_other, group)
 
-    def request(self, body: Mapping[str, Any]) -> Request:
-        with as_request(_OF):
-            messages: list[Message] = []
-            if isinstance(body.get("instructions"), str) and body["instructions"]:
-                messages.append({"role": "system", "content": body["instructions"]})
-            messages.extend(reading.messages_of(reading.items_of(body)))
-            return Request(
-                model=model_of(body, _OF),
-                messages=tuple(messages),
-                tools=tuple(reading.tool_from(tool) for tool in listed(body.get("tools"))),
-                stream=bool(body.get("stream")),
-                max_tokens=number(body.get("max_output_tokens")),
-                parameters={key: value for key, value in body.items() if key not in _OWN},
-            )
+    def _tools(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        for tool in listed(body.get("tools")):
+            if tool.get("type") == "function":
+                strict = {"strict": True} if tool.get("strict") else {}
+                yield tool_of(tool.get("name"), tool.get("description"), tool.get("parameters"), **strict)
+            else:
+                yield tool_of(tool.get("name") or tool.get("type"), tool.get("description"), None, given=dict(tool))
 
-    def reply(self, content: bytes, *, streamed: bool) -> Reply:
-        with as_answer(_OF):
-            return reading.of_stream(content) if streamed else reading.of_body(body_of(content))
+    def _max_tokens(self, body: Mapping[str, Any]) -> int | None:
+        return number(body.get("max_output_tokens"))
 
-    def usage(self, content: bytes, *, streamed: bool) -> TokenUse:
-        try:
-            told = [body_of(content)] if not streamed else [one.get("response") for one in says(content, b"usage")]
-        except ValueError:
-            return TokenUse()
-        found = [usage for one in told if isinstance(usage := inside(one, "usage"), dict)]
-        return reading.usage_of(found[-1]) if found else TokenUse()
+    def _of_body(self, body: Mapping[str, Any]) -> Reply:
+        if body.get("error") or not isinstance(body.get("output"), list):
+            raise ValueError(f"expected an answer with output; found {str(body.get('error') or body)[:200]}")
+        output = [item for item in body["output"] if isinstance(item, dict)]
+        message = _assistant(output)
+        status, reason = body.get("status"), inside(body.get("incomplete_details"), "reason")
+        finish = "tool_calls" if message.get("tool_calls") else "stop"
+        if status == "incomplete":
+            finish = _REASONS.get(said(reason), "length")
+        elif status not in ("completed", None):
+            finish = ""
+        return Reply(
+            message=message,
+            finish_reason=finish,
+            usage=usage_of(body.get("usage")),
+            model=said(body.get("model")),
+            prompt_token_ids=whole_numbers(body.get("prompt_token_ids")),
+            token_ids=whole_numbers(body.get("token_ids")),
+            logprobs=_scores(body, output),
+        )
+
+    def _of_stream(self, content: bytes) -> Reply:
+        items: dict[int, dict[str, Any]] = {}
+        begun: dict[str, Any] = {}
+        ended: dict[str, Any] | None = None
+        failed = ""
+        for one in events_of(content):
+            kind = said(one.get("type"))
+            if kind in _ENDS:
+                ended = dict(one["response"])
+                failed = str(ended.get("error")) if kind == "response.failed" else failed
+            elif kind in ("response.created", "response.in_progress"):
+                begun = dict(one["response"])
+            elif kind == "error" or one.get("error"):
+                failed = str(one.get("message") or one.get("error"))[:200]
+            else:
+                _add(items, kind, one)
+        output = [items[at] for at in sorted(items)]
+        if not (begun or ended) or (failed and not output):
+            raise ValueError(f"expected a stream of events of a response; found {failed or quoted(content)}")
+        if ended is None or failed:
+            found = self._of_body({**begun, "error": None, "output": output, "status": "in_progress", "usage": None})
+            return replace(found, complete=False)
+        return self._of_body({**ended, "output": ended.get("output") or output})
+
+    def _usage(self, bodies: Sequence[Mapping[str, Any]]) -> TokenUse:
+        reported = (inside(one.get("response", one), "usage") for one in reversed(bodies))
+        return usage_of(next((usage for usage in reported if isinstance(usage, dict)), None))
 
     # --- Writing ----------------------------------------------------------------------------------------------------
 
@@ -58,38 +128,24 @@ class ResponsesCodec:
         wished = number(body.get("max_output_tokens"))
         return {**body, "max_output_tokens": max_tokens if wished is None else min(wished, max_tokens)}
 
-    def renamed(self, body: dict[str, Any], model: str) -> dict[str, Any]:
-        return {**body, "model": model}
-
-    def body(self, request: Request) -> dict[str, Any]:
-        items = [item for one in request.messages for item in writing.written(one)]
-        found: dict[str, Any] = {"model": request.model, "input": items, **request.parameters}
-        if request.tools:
-            found["tools"] = [writing.written_tool(tool) for tool in request.tools]
-        if request.stream:
-            found["stream"] = True
-        if request.max_tokens is not None:
-            found["max_output_tokens"] = max(request.max_tokens, _LEAST_OUTPUT)
-        return found
-
     def whole(self, reply: Reply, *, id: str, request: Request) -> dict[str, Any]:  # noqa: A002
-        body = writing.head(reply, id, request)
+        body = head(reply, id, request)
         body |= {
-            "output": list(writing.output_of(reply, id)),
-            "usage": writing.usage_told(reply.usage),
-            **writing.status_of(reply.finish_reason),
+            "output": list(output_of(reply, id)),
+            "usage": usage_told(reply.usage),
+            **status_of(reply.finish_reason),
         }
-        return body | (writing.token_fields(reply) if request.parameters.get("return_token_ids") else {})
+        return body | (token_fields(reply) if request.parameters.get("return_token_ids") else {})
 
     def events(self, reply: Reply, *, id: str, request: Request) -> Iterator[bytes]:  # noqa: A002
         whole = self.whole(reply, id=id, request=request)
-        begun = {**writing.head(reply, id, request), "status": "in_progress"}
+        begun = {**head(reply, id, request), "status": "in_progress"}
         steps: list[tuple[str, dict[str, Any]]] = [
             ("response.created", {"response": begun}),
             ("response.in_progress", {"response": begun}),
         ]
         for at, item in enumerate(whole["output"]):
-            steps += [(name, {"output_index": at, **data}) for name, data in writing.item_events(item)]
+            steps += [(name, {"output_index": at, **data}) for name, data in item_events(item)]
         last = "response.incomplete" if whole["status"] == "incomplete" else "response.completed"
         steps.append((last, {"response": whole}))
         for number_, (name, data) in enumerate(steps):
@@ -102,3 +158,227 @@ class ResponsesCodec:
         told = error_body(status, code, message)["error"]
         said_ = {"type": "error", "code": code, "message": told["message"], "param": None, "sequence_number": 0}
         return event(said_, "error")
+
+
+_ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
+_REASONS = {"max_output_tokens": "length", "content_filter": "content_filter"}
+
+
+# --- Requests -------------------------------------------------------------------------------------------------------
+
+
+def _is_assistants(item: Mapping[str, Any]) -> bool:
+    kind = said(item.get("type"))
+    return item.get("role") == "assistant" or kind == "reasoning" or kind.endswith("_call")
+
+
+def _assistant(items: Sequence[Mapping[str, Any]]) -> Message:
+    parts: list[Any] = []
+    thoughts: list[str] = []
+    calls = []
+    for item in items:
+        match item.get("type"):
+            case "reasoning":
+                thoughts.append(_thoughts(item))
+            case "function_call":
+                calls.append(call_of(item.get("call_id") or item.get("id"), item.get("name"), item.get("arguments")))
+            case "custom_tool_call":
+                calls.append(call_of(item.get("call_id"), item.get("name"), {"input": item.get("input")}))
+            case "message" | None:
+                parts += _plain(item.get("content"))
+            case _:
+                parts.append(dict(item))
+    return assistant(content_of(parts), reasoning="".join(thoughts), tool_calls=calls)
+
+
+def _plain(content: object) -> list[Any]:
+    if not isinstance(content, list):
+        return parts_of(content)
+    return [{"type": "text", "text": one["refusal"]} if inside(one, "type") == "refusal" else one for one in content]
+
+
+def _thoughts(item: Mapping[str, Any]) -> str:
+    """The thoughts themselves; where they are not shown, what is said about them."""
+    return text_of(_renamed(item.get("content"))) or text_of(_renamed(item.get("summary")))
+
+
+def _renamed(parts: object) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": said(inside(part, "text"))} for part in listed(parts)]
+
+
+def _other(item: Mapping[str, Any]) -> Message:
+    kind = said(item.get("type"))
+    if kind.endswith("_output"):
+        return {
+            "role": "tool",
+            "content": content_of(item.get("output")),
+            "tool_call_id": str(item.get("call_id") or ""),
+        }
+    role = item.get("role")
+    if not isinstance(role, str):
+        return {"role": "user", "content": [dict(item)]}
+    return {"role": "system" if role == "developer" else role, "content": content_of(item.get("content"))}
+
+
+# --- Answers --------------------------------------------------------------------------------------------------------
+
+
+def _scores(body: Mapping[str, Any], output: Sequence[Mapping[str, Any]]) -> tuple[float, ...] | None:
+    if isinstance(found := body.get("logprobs"), list):
+        return scores_in(found)
+    texts = [part for item in output for part in listed(item.get("content")) if inside(part, "logprobs")]
+    return scores_in([inside(one, "logprob") for part in texts for one in part["logprobs"]]) if texts else None
+
+
+def _add(items: dict[int, dict[str, Any]], kind: str, one: Mapping[str, Any]) -> None:
+    at = one.get("output_index")
+    if type(at) is not int:
+        return
+    match kind.removeprefix("response."):
+        case "output_item.added" | "output_item.done":
+            items[at] = dict(one["item"])
+        case "function_call_arguments.delta":
+            item = items.setdefault(at, {"type": "function_call"})
+            item["arguments"] = said(item.get("arguments")) + one["delta"]
+        case "output_text.delta" | "refusal.delta":
+            _lengthen(items.setdefault(at, {"type": "message", "role": "assistant"}), "content", one, "content_index")
+        case "reasoning_text.delta":
+            _lengthen(items.setdefault(at, {"type": "reasoning"}), "content", one, "content_index")
+        case "reasoning_summary_text.delta":
+            _lengthen(items.setdefault(at, {"type": "reasoning"}), "summary", one, "summary_index")
+
+
+def _lengthen(item: dict[str, Any], key: str, one: Mapping[str, Any], index: str) -> None:
+    parts = item[key] = listed(item.get(key))
+    while len(parts) <= int(one.get(index) or 0):
+        parts.append({"type": "output_text", "text": ""})
+    part = parts[int(one.get(index) or 0)]
+    part["text"] = said(part.get("text")) + one["delta"]
+
+
+def usage_of(told: object) -> TokenUse:
+    """Tokens as engines tell them."""
+    use = TokenUse(
+        prompt=number(inside(told, "input_tokens")),
+        completion=number(inside(told, "output_tokens")),
+        cached=number(inside(told, "input_tokens_details", "cached_tokens")),
+        reasoning=number(inside(told, "output_tokens_details", "reasoning_tokens")),
+    )
+    return counted(use)
+
+
+def head(reply: Reply, answer_id: str, request: Request) -> dict[str, Any]:
+    """What clients expect beside the answer itself; a repetition of what was asked."""
+    asked = request.parameters
+    return {
+        "id": answer_id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "completed",
+        "error": None,
+        "incomplete_details": None,
+        "instructions": None,
+        "metadata": asked.get("metadata") or {},
+        "model": reply.model or request.model,
+        "output": [],
+        "parallel_tool_calls": asked.get("parallel_tool_calls", True),
+        "temperature": asked.get("temperature", 1.0),
+        "tool_choice": asked.get("tool_choice", "auto"),
+        "tools": [written_tool(tool) for tool in request.tools],
+        "top_p": asked.get("top_p", 1.0),
+        "max_output_tokens": request.max_tokens,
+        "previous_response_id": asked.get("previous_response_id"),
+        "usage": None,
+    }
+
+
+def status_of(finish_reason: str) -> dict[str, Any]:
+    """How an answer ended."""
+    reasons = {"length": "max_output_tokens", "content_filter": "content_filter"}
+    if finish_reason in reasons:
+        return {"status": "incomplete", "incomplete_details": {"reason": reasons[finish_reason]}}
+    return {"status": "completed", "incomplete_details": None}
+
+
+def output_of(reply: Reply, answer_id: str) -> Iterator[dict[str, Any]]:
+    """The items of an answer, with ids."""
+    stem = answer_id.removeprefix("resp_")
+    for at, item in enumerate(assistant_items(reply.message)):
+        kind = item.get("type")
+        prefix = {"reasoning": "rs", "function_call": "fc"}.get(str(kind), "msg")
+        found = {"id": f"{prefix}_{stem}_{at}", **item}
+        if kind == "message":
+            found["content"] = [_annotated(part) for part in item["content"]]
+        yield found if kind == "reasoning" else {"status": "completed", **found}
+
+
+def _annotated(part: dict[str, Any]) -> dict[str, Any]:
+    return {"annotations": [], "logprobs": [], **part} if part.get("type") == "output_text" else part
+
+
+def assistant_items(message: Message) -> Iterator[dict[str, Any]]:
+    """An assistant's message of the normal form as items."""
+    if thoughts := message.get("reasoning"):
+        yield {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": thoughts}]}
+    parts = parts_of(message["content"])
+    if named := [{"type": "output_text", "text": one["text"]} if is_text(one) else one for one in parts]:
+        yield {"type": "message", "role": "assistant", "content": named}
+    for call in message.get("tool_calls", ()):
+        yield {
+            "type": "function_call",
+            "call_id": call["id"],
+            "name": call["name"],
+            "arguments": call["arguments"],
+        }
+
+
+def written_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """An offered tool."""
+    if isinstance(given := tool.get("given"), dict):
+        return given
+    return {
+        "type": "function",
+        "name": tool["name"],
+        "description": tool["description"],
+        "parameters": tool["parameters"],
+        "strict": bool(tool.get("strict")),
+    }
+
+
+def item_events(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The events of one item: name and data."""
+    kind, item_id = item["type"], item["id"]
+    opened = {**item, "status": "in_progress"} if "status" in item else dict(item)
+    opened["arguments" if kind == "function_call" else "content"] = "" if kind == "function_call" else []
+    yield "response.output_item.added", {"item": opened}
+    if kind == "function_call":
+        for piece in pieces(item["arguments"]):
+            yield "response.function_call_arguments.delta", {"item_id": item_id, "delta": piece}
+        done = {"item_id": item_id, "name": item["name"], "arguments": item["arguments"]}
+        yield "response.function_call_arguments.done", done
+    else:
+        stem = "response.reasoning_text" if kind == "reasoning" else "response.output_text"
+        more: dict[str, Any] = {} if kind == "reasoning" else {"logprobs": []}
+        for at, part in enumerate(item["content"]):
+            place = {"item_id": item_id, "content_index": at}
+            if not isinstance(part.get("text"), str):
+                continue
+            yield "response.content_part.added", {**place, "part": {**part, "text": ""}}
+            for piece in pieces(part["text"]):
+                yield f"{stem}.delta", {**place, "delta": piece, **more}
+            yield f"{stem}.done", {**place, "text": part["text"], **more}
+            yield "response.content_part.done", {**place, "part": part}
+    yield "response.output_item.done", {"item": item}
+
+
+def usage_told(usage: TokenUse) -> dict[str, Any] | None:
+    """None: not known."""
+    if usage.prompt is None or usage.completion is None:
+        return None
+    return {
+        "input_tokens": usage.prompt,
+        "input_tokens_details": {"cached_tokens": usage.cached or 0, "cache_write_tokens": 0},
+        "output_tokens": usage.completion,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning or 0},
+        "total_tokens": usage.prompt + usage.completion,
+    }

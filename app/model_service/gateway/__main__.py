@@ -14,9 +14,9 @@ import uvicorn
 from app import logs
 from app.errors import MegaFlowError, SettingsInvalid
 from app.ledger.database import Database
-from app.model_service.gateway.app import Gateway, create_app
-from app.model_service.listening import bounded
-from app.model_service.recording import LedgerRecorder
+from app.model_service.gateway.app import Gateway
+from app.model_service.recording.recorder import Recorder
+from app.model_service.serving import bounded
 from app.settings import load
 
 log = structlog.get_logger()
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     database = Database(settings.database(), pool_size=_CONNECTIONS)
     try:
         _serve(
-            create_app(settings, database, recorder=lambda: LedgerRecorder(settings, database), base=base),
+            Gateway(settings, database, recorder=lambda: Recorder(settings, database), base=base),
             host=arguments.host or settings.bind,
             port=port,
             grace_s=arguments.grace,

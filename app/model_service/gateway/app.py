@@ -15,27 +15,26 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from app.errors import DatabaseUnavailable
 from app.ledger.database import Database
-from app.model_service.gateway.attempts import Attempts
-from app.model_service.gateway.bodies import BODY_BYTES
 from app.model_service.gateway.callers import Callers
-from app.model_service.gateway.calls import Call
+from app.model_service.gateway.calls import Call, GatewayServices
 from app.model_service.gateway.checks import EndpointChecks
-from app.model_service.gateway.connections import http_client
+from app.model_service.gateway.endpoints import Endpoints, refused
+from app.model_service.gateway.engines import Loads, http_client
 from app.model_service.gateway.keys import Keys
-from app.model_service.gateway.listing import Listing
-from app.model_service.gateway.loads import Loads
 from app.model_service.gateway.metrics import Metrics
-from app.model_service.gateway.parts import Parts
 from app.model_service.gateway.routes import Routes
-from app.model_service.gateway.sessions import SessionDesk
-from app.model_service.gateway.token_counts import TokenCounts
+from app.model_service.gateway.state import Attempts
 from app.model_service.gateway.upstream import Upstream
 from app.model_service.limiter import ModelLimiter
-from app.model_service.recording.base import Recorder
+from app.model_service.recording.recorder import Recorder
+from app.model_service.serving import CallRefusal, ClientDisconnected
 from app.models.model_calls import Dialect
 from app.settings import Settings
 
+BODY_BYTES = 32 << 20
+"""The largest request. Longer conversations fit no model; images go by URL or in pieces."""
 LAST_S = 2.0
 """For calls that were cut by the end of the process, to be put on record."""
 _PREFIXES = ("", "/v1", "/v1/v1")
@@ -51,23 +50,27 @@ class Gateway:
         database: Database,
         *,
         recorder: Callable[[], Recorder],
-        limiter: Callable[[], ModelLimiter],
+        limiter: Callable[[], ModelLimiter] | None = None,
         keys: Keys | None = None,
         body_bytes: int = BODY_BYTES,
         base: str | None = None,
     ) -> None:
-        """`recorder` and `limiter` are made on the loop that they are for, and closed with it."""
+        """`recorder` and `limiter` are made on the loop that they are for, and closed with it.
+
+        base: its URL among those of the settings; None: whatever attempt calls is served.
+        """
         self._settings = settings
         self._database = database
         self._make_recorder = recorder
-        self._make_limiter = limiter
+        self._make_limiter = limiter or (lambda: ModelLimiter.of(settings, database))
         self._keys = keys or Keys()
         self._body_bytes = body_bytes
         self._base = base
         self._calls = {f"{prefix}/{dialect.value}": dialect for prefix in _PREFIXES for dialect in Dialect}
-        self._rest = Starlette(routes=self._paths(), lifespan=self._lifespan)
+        handlers = dict.fromkeys((CallRefusal, ClientDisconnected, DatabaseUnavailable), refused)
+        self._rest = Starlette(lifespan=self._lifespan, exception_handlers=handlers)
         self.routes: Routes
-        self.parts: Parts
+        self.parts: GatewayServices
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST":
@@ -80,19 +83,21 @@ class Gateway:
     # --- Paths ------------------------------------------------------------------------------------------------------
 
     def _paths(self) -> list[Route]:
+        endpoints = Endpoints(self.parts, self.routes, self._http)
+        checks = EndpointChecks(self._http, self.routes, self._keys, self._database)
         found = [
-            Route("/", self._health, methods=["GET"]),
-            Route("/health", self._health, methods=["GET"]),
-            Route("/metrics", self._metrics, methods=["GET"]),
-            Route("/megaflow/check", self._check, methods=["POST"]),
-            Route("/megaflow/session", self._account, methods=["GET"]),
-            Route("/megaflow/session/close", self._close, methods=["POST"]),
+            Route("/", self._health),
+            Route("/health", self._health),
+            Route("/metrics", self._metrics),
+            Route("/megaflow/check", checks.answer, methods=["POST"]),
+            Route("/megaflow/session", endpoints.account),
+            Route("/megaflow/session/close", endpoints.close, methods=["POST"]),
         ]
         for prefix in _PREFIXES:
             found += [
-                Route(f"{prefix}/models", self._models, methods=["GET"]),
-                Route(f"{prefix}/models/{{name:path}}", self._model, methods=["GET"]),
-                Route(f"{prefix}/messages/count_tokens", self._count_tokens, methods=["POST"]),
+                Route(f"{prefix}/models", endpoints.models),
+                Route(f"{prefix}/models/{{name:path}}", endpoints.model),
+                Route(f"{prefix}/messages/count_tokens", endpoints.count_tokens, methods=["POST"]),
             ]
         return found
 
@@ -104,24 +109,6 @@ class Gateway:
 
     async def _metrics(self, request: Request) -> Response:
         return Response(self.parts.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    async def _check(self, request: Request) -> Response:
-        return await EndpointChecks(self._http, self.routes, self._keys, self._database).answer(request)
-
-    async def _account(self, request: Request) -> Response:
-        return await SessionDesk(self.parts).account(request)
-
-    async def _close(self, request: Request) -> Response:
-        return await SessionDesk(self.parts).close(request)
-
-    async def _models(self, request: Request) -> Response:
-        return await Listing(self.parts).all(request)
-
-    async def _model(self, request: Request) -> Response:
-        return await Listing(self.parts).one(request)
-
-    async def _count_tokens(self, request: Request) -> Response:
-        return await TokenCounts(self.parts, self.routes, self._http).answer(request)
 
     def _elsewhere(self, attempt: UUID) -> str | None:
         """The other gateway that serves this attempt, if that is so."""
@@ -138,7 +125,7 @@ class Gateway:
         callers = Callers(self._database, patience_s=min(60.0, settings.gateway_patience_s), elsewhere=self._elsewhere)
         upstream = Upstream(self._http, self.routes, self._keys, timeout_s=settings.model_timeout_s)
         recorder, limiter = self._make_recorder(), self._make_limiter()
-        self.parts = Parts(
+        self.parts = GatewayServices(
             callers=callers,
             attempts=Attempts(),
             upstream=upstream,
@@ -152,6 +139,7 @@ class Gateway:
             boot=uuid4().hex,
             routed=lambda name: name in self.routes.models,
         )
+        app.router.routes.extend(self._paths())
         loads = Loads(self._http, lambda: self.routes.engines)
         async with AsyncExitStack() as ends:  # in reverse: what is not on record yet comes first, whatever else fails
             ends.push_async_callback(self._http.close)
@@ -165,28 +153,3 @@ class Gateway:
             callers.start()
             loads.start()
             yield
-
-
-def create_app(
-    settings: Settings,
-    database: Database,
-    *,
-    recorder: Callable[[], Recorder],
-    limiter: Callable[[], ModelLimiter] | None = None,
-    keys: Keys | None = None,
-    body_bytes: int = BODY_BYTES,
-    base: str | None = None,
-) -> Gateway:
-    """A gateway of an installation; `recorder` and `limiter` are called on the loop that serves.
-
-    base: its URL among those of the settings; None: whatever attempt calls is served.
-    """
-    return Gateway(
-        settings,
-        database,
-        recorder=recorder,
-        limiter=limiter or (lambda: ModelLimiter.of(settings, database)),
-        keys=keys,
-        body_bytes=body_bytes,
-        base=base,
-    )

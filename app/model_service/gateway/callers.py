@@ -17,7 +17,7 @@ import structlog
 from app.errors import DatabaseUnavailable
 from app.ledger.database import Database
 from app.ledger.model_sessions import close_session, live_among, session_of
-from app.model_service.gateway.refusals import Refusal
+from app.model_service.serving import CallRefusal
 from app.models.model_calls import CallEnd, ModelSession
 
 log = structlog.get_logger()
@@ -37,7 +37,7 @@ _ENDED = "the attempt that this token was made for has ended, or its account was
 
 
 @dataclass(slots=True)
-class _Known:
+class _CachedSession:
     session: ModelSession
     elsewhere: str | None
     used_at: float
@@ -70,7 +70,7 @@ class Callers:
         self._elsewhere = elsewhere
         self._fresh_s = fresh_s
         self._patience_s = patience_s
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _CachedSession] = {}
         self._unknown: dict[str, float] = {}
         self._asking: dict[str, asyncio.Task[ModelSession | None]] = {}
         self._watching: asyncio.Task[None] | None = None
@@ -87,23 +87,23 @@ class Callers:
     async def session(self, token: str | None, *, ended_too: bool = False) -> ModelSession:
         """Whose token this is.
 
-        Raises: Refusal: nobody's (401), an ended attempt's (403), another gateway's (421), or nobody can tell (503).
+        Raises: CallRefusal: unknown (401), of an ended attempt (403), of another gateway (421), or no ledger (503).
         """
         if not token:
-            raise Refusal(401, "token_missing", _NO_TOKEN, CallEnd.REFUSED)
+            raise CallRefusal(401, "token_missing", _NO_TOKEN)
         known = self._known.get(token) or await self._find(token)
         known.used_at = time.monotonic()
         if not known.session.live and not ended_too:
-            raise Refusal(403, "attempt_ended", _ENDED, CallEnd.REFUSED)
+            raise CallRefusal(403, "attempt_ended", _ENDED)
         if known.elsewhere is not None:
             message = f"expected the calls of this attempt at {known.elsewhere}, which has its account"
-            raise Refusal(421, "misdirected", message, CallEnd.REFUSED)
+            raise CallRefusal(421, "misdirected", message)
         return known.session
 
-    async def _find(self, token: str) -> _Known:
+    async def _find(self, token: str) -> _CachedSession:
         now = time.monotonic()
         if len(token) > _TOKEN_MOST or now - self._unknown.get(token, -_UNKNOWN_S) < _UNKNOWN_S:
-            raise Refusal(401, "token_unknown", _WRONG, CallEnd.REFUSED)
+            raise CallRefusal(401, "token_unknown", _WRONG)
         asking = self._asking.get(token)
         if asking is None:
             asking = asyncio.create_task(self._ask(token))
@@ -112,13 +112,15 @@ class Callers:
         try:
             session = await asyncio.shield(asking)
         except DatabaseUnavailable as error:
-            raise Refusal(503, "ledger_unavailable", str(error), CallEnd.UPSTREAM_UNREACHABLE, final=False) from error
+            raise CallRefusal(
+                503, "ledger_unavailable", str(error), CallEnd.UPSTREAM_UNREACHABLE, final=False
+            ) from error
         if session is None:
             if len(self._unknown) >= _UNKNOWN_MOST:
                 self._unknown.clear()
             self._unknown[token] = time.monotonic()
-            raise Refusal(401, "token_unknown", _WRONG, CallEnd.REFUSED)
-        known = self._known[token] = _Known(session, self._elsewhere(session.attempt_id), time.monotonic())
+            raise CallRefusal(401, "token_unknown", _WRONG)
+        known = self._known[token] = _CachedSession(session, self._elsewhere(session.attempt_id), time.monotonic())
         return known
 
     async def _ask(self, token: str) -> ModelSession | None:

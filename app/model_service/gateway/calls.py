@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import orjson
@@ -16,15 +17,51 @@ from uuid_utils import compat as uuids
 from app.errors import BrokerUnavailable, CallThrottled, DatabaseUnavailable
 from app.model_service.dialects import codec_for
 from app.model_service.gateway import enforcement
-from app.model_service.gateway.bodies import ClientGone, read_body, read_request
-from app.model_service.gateway.callers import token_of
-from app.model_service.gateway.parts import JSON, Parts, answer_refusal
-from app.model_service.gateway.plans import Answer
-from app.model_service.gateway.refusals import CLOSED, Refusal
-from app.model_service.gateway.relay import Stream, without_usage
-from app.model_service.gateway.state import CallState, Headers
-from app.model_service.limiter import Permit
+from app.model_service.gateway.callers import Callers, token_of
+from app.model_service.gateway.keys import Keys
+from app.model_service.gateway.metrics import Metrics
+from app.model_service.gateway.plans import EngineAnswer
+from app.model_service.gateway.relay import RelayedStream, without_usage
+from app.model_service.gateway.state import Attempts, CallState, Headers
+from app.model_service.gateway.upstream import Upstream
+from app.model_service.limiter import ModelLimiter, Permit
+from app.model_service.recording.recorder import Recorder
+from app.model_service.serving import CallRefusal, ClientDisconnected, read_body, read_request
 from app.models.model_calls import CallEnd, Dialect, TokenUse
+
+_FINAL = (b"x-should-retry", b"false")
+"""Clients of both families obey it: the gateway has already waited for what waiting helps."""
+JSON = (b"content-type", b"application/json")
+
+
+@dataclass(slots=True)
+class GatewayServices:
+    """What calls are made of."""
+
+    callers: Callers
+    attempts: Attempts
+    upstream: Upstream
+    recorder: Recorder
+    limiter: ModelLimiter
+    keys: Keys
+    metrics: Metrics
+    patience_s: float
+    body_bytes: int
+    timeout_s: float = 600.0  # that engines get for one call
+    boot: str = ""  # this process, by a name that no other has
+    routed: Callable[[str], bool] = lambda _: True  # whether a model's name has a row of its own
+
+
+async def answer_refusal(send: Send, dialect: Dialect, refusal: CallRefusal, body: bytes | None = None) -> None:
+    """Say no in the caller's dialect."""
+    if body is None:
+        body = orjson.dumps(codec_for(dialect).error(refusal.status, refusal.code, refusal.message))
+    headers = [JSON, (b"content-length", b"%d" % len(body))]
+    if refusal.final:
+        headers.append(_FINAL)
+    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
 
 log = structlog.get_logger()
 
@@ -44,7 +81,7 @@ _SEEN_S = 0.5
 class Call:
     """One request in one dialect."""
 
-    def __init__(self, parts: Parts, dialect: Dialect, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, parts: GatewayServices, dialect: Dialect, scope: Scope, receive: Receive, send: Send) -> None:
         self._parts = parts
         self._dialect = dialect
         self._headers: Headers = scope["headers"]
@@ -59,15 +96,15 @@ class Call:
         begun, started_at = time.monotonic(), datetime.now(UTC)
         try:
             session = await self._parts.callers.session(token_of(self._headers))
-            if self._parts.attempts.of(session.attempt_id).closed:
-                raise Refusal(403, "session_closed", CLOSED, CallEnd.REFUSED)  # as of an ended attempt: not on record
-        except Refusal as refusal:
+            attempt = self._parts.attempts.of(session.attempt_id)
+            attempt.refuse_if_closed()  # as of an ended attempt: not on record
+        except CallRefusal as refusal:
             await answer_refusal(self._send, self._dialect, refusal)
             return
         call = CallState(
             id=uuids.uuid7(),
             session=session,
-            attempt=self._parts.attempts.of(session.attempt_id),
+            attempt=attempt,
             dialect=self._dialect,
             codec=self._codec,
             headers=self._headers,
@@ -97,14 +134,13 @@ class Call:
             async with self._answering(call):
                 call.body = read_request(call.raw)
                 call.model, call.stream = call.body["model"], bool(call.body.get("stream"))
-                if call.attempt.closed:
-                    raise Refusal(403, "session_closed", CLOSED, CallEnd.REFUSED)
+                call.attempt.refuse_if_closed()
                 enforcement.refuse_other_models(call.session, call.model)
                 await enforcement.allow(call, self._parts.recorder)
                 await self._within_limits(call)
-        except Refusal as refusal:
+        except CallRefusal as refusal:
             await self._refuse(call, refusal)
-        except ClientGone:
+        except ClientDisconnected:
             self._ended(call, CallEnd.CLIENT_GONE, _HUNG_UP)
         except asyncio.CancelledError:
             if not self._gone:
@@ -120,7 +156,7 @@ class Call:
         """For the block, which answers: whatever stops it becomes an answer and a known end."""
         try:
             yield
-        except Refusal as refusal:
+        except CallRefusal as refusal:
             await self._refuse(call, refusal)
         except asyncio.CancelledError:
             if self._gone:
@@ -157,7 +193,7 @@ class Call:
             return end, f"the agent hung up after a wait of {waited_s:.1f} s ({most})"
         return CallEnd.CLIENT_GONE, _HUNG_UP
 
-    async def _refuse(self, call: CallState, refusal: Refusal) -> None:
+    async def _refuse(self, call: CallState, refusal: CallRefusal) -> None:
         message = self._parts.keys.redact(refusal.message)
         if call.started:  # a status was sent: the rest of the stream says it
             self._ended(call, refusal.end, message)
@@ -207,11 +243,11 @@ class Call:
             raise
         except CallThrottled as error:
             call.waited_s[error.limit] = call.waited_s.get(error.limit, 0.0) + time.monotonic() - begun
-            raise Refusal(429, "limit_reached", str(error), CallEnd.THROTTLED) from error
+            raise CallRefusal(429, "limit_reached", str(error), CallEnd.THROTTLED) from error
         except (BrokerUnavailable, DatabaseUnavailable) as error:
             if permit_used is not None:
                 raise
-            raise Refusal(503, "limits_unknown", str(error), CallEnd.THROTTLED, final=False) from error
+            raise CallRefusal(503, "limits_unknown", str(error), CallEnd.THROTTLED, final=False) from error
         finally:
             call.attempt.waiting_since.pop(call.id, None)
 
@@ -220,9 +256,9 @@ class Call:
         own = call.session.model.name or "*"
         return call.model if call.model == own or self._parts.routed(call.model) else own
 
-    async def _asked(self, call: CallState) -> Answer:
+    async def _asked(self, call: CallState) -> EngineAnswer:
         """What the engine says, within its time. The clock stands still while the call waits, for which there is a
-        bound of its own; tries that failed are not given back. Raises: Refusal.
+        bound of its own; tries that failed are not given back. Raises: CallRefusal.
         """
         call.listens()
         try:
@@ -231,7 +267,7 @@ class Call:
         except TimeoutError:
             if (target := call.target) is not None:
                 target.engine.failed("it took too long to answer", alone=not target.others)
-            raise Refusal(
+            raise CallRefusal(
                 504,
                 "engine_timeout",
                 f"the engine had no whole answer within {self._parts.timeout_s:g} s",
@@ -252,7 +288,7 @@ class Call:
         finally:
             answer.close()
 
-    async def _pass_whole(self, call: CallState, answer: Answer) -> None:
+    async def _pass_whole(self, call: CallState, answer: EngineAnswer) -> None:
         content = answer.content
         if answer.plan.translation is not None:
             content = answer.plan.translation.whole(content)
@@ -264,8 +300,8 @@ class Call:
         await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
         await self._send({"type": "http.response.body", "body": content, "more_body": False})
 
-    async def _pass_stream(self, call: CallState, answer: Answer) -> None:
-        stream = Stream(answer)
+    async def _pass_stream(self, call: CallState, answer: EngineAnswer) -> None:
+        stream = RelayedStream(answer)
         translated: list[bytes] = []
         call.streamed = True
         call.status = answer.status
@@ -328,11 +364,11 @@ class Call:
         return usage
 
 
-def _ours(error: Exception) -> Refusal:
-    return Refusal(500, "gateway_error", f"the gateway broke: {type(error).__name__}", CallEnd.UPSTREAM_ERROR)
+def _ours(error: Exception) -> CallRefusal:
+    return CallRefusal(500, "gateway_error", f"the gateway broke: {type(error).__name__}", CallEnd.UPSTREAM_ERROR)
 
 
-def _back(call: CallState, answer: Answer) -> Headers:
+def _back(call: CallState, answer: EngineAnswer) -> Headers:
     """Headers that the caller gets: the engine's own ids, and ours."""
     found: Headers = [(b"x-megaflow-call", str(call.id).encode())]
     for name in _PASSED_BACK:

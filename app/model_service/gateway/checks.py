@@ -17,19 +17,18 @@ from pydantic import Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from app.errors import DatabaseUnavailable, LimitInvalid
-from app.ledger.control_tokens import use_token
+from app.errors import LimitInvalid
 from app.ledger.database import Database
 from app.ledger.model_replicas import ANY, plain_url
-from app.model_service.gateway import faults, troubles
-from app.model_service.gateway.bodies import ClientGone, read_body
+from app.ledger.model_sessions import use_token
+from app.model_service.gateway import engine_faults
 from app.model_service.gateway.callers import token_of
+from app.model_service.gateway.engine_faults import whole_of
 from app.model_service.gateway.engines import Target
 from app.model_service.gateway.keys import Keys, missing_key
 from app.model_service.gateway.plans import Planner
-from app.model_service.gateway.reading import whole_of
-from app.model_service.gateway.refusals import Refusal
 from app.model_service.gateway.routes import Routes
+from app.model_service.serving import CallRefusal, read_body
 from app.models.model_calls import Dialect
 from app.models.spec import ModelChoice, Wire
 
@@ -47,7 +46,7 @@ _SMALL: dict[Dialect, dict[str, Any]] = {
 """The smallest calls that there are."""
 
 
-class Candidate(Wire):
+class EngineCandidate(Wire):
     """An engine that is about to be registered."""
 
     url: str
@@ -60,7 +59,7 @@ class CheckRequest(Wire):
     """What is to be checked: the engines that a submission would use, or one that is not registered yet."""
 
     model: ModelChoice
-    candidate: Candidate | None = None
+    candidate: EngineCandidate | None = None
 
 
 class CheckReport(Wire):
@@ -71,7 +70,7 @@ class CheckReport(Wire):
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _EngineProblem:
     """What is wrong with one engine; `certain`: no call to it could succeed."""
 
     why: str
@@ -89,22 +88,18 @@ class EndpointChecks:
         self._database = database
 
     async def answer(self, request: Request) -> Response:
-        """The report as JSON, or why there is none."""
+        """The report as JSON. Raises: CallRefusal, ClientDisconnected, DatabaseUnavailable."""
         token = token_of(request.scope["headers"])
+        if not token or not await asyncio.to_thread(use_token, self._database, token):
+            message = "expected a control token that is in the database and was not used, found another"
+            raise CallRefusal(401, "token_unknown", message)
+        raw = await read_body(request.receive, request.scope["headers"], _REQUEST_BYTES)
         try:
-            if not token or not await asyncio.to_thread(use_token, self._database, token):
-                return _no(401, "expected a control token that is in the database and was not used, found another")
-            raw = await read_body(request.receive, request.scope["headers"], _REQUEST_BYTES)
-            report = await self.check(CheckRequest.model_validate_json(raw))
-        except ClientGone:
-            return Response(status_code=499)
+            wanted = CheckRequest.model_validate_json(raw)
         except ValidationError as error:
-            return _no(400, f"expected a model to check, found: {error.errors(include_url=False, include_input=False)}")
-        except Refusal as refusal:
-            return _no(refusal.status, refusal.message)
-        except DatabaseUnavailable as error:
-            return _no(503, str(error))
-        return JSONResponse(report.model_dump(mode="json"))
+            problems = error.errors(include_url=False, include_input=False)
+            raise CallRefusal(400, "invalid_request", f"expected a model to check, found: {problems}") from None
+        return JSONResponse((await self.check(wanted)).model_dump(mode="json"))
 
     async def check(self, asked: CheckRequest) -> CheckReport:
         """Every engine that may get calls. Raises: DatabaseUnavailable."""
@@ -113,7 +108,7 @@ class EndpointChecks:
         for name in (asked.model.name, *asked.model.side_models):
             try:
                 targets = self._targets(asked, name)
-            except (Refusal, LimitInvalid) as refusal:
+            except (CallRefusal, LimitInvalid) as refusal:
                 return CheckReport(refused=self._keys.redact(str(refusal)))
             found = await asyncio.gather(*(self._engine(target, target.upstream_model or name) for target in targets))
             said = [self._keys.redact(one.why) for one in found if one is not None]
@@ -133,19 +128,19 @@ class EndpointChecks:
 
     # --- One engine -------------------------------------------------------------------------------------------------
 
-    async def _engine(self, target: Target, model: str) -> _Found | None:
+    async def _engine(self, target: Target, model: str) -> _EngineProblem | None:
         """What is wrong, if something is."""
         url = target.engine.url
         key = target.api_key_env
         if target.key_expected and (why := missing_key(self._keys, key)) is not None:
-            return _Found(f"{url}: {why}")
+            return _EngineProblem(f"{url}: {why}")
         try:
             page = "?limit=1000" if target.engine.anthropic else ""
             status, content = await self._ask(target, "GET", f"{url}/models{page}")
             if status in {401, 403}:
-                return _Found(self._refused_key(target, status, content))
+                return _EngineProblem(self._refused_key(target, status, content))
             if 300 <= status < 400:
-                return _Found(
+                return _EngineProblem(
                     f"{url} answers with a redirect ({status}), which is never followed; use the URL it names"
                 )
             listed = _ids(content) if status == 200 else None
@@ -154,10 +149,12 @@ class EndpointChecks:
             if model == ANY or model in listed or await self._is_known(target, model):
                 return None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            return _Found(f"{url}: {troubles.of_error(error, _TIMEOUT.total or 0).why}; start it, or correct the URL")
+            return _EngineProblem(
+                f"{url}: {engine_faults.fault_of_error(error, _TIMEOUT.total or 0).why}; start it, or correct the URL"
+            )
         shown = ", ".join(sorted(listed)[:_SHOWN]) or "none"
         more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
-        return _Found(f"{url} does not have the model {model!r}; it lists {shown}{more}")
+        return _EngineProblem(f"{url} does not have the model {model!r}; it lists {shown}{more}")
 
     async def _is_known(self, target: Target, model: str) -> bool:
         """Whether the engine has it by another name than the one that it lists."""
@@ -167,28 +164,28 @@ class EndpointChecks:
         except (ValueError, AttributeError):
             return False
 
-    async def _one_token(self, target: Target, model: str) -> _Found | None:
+    async def _one_token(self, target: Target, model: str) -> _EngineProblem | None:
         """For an engine without a list of models: call it."""
         url = target.engine.url
         if model == ANY:
-            return _Found(f"{url} has no list of models; it was not checked further", certain=False)
+            return _EngineProblem(f"{url} has no list of models; it was not checked further", certain=False)
         dialect = _spoken(target)
         body = {"model": model, **_SMALL[dialect]}
         status, content = await self._ask(target, "POST", str(target.engine.path(dialect)), body)
-        said = faults.said(content)
+        said = engine_faults.message_of(content)
         if status in {401, 403}:
-            return _Found(self._refused_key(target, status, content))
-        if faults.unknown_model(status, said, model):
-            return _Found(f"{url} does not have the model {model!r}: {said.message:.300}")
+            return _EngineProblem(self._refused_key(target, status, content))
+        if engine_faults.unknown_model(status, said, model):
+            return _EngineProblem(f"{url} does not have the model {model!r}: {said.message:.300}")
         if status in {404, 405}:
-            return _Found(f"{url} is no model server: it answers {status} to a call; most base URLs end in /v1")
+            return _EngineProblem(f"{url} is no model server: it answers {status} to a call; most base URLs end in /v1")
         if 200 <= status < 300:
             return None
-        return _Found(f"{url} has no list of models and answers {status}: {said.message:.300}", certain=False)
+        return _EngineProblem(f"{url} has no list of models and answers {status}: {said.message:.300}", certain=False)
 
     def _refused_key(self, target: Target, status: int, content: bytes) -> str:
         url, key = target.engine.url, target.api_key_env
-        said = f"{url} answers {status}: {faults.said(content).message:.300}"
+        said = f"{url} answers {status}: {engine_faults.message_of(content).message:.300}"
         if key is None:
             return f"{said}; no key was sent; register one with `megaflow models add NAME {url} --api-key-env VAR`"
         return f"{said}; {missing_key(self._keys, key) or f'the key in {key} is not accepted'}"
@@ -219,7 +216,3 @@ def _ids(content: bytes) -> set[str] | None:
     except (ValueError, RecursionError):
         pass
     return None
-
-
-def _no(status: int, message: str) -> Response:
-    return JSONResponse({"error": {"message": message}}, status_code=status)

@@ -21,7 +21,7 @@ _PAUSE_MOST_S = 15.0
 _DOUBLINGS = 10
 
 
-class Window:
+class CongestionWindow:
     """The calls of one engine. For one event loop."""
 
     def __init__(self, *, start: float = START) -> None:

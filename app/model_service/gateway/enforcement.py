@@ -6,9 +6,9 @@ import asyncio
 import time
 
 from app.errors import DatabaseUnavailable
-from app.model_service.gateway.refusals import Refusal
 from app.model_service.gateway.state import CallState
-from app.model_service.recording.base import Recorder
+from app.model_service.recording.recorder import Recorder
+from app.model_service.serving import CallRefusal
 from app.models.model_calls import Account, CallEnd, ModelSession
 
 _AGAIN_S = 0.5
@@ -17,20 +17,19 @@ OWN_CALLS = "turns"
 
 
 def refuse_other_models(session: ModelSession, model: str) -> None:
-    """A token is good for the model of its task and those that were submitted beside it. Raises: Refusal."""
+    """A token is good for the model of its task and those that were submitted beside it. Raises: CallRefusal."""
     if model != session.model.name and model not in session.model.side_models:
         allowed = ", ".join(map(repr, (session.model.name, *session.model.side_models)))
-        raise Refusal(
+        raise CallRefusal(
             403,
             "model_not_allowed",
             f"this attempt may call {allowed}, found {model!r:.200}; another model is allowed at submission by"
             " `--side-model NAME`",
-            CallEnd.REFUSED,
         )
 
 
 async def allow(call: CallState, recorder: Recorder) -> None:
-    """Return when the call may be made; it then counts as under way. Raises: Refusal.
+    """Return when the call may be made; it then counts as under way. Raises: CallRefusal.
 
     Calls that might be the last allowed turn, or spend the last of the money, wait for those before them: none is
     refused for a turn that then fails, and none goes over the limit.
@@ -58,7 +57,7 @@ async def allow(call: CallState, recorder: Recorder) -> None:
 
 
 def _waits_for_turns(call: CallState, account: Account) -> bool:
-    """Raises: Refusal: there are none left.
+    """Raises: CallRefusal: there are none left.
 
     Calls that offer tools are turns; where an agent never offers any, all are. The rest is by the way: titles, ... What
     came without tools before the first call with them was by the way, too, as that call shows: it takes none away.
@@ -68,7 +67,7 @@ def _waits_for_turns(call: CallState, account: Account) -> bool:
         return False
     had = 0 if call.tools and not account.offered_tools else account.turns
     if had >= most:
-        raise Refusal(
+        raise CallRefusal(
             400,
             "step_limit_exceeded",
             f"this attempt has used up its {most} turns; it ends here",
@@ -89,7 +88,7 @@ async def _one_ends(call: CallState) -> None:
     try:
         await call.attempt.one_ends(max(0.01, call.left_s()))
     except TimeoutError:
-        raise Refusal(
+        raise CallRefusal(
             429, "turns_under_way", "the last calls of this attempt are still under way", CallEnd.THROTTLED
         ) from None
 
@@ -100,7 +99,7 @@ async def _account(call: CallState, recorder: Recorder) -> Account:
             return await recorder.account(call.session)
         except DatabaseUnavailable as error:
             if call.left_s() <= 0:
-                raise Refusal(503, "ledger_unavailable", str(error), CallEnd.THROTTLED, final=False) from error
+                raise CallRefusal(503, "ledger_unavailable", str(error), CallEnd.THROTTLED, final=False) from error
         with call.waiting("ledger"):
             await asyncio.sleep(min(_AGAIN_S, max(0.01, call.left_s())))
 
@@ -108,12 +107,12 @@ async def _account(call: CallState, recorder: Recorder) -> Account:
 def fits(call: CallState, window: int) -> None:
     """Only a conversation whose beginning the engine has counted, and found too long, is refused without asking it.
 
-    Raises: Refusal.
+    Raises: CallRefusal.
     """
     attempt = call.attempt
     if attempt.prompt_tokens <= window or len(call.raw) < attempt.prompt_bytes:
         return
-    raise Refusal(
+    raise CallRefusal(
         400,
         "context_length_exceeded",
         f"the conversation has {attempt.prompt_tokens} tokens or more, and may have {window}",
@@ -121,8 +120,8 @@ def fits(call: CallState, window: int) -> None:
     )
 
 
-def _over_budget(whose: str, spent: float, bound: float, end: CallEnd) -> Refusal:
-    return Refusal(
+def _over_budget(whose: str, spent: float, bound: float, end: CallEnd) -> CallRefusal:
+    return CallRefusal(
         400,
         "budget_exhausted",
         f"{whose} has spent ${spent:.4f} of ${bound:.4f} on model calls; it ends here",

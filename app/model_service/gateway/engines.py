@@ -1,9 +1,13 @@
-"""One engine as the gateway knows it: whether it is up, how much it takes, which dialects it does not speak."""
+"""Engines as the gateway knows them: the connections to them, whether they are up, and how many calls wait there."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import re
+import socket
 import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -11,8 +15,40 @@ import aiohttp
 import structlog
 from yarl import URL
 
-from app.model_service.gateway.congestion import Window
+from app.model_service.gateway.congestion import CongestionWindow
+from app.model_service.gateway.engine_faults import whole_of
+from app.models.addresses import forbidden
 from app.models.model_calls import Dialect
+
+_KEEP_ALIVE_S = 4.0
+"""Many engines close a connection that was idle for 5 s: one of ours must never be the later to notice."""
+
+
+def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """A socket for this address, which is the one that is connected to: a name cannot be resolved again in between.
+
+    Raises: OSError: models may not be called there (EACCES).
+    """
+    family, kind, proto, _, (host, *_) = address
+    if (why := forbidden(str(host))) is not None:
+        raise OSError(errno.EACCES, f"expected a model server, found {why} ({host}): models are never called there")
+    return socket.socket(family, kind, proto)
+
+
+def http_client(timeout_s: float) -> aiohttp.ClientSession:
+    """For engines: no bound of its own on connections, no cookies, no proxies, bytes as they come."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(
+            limit=0, ttl_dns_cache=60, keepalive_timeout=_KEEP_ALIVE_S, socket_factory=_socket
+        ),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=min(10.0, timeout_s), sock_read=timeout_s),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        read_bufsize=1 << 18,
+        max_line_size=1 << 16,
+        max_field_size=1 << 16,
+    )
+
 
 log = structlog.get_logger()
 
@@ -25,7 +61,7 @@ _UNROUTED_S = 60.0
 """An engine of no row is looked for so long after its last call; then the next call finds out."""
 
 
-class Engine:
+class ModelEngine:
     """What is shared by all calls to one base URL. For one event loop."""
 
     def __init__(self, url: str, http: aiohttp.ClientSession, *, replay: bool = False) -> None:
@@ -33,10 +69,10 @@ class Engine:
         self.url = url
         self.replay = replay
         self.reason = f"engine:{url}"
-        self.window = Window()
+        self.window = CongestionWindow()
         self.up = asyncio.Event()
         self.up.set()
-        self.deaf: set[Dialect] = set()
+        self.unspoken: set[Dialect] = set()
         self.no_usage_option = False
         self.unsampled: dict[str, set[str]] = {}  # by its name for a model: sampling options that it refused
         self.last_fault = ""
@@ -88,7 +124,7 @@ class Engine:
             if not self.routed and time.monotonic() - self.wanted_at > _UNROUTED_S:
                 break
         self._errors = 0
-        self.deaf.clear()  # it may be another server by now
+        self.unspoken.clear()  # it may be another server by now
         self.no_usage_option = False
         self.unsampled.clear()
         self.window.anew()
@@ -134,7 +170,7 @@ class Engine:
 class Target:
     """Where one call goes: an engine, and as what. Taken at the beginning of a call and not changed by a swap."""
 
-    engine: Engine
+    engine: ModelEngine
     upstream_model: str | None = None  # None: as the agent calls it
     policy_version: str = ""
     dialects: tuple[Dialect, ...] = ()  # empty: to be found out
@@ -150,4 +186,71 @@ class Target:
         return self.engine.replay
 
     def speaks(self, dialect: Dialect) -> bool:
-        return dialect in self.dialects if self.dialects else dialect not in self.engine.deaf
+        return dialect in self.dialects if self.dialects else dialect not in self.engine.unspoken
+
+
+EVERY_S = 2.0
+_TIMEOUT_S = 2.0
+_METRICS_BYTES = 8 << 20
+_CALLS_MOST = 1e9
+_WAITING = re.compile(
+    rb"^(?:vllm:num_requests_waiting|sglang:num_queue_reqs)(?:\{[^}]*\})?\s+([0-9.eE+]+)", re.MULTILINE
+)
+
+
+class Loads:
+    """Asks every engine that has calls of ours, and can tell. For one event loop."""
+
+    def __init__(
+        self, http: aiohttp.ClientSession, engines: Callable[[], Collection[ModelEngine]], *, every_s: float = EVERY_S
+    ) -> None:
+        self._http = http
+        self._engines = engines
+        self._every_s = every_s
+        self._silent: set[str] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._watch(), name="engine-loads")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._every_s)
+            asked = [one for one in self._engines() if one.window.inside and one.healthy and self._may_tell(one)]
+            await asyncio.gather(*(self._look(one) for one in asked))
+            self._silent.intersection_update(one.url for one in self._engines())
+
+    def _may_tell(self, engine: ModelEngine) -> bool:
+        """Providers are not asked: theirs are no engines of ours, and they say 429."""
+        return engine.url.startswith("http://") and engine.url not in self._silent
+
+    async def _look(self, engine: ModelEngine) -> None:
+        try:
+            timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+            url = f"{engine.url.removesuffix('/v1')}/metrics"
+            async with self._http.get(url, timeout=timeout, allow_redirects=False) as answer:
+                content = (await whole_of(answer, _METRICS_BYTES) or b"") if answer.status == 200 else b""
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return  # too busy to say, perhaps: asked again
+        waiting = waiting_of(content)
+        if waiting is None:
+            self._silent.add(engine.url)
+        else:
+            engine.window.loaded(waiting)
+
+
+def waiting_of(metrics: bytes) -> int | None:
+    """Calls that stand in line at the engine; None: it does not say."""
+    found: list[float] = []
+    for said in _WAITING.findall(metrics):
+        try:
+            found.append(float(said))
+        except ValueError:
+            return None
+    total = sum(found)
+    return int(total) if found and 0 <= total <= _CALLS_MOST else None

@@ -9,7 +9,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from app.model_service.gateway.engines import Engine
+from app.model_service.gateway.engines import ModelEngine
 from app.models.model_calls import CallEnd, Dialect, Exchange, TokenUse
 
 _SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -18,7 +18,7 @@ _SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 class Metrics:
     """Counted as calls end; the state of engines is read when somebody asks."""
 
-    def __init__(self, engines: Callable[[], Iterable[Engine]]) -> None:
+    def __init__(self, engines: Callable[[], Iterable[ModelEngine]]) -> None:
         registry = CollectorRegistry()
         self._registry = registry
         self.in_flight = Gauge("megaflow_gateway_calls_in_flight", "Calls under way.", registry=registry)
@@ -40,7 +40,7 @@ class Metrics:
         self._of_end = {
             (dialect, end): self._calls.labels(dialect.value, end.value) for dialect in Dialect for end in CallEnd
         }
-        registry.register(_Engines(engines))
+        registry.register(_EngineCollector(engines))
 
     def ended(self, exchange: Exchange, usage: TokenUse) -> None:
         """Count one."""
@@ -59,8 +59,8 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class _Engines(Collector):
-    def __init__(self, engines: Callable[[], Iterable[Engine]]) -> None:
+class _EngineCollector(Collector):
+    def __init__(self, engines: Callable[[], Iterable[ModelEngine]]) -> None:
         self._engines = engines
 
     def collect(self) -> Iterator[Metric]:

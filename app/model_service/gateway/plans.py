@@ -1,7 +1,8 @@
-"""How an engine is asked: the caller's own bytes where nothing has to be changed, and headers of ours."""
+"""How an engine is asked: the caller's own bytes where nothing has to be changed, sampling options, and our headers."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,19 +10,57 @@ from typing import Any
 import aiohttp
 import orjson
 
-from app.model_service.dialects.sampling import sampled
+from app.model_service.dialects import codec_for
 from app.model_service.gateway.engines import Target
 from app.model_service.gateway.keys import Keys
 from app.model_service.gateway.state import CallState
 from app.model_service.gateway.translation import Translation, translation_for
 from app.models.model_calls import Dialect, Sampled
+from app.models.spec import Sampling
+
+_PLAIN = {
+    Dialect.CHAT: ("temperature", "top_p", "seed"),
+    Dialect.RESPONSES: ("temperature", "top_p"),
+    Dialect.MESSAGES: ("temperature", "top_p"),
+}
+"""Options that the dialect has, under the same name. The bound of tokens has names of its own."""
+_BOUNDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_NOT_TAKEN = re.compile(
+    rb"unsupported|not support|deprecated|unknown|unrecogni[sz]ed|unexpected|extra inputs|not permitted", re.IGNORECASE
+)
+
+
+def sampled(
+    body: dict[str, Any], dialect: Dialect, options: Sampling, *, most: int | None, refused: Collection[str] = ()
+) -> tuple[dict[str, Any], Sampled]:
+    """The request with these options, and which of them it has.
+
+    most: tokens of one answer that the attempt may have. refused: options that the model was found not to take.
+    """
+    given = options.model_dump(exclude_none=True)
+    bound = given.pop("max_tokens", None)
+    applied = {name: value for name, value in given.items() if name in _PLAIN[dialect] and name not in refused}
+    found = body | applied
+    if bound is not None:
+        bound = bound if most is None else min(bound, most)
+        found = codec_for(dialect).limited(found | {name: bound for name in _BOUNDS if name in found}, bound)
+        applied["max_tokens"] = bound
+    return found, Sampled(applied, tuple(name for name in given if name not in applied))
+
+
+def not_taken(refusal: bytes, applied: Collection[str]) -> set[str]:
+    """Which of the options an engine's 4xx names as not supported by the model. The bound of tokens is never one."""
+    if not _NOT_TAKEN.search(refusal):
+        return set()
+    return {name for name in applied if name != "max_tokens" and re.search(rf"\b{name}\b".encode(), refusal)}
+
 
 _PASSED = (b"anthropic-version", b"anthropic-beta", b"openai-beta")
 _USAGE = {"include_usage": True}
 
 
 @dataclass(slots=True)
-class Plan:
+class CallPlan:
     """How one engine is asked."""
 
     target: Target
@@ -33,10 +72,10 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Answer:
+class EngineAnswer:
     """What came: a whole body, or the beginning of a stream that goes on in `response`. Close it."""
 
-    plan: Plan
+    plan: CallPlan
     status: int
     headers: Any  # of aiohttp
     content: bytes
@@ -63,13 +102,13 @@ class Planner:
         call: CallState,
         target: Target,
         *,
-        deaf: bool = False,
+        dialect_refused: bool = False,
         usage: bool = True,
         unsampled: Collection[str] = (),
-    ) -> Plan:
+    ) -> CallPlan:
         """The request as this engine wants it: the caller's own bytes, if nothing has to be changed.
 
-        `deaf`: it has just refused the dialect; not `usage`: it has just refused the wish for the usage; `unsampled`:
+        dialect_refused: it has just refused the dialect. usage: it has not refused to report the usage. unsampled:
         sampling options that it has just refused.
         """
         body = call.body
@@ -78,7 +117,7 @@ class Planner:
             body = call.codec.limited(body, limits.max_turn_tokens)
         translation: Translation | None = None
         dialect = call.dialect
-        if deaf or not target.speaks(dialect):
+        if dialect_refused or not target.speaks(dialect):
             spoken = target.dialects[0] if target.dialects else Dialect.CHAT
             translation = await translation_for(dialect, spoken)
             body = translation.request(body)
@@ -96,7 +135,7 @@ class Planner:
                 body = {**body, "stream_options": {**(asked if isinstance(asked, dict) else {}), **_USAGE}}
                 hides = True
         unchanged = body is call.body or body == call.body
-        return Plan(target, dialect, call.raw if unchanged else orjson.dumps(body), translation, options, hides)
+        return CallPlan(target, dialect, call.raw if unchanged else orjson.dumps(body), translation, options, hides)
 
     def headers(self, call_headers: list[tuple[bytes, bytes]], target: Target, dialect: Dialect) -> dict[str, str]:
         """What an engine is told beside the body: nothing that the caller proved itself with."""
@@ -112,7 +151,7 @@ class Planner:
                 found["Authorization"] = f"Bearer {key}"
         return found
 
-    def told(self, call: CallState, plan: Plan) -> dict[str, str]:
+    def told(self, call: CallState, plan: CallPlan) -> dict[str, str]:
         headers = self.headers(call.headers, plan.target, plan.dialect)
         if plan.target.ours:
             headers["X-MegaFlow-Task"] = call.session.task_name

@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 import aiohttp
 
-from app.model_service.gateway.plans import Answer
+from app.model_service.gateway.plans import EngineAnswer
 from app.models.model_calls import CallEnd, Dialect
 
 KEPT_BYTES = 32 << 20
@@ -50,10 +50,10 @@ def begins_with_error(dialect: Dialect, first: bytes) -> bool:
     return (b"\n" + first.lstrip(b"\r\n")).startswith(_ERRORS[dialect])
 
 
-class Stream:
+class RelayedStream:
     """One stream: its pieces, one by one, and what is known of it, at any time."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: EngineAnswer) -> None:
         self.end = CallEnd.CUT
         self.detail = "the engine's stream was left before its end"
         self.seen_end = False

@@ -23,10 +23,9 @@ import structlog
 from app.errors import DatabaseUnavailable, LimitInvalid
 from app.ledger import model_replicas
 from app.ledger.database import Database, Listener
-from app.ledger.model_endpoints import Registered
-from app.ledger.model_replicas import ANY, CHANGED, DRAINING, ModelReplica, plain_url
-from app.model_service.gateway.engines import Engine, Target
-from app.model_service.gateway.refusals import Refusal
+from app.ledger.model_replicas import ANY, CHANGED, DRAINING, ModelReplica, Registered, plain_url
+from app.model_service.gateway.engines import ModelEngine, Target
+from app.model_service.serving import CallRefusal
 from app.models.model_calls import CallEnd, Dialect, ModelSession
 from app.models.spec import ModelChoice
 from app.settings import Settings
@@ -48,7 +47,7 @@ class Routes:
         self._registered = Registered.of(settings, ())
         self._table: dict[str, tuple[Target, ...]] = {}
         self._direct: dict[tuple[str, str | None], Target] = {}
-        self._engines: dict[str, Engine] = {}
+        self._engines: dict[str, ModelEngine] = {}
         self._known = asyncio.Event()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -119,14 +118,14 @@ class Routes:
             others=others,
         )
 
-    def engine(self, url: str) -> Engine:
+    def engine(self, url: str) -> ModelEngine:
         """The one for that base URL: what is known of it is shared by all models that it serves."""
         url = url.rstrip("/")
         if url not in self._engines:
             if len(self._engines) >= _UNROUTED_MOST:
                 self._forget()
             replay = _address(url) == _address(self._settings.replay_endpoint())
-            self._engines[url] = Engine(url, self._http, replay=replay)
+            self._engines[url] = ModelEngine(url, self._http, replay=replay)
         return self._engines[url]
 
     def _forget(self) -> None:
@@ -142,7 +141,7 @@ class Routes:
         self._direct = {key: one for key, one in self._direct.items() if one.engine.url not in urls}
 
     @property
-    def engines(self) -> Collection[Engine]:
+    def engines(self) -> Collection[ModelEngine]:
         return self._engines.values()
 
     @property
@@ -166,7 +165,7 @@ class Routes:
         `stuck` is where the attempt's calls went so far, by route; it is kept up. `avoid`: engines that have just
         failed this call; one of them is taken all the same when there is no other.
 
-        Raises: Refusal: the model has no row, and its spec names a URL or a key that it may not have.
+        Raises: CallRefusal: the model has no row, and its spec names a URL or a key that it may not have.
         """
         name = model if model in self._table else ANY
         targets = self._table.get(name)
@@ -187,7 +186,7 @@ class Routes:
         return chosen
 
     def targets(self, own: ModelChoice) -> tuple[Target, ...]:
-        """All engines to which calls of this model may go. Raises: Refusal: none, or one that it may not have."""
+        """All engines to which calls of this model may go. Raises: CallRefusal: none, or one that it may not have."""
         name = own.name if own.name in self._table else ANY
         found = self._table.get(name)
         if not found or (name == ANY and own.replay and own.base_url is None):
@@ -199,7 +198,7 @@ class Routes:
             return self._direct_target(self._settings.replay_endpoint(), None, "MEGAFLOW_REPLAY_URL")
         url = own.base_url or self._settings.model_base_url
         if url is None:
-            raise Refusal(
+            raise CallRefusal(
                 404,
                 "model_not_found",
                 f"model {own.name!r}: no engine answers for it; expected an endpoint (--base-url, or the setting"
@@ -209,7 +208,7 @@ class Routes:
         named_by = "MEGAFLOW_MODEL_BASE_URL" if own.base_url is None else "model.base_url"
         engine = self._engine_of(url, named_by)
         if (why := self._registered.refusal(own, engine.url)) is not None:
-            raise Refusal(403, "not_registered", f"{named_by}: {why}", CallEnd.UNAUTHORISED)
+            raise CallRefusal(403, "not_registered", f"{named_by}: {why}", CallEnd.UNAUTHORISED)
         # The settings' key goes nowhere but to the settings' engine.
         settings = self._settings
         key = own.api_key_env or (settings.model_api_key_env if own.base_url is None else None)
@@ -217,7 +216,7 @@ class Routes:
         return self._direct_target(url, key, named_by, key_expected=named and key is not None)
 
     def _direct_target(self, url: str, key: str | None, named_by: str, *, key_expected: bool = False) -> Target:
-        """named_by: the setting or field that holds the URL. Raises: Refusal: it is none."""
+        """named_by: the setting or field that holds the URL. Raises: CallRefusal: it is none."""
         found = self._direct.get((url, key))
         if found is None:
             engine = self._engine_of(url, named_by)
@@ -231,11 +230,11 @@ class Routes:
         found.engine.wanted_at = time.monotonic()
         return found
 
-    def _engine_of(self, url: str, named_by: str) -> Engine:
+    def _engine_of(self, url: str, named_by: str) -> ModelEngine:
         try:
             return self.engine(plain_url(url))
         except (LimitInvalid, ValueError):  # what it is instead may be a secret
-            raise Refusal(
+            raise CallRefusal(
                 400,
                 "engine_invalid",
                 f"{named_by}: expected a base URL such as http://engine.example.org:8000/v1, without user, password"

@@ -1,4 +1,4 @@
-"""One call while it is under way: what was asked, how long it waited, how it ended."""
+"""Calls while they are under way: of one attempt, and each by itself. Nothing here outlives the process."""
 
 from __future__ import annotations
 
@@ -12,9 +12,106 @@ from typing import Any
 from uuid import UUID
 
 from app.model_service.dialects.base import DialectCodec
-from app.model_service.gateway.attempts import AttemptCalls
 from app.model_service.gateway.engines import Target
+from app.model_service.serving import CallRefusal
 from app.models.model_calls import CallEnd, Dialect, Exchange, ModelSession, Sampled
+
+_FORGET_S = 900.0
+_SWEEP_S = 60.0
+
+
+@dataclass(slots=True)
+class AttemptCalls:
+    """One attempt's calls."""
+
+    in_flight: int = 0
+    under_way: int = 0  # of them: allowed, so that they may cost something
+    turns: int = 0  # of these: may become a turn, and offer no tools
+    tool_turns: int = 0  # offer tools
+    stuck: dict[str, str] = field(default_factory=dict)
+    """URL of the engine that serves it, by route."""
+    prompt_tokens: int = 0  # of the last answered turn, as its engine counted them, and how long its request was
+    prompt_bytes: int = 0
+    waiting_since: dict[UUID, float] = field(default_factory=dict)  # by call
+    closed: bool = False
+    used_at: float = field(default_factory=time.monotonic)
+    _ended: asyncio.Event | None = None
+
+    def enter(self) -> None:
+        self.in_flight += 1
+
+    def enters(self, *, turn: bool, tools: bool) -> None:
+        """One of them is allowed."""
+        self.under_way += 1
+        self.tool_turns += turn and tools
+        self.turns += turn and not tools
+
+    def leave(self, *, allowed: bool, turn: bool, tools: bool) -> None:
+        self.in_flight -= 1
+        self.under_way -= allowed
+        self.tool_turns -= turn and tools
+        self.turns -= turn and not tools
+        self.used_at = time.monotonic()
+        if self._ended is not None:
+            self._ended.set()
+            self._ended = None
+
+    def close(self) -> None:
+        """No more calls are taken."""
+        self.closed = True
+        self.used_at = time.monotonic()
+
+    def refuse_if_closed(self) -> None:
+        """Raises: CallRefusal."""
+        if self.closed:
+            raise CallRefusal(403, "session_closed", "the session of this attempt was closed; its calls are over")
+
+    async def one_ends(self, timeout_s: float) -> None:
+        """Until some call of it has ended. Raises: TimeoutError."""
+        if self._ended is None:
+            self._ended = asyncio.Event()
+        async with asyncio.timeout(timeout_s):
+            await self._ended.wait()
+
+    def waiting_s(self) -> float:
+        """Seconds that calls under way have waited for limits and busy engines up to now, all together."""
+        now = time.monotonic()
+        return sum(now - since for since in self.waiting_since.values())
+
+
+class Attempts:
+    """All attempts that called lately. For one event loop."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[UUID, AttemptCalls] = {}
+        self._swept_at = time.monotonic()
+
+    def of(self, attempt_id: UUID) -> AttemptCalls:
+        found = self._by_id.get(attempt_id)
+        if found is None:
+            self._sweep()
+            found = self._by_id[attempt_id] = AttemptCalls()
+        return found
+
+    @property
+    def in_flight(self) -> int:
+        return sum(one.in_flight for one in self._by_id.values())
+
+    async def all_ended(self, timeout_s: float) -> None:
+        """Until nothing is under way any more, or for so long."""
+        give_up = time.monotonic() + timeout_s
+        while self.in_flight and time.monotonic() < give_up:
+            await asyncio.sleep(0.02)
+
+    def _sweep(self) -> None:
+        now = time.monotonic()
+        if now - self._swept_at < _SWEEP_S:
+            return
+        self._swept_at = now
+        old = [key for key, one in self._by_id.items() if not one.in_flight and now - one.used_at > _FORGET_S]
+        for key in old:
+            del self._by_id[key]
+
 
 Headers = list[tuple[bytes, bytes]]
 

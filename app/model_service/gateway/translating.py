@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any
 
 import litellm
@@ -16,32 +16,18 @@ from litellm.responses.litellm_completion_transformation.transformation import L
 from litellm.types.utils import ModelResponse, ModelResponseStream
 
 from app.model_service.dialects.reading import parsed
-from app.model_service.gateway.refusals import Refusal
 from app.model_service.gateway.translation import Interrupted, chunks_of
+from app.model_service.serving import CallRefusal
 from app.models.model_calls import CallEnd
 
 litellm.suppress_debug_info = True  # it prints advice to standard output
 
 _KNOWN = frozenset(
-    {
-        "model",
-        "messages",
-        "tools",
-        "tool_choice",
-        "parallel_tool_calls",
-        "max_tokens",
-        "max_completion_tokens",
-        "temperature",
-        "top_p",
-        "top_k",
-        "stop",
-        "stream",
-        "stream_options",
-        "response_format",
-        "reasoning_effort",
-        "seed",
-        "user",
-    }
+    (
+        *("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "max_tokens", "max_completion_tokens"),
+        *("temperature", "top_p", "top_k", "stop", "stream", "stream_options", "response_format", "reasoning_effort"),
+        *("seed", "user"),
+    )
 )
 """What engines know; the rest of another dialect's wishes means nothing to them, and strict ones refuse it."""
 _PROVIDER = "openai"
@@ -59,20 +45,15 @@ class Messages:
 
     def request(self, body: dict[str, Any]) -> dict[str, Any]:
         self._model = body["model"]
-        try:
-            said, self._names = self._adapter.translate_completion_input_params_with_tool_mapping(
+        with _request_errors():
+            chat, self._names = self._adapter.translate_completion_input_params_with_tool_mapping(
                 _copy(body), custom_llm_provider=_PROVIDER
             )
-        except Exception as error:
-            raise _untranslatable(error) from error
-        return _chat(dict(said or {}))
+        return _chat(dict(chat or {}))
 
     def whole(self, content: bytes) -> bytes:
-        try:
-            said = self._adapter.translate_completion_output_params(_answer(content), self._names)
-            body = dict(said or {})
-        except Exception as error:
-            raise _garbled(error) from error
+        with _answer_errors():
+            body = dict(self._adapter.translate_completion_output_params(_answer(content), self._names) or {})
         body["model"] = self._model
         return orjson.dumps(_bare(body))
 
@@ -96,35 +77,30 @@ class Responses:
         self._model = body["model"]
         wishes = _copy(body)
         if wishes.get("previous_response_id"):
-            raise Refusal(
+            raise CallRefusal(
                 400,
                 "not_translated",
                 "expected the whole conversation in `input`, found `previous_response_id`: this engine keeps no state",
-                CallEnd.REFUSED,
             )
         self._input, self._wishes = wishes.pop("input", ""), wishes
-        try:
-            said = LiteLLMCompletionResponsesConfig.transform_responses_api_request_to_chat_completion_request(
+        with _request_errors():
+            chat = LiteLLMCompletionResponsesConfig.transform_responses_api_request_to_chat_completion_request(
                 model=self._model,
                 input=self._input,
                 responses_api_request=self._wishes,
                 custom_llm_provider=_PROVIDER,
                 stream=True if wishes.get("stream") else None,
             )
-        except Exception as error:
-            raise _untranslatable(error) from error
-        return _chat(said)
+        return _chat(chat)
 
     def whole(self, content: bytes) -> bytes:
-        try:
-            said = LiteLLMCompletionResponsesConfig.transform_chat_completion_response_to_responses_api_response(
+        with _answer_errors():
+            response = LiteLLMCompletionResponsesConfig.transform_chat_completion_response_to_responses_api_response(
                 chat_completion_response=_answer(content),
                 request_input=self._input,
                 responses_api_request=self._wishes,
             )
-            body = said.model_dump(mode="json", exclude_none=True)
-        except Exception as error:
-            raise _garbled(error) from error
+            body = response.model_dump(mode="json", exclude_none=True)
         body["model"] = self._model
         return orjson.dumps(body)
 
@@ -173,26 +149,21 @@ class _Chunks:
 async def _watched(events: Any, chunks: _Chunks, pieces: AsyncIterator[bytes]) -> AsyncGenerator[Any, None]:
     """A translator's events, up to where its source broke, whatever it makes of that.
 
-    Raises: Refusal: its source, or the translator itself, broke otherwise than by coming to an end.
+    Raises: CallRefusal: its source, or the translator itself, broke otherwise than by coming to an end.
     """
     async with aclosing(pieces) as source:  # type: ignore[type-var]
         try:
-            async for event in events:
+            with _answer_errors():
+                async for event in events:
+                    if chunks.broken is not None:
+                        break
+                    yield event
                 if chunks.broken is not None:
                     raise chunks.broken
-                yield event
-            if chunks.broken is not None:
-                raise chunks.broken
         except Interrupted as interrupted:
             if interrupted.why:
-                raise Refusal(502, "engine_error", interrupted.why, CallEnd.UPSTREAM_ERROR) from interrupted
-        except Refusal:
-            raise
-        except Exception as error:
-            raise _garbled(error) from error
-        with suppress(
-            TimeoutError
-        ):  # what comes after the last event says nothing, but whether the stream came to its end
+                raise CallRefusal(502, "engine_error", interrupted.why, CallEnd.UPSTREAM_ERROR) from interrupted
+        with suppress(TimeoutError):  # after the last event only the end of the stream may come
             async with asyncio.timeout(_DRAIN_S):
                 async for _ in source:
                     pass
@@ -262,13 +233,23 @@ def _event(body: dict[str, Any]) -> bytes:
     return b"event: " + str(body.get("type", "message")).encode() + b"\ndata: " + orjson.dumps(_bare(body)) + b"\n\n"
 
 
-def _untranslatable(error: Exception) -> Refusal:
-    return Refusal(
-        400, "not_translated", f"the request cannot be said in chat completions: {str(error)[:500]}", CallEnd.REFUSED
-    )
+@contextmanager
+def _request_errors() -> Iterator[None]:
+    """Raises: CallRefusal: the block could not translate a request."""
+    try:
+        yield
+    except Exception as error:
+        message = f"the request cannot be said in chat completions: {str(error)[:500]}"
+        raise CallRefusal(400, "not_translated", message) from error
 
 
-def _garbled(error: Exception) -> Refusal:
-    return Refusal(
-        502, "not_translated", f"the engine's answer cannot be translated: {str(error)[:500]}", CallEnd.UPSTREAM_ERROR
-    )
+@contextmanager
+def _answer_errors() -> Iterator[None]:
+    """Raises: CallRefusal: the block could not translate an answer; Interrupted."""
+    try:
+        yield
+    except (Interrupted, CallRefusal):
+        raise
+    except Exception as error:
+        message = f"the engine's answer cannot be translated: {str(error)[:500]}"
+        raise CallRefusal(502, "not_translated", message, CallEnd.UPSTREAM_ERROR) from error

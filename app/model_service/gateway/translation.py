@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections.abc import AsyncIterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from importlib import import_module
 from typing import Any, Protocol
 
 from app.model_service.dialects.reading import parsed
-from app.model_service.gateway import faults
-from app.model_service.gateway.refusals import Refusal
-from app.models.model_calls import CallEnd, Dialect
+from app.model_service.gateway import engine_faults
+from app.model_service.serving import CallRefusal
+from app.models.model_calls import Dialect
 
 _SHOWN = 200
 
@@ -27,73 +26,68 @@ class Translation(Protocol):
     """One call's way to chat completions and back."""
 
     def request(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Raises: Refusal: the request cannot be said in chat completions."""
+        """Raises: CallRefusal: the request cannot be said in chat completions."""
         ...
 
     def whole(self, content: bytes) -> bytes:
-        """An answer's body. Raises: Refusal."""
+        """An answer's body. Raises: CallRefusal."""
         ...
 
     def events(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """A stream, event by event. Ends with its source, also where that was cut: then without its last events.
 
-        Raises: Refusal: the engine reported an error, or what it sends is no stream of chat completions.
+        Raises: CallRefusal: the engine reported an error, or what it sends is no stream of chat completions.
         """
         ...
 
 
 async def translation_for(asked: Dialect, spoken: Dialect) -> Translation:
-    """For one call. Raises: Refusal: nobody translates between these, or litellm is not installed."""
+    """For one call. Raises: CallRefusal: nobody translates between these, or litellm is not installed."""
     if spoken is not Dialect.CHAT or asked is Dialect.CHAT:
-        raise Refusal(
+        raise CallRefusal(
             501,
             "not_translated",
             f"expected an engine that speaks {asked.value!r} or {Dialect.CHAT.value!r}, found one that speaks"
             f" {spoken.value!r}; route the model to another engine with `megaflow models add`",
-            CallEnd.REFUSED,
         )
     try:
         translating = await _translating()
     except ImportError as error:
-        raise Refusal(
+        raise CallRefusal(
             501,
             "not_translated",
             f"the engine does not speak {asked.value!r}, and litellm, which translates, is not installed"
             f" ({error}); try `pip install '.[translate]'` in MegaFlow's checkout, where the gateway runs",
-            CallEnd.REFUSED,
         ) from error
     made: Translation = translating.Messages() if asked is Dialect.MESSAGES else translating.Responses()
     return made
 
 
-_import: Future[Any] | None = None
+_LOADER = ThreadPoolExecutor(1, "gateway-translating")
+_module: Future[Any] | None = None
 
 
 async def _translating() -> Any:
     """The module, imported once, by a thread, while every call that needs it waits: a call that imported it itself
-    would stand at the import's lock, and the loop with it. Raises: ImportError."""
-    global _import
-    if _import is None or (_import.done() and _import.exception() is not None):
-        _import = Future()
-        threading.Thread(target=_load, args=(_import,), name="gateway-translating", daemon=True).start()
-    if _import.done():
-        return _import.result()
-    return await asyncio.shield(asyncio.wrap_future(_import))
+    would block the event loop. Raises: ImportError."""
+    global _module
+    if _module is None or (_module.done() and _module.exception() is not None):
+        _module = _LOADER.submit(_load)
+    return await asyncio.shield(asyncio.wrap_future(_module))
 
 
-def _load(result: Future[Any]) -> None:
+def _load() -> Any:
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the network for prices
     os.environ.setdefault("LITELLM_LOG", "ERROR")
     try:
         module = import_module("app.model_service.gateway.translating")
-    except ImportError as error:
-        result.set_exception(error)
-    except Exception as error:  # noqa: BLE001 (who waits must hear of it)
-        result.set_exception(ImportError(f"{type(error).__name__}: {error}"))
-    else:
-        with suppress(Exception):  # only a matter of time
-            module.warm()
-        result.set_result(module)
+    except ImportError:
+        raise
+    except Exception as error:
+        raise ImportError(f"{type(error).__name__}: {error}") from error
+    with suppress(Exception):  # only a matter of time
+        module.warm()
+    return module
 
 
 class Interrupted(Exception):
@@ -131,7 +125,9 @@ def _chunk_of(data: bytes) -> dict[str, Any]:
     except ValueError:
         raise Interrupted(f"the engine sent a chunk that is no JSON: {_shown(data)}") from None
     if isinstance(chunk, dict) and chunk.get("error") is not None:
-        raise Interrupted(f"the engine reported an error in the middle of its answer: {faults.said(data).message}")
+        raise Interrupted(
+            f"the engine reported an error in the middle of its answer: {engine_faults.message_of(data).message}"
+        )
     if not isinstance(chunk, dict) or not _well_formed(chunk):
         raise Interrupted(f"the engine sent something that is no chunk of chat completions: {_shown(data)}")
     return chunk

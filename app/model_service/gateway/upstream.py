@@ -10,20 +10,20 @@ import asyncio
 import io
 import random
 import time
+from dataclasses import dataclass, field
 
 import aiohttp
 
-from app.model_service.dialects.sampling import not_taken
-from app.model_service.gateway import faults, reading, troubles
+from app.model_service.gateway import engine_faults
 from app.model_service.gateway.enforcement import fits
-from app.model_service.gateway.engines import Engine, Target
+from app.model_service.gateway.engine_faults import EngineFault, FaultKind
+from app.model_service.gateway.engines import ModelEngine, Target
 from app.model_service.gateway.keys import Keys, missing_key
-from app.model_service.gateway.plans import Answer, Plan, Planner
-from app.model_service.gateway.refusals import Refusal
+from app.model_service.gateway.plans import CallPlan, EngineAnswer, Planner, not_taken
 from app.model_service.gateway.relay import begins_with_error
 from app.model_service.gateway.routes import Routes
 from app.model_service.gateway.state import CallState
-from app.model_service.gateway.troubles import Kind, Trouble
+from app.model_service.serving import CallRefusal
 from app.models.model_calls import REPLAY_HEADER, CallEnd, Dialect
 
 _BROKEN_MOST = 3
@@ -38,6 +38,33 @@ _ERROR_BYTES = 1 << 20
 _DIRECT_BYTES = 1 << 20
 
 
+_CORRECTIONS = frozenset({FaultKind.DIALECT, FaultKind.NO_USAGE, FaultKind.NO_OPTION})
+"""Another try differs from the refused one: not counted as a retry."""
+
+
+@dataclass(slots=True)
+class _Tries:
+    """What the tries of one call have shown so far; engines by URL."""
+
+    give_up: float
+    broken: int = 0
+    resets: int = 0
+    avoid: set[str] = field(default_factory=set)
+    dialect_refused: set[str] = field(default_factory=set)
+    usage_refused: set[str] = field(default_factory=set)
+    unsampled: dict[str, set[str]] = field(default_factory=dict)  # sampling options that were refused
+
+    def teach(self, engine: ModelEngine, call: CallState, plan: CallPlan) -> None:
+        """An answer has come: what was refused before is not asked of this engine again."""
+        engine.answered()
+        if engine.url in self.dialect_refused and plan.dialect is not call.dialect:
+            engine.unspoken.add(call.dialect)
+        if refused := self.unsampled.get(engine.url):
+            engine.unsampled.setdefault(plan.target.upstream_model or call.model, set()).update(refused)
+        if engine.url in self.usage_refused and plan.dialect is Dialect.CHAT:
+            engine.no_usage_option = True
+
+
 class Upstream:
     """All engines. For one event loop."""
 
@@ -48,78 +75,77 @@ class Upstream:
         self._timeout_s = timeout_s
         self.planner = Planner(keys)
 
-    async def ask(self, call: CallState) -> Answer:
-        """An answer, or the first bytes of one. Raises: Refusal: there will be none."""
-        avoid: set[str] = set()
-        deaf: set[str] = set()  # engines that have just refused the dialect, and those that refused our option
-        mute: set[str] = set()
-        unsampled: dict[str, set[str]] = {}  # the same for sampling options, by engine
-        broken = resets = 0
-        give_up = time.monotonic() + max(0.0, call.left_s())
+    async def ask(self, call: CallState) -> EngineAnswer:
+        """An answer, or the first bytes of one. Raises: CallRefusal: there will be none."""
+        tries = _Tries(give_up=time.monotonic() + max(0.0, call.left_s()))
         while True:
-            target = call.target = await self._target(call, avoid)
-            engine = target.engine
-            if target.key_expected and (why := missing_key(self._keys, target.api_key_env)) is not None:
-                raise Refusal(403, "key_missing", f"{engine.url}: {why}", CallEnd.UNAUTHORISED)
-            if target.context_tokens is not None:
-                fits(call, target.context_tokens)
-            refused = unsampled.get(engine.url, set())
-            plan = await self.planner.plan(
-                call, target, deaf=engine.url in deaf, usage=engine.url not in mute, unsampled=refused
-            )
+            target = call.target = await self._target(call, tries.avoid)
+            plan = await self._plan(call, target, tries)
             if not await self._enter(call, target):
                 continue
             entered = time.monotonic()
-            answer: Answer | None = None
+            answer: EngineAnswer | None = None
             try:
                 answer = await self._try(call, plan)
-                engine.answered()
-                if engine.url in deaf and plan.dialect is not call.dialect:
-                    engine.deaf.add(call.dialect)
-                if refused:
-                    engine.unsampled.setdefault(target.upstream_model or call.model, set()).update(refused)
-                if engine.url in mute and plan.dialect is Dialect.CHAT:
-                    engine.no_usage_option = True
+                tries.teach(target.engine, call, plan)
                 return answer
-            except Trouble as trouble:
-                found = trouble
+            except EngineFault as raised:
+                fault = raised
             finally:
                 if answer is None or answer.response is None:
-                    engine.window.leave()
-            call.retries += 1
-            match found.kind:
-                case Kind.DEAF:
-                    deaf.add(engine.url)
-                    call.retries -= 1
-                case Kind.NO_USAGE:
-                    mute.add(engine.url)
-                    call.retries -= 1
-                case Kind.NO_OPTION:
-                    unsampled[engine.url] = refused | not_taken(found.content, plan.sampled.applied)
-                    call.retries -= 1
-                case Kind.BUSY:
-                    engine.window.busy(entered, found.retry_after_s)
-                    left_s = min(call.left_s(), give_up - time.monotonic())
-                    if left_s <= (found.retry_after_s or 0.0):
-                        raise self._refusal(call, plan, found)
-                case Kind.DOWN:
-                    engine.unreachable(self._keys.redact(found.why))
-                    if time.monotonic() >= give_up:
-                        raise self._refusal(call, plan, found)
-                case Kind.RESET if resets + 1 < _RESETS_MOST:
-                    resets += 1
-                    if resets > 1:  # the first is most often a kept connection that had gone meanwhile
-                        engine.unreachable(self._keys.redact(found.why))
-                case Kind.BROKEN if broken + 1 < _BROKEN_MOST:
-                    broken += 1
-                    avoid.add(engine.url)
-                    engine.failed(self._keys.redact(found.why), alone=not target.others)
-                    await asyncio.sleep(_BACKOFF_S * 2 ** (broken - 1) * random.uniform(0.7, 1.3))
-                case _:
-                    call.retries -= 1
-                    if found.kind in {Kind.BROKEN, Kind.TIMEOUT, Kind.RESET}:
-                        engine.failed(self._keys.redact(found.why), alone=not target.others)
-                    raise self._refusal(call, plan, found)
+                    target.engine.window.leave()
+            await self._after(call, plan, tries, fault, entered)
+
+    async def _plan(self, call: CallState, target: Target, tries: _Tries) -> CallPlan:
+        """Raises: CallRefusal."""
+        url = target.engine.url
+        if target.key_expected and (why := missing_key(self._keys, target.api_key_env)) is not None:
+            raise CallRefusal(403, "key_missing", f"{url}: {why}", CallEnd.UNAUTHORISED)
+        if target.context_tokens is not None:
+            fits(call, target.context_tokens)
+        return await self.planner.plan(
+            call,
+            target,
+            dialect_refused=url in tries.dialect_refused,
+            usage=url not in tries.usage_refused,
+            unsampled=tries.unsampled.get(url, ()),
+        )
+
+    async def _after(self, call: CallState, plan: CallPlan, tries: _Tries, fault: EngineFault, entered: float) -> None:
+        """Return when another try may help. Raises: CallRefusal: none does."""
+        target = plan.target
+        engine = target.engine
+        call.retries += fault.kind not in _CORRECTIONS
+        match fault.kind:
+            case FaultKind.DIALECT:
+                tries.dialect_refused.add(engine.url)
+            case FaultKind.NO_USAGE:
+                tries.usage_refused.add(engine.url)
+            case FaultKind.NO_OPTION:
+                tries.unsampled.setdefault(engine.url, set()).update(not_taken(fault.content, plan.sampled.applied))
+            case FaultKind.BUSY:
+                engine.window.busy(entered, fault.retry_after_s)
+                left_s = min(call.left_s(), tries.give_up - time.monotonic())
+                if left_s <= (fault.retry_after_s or 0.0):
+                    raise self._refusal(call, plan, fault)
+            case FaultKind.DOWN:
+                engine.unreachable(self._keys.redact(fault.why))
+                if time.monotonic() >= tries.give_up:
+                    raise self._refusal(call, plan, fault)
+            case FaultKind.RESET if tries.resets + 1 < _RESETS_MOST:
+                tries.resets += 1
+                if tries.resets > 1:  # the first is most often a kept connection that had gone meanwhile
+                    engine.unreachable(self._keys.redact(fault.why))
+            case FaultKind.BROKEN if tries.broken + 1 < _BROKEN_MOST:
+                tries.broken += 1
+                tries.avoid.add(engine.url)
+                engine.failed(self._keys.redact(fault.why), alone=not target.others)
+                await asyncio.sleep(_BACKOFF_S * 2 ** (tries.broken - 1) * random.uniform(0.7, 1.3))
+            case _:
+                call.retries -= 1
+                if fault.kind in {FaultKind.BROKEN, FaultKind.TIMEOUT, FaultKind.RESET}:
+                    engine.failed(self._keys.redact(fault.why), alone=not target.others)
+                raise self._refusal(call, plan, fault)
 
     # --- Where ------------------------------------------------------------------------------------------------------
 
@@ -127,13 +153,13 @@ class Upstream:
         try:
             await self._routes.known(call.left_s())
         except TimeoutError:
-            raise Refusal(503, "routes_unknown", "the table of models cannot be read", _AWAY) from None
+            raise CallRefusal(503, "routes_unknown", "the table of models cannot be read", _AWAY) from None
         while True:
             found = self._routes.choose(call.session, call.model, call.attempt.stuck, avoid)
             if found is not None:
                 return found
             if call.left_s() <= 0:
-                raise Refusal(
+                raise CallRefusal(
                     503,
                     "no_engine",
                     f"all engines of the model {call.model!r} are being drained; try `megaflow models resume`",
@@ -143,7 +169,7 @@ class Upstream:
                 await asyncio.sleep(_DRAINED_S)
 
     async def _enter(self, call: CallState, target: Target) -> bool:
-        """Take a place at the engine. False: look for another one first. Raises: Refusal: none was free."""
+        """Take a place at the engine. False: look for another one first. Raises: CallRefusal: none was free."""
         engine = target.engine
         if engine.healthy and engine.window.try_enter():
             return True
@@ -164,21 +190,21 @@ class Upstream:
         engine.window.leave()
         return False
 
-    def _no_place(self, engine: Engine) -> Refusal:
+    def _no_place(self, engine: ModelEngine) -> CallRefusal:
         if engine.healthy:
             message = f"the engine {engine.url} was too busy for as long as a call may wait"
-            return Refusal(429, "engine_busy", message, CallEnd.UPSTREAM_BUSY)
+            return CallRefusal(429, "engine_busy", message, CallEnd.UPSTREAM_BUSY)
         message = f"the engine {engine.url} was away for as long as a call may wait: {engine.last_fault}"
-        return Refusal(503, "engine_unreachable", self._keys.redact(message), _AWAY)
+        return CallRefusal(503, "engine_unreachable", self._keys.redact(message), _AWAY)
 
     # --- One try ----------------------------------------------------------------------------------------------------
 
-    async def _try(self, call: CallState, plan: Plan) -> Answer:
-        """Raises: Trouble: nothing of it has reached the caller."""
+    async def _try(self, call: CallState, plan: CallPlan) -> EngineAnswer:
+        """Raises: EngineFault: nothing of it has reached the caller."""
         content = plan.content
         data: bytes | io.BytesIO = content if len(content) < _DIRECT_BYTES else io.BytesIO(content)
         response: aiohttp.ClientResponse | None = None
-        answer: Answer | None = None
+        answer: EngineAnswer | None = None
         call.sampled, call.scripted = plan.sampled, False
         try:
             response = await self._http.post(
@@ -192,60 +218,64 @@ class Upstream:
             answer = await self._read(call, plan, response)
             return answer
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise troubles.of_error(error, self._timeout_s) from error
+            raise engine_faults.fault_of_error(error, self._timeout_s) from error
         finally:
             if response is not None and (answer is None or answer.response is None):
                 response.release()
 
-    async def _read(self, call: CallState, plan: Plan, response: aiohttp.ClientResponse) -> Answer:
+    async def _read(self, call: CallState, plan: CallPlan, response: aiohttp.ClientResponse) -> EngineAnswer:
         status = response.status
         if not 200 <= status < 300:
             raise await self._refused(call, plan, response)
         if call.stream and response.content_type == "text/event-stream":
             first = await response.content.readany()
             if not first:
-                raise Trouble(Kind.RESET, "the engine ended its stream before the first byte of it")
+                raise EngineFault(FaultKind.RESET, "the engine ended its stream before the first byte of it")
             if begins_with_error(plan.dialect, first):
-                raise reading.of_event(self._keys.redact_bytes(await reading.first_event(response, first)))
-            return Answer(plan, status, response.headers, first, response, self._keys.redact_bytes)
-        content = await reading.whole_of(response, _WHOLE_BYTES)
+                raise engine_faults.fault_of_event(
+                    self._keys.redact_bytes(await engine_faults.first_event(response, first))
+                )
+            return EngineAnswer(plan, status, response.headers, first, response, self._keys.redact_bytes)
+        content = await engine_faults.whole_of(response, _WHOLE_BYTES)
         if content is None:
-            raise Trouble(Kind.FINAL, f"the engine's answer is longer than {_WHOLE_BYTES:,} bytes")
-        reading.check(plan.dialect, content)
-        return Answer(plan, status, response.headers, content)
+            raise EngineFault(FaultKind.FINAL, f"the engine's answer is longer than {_WHOLE_BYTES:,} bytes")
+        engine_faults.check_answer(plan.dialect, content)
+        return EngineAnswer(plan, status, response.headers, content)
 
-    async def _refused(self, call: CallState, plan: Plan, response: aiohttp.ClientResponse) -> Trouble:
+    async def _refused(self, call: CallState, plan: CallPlan, response: aiohttp.ClientResponse) -> EngineFault:
         status = response.status
-        content = self._keys.redact_bytes(await reading.whole_of(response, _ERROR_BYTES) or b"")
-        why = f"the engine answered {status}: {faults.said(content).message}"
-        if status in faults.BUSY:
-            after = faults.retry_after_s(response.headers.get("retry-after"), _RETRY_AFTER_MOST_S)
-            return Trouble(Kind.BUSY, why, status=status, content=content, retry_after_s=after)
+        content = self._keys.redact_bytes(await engine_faults.whole_of(response, _ERROR_BYTES) or b"")
+        why = f"the engine answered {status}: {engine_faults.message_of(content).message}"
+        if status in engine_faults.BUSY:
+            after = engine_faults.retry_after_s(response.headers.get("retry-after"), _RETRY_AFTER_MOST_S)
+            return EngineFault(FaultKind.BUSY, why, status=status, content=content, retry_after_s=after)
         if status >= 500 or status < 400 or status == 408:
-            return Trouble(Kind.BROKEN, why, status=status if status >= 500 else 502, content=content)
+            return EngineFault(FaultKind.BROKEN, why, status=status if status >= 500 else 502, content=content)
         if plan.hides_usage and status in {400, 422} and b"stream_options" in content:
-            return Trouble(Kind.NO_USAGE, why)
+            return EngineFault(FaultKind.NO_USAGE, why)
         if status in {400, 422} and not_taken(content, plan.sampled.applied):
-            return Trouble(Kind.NO_OPTION, why, status=status, content=content)
+            return EngineFault(FaultKind.NO_OPTION, why, status=status, content=content)
         unknown = not plan.target.dialects and plan.dialect is not Dialect.CHAT
-        if unknown and faults.no_such_path(status, content, plan.target.upstream_model or call.model):
-            return Trouble(Kind.DEAF, why)
-        return Trouble(Kind.FINAL, why, status=status, content=content)
+        if unknown and engine_faults.no_such_path(status, content, plan.target.upstream_model or call.model):
+            return EngineFault(FaultKind.DIALECT, why)
+        return EngineFault(FaultKind.FINAL, why, status=status, content=content)
 
-    def _refusal(self, call: CallState, plan: Plan, trouble: Trouble) -> Refusal:
+    def _refusal(self, call: CallState, plan: CallPlan, fault: EngineFault) -> CallRefusal:
         """The last word, in the caller's dialect: the engine's own where it speaks that."""
-        said = faults.said(trouble.content) if trouble.content else faults.Said("", trouble.why)
-        status = 429 if trouble.kind is Kind.BUSY else trouble.status
-        end = {Kind.TIMEOUT: CallEnd.UPSTREAM_TIMEOUT, Kind.DOWN: _AWAY, Kind.RESET: _AWAY}.get(trouble.kind)
+        said = engine_faults.message_of(fault.content) if fault.content else engine_faults.EngineMessage("", fault.why)
+        status = 429 if fault.kind is FaultKind.BUSY else fault.status
+        end = {FaultKind.TIMEOUT: CallEnd.UPSTREAM_TIMEOUT, FaultKind.DOWN: _AWAY, FaultKind.RESET: _AWAY}.get(
+            fault.kind
+        )
         if end is None:
-            end = faults.end_of(trouble.status, said, plan.target.upstream_model or call.model)
+            end = engine_faults.end_of(fault.status, said, plan.target.upstream_model or call.model)
         message = self._keys.redact(said.message)
         if end is CallEnd.CONTEXT_EXHAUSTED:
-            return Refusal(400, "context_length_exceeded", message, end)
-        content = self._keys.redact_bytes(trouble.content)
-        own = plan.translation is None and end in _OWN_WORDS and reading.is_json(content)
+            return CallRefusal(400, "context_length_exceeded", message, end)
+        content = self._keys.redact_bytes(fault.content)
+        own = plan.translation is None and end in _OWN_WORDS and engine_faults.is_json(content)
         code = said.code or _CODES.get(end, "engine_error")
-        return Refusal(status, self._keys.redact(code), message, end, body=content if own else None)
+        return CallRefusal(status, self._keys.redact(code), message, end, body=content if own else None)
 
 
 _AWAY = CallEnd.UPSTREAM_UNREACHABLE

@@ -17,8 +17,13 @@ from app.model_service.dialects.reading import body_of
 from app.models.model_calls import CallEnd, Exchange, TokenUse
 
 _OFFERS = re.compile(rb'"(?:tools|functions)"\s*:\s*\[\s*[^\s\]]')
-_PARTLY = frozenset({CallEnd.ANSWERED, CallEnd.CUT, CallEnd.CLIENT_GONE, CallEnd.UPSTREAM_TIMEOUT})
+PARTLY = frozenset({CallEnd.ANSWERED, CallEnd.CUT, CallEnd.CLIENT_GONE, CallEnd.UPSTREAM_TIMEOUT})
 """Ends after which the response may be an answer, or the beginning of one."""
+_SAME = (
+    *("id", "upstream_model", "replica", "policy_version", "started_at", "first_byte_s", "duration_s", "retries"),
+    *("streamed", "status", "detail", "scripted"),
+)
+"""Fields of an exchange that are columns as they are."""
 _MOST_RAW = 1 << 20
 """Bytes of what could not be read."""
 _ATTEMPTS = 2048
@@ -104,25 +109,15 @@ def bare_row_of(counted: Counted, why: str) -> NewCall:
 def _facts(counted: Counted) -> dict[str, Any]:
     exchange, session, use = counted.exchange, counted.exchange.session, counted.use
     return {
-        "id": exchange.id,
+        **{name: getattr(exchange, name) for name in _SAME},
         "attempt_id": session.attempt_id,
         "task_id": session.task_id,
         "run_id": session.run_id,
         "user_name": session.user,
         "dialect": exchange.dialect.value,
         "model": exchange.asked_model or session.model.name,
-        "upstream_model": exchange.upstream_model,
-        "replica": exchange.replica,
-        "policy_version": exchange.policy_version,
-        "started_at": exchange.started_at,
-        "first_byte_s": exchange.first_byte_s,
-        "duration_s": exchange.duration_s,
         "waited": dict(exchange.waited_s),
-        "retries": exchange.retries,
-        "streamed": exchange.streamed,
-        "status": exchange.status,
         "end_kind": exchange.end.value,
-        "detail": exchange.detail,
         "finish_reason": "",
         "is_turn": counted.is_turn,
         "offers_tools": counted.offers_tools,
@@ -131,7 +126,6 @@ def _facts(counted: Counted) -> dict[str, Any]:
         "cached_tokens": use.cached,
         "reasoning_tokens": use.reasoning,
         "cost_usd": counted.cost_usd,
-        "scripted": exchange.scripted,
         "messages": [],
         "reply": None,
     }
@@ -149,7 +143,7 @@ def _asked(exchange: Exchange, said: dict[str, Any]) -> Request | None:
 def _reply(exchange: Exchange, said: dict[str, Any]) -> Reply | None:
     if not exchange.response:
         return None
-    if exchange.end in _PARTLY:
+    if exchange.end in PARTLY:
         try:
             return codec_for(exchange.dialect).reply(exchange.response, streamed=exchange.streamed)
         except (ValueError, RecursionError) as error:

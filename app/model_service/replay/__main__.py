@@ -13,8 +13,8 @@ import uvicorn
 from starlette.applications import Starlette
 
 from app.errors import SpecInvalid
-from app.model_service.listening import bounded
 from app.model_service.replay.server import create_app
+from app.model_service.serving import bounded
 
 log = structlog.get_logger(__name__)
 

@@ -1,34 +1,181 @@
-"""Recorded runs: finding the file of an attempt, the answer in it, and saying what differs when there is none.
+"""Recorded runs: the file of an attempt, the answer in it, and the nearest conversation when there is none.
 
 A recording is a folder with one file per attempt, in the format of the `model_calls` artifact; `file_name` names it.
-Nothing is consumed: the same question gets the same answer however often and by however many it is asked.
+Only digests of the conversations stay in memory. Nothing is consumed: the same question gets the same answer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from urllib.parse import quote
 
-from app.model_service.dialects.base import Reply, Request
-from app.model_service.replay.delivery import Answer, Refusal
-from app.model_service.replay.reels import Asked, Reel, Refused, asked, difference
-from app.model_service.replay.script import ReplayError, listed
-from app.model_service.replay.takes import SUFFIX, file_name, read_takes
-from app.model_service.replay.volatile import Digests, steady_message, swapped
+import orjson
 
-_REELS = 256
+from app.ledger.model_calls import StoredCall
+from app.model_service.dialects.base import Message, Reply, Request
+from app.model_service.replay.player import ReplayAnswer
+from app.model_service.replay.script import listed
+from app.model_service.replay.volatile import Digests, steady_message, swapped
+from app.model_service.serving import CallRefusal
+from app.model_service.trajectory import read
+from app.models.model_calls import CallEnd
+
+SUFFIX = ".jsonl.zst"
+_CACHED_FILES = 256
 """Attempts that are kept in memory; the others are read again when they are asked for."""
+
+
+def file_name(task: str, replica: int, agent: str = "") -> str:
+    """The name of an attempt's file within its recording; a run may have given a task to several agents."""
+    by = f"--{quote(agent, safe='')}" if agent else ""
+    return f"{quote(task, safe='')}--{replica}{by}{SUFFIX}"
+
+
+# --- One attempt ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """A recorded call that ended with something that can be said again."""
+
+    request: Request
+    response: Reply | CallRefusal
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationKey:
+    """A conversation as it is compared."""
+
+    tools: frozenset[str]
+    """The tools on offer: a framework's main conversation, its sub-agents and its asides differ in them."""
+    messages: tuple[bytes, ...]
+    """Digests of what is steady in each."""
+    answers: int
+    """How many of them are the assistant's."""
+    task: tuple[bytes, ...]
+    """The user's messages before the first answer. The system's may name folders that are made anew each time."""
+
+    @property
+    def digest(self) -> bytes:
+        return hashlib.blake2b(b"".join((*sorted(map(str.encode, self.tools)), b"|", *self.messages))).digest()
+
+
+def conversation_key(request: Request, digests: Digests, swap: tuple[str, str] | None = None) -> ConversationKey:
+    """`request` as it is compared. `swap`: a word to be read as another, for the model's own name."""
+    messages = tuple(digests.of(message, swap) for message in request.messages)
+    assistant = [at for at, message in enumerate(request.messages) if message.get("role") == "assistant"]
+    first = assistant[0] if assistant else len(messages)
+    return ConversationKey(
+        tools=frozenset(str(tool["name"]) for tool in request.tools),
+        messages=messages,
+        answers=len(assistant),
+        task=tuple(messages[at] for at in range(first) if request.messages[at].get("role") == "user"),
+    )
+
+
+class RecordedAttempt:
+    """The calls of one attempt, found by conversation. Pure."""
+
+    def __init__(self, calls: Iterable[RecordedCall], digests: Digests) -> None:
+        calls = list(calls)
+        self._calls = [(conversation_key(call.request, digests), call.response) for call in calls]
+        # Of calls with one conversation the last counts: with its answer the agent went on.
+        self._exact = {key.digest: response for key, response in self._calls}
+        self.model = next((call.request.model for call in calls), "")
+        self.tasks = frozenset(key.task for key, _ in self._calls if key.task)
+
+    def exact(self, key: ConversationKey) -> Reply | CallRefusal | None:
+        """The answer to just this conversation."""
+        return self._exact.get(key.digest)
+
+    def by_position(self, key: ConversationKey) -> Reply | CallRefusal | None:
+        """The answer at the same point of the most similar conversation with the same tools."""
+        there = [
+            (common(known.messages, key.messages), known.messages[-1:] == key.messages[-1:], at)
+            for at, (known, _) in enumerate(self._calls)
+            if known.tools == key.tools and known.answers == key.answers
+        ]
+        return self._calls[max(there)[2]][1] if there else None
+
+    def nearest(self, key: ConversationKey) -> tuple[int, int]:
+        """The number of the most similar call and how many messages it has in common; (-1, -1) without calls."""
+        similar = [
+            (common(known.messages, key.messages), known.tools == key.tools, -abs(known.answers - key.answers), at)
+            for at, (known, _) in enumerate(self._calls)
+        ]
+        shared, *_, at = max(similar, default=(-1, False, 0, -1))
+        return at, shared
+
+
+def common(one: Sequence[object], other: Sequence[object]) -> int:
+    """How many entries two sequences share from their beginning."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def read_calls(path: Path) -> list[RecordedCall]:
+    """The calls of an attempt that can be played, in the order in which they were made.
+
+    Raises: OSError; ValueError: not an export of model calls.
+    """
+    return list(_playable(read(path.read_bytes())))
+
+
+def _playable(calls: list[StoredCall]) -> Iterator[RecordedCall]:
+    for call in calls:
+        if call.lost or not call.messages or (response := _response(call)) is None:
+            continue
+        request = Request(
+            model=call.model,
+            messages=call.messages,
+            tools=call.tools,
+            stream=call.streamed,
+            max_tokens=call.max_tokens,
+            parameters=dict(call.parameters),
+        )
+        yield RecordedCall(request, response)
+
+
+def _response(call: StoredCall) -> Reply | CallRefusal | None:
+    """None: a fault of that day. A refusal lies in the request, so it comes again."""
+    if call.end is CallEnd.ANSWERED and call.reply is not None and call.complete:
+        return Reply(
+            message=call.reply,
+            finish_reason=call.finish_reason,
+            usage=call.use,
+            model=call.upstream_model,
+            prompt_token_ids=call.prompt_token_ids,
+            token_ids=call.token_ids,
+            logprobs=call.logprobs,
+        )
+    if call.end in (CallEnd.REFUSED, CallEnd.CONTEXT_EXHAUSTED) and call.status is not None and call.upstream_model:
+        code = "context_length_exceeded" if call.end is CallEnd.CONTEXT_EXHAUSTED else "recorded_refusal"
+        return CallRefusal(call.status, code, _refusal_message(call))
+    return None
+
+
+def _refusal_message(call: StoredCall) -> str:
+    """What the engine's refusal said, in either of the two shapes that errors have."""
+    content = call.raw.get("response", "")
+    try:
+        error = orjson.loads(content)["error"]
+        return str(error["message"]) if isinstance(error, dict) else str(error)
+    except (ValueError, KeyError, TypeError):
+        return content or call.detail or f"HTTP {call.status}"
+
+
+# --- Runs -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, as far as the gateway says. `id` tells attempts apart."""
+    """Which attempt asks, as far as the gateway's headers say."""
 
-    id: str = ""
     task: str | None = None
     replica: int | None = None
     agent: str = ""
@@ -40,7 +187,7 @@ class Recordings:
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._digests = Digests()
-        self._reels: OrderedDict[Path, tuple[int, Reel]] = OrderedDict()
+        self._attempts: OrderedDict[Path, tuple[int, RecordedAttempt]] = OrderedDict()
         self._reading = asyncio.Lock()
 
     def names(self) -> list[str]:
@@ -49,32 +196,31 @@ class Recordings:
             return []
         return sorted(path.name for path in self._folder.iterdir() if path.is_dir())
 
-    async def answer(self, run: str, request: Request, caller: Caller, *, scripts: Sequence[str] = ()) -> Answer:
+    async def answer(self, run: str, request: Request, caller: Caller, *, scripts: Sequence[str] = ()) -> ReplayAnswer:
         """What the recorded engine said to this conversation, else what it said at this point of the same attempt.
 
-        Raises: ReplayError: no such recording, or nothing in it that fits; the message shows what came closest.
+        Raises: CallRefusal: no such recording, or nothing in it that fits; the message shows what came closest.
         """
-        files, its_own = self._files(run, caller, scripts)
-        reels = [(path, await self._reel(path)) for path in files]
-        swaps = self._compared(request, run, [reel for _, reel in reels])
-        for reel, wanted in swaps:
-            if (found := reel.exact(wanted)) is not None:
-                return _answer(found, wanted, "exact")
-        for reel, wanted in swaps:
-            if (its_own or wanted.task in reel.tasks) and (found := reel.by_position(wanted)) is not None:
-                return _answer(found, wanted, "position")
-        raise await asyncio.to_thread(_miss, run, request, caller, [path for path, _ in reels], swaps)
-
-    def _compared(self, request: Request, run: str, reels: Sequence[Reel]) -> list[tuple[Reel, Asked]]:
-        """Frameworks write the model's name into their prompts; here it is another than it was."""
-        known = {model: asked(request, self._digests, _swap(run, model)) for model in {reel.model for reel in reels}}
-        return [(reel, known[reel.model]) for reel in reels]
+        files, same_task = self._files(run, caller, scripts)
+        attempts = [await self._attempt(path) for path in files]
+        # Frameworks write the model's name into their prompts; here it is another than it was.
+        models = {attempt.model for attempt in attempts}
+        keys = {model: conversation_key(request, self._digests, _swap(run, model)) for model in models}
+        compared = [(attempt, keys[attempt.model]) for attempt in attempts]
+        for attempt, key in compared:
+            if (response := attempt.exact(key)) is not None:
+                return _answer(response, key, "exact")
+        for attempt, key in compared:
+            if (same_task or key.task in attempt.tasks) and (response := attempt.by_position(key)) is not None:
+                return _answer(response, key, "position")
+        raise await asyncio.to_thread(_miss, run, request, caller, files, compared)
 
     def _files(self, run: str, caller: Caller, scripts: Sequence[str]) -> tuple[list[Path], bool]:
         """Where the answer may be, and whether those are attempts at the caller's task."""
         folder = self._folder / run if self._folder is not None and run not in ("", ".", "..") else None
         if folder is None or not folder.is_dir():
-            raise ReplayError(
+            raise CallRefusal(
+                404,
                 "recording_unknown",
                 f"expected the name of a recorded run or of a script after 'replay:'; found {run!r}; "
                 f"known recordings: {listed(self.names())}; known scripts: {listed(scripts)}; "
@@ -87,75 +233,88 @@ class Recordings:
                     return [own], True
         every = sorted(folder.glob(f"*{SUFFIX}"))
         if not every:
-            raise ReplayError("recording_empty", f"expected files *{SUFFIX} in recording {run!r}; found none")
+            raise CallRefusal(404, "recording_empty", f"expected files *{SUFFIX} in recording {run!r}; found none")
         of_task = [path for path in every if caller.task and path.name.startswith(f"{quote(caller.task, safe='')}--")]
         return of_task or every, bool(of_task)
 
-    async def _reel(self, path: Path) -> Reel:
+    async def _attempt(self, path: Path) -> RecordedAttempt:
+        """Raises: CallRefusal: the file cannot be read."""
         async with self._reading:
-            changed_at = _changed_at(path)
-            held = self._reels.get(path)
-            if held is None or held[0] != changed_at:
-                held = (changed_at, await asyncio.to_thread(_read, path))
-                self._reels[path] = held
-            self._reels.move_to_end(path)
-            while len(self._reels) > _REELS:
-                self._reels.popitem(last=False)
-            return held[1]
-
-
-def _changed_at(path: Path) -> int:
-    try:
-        return path.stat().st_mtime_ns
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _read(path: Path) -> Reel:
-    try:
-        return Reel(read_takes(path), Digests())
-    except (OSError, ValueError) as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: Exception) -> ReplayError:
-    return ReplayError(
-        "recording_unreadable",
-        f"expected {path.name} to be a recorded attempt; found: {error}; record the run again",
-        status=400,
-    )
+            try:
+                changed_at = path.stat().st_mtime_ns
+                cached = self._attempts.get(path)
+                if cached is None or cached[0] != changed_at:
+                    attempt = await asyncio.to_thread(lambda: RecordedAttempt(read_calls(path), Digests()))
+                    cached = self._attempts[path] = (changed_at, attempt)
+            except (OSError, ValueError) as error:
+                raise CallRefusal(
+                    400,
+                    "recording_unreadable",
+                    f"expected {path.name} to be a recorded attempt; found: {error}; record the run again",
+                ) from error
+            self._attempts.move_to_end(path)
+            while len(self._attempts) > _CACHED_FILES:
+                self._attempts.popitem(last=False)
+            return cached[1]
 
 
 def _swap(run: str, model: str) -> tuple[str, str] | None:
     return (f"replay:{run}", model) if model else None
 
 
-def _answer(found: Reply | Refused, wanted: Asked, how: str) -> Answer:
-    if isinstance(found, Refused):
-        return Answer(Refusal(found.status, found.code, found.message), matched=how)
+def _answer(response: Reply | CallRefusal, key: ConversationKey, source: str) -> ReplayAnswer:
     # Claude Code takes answers of one id for pieces of one message.
-    return Answer(found, wanted.key.hex()[:24], matched=how)
+    return ReplayAnswer(response, key.digest.hex()[:24], source=source)
+
+
+# --- Misses ---------------------------------------------------------------------------------------------------------
 
 
 def _miss(
-    run: str, request: Request, caller: Caller, files: Sequence[Path], swaps: Sequence[tuple[Reel, Asked]]
-) -> ReplayError:
+    run: str,
+    request: Request,
+    caller: Caller,
+    files: Sequence[Path],
+    compared: Sequence[tuple[RecordedAttempt, ConversationKey]],
+) -> CallRefusal:
     """Reads the nearest attempt again, for only digests are kept."""
-    nearness = [(reel.nearest(wanted), at) for at, (reel, wanted) in enumerate(swaps)]
-    (take, shared), at = max(nearness, key=lambda item: (item[0][1], -item[1]))
-    where = "it has no calls" if take < 0 else ""
-    if take >= 0:
-        recorded = read_takes(files[at])[take].asked
+    nearness = [(attempt.nearest(key), at) for at, (attempt, key) in enumerate(compared)]
+    (number, shared), at = max(nearness, key=lambda item: (item[0][1], -item[1]))
+    where = "it has no calls" if number < 0 else ""
+    if number >= 0:
+        recorded = read_calls(files[at])[number].request
         swap = _swap(run, recorded.model)
-        told = difference(
+        first = difference(
             [steady_message(message) for message in recorded.messages],
             [steady_message(swapped(message, swap)) for message in request.messages],
             request.messages,
         )
-        where = f"its call {take + 1} comes closest, with {shared} messages in common; {told}"
+        where = f"its call {number + 1} comes closest, with {shared} messages in common; {first}"
     who = f"task {caller.task!r}, replica {caller.replica}" if caller.task else "a caller that does not say its task"
-    return ReplayError(
+    return CallRefusal(
+        404,
         "recording_miss",
         f"expected a conversation that recording {run!r} holds; found none for {who} with {len(request.messages)} "
         f"messages; nearest is {files[at].name}: {where}",
     )
+
+
+def difference(recorded: Sequence[str], found: Sequence[str], messages: Sequence[Message]) -> str:
+    """The first difference of two conversations in words, both given as their steady texts."""
+    at = common(found, recorded)
+    if at < len(found):
+        role = messages[at].get("role")
+        if at >= len(recorded):
+            return f"message {at + 1} ({role}) was never recorded: {_excerpt(found[at], 0)}"
+        begin = common(found[at], recorded[at])
+        return (
+            f"message {at + 1} ({role}): recorded {_excerpt(recorded[at], begin)}, found {_excerpt(found[at], begin)}"
+        )
+    if len(recorded) > len(found):
+        return f"the recorded conversation goes on after message {len(found)}"
+    return "the messages are the same, the tools on offer are not"
+
+
+def _excerpt(text: str, at: int) -> str:
+    begin = max(0, at - 40)
+    return repr(("…" if begin else "") + text[begin : at + 80] + ("…" if at + 80 < len(text) else ""))

@@ -1,30 +1,29 @@
-"""Scripted conversations: what a turn may be, and reading scripts from files. No I/O but that."""
+"""Scripted conversations: what a turn may be, reading scripts from files, and which turn of which script is due.
+
+Nothing is remembered between two requests: script and turn follow from the conversation alone, so a repeated request
+gets the same answer and any number of conversations may use one script at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from app.errors import SpecInvalid
-
-
-class ReplayError(Exception):
-    """A request that nothing answers; becomes a refusal in the caller's dialect with `status` and `code`."""
-
-    def __init__(self, code: str, message: str, *, status: int = 404) -> None:
-        super().__init__(message)
-        self.code = code
-        self.status = status
+from app.model_service.dialects.base import Message
+from app.model_service.serving import CallRefusal
 
 
 class Turn(BaseModel):
     """What the model says at one point of the conversation, and what goes wrong there.
 
     An answer is a `thought`, a `command` or a `submit`; a thought alone is a reply in plain words. A fault stands
-    alone and lasts, or happens on the first `times` tries of the turn, and then its answer follows.
+    alone and lasts.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -47,13 +46,9 @@ class Turn(BaseModel):
     """HTTP 200 with a body that is no answer."""
     cut: bool = False
     """The connection ends in the middle of the answer."""
-    times: int | None = Field(default=None, ge=1)
-    """The fault (or `delay_s`) happens on so many tries of this turn only; None: on every one."""
 
     delay_s: float = Field(default=0.0, ge=0.0)
     """Seconds of silence before the answer or the fault. A caller that hangs up ends it."""
-    token_delay_s: float = Field(default=0.0, ge=0.0)
-    """Seconds before each word of a streamed answer; a whole answer comes after all of them."""
 
     @property
     def answers(self) -> bool:
@@ -74,17 +69,8 @@ class Turn(BaseModel):
             raise ValueError("expected a thought, a command, submit or a fault; the turn says nothing")
         if self.status is None and (self.message is not None or self.retry_after_s is not None):
             raise ValueError("message and retry_after_s belong to an HTTP error; give its status with them")
-        return self
-
-    @model_validator(mode="after")
-    def _fault_and_answer(self) -> Turn:
-        if self.times is not None:
-            if not (self.refuses or self.cut or self.delay_s):
-                raise ValueError("times counts faults; give one with it, or delay_s")
-            if not self.answers:
-                raise ValueError("expected the answer that follows the fault: a thought, a command or submit")
-        elif self.refuses and (self.command is not None or self.submit or self.cut):
-            raise ValueError("a fault without times lasts, its answer would never come; give times or split the turn")
+        if self.refuses and (self.command is not None or self.submit or self.cut):
+            raise ValueError("a fault stands alone, its answer would never come; split the turn")
         return self
 
 
@@ -172,3 +158,121 @@ def _refuse_ambiguity(scripts: Sequence[tuple[Path, Script]]) -> None:
 def listed(names: Iterable[str]) -> str:
     """Names for an error message."""
     return ", ".join(sorted(names)) or "none"
+
+
+# --- Conversations ---------------------------------------------------------------------------------------------------
+
+_CALL_ID = re.compile(r"call_(\d+)_\d+")
+_SUBMIT_AGAIN = 2
+
+
+def call_id(turn: int, number: int) -> str:
+    """The id of a turn's tool call. Frameworks send it back, so it tells which turns are over, however they merge,
+    split or drop messages."""
+    return f"call_{turn}_{number}"
+
+
+def choose(scripts: Sequence[Script], messages: Sequence[Message]) -> tuple[Script, int]:
+    """The script whose `match` was said, and the number of the turn that is due, from 0.
+
+    Only what was said before the first command is searched: later messages carry the output of commands, which may
+    quote another task's statement.
+
+    Raises: CallRefusal: no script, several scripts, or none of its turns left.
+    """
+    searched = []
+    for at, said in _openings(messages):
+        found = [script for script in scripts if script.match is not None and script.match in said]
+        if len(found) > 1:
+            raise CallRefusal(
+                404,
+                "scenario_ambiguous",
+                f"expected one script to match; found {listed(script.name for script in found)}; "
+                "choose longer match sentences",
+            )
+        if found:
+            return found[0], in_script(found[0], turn_due(messages[at:]))
+        searched.append(said)
+    raise CallRefusal(
+        404,
+        "scenario_unknown",
+        f"expected a conversation that contains the match sentence of a script; found none in "
+        f"{_shown(' '.join(searched))}; add a script for this task or correct its match; known scripts: "
+        f"{listed(script.name for script in scripts)}",
+    )
+
+
+def in_script(script: Script, due: int) -> int:
+    """`due`, when the script has such a turn. A submission stays due for a while: SWE-agent, for one, shows a review
+    and wants it again.
+
+    Raises: CallRefusal.
+    """
+    last = len(script.turns) - 1
+    if due <= last or (script.turns[last].submit and due <= last + _SUBMIT_AGAIN):
+        return due
+    raise CallRefusal(
+        404,
+        "scenario_over",
+        f"expected at most {last + 1} turns in script {script.name!r}; found a request for turn {due + 1}; "
+        "end the script with `submit: true` or add turns",
+    )
+
+
+def turn_due(messages: Sequence[Message]) -> int:
+    """How many answers the conversation holds. Neighbouring messages of the assistant are one answer."""
+    due, answering = 0, False
+    for message in messages:
+        if message.get("role") != "assistant":
+            answering = False
+            continue
+        ours = [
+            int(turn[1]) for call in message.get("tool_calls") or () if (turn := _CALL_ID.fullmatch(str(call["id"])))
+        ]
+        if ours:
+            due = max(due, max(ours) + 1)
+        elif not answering:
+            due += 1
+        answering = True
+    return due
+
+
+def opening_text(messages: Sequence[Message]) -> str:
+    """The system's and user's words before the first answer."""
+    opening = takewhile(lambda message: message.get("role") != "assistant", messages)
+    return "\n".join(words(message.get("content")) for message in opening)
+
+
+def _openings(messages: Sequence[Message]) -> Iterator[tuple[int, str]]:
+    """Where each stretch of told words begins, and the words, up to the first answer that may be a command.
+
+    A framework may put words into the assistant's mouth before the task is told (Qwen Code's line of the Gemini CLI
+    has it acknowledge its surroundings).
+    """
+    begin, parts = 0, list[str]()
+    for at, message in enumerate(messages):
+        if message.get("role") != "assistant":
+            parts.append(words(message.get("content")))
+            continue
+        if parts:
+            yield begin, flatten("\n".join(parts))
+        if message.get("tool_calls") or "```" in words(message.get("content")):
+            return
+        begin, parts = at + 1, []
+    if parts:
+        yield begin, flatten("\n".join(parts))
+
+
+def words(content: object) -> str:
+    """The text of a message's content."""
+    match content:
+        case str():
+            return content
+        case list():
+            return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+        case _:
+            return ""
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 400 else f"{text[:200]} … {text[-200:]}")

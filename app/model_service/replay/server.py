@@ -1,8 +1,10 @@
-"""The engine's HTTP side: three dialects in front of scripts and recordings."""
+"""The replay engine's HTTP side: three dialects in front of scripts and recordings."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +14,27 @@ from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from app.errors import SpecInvalid
 from app.model_service.dialects import codec_for
-from app.model_service.dialects.base import DialectCodec, Request
-from app.model_service.dialects.reading import parsed
-from app.model_service.replay.delivery import Answer, Delivery, Refusal, body_of, refused
+from app.model_service.dialects.base import DialectCodec, Reply, Request
+from app.model_service.replay.player import ReplayAnswer, ScriptPlayer, estimated_tokens
 from app.model_service.replay.recordings import Caller, Recordings
-from app.model_service.replay.scenes import Scenes, estimated
-from app.model_service.replay.script import ReplayError, listed, load_scripts
-from app.models.model_calls import Dialect
+from app.model_service.replay.script import listed, load_scripts
+from app.model_service.serving import CallRefusal, ClientDisconnected, model_entry, read_body, read_request
+from app.models.model_calls import REPLAY_HEADER, Dialect
 
 log = structlog.get_logger(__name__)
 
 MODEL = "replay"
-_LONGEST = 64 << 20
-_TOLD = ("messages", "input", "system", "instructions", "tools")
+_BODY_BYTES = 64 << 20
+_PROMPT_KEYS = ("messages", "input", "system", "instructions", "tools")
 """The keys of a request that hold what the model reads."""
+_GARBAGE = b"<html><body>This is not the answer you are looking for.</body></html>"
+_JSON = (b"content-type", b"application/json")
+_EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
+_IDS = {Dialect.CHAT: "chatcmpl-", Dialect.RESPONSES: "resp_", Dialect.MESSAGES: "msg_"}
 
 
 def create_app(folders: Sequence[Path], recordings: Path | None = None) -> Starlette:
@@ -37,10 +43,10 @@ def create_app(folders: Sequence[Path], recordings: Path | None = None) -> Starl
 
     Raises: SpecInvalid: a folder of scripts or a script is missing or malformed.
     """
-    engine = _Engine(Scenes(load_scripts(folders)), Recordings(recordings))
+    engine = _ReplayEngine(ScriptPlayer(load_scripts(folders)), Recordings(recordings))
     return Starlette(
         routes=[
-            *(Route(f"/v1/{dialect}", engine.of(dialect), methods=["POST"]) for dialect in Dialect),
+            *(Route(f"/v1/{dialect}", engine.endpoint(dialect), methods=["POST"]) for dialect in Dialect),
             Route("/v1/messages/count_tokens", engine.count_tokens, methods=["POST"]),
             Route("/v1/models", engine.models),
             Route("/v1/models/{name:path}", engine.model),
@@ -49,58 +55,59 @@ def create_app(folders: Sequence[Path], recordings: Path | None = None) -> Starl
     )
 
 
-class _Engine:
-    def __init__(self, scenes: Scenes, recordings: Recordings) -> None:
-        self._scenes = scenes
+class _ReplayEngine:
+    def __init__(self, player: ScriptPlayer, recordings: Recordings) -> None:
+        self._player = player
         self._recordings = recordings
 
     async def health(self, request: HttpRequest) -> Response:
-        return _json({"status": "ok", "scripts": self._scenes.names})
+        return _json({"status": "ok", "scripts": self._player.names})
 
     async def models(self, request: HttpRequest) -> Response:
-        return _json(
-            {"object": "list", "data": [_model(MODEL)], "has_more": False, "first_id": MODEL, "last_id": MODEL}
-        )
+        page = {"object": "list", "data": [model_entry(MODEL)], "has_more": False}
+        return _json(page | {"first_id": MODEL, "last_id": MODEL})
 
     async def model(self, request: HttpRequest) -> Response:
-        return _json(_model(request.path_params["name"]))
+        return _json(model_entry(request.path_params["name"]))
 
     async def count_tokens(self, request: HttpRequest) -> Response:
-        dialect = codec_for(Dialect.MESSAGES)
         try:
-            body = await _body(request)
-        except ReplayError as error:
-            return _refused(dialect, error)
-        return _json({"input_tokens": _prompt_tokens(body)})
+            return _json({"input_tokens": _prompt_tokens(await _body(request))})
+        except CallRefusal as refusal:
+            return _refused(codec_for(Dialect.MESSAGES), refusal)
 
-    def of(self, dialect: Dialect) -> Any:
+    def endpoint(self, dialect: Dialect) -> Any:
         """The endpoint that speaks `dialect`."""
-        spoken = codec_for(dialect)
+        codec = codec_for(dialect)
 
-        async def endpoint(request: HttpRequest) -> Response:
+        async def endpoint(http_request: HttpRequest) -> Response:
             try:
-                body = await _body(request)
-                asked = _asked(spoken, body)
-                answer = await self._answer(asked, body, _caller(request))
-            except ReplayError as error:
-                return _refused(spoken, error)
-            return Delivery(answer, spoken, asked)
+                body = await _body(http_request)
+                try:
+                    request = codec.request(body)
+                except SpecInvalid as error:
+                    raise CallRefusal(400, "invalid_request", str(error)) from error
+                answer = await self._answer(request, body, _caller(http_request))
+            except CallRefusal as refusal:
+                log.warning("replay.refused", code=refusal.code, status=refusal.status)
+                return _refused(codec, refusal)
+            return _Delivery(answer, codec, request)
 
         return endpoint
 
-    async def _answer(self, asked: Request, body: Mapping[str, Any], caller: Caller) -> Answer:
-        kind, name = _named(asked.model)
-        script = self._scenes.named(name) if kind else None
+    async def _answer(self, request: Request, body: Mapping[str, Any], caller: Caller) -> ReplayAnswer:
+        kind, name = _named(request.model)
+        script = self._player.named(name) if kind else None
         if script is None and kind == "replay":
-            return await self._recordings.answer(name, asked, caller, scripts=self._scenes.names)
+            return await self._recordings.answer(name, request, caller, scripts=self._player.names)
         if script is None and kind:
-            raise ReplayError(
+            raise CallRefusal(
+                404,
                 "scenario_unknown",
-                f"expected a model of the name scenario-NAME with the name of a script; found {asked.model!r}; "
-                f"known scripts: {listed(self._scenes.names)}",
+                f"expected a model of the name scenario-NAME with the name of a script; found {request.model!r}; "
+                f"known scripts: {listed(self._player.names)}",
             )
-        tokens = _prompt_tokens(body)
-        return self._scenes.play(asked, body, prompt_tokens=tokens, caller=caller.id, script=script)
+        return self._player.play(request, body, prompt_tokens=_prompt_tokens(body), script=script)
 
 
 def _named(model: str) -> tuple[str, str]:
@@ -117,7 +124,6 @@ def _caller(request: HttpRequest) -> Caller:
     headers = request.headers
     replica = headers.get("x-megaflow-replica", "")
     return Caller(
-        id=headers.get("x-megaflow-attempt") or headers.get("authorization") or headers.get("x-api-key") or "",
         task=headers.get("x-megaflow-task"),
         replica=int(replica) if replica.isdecimal() else None,
         agent=headers.get("x-megaflow-agent", ""),
@@ -125,39 +131,90 @@ def _caller(request: HttpRequest) -> Caller:
 
 
 async def _body(request: HttpRequest) -> dict[str, Any]:
-    raw = await body_of(request, _LONGEST)
-    if raw is None:
-        raise ReplayError("request_too_large", f"expected a body of at most {_LONGEST} bytes; found more", status=413)
+    """Raises: CallRefusal."""
     try:
-        body = parsed(raw)
-    except ValueError as error:
-        raise ReplayError("invalid_json", f"expected a JSON body; found: {error}", status=400) from error
-    if not isinstance(body, dict):
-        raise ReplayError("invalid_request", f"expected a JSON object; found {type(body).__name__}", status=400)
-    return body
-
-
-def _asked(dialect: DialectCodec, body: dict[str, Any]) -> Request:
-    try:
-        return dialect.request(body)
-    except SpecInvalid as error:
-        raise ReplayError("invalid_request", str(error), status=400) from error
-
-
-def _refused(dialect: DialectCodec, error: ReplayError) -> Response:
-    log.warning("replay.refused", code=error.code, status=error.status)
-    return refused(dialect, Refusal(error.status, error.code, str(error)))
+        return read_request(await read_body(request.receive, request.scope["headers"], _BODY_BYTES))
+    except ClientDisconnected:
+        raise CallRefusal(499, "client_gone", "the client hung up") from None
 
 
 def _prompt_tokens(body: Mapping[str, Any]) -> int:
-    return estimated(sum(len(orjson.dumps(body[key])) for key in _TOLD if body.get(key)))
-
-
-def _model(name: str) -> dict[str, Any]:
-    """A model as both OpenAI's and Anthropic's clients read it."""
-    openai = {"id": name, "object": "model", "created": 0, "owned_by": "megaflow"}
-    return openai | {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+    return estimated_tokens(sum(len(orjson.dumps(body[key])) for key in _PROMPT_KEYS if body.get(key)))
 
 
 def _json(body: Mapping[str, Any]) -> Response:
     return Response(orjson.dumps(body), media_type="application/json")
+
+
+def _refused(codec: DialectCodec, refusal: CallRefusal, source: str = "script") -> Response:
+    """An HTTP error in the caller's dialect."""
+    body = orjson.dumps(codec.error(refusal.status, refusal.code, refusal.message))
+    headers = {REPLAY_HEADER: source}
+    if refusal.retry_after_s is not None:
+        headers["retry-after"] = f"{refusal.retry_after_s:g}"
+    return Response(body, refusal.status, headers, "application/json")
+
+
+# --- Delivery -------------------------------------------------------------------------------------------------------
+
+
+class _Delivery(Response):
+    """Sends an answer: whole, streamed, delayed or cut. Ends early when the caller hangs up."""
+
+    def __init__(self, answer: ReplayAnswer, codec: DialectCodec, request: Request) -> None:
+        # Starlette's own set-up is left out: the head is made when the delay is over.
+        self._answer = answer
+        self._codec = codec
+        self._request = request
+        self._id = f"{_IDS[codec.dialect]}{answer.id}"
+        self._source = (REPLAY_HEADER.encode(), answer.source.encode())
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._answer.delay_s and await _disconnected(receive, self._answer.delay_s):
+            return
+        content = self._answer.content
+        if isinstance(content, CallRefusal):
+            await _refused(self._codec, content, self._answer.source)(scope, receive, send)
+        elif content is not None and self._request.stream:
+            await self._stream(content, send)
+        else:
+            await self._whole(content, send)
+
+    async def _whole(self, reply: Reply | None, send: Send) -> None:
+        body = _GARBAGE
+        if reply is not None:
+            body = orjson.dumps(self._codec.whole(reply, id=self._id, request=self._request))
+        await self._head(send, _JSON, (b"content-length", b"%d" % len(body)))
+        if self._answer.cut:
+            body = body[: len(body) // 2]  # unfinished: the server closes the connection
+        await send({"type": "http.response.body", "body": body, "more_body": self._answer.cut})
+
+    async def _stream(self, reply: Reply, send: Send) -> None:
+        events = self._codec.events(reply, id=self._id, request=self._request)
+        if self._answer.cut:
+            events = _first_half(list(events))
+        await self._head(send, _EVENTS)
+        for event in events:
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        if not self._answer.cut:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _head(self, send: Send, *headers: tuple[bytes, bytes]) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [*headers, self._source]})
+
+
+def _first_half(events: Sequence[bytes]) -> Iterator[bytes]:
+    middle = max(1, len(events) // 2)
+    yield from events[:middle]
+    yield events[middle][: len(events[middle]) // 2] if middle < len(events) else b""
+
+
+async def _disconnected(receive: Receive, seconds: float) -> bool:
+    """Waits; True when the caller has hung up meanwhile."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            return True
+    return False

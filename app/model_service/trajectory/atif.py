@@ -11,8 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from app.ledger.model_calls import StoredCall
-from app.model_service.dialects.base import Message
-from app.model_service.dialects.parts import as_object, is_text, parts_of
+from app.model_service.dialects.base import Message, as_object, is_text, parts_of
 from app.model_service.trajectory.branches import Branch, Kind, branches
 from app.model_service.trajectory.tree import Forest, Join, Node, join
 

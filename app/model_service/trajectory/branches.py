@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from app.model_service.dialects.base import Message
-from app.model_service.dialects.parts import as_object, text_of
+from app.model_service.dialects.base import Message, as_object, text_of
 from app.model_service.trajectory.tree import Forest, Node
 
 _SUMMARY = re.compile(r"<summary>(.*?)</summary>", re.DOTALL)

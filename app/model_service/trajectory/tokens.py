@@ -8,7 +8,7 @@ from typing import Literal
 from uuid import UUID
 
 from app.ledger.model_calls import StoredCall
-from app.model_service.dialects.parts import as_object, text_of
+from app.model_service.dialects.base import as_object, text_of
 from app.model_service.trajectory.tree import Node, join
 
 Decode = Callable[[Sequence[int]], str]

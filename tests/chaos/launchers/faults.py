@@ -31,17 +31,17 @@ SKEW = "skew"
 
 POINTS: dict[str, tuple[str, ...]] = {
     # of a worker
-    "take": ("app.workers.seat:Seat.take",),
+    "take": ("app.workers.context:WorkerContext.take",),
     "claim": ("app.ledger.attempts:claim", "app.ledger.attempts:claim_many"),
     "renew": ("app.ledger.attempts:renew",),
-    "door": ("app.ledger.attempts:pass_door", "app.ledger.attempts:pass_doors"),
+    "door": ("app.ledger.attempts:record_phase", "app.ledger.attempts:record_phases"),
     "finish": ("app.ledger.ends:finish", "app.ledger.ends:finish_many"),
     "fail": ("app.ledger.ends:fail", "app.ledger.ends:fail_many"),
     "give_back": ("app.ledger.admission:give_back",),
     "teardown": ("app.ledger.ends:record_teardown",),
     "ready": ("app.ledger.instances:ready", "app.ledger.instances:ready_many"),
     "seen": ("app.ledger.instances:seen",),
-    # of the nursery and the control worker
+    # of the launcher and the control worker
     "exited": ("app.ledger.instances:exited", "app.ledger.instances:exited_many"),
     "launched": ("app.ledger.instances:launched",),
     "admit": ("app.ledger.admission:admit",),
@@ -264,12 +264,12 @@ def _matches(rule: Rule, values: Sequence[Any]) -> bool:
 
 
 def _flat(values: Any) -> Iterator[Any]:
-    """The arguments, and what lists of arguments hold, with the claim or hint inside of each."""
+    """The arguments, and what lists of arguments hold, with the claim or message inside of each."""
     for value in values:
         items = value if isinstance(value, list | tuple) else [value]
         for item in items:
             yield item
-            for inner in ("claimed", "hint"):
+            for inner in ("claimed", "message"):
                 if hasattr(item, inner):
                     yield getattr(item, inner)
 

@@ -20,11 +20,11 @@ import structlog
 from app.environments import prebuilt
 from app.environments.contract import Serve
 from app.errors import EnvironmentFailed
-from app.models.shell import Interactive
+from app.models.shell import InteractiveProgram
 
 log = structlog.get_logger()
 
-OpenStream = Callable[[Sequence[str]], Interactive]
+OpenStream = Callable[[Sequence[str]], InteractiveProgram]
 """Starts a program inside, to be talked to: an environment's `stream`."""
 
 MOST = 64  # as the relay's
@@ -39,7 +39,7 @@ _RECEIVE = 'umask 077 && cat > "$0" && chmod 700 "$0" && echo received'
 SendFrame = Callable[[bytes, int, bytes], None]
 
 
-def start_relay(stream: OpenStream, port: int, connections: int) -> Interactive:
+def start_relay(stream: OpenStream, port: int, connections: int) -> InteractiveProgram:
     """The relay, running inside; its file there is gone again. The caller closes it. Raises: EnvironmentFailed."""
     place = f"/tmp/.relay-{uuid.uuid4().hex}"
     upload = stream(["sh", "-c", _RECEIVE, place])
@@ -65,7 +65,7 @@ class RelayFault(Exception):
 class _FrameReader:
     """Frames of the relay's output."""
 
-    def __init__(self, program: Interactive) -> None:
+    def __init__(self, program: InteractiveProgram) -> None:
         self._program = program
         self._buffer = bytearray()
 
@@ -186,7 +186,7 @@ class _RelayedConnection:
 class RelayedForward:
     """A `Forward` by way of a running relay, which it ends."""
 
-    def __init__(self, program: Interactive, serve: Serve) -> None:
+    def __init__(self, program: InteractiveProgram, serve: Serve) -> None:
         self._program = program
         self._frames = _FrameReader(program)
         self._serve = serve

@@ -19,7 +19,8 @@ from app.environments.networks.bridge import open_network
 from app.environments.runtimes import hosts_file
 from app.environments.runtimes.docker import disk_limits, snapshots
 from app.environments.runtimes.docker.container import DockerEnvironment
-from app.environments.runtimes.docker.setups import Order, Setups
+from app.environments.runtimes.docker.setups import Setups
+from app.environments.runtimes.setup import EnvironmentRequest
 from app.environments.session.transports import (
     TRANSPORTS,
     ContainerTarget,
@@ -89,8 +90,8 @@ class DockerProvider(EnvironmentProvider):
             with times.measure("image"):
                 image_id = held.enter_context(self._images.kept(spec, timeout_s=timeout_s))
             times.phases["set_up"] = 0.0
-            order = Order(spec, tags, image_id, deadline, times)
-            environment = self._setups.environment(order) if spec.setup else self._started(order, None)
+            request = EnvironmentRequest(spec, tags, deadline, times, image_id)
+            environment = self._setups.environment(request) if spec.setup else self._started(request, None)
             self._bring_tools(environment)
         log.info("environment.created", environment=environment.id, image=spec.label)
         return environment
@@ -101,7 +102,7 @@ class DockerProvider(EnvironmentProvider):
         deadline, times = time.monotonic() + timeout_s, Times(Route.SNAPSHOT, {"set_up": 0.0})
         with times.measure("image"):
             root = snapshots.find(self._engine, snapshot)
-        environment = self._started(Order(spec, tags, snapshot.image_id, deadline, times), root)
+        environment = self._started(EnvironmentRequest(spec, tags, deadline, times, snapshot.image_id), root)
         self._bring_tools(environment)
         log.info("environment.created", environment=environment.id, image=spec.label, snapshot=snapshot.id)
         return environment
@@ -118,15 +119,15 @@ class DockerProvider(EnvironmentProvider):
                 environment.destroy()
             raise
 
-    def _started(self, order: Order, root: str | None) -> DockerEnvironment:
+    def _started(self, request: EnvironmentRequest, root: str | None) -> DockerEnvironment:
         """root: the image to stand on when it is not the task's own."""
         limit, capacity = f"environment_starts:{host_of(self._engine)}", self._settings.environment_starts
         try:
-            with self._gate.hold(limit, capacity, timeout_s=order.left_s):
-                environment = self._start(order.spec, order.tags, order.image_id, order.times, root)
+            with self._gate.hold(limit, capacity, timeout_s=request.left_s):
+                environment = self._start(request.spec, request.tags, request.image_id, request.times, root)
         except TimeoutError as error:
             raise NoPlaceToStart(f"no environment could be started in time: {error}.") from error
-        return disk_limits.watched(self._watch, environment, order.spec)
+        return disk_limits.watched(self._watch, environment, request.spec)
 
     def _start(
         self, spec: EnvironmentSpec, tags: Tags, image_id: str, times: Times, root: str | None

@@ -7,20 +7,18 @@ not in files (processes, memory, volumes) is in no image: such a set-up is not k
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import structlog
 
-from app.environments.contract import Route, Tags, Times
+from app.environments.contract import Route, Times
 from app.environments.runtimes.docker.container import DockerEnvironment
 from app.environments.runtimes.docker.snapshots import commit
-from app.environments.runtimes.setup import carry_out
+from app.environments.runtimes.setup import EnvironmentRequest, carry_out, setup_key
 from app.errors import EnvironmentFailed, ImageUnavailable, SetupFailed, SetupTimedOut, StationError
 from app.host.engine import Engine
 from app.host.slots import turn
@@ -44,33 +42,11 @@ _BESIDE = (
 _LOOK_S = 30.0
 
 
-def setup_key(spec: EnvironmentSpec, image_id: str) -> str:
-    """What two environments must share so that the set-up of one serves the other."""
-    reach = [spec.network.value, *spec.allowed_hosts]
-    parts = [image_id, list(spec.setup), sorted(spec.env.items()), spec.workdir, reach]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
 def _pulled(image: dict[str, Any]) -> bool:
     return any(not digest.startswith("<none>") for digest in image.get("RepoDigests") or ())
 
 
-@dataclass
-class Order:
-    """One environment that was asked for."""
-
-    spec: EnvironmentSpec
-    tags: Tags
-    image_id: str
-    deadline: float  # monotonic
-    times: Times = field(default_factory=Times)
-
-    @property
-    def left_s(self) -> float:
-        return self.deadline - time.monotonic()
-
-
-Start = Callable[[Order, str | None], DockerEnvironment]
+Start = Callable[[EnvironmentRequest, str | None], DockerEnvironment]
 """Starts an environment, on another image than the task's when one is named."""
 
 
@@ -85,31 +61,31 @@ class Setups:
         self._unkept = settings.home / "cache" / "setups"
         self._installation = settings.installation
 
-    def environment(self, order: Order) -> DockerEnvironment:
+    def environment(self, request: EnvironmentRequest) -> DockerEnvironment:
         """An environment with the commands done, by whomever.
 
         Raises: SetupFailed, SetupTimedOut, and what `Start` raises.
         """
-        key = setup_key(order.spec, order.image_id)
-        order.times.phases["set_up"] = 0.0
+        key = setup_key(request.spec, request.image_id)
+        request.times.phases["set_up"] = 0.0
         kept = self._find(key)
         if kept is None and not self._is_unkept(key):
-            with self._turn(key, order):
+            with self._turn(key, request):
                 kept = self._find(key)
                 if kept is None and not self._is_unkept(key):
-                    made = self._first_of_its_kind(order, key)
-                    return made if isinstance(made, DockerEnvironment) else self._start(order, made)
+                    made = self._first_of_its_kind(request, key)
+                    return made if isinstance(made, DockerEnvironment) else self._start(request, made)
         if kept is None:
-            return self._set_up(order)
-        order.times.route = Route.SNAPSHOT
-        self._book.used(kept, references.key_of(order.spec))
-        return self._start(order, kept)
+            return self._set_up(request)
+        request.times.route = Route.SNAPSHOT
+        self._book.used(kept, references.key_of(request.spec))
+        return self._start(request, kept)
 
     @contextmanager
-    def _turn(self, key: str, order: Order) -> Iterator[None]:
+    def _turn(self, key: str, request: EnvironmentRequest) -> Iterator[None]:
         with ExitStack() as held:
             try:
-                held.enter_context(turn(self._turns / f"setup-{key[:24]}", timeout_s=order.left_s))
+                held.enter_context(turn(self._turns / f"setup-{key[:24]}", timeout_s=request.left_s))
             except TimeoutError as error:
                 raise SetupTimedOut(f"another environment's set-up did not end in time: {error}.") from error
             yield
@@ -124,48 +100,48 @@ class Setups:
 
     # --- Making ---------------------------------------------------------------------------------------------------
 
-    def _first_of_its_kind(self, order: Order, key: str) -> str | DockerEnvironment:
+    def _first_of_its_kind(self, request: EnvironmentRequest, key: str) -> str | DockerEnvironment:
         """The image that was kept, or the environment itself when nothing could be."""
-        apart = replace(order, times=Times())
-        with order.times.measure("set_up"):
+        apart = replace(request, times=Times())
+        with request.times.measure("set_up"):
             environment, before = self._prepared(apart)
             with _ended_on_error(environment):
-                carry_out(order.spec.setup, environment, order.deadline)
+                carry_out(request.spec.setup, environment, request.deadline)
                 if (reason := _beyond_files(environment, before)) is None:
-                    return self._keep(environment, order, key)
+                    return self._keep(environment, request, key)
         self._note_unkept(key)
         log.info("environment.setup_not_kept", environment=environment.id, reason=reason)
         with _ended_on_error(environment):
-            _refuse_read_only(order.spec, reason)
-        paid, inside_s = order.times.phases, sum(environment.times.phases.values())
+            _refuse_read_only(request.spec, reason)
+        paid, inside_s = request.times.phases, sum(environment.times.phases.values())
         environment.times.phases |= {**paid, "set_up": paid["set_up"] - inside_s}
         return environment
 
-    def _set_up(self, order: Order) -> DockerEnvironment:
+    def _set_up(self, request: EnvironmentRequest) -> DockerEnvironment:
         """For this one alone."""
-        _refuse_read_only(order.spec, "that was found before")
-        environment, _ = self._prepared(order)
-        with _ended_on_error(environment), order.times.measure("set_up"):
-            carry_out(order.spec.setup, environment, order.deadline)
+        _refuse_read_only(request.spec, "that was found before")
+        environment, _ = self._prepared(request)
+        with _ended_on_error(environment), request.times.measure("set_up"):
+            carry_out(request.spec.setup, environment, request.deadline)
         return environment
 
-    def _prepared(self, order: Order) -> tuple[DockerEnvironment, str]:
+    def _prepared(self, request: EnvironmentRequest) -> tuple[DockerEnvironment, str]:
         """An environment for the commands to run in, and what is to be seen beside its files."""
-        writable = order.spec.model_copy(update={"reuse": Reuse.RECYCLED})
-        environment = self._start(replace(order, spec=writable), None)
+        writable = request.spec.model_copy(update={"reuse": Reuse.RECYCLED})
+        environment = self._start(replace(request, spec=writable), None)
         environment.mark_set_up()
         with _ended_on_error(environment):
             return environment, _told_beside(environment)
 
-    def _keep(self, environment: DockerEnvironment, order: Order, key: str) -> str:
+    def _keep(self, environment: DockerEnvironment, request: EnvironmentRequest, key: str) -> str:
         """Make the environment an image, and end it; the image's id."""
         engine = self._engine_of()
         labels = {"megaflow": self._installation, "megaflow.image": "setup", KEY: key}
         begun = time.monotonic()
         with engine.named("keep what a set-up made", EnvironmentFailed):
-            kept = commit(engine, environment.id, order.image_id, f"{REPOSITORY}:{key}", labels)
-        self._book.made(kept, references.key_of(order.spec), [f"{REPOSITORY}:{key}"])
-        log.info("environment.setup_kept", image=order.spec.label, key=key, took_s=round(time.monotonic() - begun, 3))
+            kept = commit(engine, environment.id, request.image_id, f"{REPOSITORY}:{key}", labels)
+        self._book.made(kept, references.key_of(request.spec), [f"{REPOSITORY}:{key}"])
+        log.info("environment.setup_kept", image=request.spec.label, key=key, took_s=round(time.monotonic() - begun, 3))
         _end(environment)
         return kept
 

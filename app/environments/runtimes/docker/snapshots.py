@@ -22,7 +22,7 @@ BASE = "megaflow.setup.base"
 _LABEL = "megaflow.snapshot"
 """Label of a snapshot: the labels of whoever it belongs to, as JSON. As labels they would be its containers', too."""
 _REPOSITORY = "megaflow/snapshot"
-_OWNERS = ("instance", "run", "task", "attempt", "ready", "deadline")
+_OWNERS = ("instance", "run", "task", "attempt", "deadline")
 """Labels of the container, which an image would give to all that stand on it."""
 
 
@@ -89,7 +89,7 @@ def find(engine: Engine, snapshot: Snapshot) -> str:
 
 
 def remove(engine: Engine, snapshot: Snapshot) -> None:
-    """Take its name; what a running container stands on goes by `Kept.remove` later.
+    """Take its name; what a running container stands on goes by `EngineSnapshot.remove` later.
 
     Raises: EnvironmentFailed, EngineUnavailable.
     """
@@ -104,7 +104,7 @@ def remove(engine: Engine, snapshot: Snapshot) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class EngineSnapshot:
     """A snapshot on an engine. `id`: empty when its owner has removed it and something stands on it yet."""
 
     id: str
@@ -129,14 +129,14 @@ class Kept:
                 raise
 
 
-def kept(engine: Engine, installation: str) -> Iterator[Kept]:
+def kept(engine: Engine, installation: str) -> Iterator[EngineSnapshot]:
     """All of an installation. Raises: what the engine's client does."""
     for one in engine.api.images(filters={"label": [f"megaflow={installation}", _LABEL]}):
         names = [name for name in one.get("RepoTags") or () if "<none>" not in name]
         if any(not name.startswith(_name("")) for name in names):
             continue  # a person's: of a container that stood on one, and so had its label
         identity = names[0].removeprefix(_name("")) if names else ""
-        yield Kept(identity, str(one["Id"]), json.loads(one["Labels"][_LABEL]), float(one["Created"]))
+        yield EngineSnapshot(identity, str(one["Id"]), json.loads(one["Labels"][_LABEL]), float(one["Created"]))
 
 
 def sweep(engine: Engine, installation: str, keep: Mapping[str, bool]) -> list[str]:

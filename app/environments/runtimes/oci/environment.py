@@ -16,8 +16,8 @@ import structlog
 from app.environments.contract import Forward, Origin, ResetProof, Route, Serve, Snapshot, Tags, Times
 from app.environments.networks import Egress, forwarding, open_egress, variables
 from app.environments.runtimes.oci import copying
-from app.environments.runtimes.oci.instance import Body, Site, usage_of
-from app.environments.runtimes.oci.start_request import Wish
+from app.environments.runtimes.oci.instance import OciHost, OciInstance, usage_of
+from app.environments.runtimes.oci.start import StartOptions
 from app.environments.runtimes.oci.system_layer import HELPER
 from app.environments.runtimes.session_environment import SessionEnvironment
 from app.environments.session import Connect, SessionClient, unix_connector
@@ -40,7 +40,7 @@ class OciEnvironment(SessionEnvironment):
 
     def __init__(
         self,
-        site: Site,
+        site: OciHost,
         identity: str,
         spec: EnvironmentSpec,
         image: StoredImage,
@@ -51,7 +51,7 @@ class OciEnvironment(SessionEnvironment):
         self._tools = tools
         self._site = site
         self._image = image  # with the snapshot's layer, when it stands on one
-        self._body = Body(site, identity)
+        self._body = OciInstance(site, identity)
         self._origin = Origin.FRESH
         self._life = threading.Lock()  # one start, reset or end at a time
         self._set_up_inside = False
@@ -131,7 +131,7 @@ class OciEnvironment(SessionEnvironment):
         self._raise_if_gone()
         spec = self._spec
         with self.times.measure("start"):
-            wish = Wish(
+            wish = StartOptions(
                 self._image,
                 spec.resources,
                 spec.env,

@@ -11,9 +11,8 @@ from functools import cached_property
 from pathlib import Path
 
 from app.environments.isolation.users import Users, pool
-from app.environments.runtimes.oci.runtime import Runtime, runtime_of
-from app.environments.runtimes.oci.start import ByRuntime
-from app.environments.runtimes.oci.start_request import Birth, Lacking, Place, Wish
+from app.environments.runtimes.oci.runtime import EnvironmentFolder, Runtime, runtime_of
+from app.environments.runtimes.oci.start import ProgramMissing, Starter, StartOptions, StartRequest
 from app.environments.runtimes.oci.system_layer import stacked, system_layer
 from app.errors import EnvironmentFailed, ImageUnfit
 from app.host import mount_namespace, trees
@@ -30,7 +29,7 @@ _BACKLOG = 128
 
 
 @dataclass(frozen=True)
-class Site:
+class OciHost:
     """What all environments of one home share."""
 
     home: Path
@@ -42,7 +41,7 @@ class Site:
     helper: Path = Path("/nonexistent")  # the session's; not needed to end an environment
 
     @classmethod
-    def of(cls, home: Path, runtime: Runtime, helper: Path, *, users_apart: bool) -> Site:
+    def of(cls, home: Path, runtime: Runtime, helper: Path, *, users_apart: bool) -> OciHost:
         """Raises: DiskFull."""
         store = ImageStore(home)
         for place in (home / "environments", home / "images"):  # programs in them run as their owners, root too
@@ -56,13 +55,13 @@ class Site:
         return mount_namespace.MountStage.beside(self.home)
 
 
-class Body:
+class OciInstance:
     """The environment of a record, which must have been written before."""
 
-    def __init__(self, site: Site, identity: str) -> None:
+    def __init__(self, site: OciHost, identity: str) -> None:
         self._site = site
         self.id = identity
-        self.place = Place(site.records.place(identity))
+        self.place = EnvironmentFolder(site.records.place(identity))
         self.cgroup = Cgroup(identity)
         self._users: Users | None = None
 
@@ -92,7 +91,7 @@ class Body:
 
     # --- Start ----------------------------------------------------------------------------------------------------
 
-    def start(self, wish: Wish) -> None:
+    def start(self, wish: StartOptions) -> None:
         """Start it with an empty layer of its own; connections are taken from now on.
 
         Raises: EnvironmentFailed, ImageUnfit: it has no shell; DiskFull.
@@ -100,24 +99,24 @@ class Body:
         try:
             with disk_named(f"start environment {self.id[:12]}"):
                 self._start(wish)
-        except Lacking as error:
+        except ProgramMissing as error:
             raise ImageUnfit(
                 f"image {wish.image.id} has no /{error}, which every command needs; use an image with a shell."
             ) from None
         except (OSError, ValueError) as error:
             raise EnvironmentFailed(f"environment {self.id[:12]} could not be started: {error}") from error
 
-    def _start(self, wish: Wish) -> None:
+    def _start(self, wish: StartOptions) -> None:
         site = self._site
         self._users = pool().acquire(site.helper) if site.users_apart else None
         layers = [site.store.layers / name for name in stacked(site.system, wish.image.layers)]
-        birth = Birth(self.id, wish, self.place, layers, self.cgroup, self._users)
+        birth = StartRequest(self.id, wish, self.place, layers, self.cgroup, self._users)
         self._raise_if_covered(wish)
         left_s = min(_START_S, wish.deadline - time.monotonic())
         with self._listening() as listening:
-            ByRuntime(site.runtime, site.home, site.stage).start(birth, listening, timeout_s=left_s)
+            Starter(site.runtime, site.home, site.stage).start(birth, listening, timeout_s=left_s)
 
-    def _raise_if_covered(self, wish: Wish) -> None:
+    def _raise_if_covered(self, wish: StartOptions) -> None:
         stage = self._site.stage.place
         for tool in wish.tools:
             if tool.folder.is_relative_to(stage):
@@ -193,7 +192,7 @@ def end(home: Path, identity: str) -> None:
     Raises: EnvironmentFailed: something would not die, or go.
     """
     runtime = runtime_of(home) or Runtime("none", Path("/nonexistent"), home / "cache" / "oci")
-    Body(Site(home, Records(home), ImageStore(home), runtime, ""), identity).end()
+    OciInstance(OciHost(home, Records(home), ImageStore(home), runtime, ""), identity).end()
 
 
 def _program(pid: int) -> tuple[int, int] | None:

@@ -19,10 +19,10 @@ from pathlib import Path
 import structlog
 
 from app.environments.prebuilt import binary
-from app.environments.runtimes.oci.instance import Body, Site
+from app.environments.runtimes.oci.instance import OciHost, OciInstance
 from app.environments.runtimes.oci.runtime import Runtime, runtime_of
 from app.environments.runtimes.oci.specification import CAPABILITIES, CAPABILITY_BITS
-from app.environments.runtimes.oci.start_request import Wish
+from app.environments.runtimes.oci.start import StartOptions
 from app.environments.session import SessionClient, unix_connector
 from app.errors import StationError
 from app.host.environment_records import Record, Records
@@ -34,7 +34,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
-class Found:
+class ProbeResult:
     """What a host allows."""
 
     why_not: str | None = None  # no environment at all
@@ -52,7 +52,7 @@ _LASTING = (errno.EINVAL, errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTS
 _LIMITS = Resources(cpus=0.5, memory_bytes=64 << 20, pids=32)
 
 _lock = threading.Lock()
-_known: dict[Path, tuple[Found, float]] = {}  # and until when (monotonic) that is believed
+_known: dict[Path, tuple[ProbeResult, float]] = {}  # and until when (monotonic) that is believed
 
 
 def available(settings: Settings) -> str | None:
@@ -66,11 +66,11 @@ def available(settings: Settings) -> str | None:
     return found(settings).why_not
 
 
-def found(settings: Settings) -> Found:
+def found(settings: Settings) -> ProbeResult:
     """The same, and what more is possible."""
     with _lock:
         home = settings.home.resolve()
-        known, until = _known.get(home, (Found(), 0.0))
+        known, until = _known.get(home, (ProbeResult(), 0.0))
         if time.monotonic() >= until:
             known = _found(home)
             believed = known.why_not is None and known.lasting
@@ -80,43 +80,43 @@ def found(settings: Settings) -> Found:
         return known
 
 
-def _found(home: Path) -> Found:
+def _found(home: Path) -> ProbeResult:
     if sys.platform != "linux":
-        return Found(f"it needs Linux, this is {sys.platform}")
+        return ProbeResult(f"it needs Linux, this is {sys.platform}")
     if os.geteuid() != 0:
-        return Found("it needs root")
+        return ProbeResult("it needs root")
     runtime = runtime_of(home)
     if runtime is None:
-        return Found("no OCI runtime was found; install Debian's `crun`")
+        return ProbeResult("no OCI runtime was found; install Debian's `crun`")
     try:
         _sweep(home, runtime)
         note = home / "run" / f"oci-allowed-{_circumstances(runtime, binary(home))}"
         return _noted(note) or _tried_all(home, runtime, note)
     except (StationError, OSError) as error:
-        return Found(f"a trial failed: {error}")
+        return ProbeResult(f"a trial failed: {error}")
 
 
-def _noted(note: Path) -> Found | None:
+def _noted(note: Path) -> ProbeResult | None:
     """What another process found."""
     try:
-        return Found(users_apart=json.loads(note.read_text())["users_apart"])
+        return ProbeResult(users_apart=json.loads(note.read_text())["users_apart"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
 
 
-def _tried_all(home: Path, runtime: Runtime, note: Path) -> Found:
+def _tried_all(home: Path, runtime: Runtime, note: Path) -> ProbeResult:
     """With users of their own where the kernel can translate the owners of files for overlayfs: since Linux 5.19.
 
     Noted for other processes is only what lasts: a moment's want of memory must not take away what protects the host.
     """
     refusal = _refused(home, runtime)
-    found = Found(users_apart=refusal is None)
+    found = ProbeResult(users_apart=refusal is None)
     if refusal is not None:
         log.warning("oci.users_not_apart", reason=refusal.why)
         if (why_not := _tried(home, runtime, users_apart=False)) is not None:
-            return Found(why_not)
+            return ProbeResult(why_not)
     if refusal is not None and not refusal.lasting:
-        return Found(lasting=False)
+        return ProbeResult(lasting=False)
     fresh = note.with_name(f"{note.name}.{os.getpid()}.{threading.get_ident()}")
     fresh.write_text(json.dumps({"users_apart": found.users_apart}))
     fresh.rename(note)
@@ -154,9 +154,9 @@ def _sweep(home: Path, runtime: Runtime) -> None:
         with suppress(StationError, OSError):  # the next process tries again
             if time.time() - place.stat().st_mtime < _YOUNG_S:
                 continue
-            site = Site(place, Records(place), ImageStore(place), runtime, "", users_apart=False)
+            site = OciHost(place, Records(place), ImageStore(place), runtime, "", users_apart=False)
             for body in list(site.records.folder.iterdir()) if site.records.folder.exists() else []:
-                Body(site, body.name).end()
+                OciInstance(site, body.name).end()
             shutil.rmtree(place)
 
 
@@ -164,13 +164,15 @@ def _tried(home: Path, runtime: Runtime, *, users_apart: bool) -> str | None:
     helper = binary(home)
     place = home / "run" / f"{_PLACE}{uuid.uuid4().hex[:12]}"  # on the same disk as the real ones
     place.mkdir(parents=True)
-    site = Site.of(place, runtime, helper, users_apart=users_apart)
-    body = Body(site, f"trial{uuid.uuid4().hex}")
+    site = OciHost.of(place, runtime, helper, users_apart=users_apart)
+    body = OciInstance(site, f"trial{uuid.uuid4().hex}")
     try:
         site.records.write(Record(body.id, {}, "trial", "trial"))
         (site.store.layers / "empty").mkdir(parents=True)
         until = time.monotonic() + _READY_S
-        body.start(Wish(StoredImage("trial", ("empty",)), _LIMITS, {}, "/testbed", needs_shell=False, deadline=until))
+        body.start(
+            StartOptions(StoredImage("trial", ("empty",)), _LIMITS, {}, "/testbed", needs_shell=False, deadline=until)
+        )
         return _looked_at(body, site)
     finally:
         with suppress(StationError):
@@ -178,7 +180,7 @@ def _tried(home: Path, runtime: Runtime, *, users_apart: bool) -> str | None:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _looked_at(body: Body, site: Site) -> str | None:
+def _looked_at(body: OciInstance, site: OciHost) -> str | None:
     session = SessionClient(unix_connector(body.place.address), label="the trial")
     try:
         session.wait_ready(_READY_S)
@@ -193,7 +195,7 @@ def _looked_at(body: Body, site: Site) -> str | None:
     return _shared(first, site) or _loose(status)
 
 
-def _shared(first: int, site: Site) -> str | None:
+def _shared(first: int, site: OciHost) -> str | None:
     """Which namespace it has in common with us."""
     for name in ("mnt", "net", "uts", "pid", "ipc", *(["user"] if site.users_apart else [])):
         if os.readlink(f"/proc/{first}/ns/{name}") == os.readlink(f"/proc/self/ns/{name}"):
@@ -201,7 +203,7 @@ def _shared(first: int, site: Site) -> str | None:
     return None
 
 
-def _same_users(body: Body, session: SessionClient, status: dict[str, str]) -> str | None:
+def _same_users(body: OciInstance, session: SessionClient, status: dict[str, str]) -> str | None:
     """What of the users' being apart the kernel does not confirm."""
     if "0" in status["Uid"].split() + status["Gid"].split():
         return "root inside is root out here"

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import socket
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -17,11 +14,11 @@ import structlog
 from app.environments.contract import EnvironmentProvider, Route, Snapshot, Tags, Times
 from app.environments.prebuilt import binary
 from app.environments.runtimes.oci.environment import OciEnvironment
-from app.environments.runtimes.oci.instance import Body, Site, usage_of
+from app.environments.runtimes.oci.instance import OciHost, OciInstance, usage_of
 from app.environments.runtimes.oci.probe import found
 from app.environments.runtimes.oci.runtime import runtime_of
 from app.environments.runtimes.session_environment import give_up
-from app.environments.runtimes.setup import carry_out
+from app.environments.runtimes.setup import EnvironmentRequest, carry_out, setup_key
 from app.environments.tools import Find, tools_of, versions
 from app.errors import (
     EnvironmentFailed,
@@ -43,20 +40,6 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 
-@dataclass
-class Order:
-    """One environment that was asked for."""
-
-    spec: EnvironmentSpec
-    tags: Tags
-    deadline: float  # monotonic
-    times: Times = field(default_factory=Times)
-
-    @property
-    def left_s(self) -> float:
-        return self.deadline - time.monotonic()
-
-
 class OciProvider(EnvironmentProvider):
     """Makes environments on this host; `gate` bounds how many at a time (None: on this host alone)."""
 
@@ -76,7 +59,7 @@ class OciProvider(EnvironmentProvider):
         self._watch = watch_of(self._home)
 
     @cached_property
-    def _site(self) -> Site:
+    def _site(self) -> OciHost:
         """Raises: EnvironmentFailed: this host does not allow it."""
         runtime = runtime_of(self._home)
         host = found(self._settings)
@@ -84,7 +67,7 @@ class OciProvider(EnvironmentProvider):
             raise EnvironmentFailed(
                 f"environments of the kind `oci` cannot be made here: {host.why_not}; use `docker`."
             )
-        return Site.of(self._home, runtime, binary(self._home), users_apart=host.users_apart)
+        return OciHost.of(self._home, runtime, binary(self._home), users_apart=host.users_apart)
 
     @property
     def store(self) -> ImageStore:
@@ -102,59 +85,59 @@ class OciProvider(EnvironmentProvider):
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> OciEnvironment:
         """As every provider; set-up commands run once per image and host, their result is kept as a layer."""
         _refuse_open(spec)
-        order = Order(spec, tags, time.monotonic() + timeout_s)
-        with order.times.measure("image"):
+        request = EnvironmentRequest(spec, tags, time.monotonic() + timeout_s)
+        with request.times.measure("image"):
             image = self._images.ensure(spec, timeout_s=timeout_s)
         if not spec.setup:
-            order.times.phases["set_up"] = 0.0
-            return self._started(order, image)
+            request.times.phases["set_up"] = 0.0
+            return self._started(request, image)
         key = setup_key(spec, image.id)
-        if (made := self._from_kept(order, key)) is not None:
+        if (made := self._from_kept(request, key)) is not None:
             return made
         if self.store.is_unkept(key) and spec.reuse is not Reuse.SHARED_READONLY:  # each environment runs them itself
-            return self._set_up(order, image)
-        return self._first_of_its_kind(order, key, image)
+            return self._set_up(request, image)
+        return self._first_of_its_kind(request, key, image)
 
     def create_from(self, snapshot: Snapshot, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> OciEnvironment:
         _refuse_open(spec)
         if snapshot.kind != "oci":
             raise EnvironmentFailed(f"expected a snapshot of the kind 'oci', found {snapshot.kind!r}.")
-        order = Order(spec, tags, time.monotonic() + timeout_s, Times(Route.SNAPSHOT, {"set_up": 0.0}))
-        with order.times.measure("image"):
+        request = EnvironmentRequest(spec, tags, time.monotonic() + timeout_s, Times(Route.SNAPSHOT, {"set_up": 0.0}))
+        with request.times.measure("image"):
             kept = self._site.store.snapshot(snapshot.id)
         if kept is None:
             raise EnvironmentFailed(f"snapshot {snapshot.id} is gone: it was removed, or its deadline has passed.")
-        return self._started(order, kept)
+        return self._started(request, kept)
 
-    def _from_kept(self, order: Order, key: str) -> OciEnvironment | None:
+    def _from_kept(self, request: EnvironmentRequest, key: str) -> OciEnvironment | None:
         """On what the same set-up made before; None when nobody kept it."""
         kept = self._site.store.snapshot(key)
         if kept is None:
             return None
-        order.times.route = Route.SNAPSHOT
-        order.times.phases["set_up"] = 0.0
-        return self._started(order, kept)
+        request.times.route = Route.SNAPSHOT
+        request.times.phases["set_up"] = 0.0
+        return self._started(request, kept)
 
-    def _first_of_its_kind(self, order: Order, key: str, image: StoredImage) -> OciEnvironment:
+    def _first_of_its_kind(self, request: EnvironmentRequest, key: str, image: StoredImage) -> OciEnvironment:
         """Run the set-up and keep what it made; who asks for the same meanwhile waits for it."""
         place = self._settings.home / "run" / "slots" / f"oci-setup-{key[:24]}"
         try:
-            with turn(place, timeout_s=order.left_s):
-                if (made := self._from_kept(order, key)) is not None:
+            with turn(place, timeout_s=request.left_s):
+                if (made := self._from_kept(request, key)) is not None:
                     return made
-                if not self.store.is_unkept(key) or order.spec.reuse is Reuse.SHARED_READONLY:
-                    environment = self._set_up(order, image)
-                    with order.times.measure("set_up"):
-                        self._keep(order, environment, key, image)
+                if not self.store.is_unkept(key) or request.spec.reuse is Reuse.SHARED_READONLY:
+                    environment = self._set_up(request, image)
+                    with request.times.measure("set_up"):
+                        self._keep(request, environment, key, image)
                     return environment
         except TimeoutError as error:
             raise SetupTimedOut(f"another environment's set-up did not end in time: {error}.") from error
-        return self._set_up(order, image)  # whoever was before us found that it cannot be kept
+        return self._set_up(request, image)  # whoever was before us found that it cannot be kept
 
-    def _keep(self, order: Order, environment: OciEnvironment, key: str, image: StoredImage) -> None:
+    def _keep(self, request: EnvironmentRequest, environment: OciEnvironment, key: str, image: StoredImage) -> None:
         try:
             if (reason := environment.keep(key)) is not None:
-                if order.spec.reuse is Reuse.SHARED_READONLY:
+                if request.spec.reuse is Reuse.SHARED_READONLY:
                     raise SetupFailed(
                         f"expected set-up commands that leave nothing but files, since {Reuse.SHARED_READONLY.value!r}"
                         f" was asked for, found: {reason}; end what they start, or use another `reuse`."
@@ -165,40 +148,40 @@ class OciProvider(EnvironmentProvider):
             give_up(environment)
             raise
 
-    def _set_up(self, order: Order, image: StoredImage) -> OciEnvironment:
-        environment = self._started(order, image, set_up=True)
+    def _set_up(self, request: EnvironmentRequest, image: StoredImage) -> OciEnvironment:
+        environment = self._started(request, image, set_up=True)
         try:
-            with order.times.measure("set_up"):
-                carry_out(order.spec.setup, environment, order.deadline)
+            with request.times.measure("set_up"):
+                carry_out(request.spec.setup, environment, request.deadline)
         except BaseException:
             give_up(environment)
             raise
         return environment
 
-    def _started(self, order: Order, image: StoredImage, *, set_up: bool = False) -> OciEnvironment:
+    def _started(self, request: EnvironmentRequest, image: StoredImage, *, set_up: bool = False) -> OciEnvironment:
         """set_up: its set-up commands are still to run."""
         limit, capacity = f"environment_starts:{socket.gethostname()}", self._settings.environment_starts
         try:
-            with self._gate.hold(limit, capacity, timeout_s=order.left_s), order.times.measure("create"):
-                environment = self._start(order, image, set_up=set_up)
+            with self._gate.hold(limit, capacity, timeout_s=request.left_s), request.times.measure("create"):
+                environment = self._start(request, image, set_up=set_up)
         except TimeoutError as error:
             raise NoPlaceToStart(f"no environment could be started in time: {error}.") from error
-        self._watch.watch(environment, limit_of(order.spec))
-        log.info("environment.created", environment=environment.id, image=order.spec.label)
+        self._watch.watch(environment, limit_of(request.spec))
+        log.info("environment.created", environment=environment.id, image=request.spec.label)
         return environment
 
-    def _start(self, order: Order, image: StoredImage, *, set_up: bool) -> OciEnvironment:
-        site, identity, spec = self._site, uuid.uuid4().hex, order.spec
+    def _start(self, request: EnvironmentRequest, image: StoredImage, *, set_up: bool) -> OciEnvironment:
+        site, identity, spec = self._site, uuid.uuid4().hex, request.spec
         tools = tools_of(spec, self._find)
         with site.store.in_use():
             if not all(site.store.has_layer(name) for name in image.layers):
                 raise ImageUnavailable(f"image {spec.label} was here and is gone ({image.id}); try again.")
-            site.records.write(Record(identity, order.tags.labels(), spec.label, image.id, image.layers))
-        environment = OciEnvironment(site, identity, spec, image, order.times, tools)
+            site.records.write(Record(identity, request.tags.labels(), spec.label, image.id, image.layers))
+        environment = OciEnvironment(site, identity, spec, image, request.times, tools)
         if set_up:
             environment.mark_set_up()
         try:
-            environment.start(deadline=order.deadline)
+            environment.start(deadline=request.deadline)
             if not site.records.exists(identity):  # a sweeper was here meanwhile, and could not see all of it
                 raise EnvironmentVanished(f"environment {identity[:12]} was removed while it started.")
         except BaseException:
@@ -216,7 +199,7 @@ class OciProvider(EnvironmentProvider):
         kept, site, removed = keep or {}, self._site, []
         for record in list(site.records.all()):
             if record.installation in (installation, "") and not kept.get(record.id, False):
-                Body(site, record.id).end()
+                OciInstance(site, record.id).end()
                 removed.append(record.id)
         for one in site.store.owned():
             if one.labels.get("megaflow") == installation and not kept.get(one.key, False):
@@ -249,10 +232,3 @@ def watch_of(home: Path) -> DiskWatch:
         return {one.id: usage_of(one.id, records.place(one.id)) for one in records.all()}
 
     return DiskWatch(home, home / "run" / "slots" / "oci-disk-watch", sizes)
-
-
-def setup_key(spec: EnvironmentSpec, image_id: str) -> str:
-    """What two environments must share so that the set-up of one serves the other."""
-    network = [spec.network.value, sorted(spec.allowed_hosts)]
-    parts = [image_id, list(spec.setup), sorted(spec.env.items()), spec.workdir, network]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -18,7 +18,6 @@ from typing import Any
 
 from app.environments.isolation import seccomp, spawning
 from app.environments.isolation.spawning import LISTENING, program_at, sealed
-from app.environments.runtimes.oci.start_request import Place
 from app.errors import EnvironmentFailed
 from app.host import kernel
 from app.host.cgroups import DEVICES, NESTED
@@ -26,6 +25,42 @@ from app.host.cgroups import DEVICES, NESTED
 _BPF = "run.oci.seccomp_bpf_data"
 """crun's annotation for a filter that is compiled already; compiling takes as long as all the rest of a start."""
 _CRUN_LOG_BYTES = 2000
+
+
+@dataclass(frozen=True)
+class EnvironmentFolder:
+    """What is where in an environment's own folder."""
+
+    folder: Path
+
+    @property
+    def upper(self) -> Path:
+        """What was written, as overlayfs keeps it."""
+        return self.folder / "upper"
+
+    @property
+    def work(self) -> Path:
+        return self.folder / "work"
+
+    @property
+    def address(self) -> Path:
+        """Where its helper listens."""
+        return self.folder / "s"
+
+    @property
+    def pid(self) -> Path:
+        """The file for the number of the first process."""
+        return self.folder / "pid"
+
+    @property
+    def configuration(self) -> Path:
+        """What a runtime reads."""
+        return self.folder / "config.json"
+
+    @property
+    def log(self) -> Path:
+        """What a runtime says."""
+        return self.folder / "runtime.log"
 
 
 @dataclass(frozen=True)
@@ -121,7 +156,7 @@ class Launch:
     """Where things are for one start."""
 
     name: str
-    place: Place  # with config.json
+    place: EnvironmentFolder  # with config.json
     state: Path  # of the runtime's own, in memory
     nothing: Path
     """A device like /dev/null, but not that of the host: a runtime makes what the first process reads and writes its

@@ -55,7 +55,7 @@ _NAMESPACES = ("mount", "network", "uts", "pid", "ipc")
 
 
 @dataclass(frozen=True)
-class Plan:
+class ConfigOptions:
     """One environment, as a runtime must know it."""
 
     root: Path  # where its file system will be mounted
@@ -68,7 +68,7 @@ class Plan:
     users: int | None = None  # by which number of this host those inside begin; None: by its own
 
 
-def configuration(plan: Plan) -> dict[str, Any]:
+def configuration(plan: ConfigOptions) -> dict[str, Any]:
     """config.json for `plan`. No limits: the cgroup that it is born in has them."""
     linux: dict[str, Any] = {
         "namespaces": [{"type": name} for name in _NAMESPACES],
@@ -95,7 +95,7 @@ def configuration(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _process(plan: Plan) -> dict[str, Any]:
+def _process(plan: ConfigOptions) -> dict[str, Any]:
     return {
         "user": {"uid": 0, "gid": 0, "additionalGids": [0]},
         "args": command(),

@@ -1,34 +1,77 @@
-"""Starting an environment by an OCI runtime: in a thread whose mounts and limits are the environment's."""
+"""Starts an environment by an OCI runtime, in a thread whose mounts and limits are the environment's."""
 
 from __future__ import annotations
 
+import errno
 import json
+import math
 import os
 import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.environments.runtimes.oci import overlay
-from app.environments.runtimes.oci.runtime import Launch, Runtime
-from app.environments.runtimes.oci.specification import Plan, configuration
-from app.environments.runtimes.oci.start_request import NEEDED, Birth, Lacking
+from app.environments.isolation.users import Users
+from app.environments.runtimes.oci.runtime import EnvironmentFolder, Launch, Runtime
+from app.environments.runtimes.oci.specification import ConfigOptions, configuration
 from app.environments.tools import Tool
 from app.host import kernel, mount_namespace
+from app.host.cgroups import Cgroup
 from app.host.mount_namespace import MountStage
+from app.images.layer_store import StoredImage
+from app.models.spec import Resources
+
+NEEDED = "bin/sh"
+"""In every image: what runs commands."""
+
+
+class ProgramMissing(Exception):
+    """The image has not what every environment needs."""
 
 
 @dataclass(frozen=True)
-class ByRuntime:
+class StartOptions:
+    """How an environment is to be started."""
+
+    image: StoredImage
+    resources: Resources
+    env: Mapping[str, str]
+    workdir: str
+    read_only: bool = False
+    needs_shell: bool = True
+    deadline: float = math.inf  # monotonic; of whoever starts it, which may hang for as long as it likes
+    tools: tuple[Tool, ...] = ()  # what it sees of this host, read-only
+
+
+@dataclass(frozen=True)
+class StartRequest:
+    """One environment on its way: what it is to be, and where its parts are."""
+
+    name: str
+    wish: StartOptions
+    place: EnvironmentFolder
+    layers: Sequence[Path]  # topmost first, in one folder
+    cgroup: Cgroup
+    users: Users | None  # None: those of this host
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The image's, then the task's."""
+        return {**self.wish.image.env, **self.wish.env}
+
+
+@dataclass(frozen=True)
+class Starter:
     """Starts environments in folders of `home`."""
 
     runtime: Runtime
     home: Path
     stage: MountStage
 
-    def start(self, birth: Birth, listening: socket.socket, *, timeout_s: float) -> None:
+    def start(self, birth: StartRequest, listening: socket.socket, *, timeout_s: float) -> None:
         """Start an environment; its first process inherits `listening`. Returns when that runs.
 
-        Raises: OSError; Lacking; EnvironmentFailed.
+        Raises: OSError; ProgramMissing; EnvironmentFailed.
         """
         birth.place.upper.mkdir()
         birth.place.work.mkdir()
@@ -36,9 +79,9 @@ class ByRuntime:
         birth.cgroup.make(birth.wish.resources, self.runtime.devices)
         mount_namespace.apart(lambda: self._born(birth, listening, timeout_s), needs=self.home, stage=self.stage)
 
-    def _configure(self, birth: Birth) -> None:
+    def _configure(self, birth: StartRequest) -> None:
         annotations, rules = self.runtime.seccomp()
-        plan = Plan(
+        plan = ConfigOptions(
             root=self.stage.root,
             env=birth.env,
             cgroup_mounts=birth.cgroup.mounts(),
@@ -50,15 +93,15 @@ class ByRuntime:
         )
         birth.place.configuration.write_text(json.dumps(configuration(plan)))
 
-    def _born(self, birth: Birth, listening: socket.socket, timeout_s: float) -> None:
+    def _born(self, birth: StartRequest, listening: socket.socket, timeout_s: float) -> None:
         stage, users, wish = self.stage, birth.users, birth.wish
         if users is None:
-            overlay.mount(birth.layers, birth.place.upper, birth.place.work, stage.root)
+            _mount_overlay(birth.layers, birth.place.upper, birth.place.work, stage.root)
         else:
             kernel.mount_for(users.namespace, str(birth.layers[0].parent), str(stage.layers))
             kernel.mount_for(users.namespace, str(birth.place.folder), str(stage.own))
             mapped = [stage.layers / layer.name for layer in birth.layers]
-            overlay.mount(mapped, stage.own / birth.place.upper.name, stage.own / birth.place.work.name, stage.root)
+            _mount_overlay(mapped, stage.own / birth.place.upper.name, stage.own / birth.place.work.name, stage.root)
         handle = os.open(stage.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if wish.needs_shell:
@@ -87,4 +130,37 @@ def _raise_without(path: str, root: int) -> None:
     try:
         os.close(kernel.open_inside(root, path, os.O_PATH))
     except (FileNotFoundError, NotADirectoryError):
-        raise Lacking(path) from None
+        raise ProgramMissing(path) from None
+
+
+_OPTIONS_LIMIT_BYTES = 4095
+"""The kernel takes one page of mount options."""
+_VOLATILE = "volatile"
+"""No syncs to disk: an environment does not outlive its host's power. Known since kernel 5.10."""
+
+
+def _mount_overlay(layers: Sequence[Path], upper: Path, work: Path, root: Path) -> None:
+    """Mount at `root`: what is written goes to `upper`; `layers`, topmost first, stay as they are.
+
+    Changes the calling thread's working folder, so that 127 layers fit into the kernel's page of options. Devices that
+    an image may bring do not work.
+
+    Raises: OSError.
+    """
+    os.chdir(layers[0].parent)
+    told = options(layers, upper, work)
+    if len(told) + len(_VOLATILE) + 1 > _OPTIONS_LIMIT_BYTES:
+        raise OSError(errno.E2BIG, f"{len(layers)} layers are more than one mount can name", str(root))
+    try:
+        kernel.mount("overlay", str(root), "overlay", kernel.MS_NODEV, f"{told},{_VOLATILE}")
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        kernel.mount("overlay", str(root), "overlay", kernel.MS_NODEV, told)
+
+
+def options(layers: Sequence[Path], upper: Path, work: Path) -> str:
+    """What `mount` tells the kernel, for a working folder that is the layers'."""
+    base = layers[0].parent
+    lower = ":".join(os.path.relpath(layer, base) for layer in layers)
+    return f"lowerdir={lower},upperdir={os.path.relpath(upper, base)},workdir={os.path.relpath(work, base)}"

@@ -1,0 +1,205 @@
+"""Which limits keep a queue waiting at this moment: the dispatcher's rules, with their reasons.
+
+A queue is a user's tasks of one mode (as asked for) and class. Limits are named `slots:ephemeral.standard`,
+`pool:persistent.gpu`, `class:gpu`, `quota:running:alice`, `quota:instances:alice`, `quota:spend:alice`,
+`quota:run:ID`; a pause stands beside them as `pause:user:alice`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from uuid import UUID
+
+from sqlalchemy import Connection
+
+from app.ledger import classes, pauses, quotas, waiting
+from app.ledger.classes import ResourceClass
+from app.ledger.database import sql
+from app.ledger.quotas import Quotas
+from app.ledger.waiting import BoundedRun, QueueKey, QueueLimit
+from app.models.instance import queue_of
+from app.models.kinds import PauseKind
+from app.models.spec import Mode
+from app.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class LimitingFactor:
+    """One limit that binds. `help` is a command that would lift it, or what to wait for."""
+
+    limit: str
+    used: float | None
+    capacity: float | None
+    help: str
+    why: str = ""
+    since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """The standing instances of a class that take work, or will."""
+
+    slots: int = 0  # of those that are ready
+    ready: int = 0
+    coming: int = 0  # requested or booting
+    draining: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerState:
+    """Everything that the dispatcher decides by, seen in one transaction."""
+
+    classes: Mapping[str, ResourceClass]
+    pools: Mapping[str, PoolState]
+    live: Counter[tuple[Mode, str]]  # attempts dispatched or running, by mode and class
+    users: Counter[str]  # the same, by user
+    ephemeral: Counter[str]  # ephemeral ones, by user: each has an instance of its own
+    book: Quotas
+    paused: Mapping[tuple[str, str], tuple[datetime, str]]  # kind and name: since when, why
+    since: Mapping[QueueLimit, datetime]  # limits on record
+    bounded: Mapping[UUID, BoundedRun]  # runs with a bound on their attempts at once, by id
+
+    def factors(self, queue: QueueKey, run_id: UUID | None = None, waiting: int = 1) -> list[LimitingFactor]:
+        """The limits of a queue now, the widest first; none when its turn may come with the next pass.
+
+        waiting: how many of its tasks wait, for the advice on a new limit.
+        """
+        found = self._pauses(queue, run_id) or self._class(queue) or self._user(queue) or self._run(run_id)
+        found = found or self._places(queue, waiting)
+        return [replace(bound, since=bound.since or self.since.get(QueueLimit(bound.limit, queue))) for bound in found]
+
+    def _pauses(self, queue: QueueKey, run_id: UUID | None) -> list[LimitingFactor]:
+        asked = [(PauseKind.USER, queue.user_name), (PauseKind.CLASS, queue.resource_class)]
+        if run_id is not None:
+            asked.insert(0, (PauseKind.RUN, str(run_id)))
+        return [
+            LimitingFactor(
+                pauses.limit_name(kind, name),
+                None,
+                None,
+                f"megaflow resume {kind} {name}",
+                why=self.paused[kind, name][1],
+                since=self.paused[kind, name][0],
+            )
+            for kind, name in asked
+            if (kind, name) in self.paused
+        ]
+
+    def _class(self, queue: QueueKey) -> list[LimitingFactor]:
+        found, name = self.classes.get(queue.resource_class), queue.resource_class
+        option = "--pool-max 1" if queue.mode is Mode.PERSISTENT else "--ephemeral 1"
+        advice = f"megaflow classes set {name} {option}"
+        if found is None:
+            return [LimitingFactor(f"class:{name}", None, None, advice, why="the class is not defined")]
+        if not found.could_run(queue.mode) and not (queue.mode is not Mode.EPHEMERAL and name in self.pools):
+            return [
+                LimitingFactor(f"class:{name}", None, 0, advice, why=f"the class has no capacity for mode {queue.mode}")
+            ]
+        return []
+
+    def _user(self, queue: QueueKey) -> list[LimitingFactor]:
+        user, quota = queue.user_name, self.book.of(queue.user_name)
+        found = []
+        live, spent = self.users[user], self.book.spent(user)
+        if quota.running is not None and live >= quota.running:
+            advice = f"megaflow quota set {user} --running {_more(quota.running)}"
+            found.append(LimitingFactor(f"quota:running:{user}", live, quota.running, advice))
+        if quota.spend_usd is not None and spent >= quota.spend_usd:
+            advice = f"megaflow quota set {user} --spend {_more(math.ceil(max(spent, quota.spend_usd)))}"
+            found.append(LimitingFactor(f"quota:spend:{user}", spent, quota.spend_usd, advice))
+        return found
+
+    def _run(self, run_id: UUID | None) -> list[LimitingFactor]:
+        run = self.bounded.get(run_id) if run_id else None
+        if run is None or run.room:
+            return []
+        advice = "wait: the next one begins when one of the run's attempts ends"
+        return [
+            LimitingFactor(run.limit, run.live, run.max_running, advice, why="the run was submitted with --concurrency")
+        ]
+
+    def _places(self, queue: QueueKey, waiting: int) -> list[LimitingFactor]:
+        """`auto` waits only while both kinds of place are taken."""
+        options = (Mode.PERSISTENT, Mode.EPHEMERAL) if queue.mode is Mode.AUTO else (queue.mode,)
+        found: list[LimitingFactor] = []
+        for mode in options:
+            bound = self._ephemeral(queue, waiting) if mode is Mode.EPHEMERAL else self._persistent(queue)
+            if bound is None:
+                return []
+            if not (queue.mode is Mode.AUTO and bound.capacity == 0):  # not offered at all: the other one is what binds
+                found.append(bound)
+        return found
+
+    def _ephemeral(self, queue: QueueKey, waiting: int) -> LimitingFactor | None:
+        quota, user, name = self.book.of(queue.user_name), queue.user_name, queue.resource_class
+        mine, live = self.ephemeral[user], self.live[Mode.EPHEMERAL, name]
+        capacity = self.classes[name].ephemeral_capacity
+        if capacity and quota.instances is not None and mine >= quota.instances:
+            advice = f"megaflow quota set {user} --instances {_more(quota.instances)}"
+            return LimitingFactor(f"quota:instances:{user}", mine, quota.instances, advice)
+        if live >= capacity:
+            advice = f"megaflow classes set {name} --ephemeral {capacity + max(1, min(waiting, capacity))}"
+            return LimitingFactor(f"slots:{queue_of(Mode.EPHEMERAL, name)}", live, capacity, advice)
+        return None
+
+    def _persistent(self, queue: QueueKey) -> LimitingFactor | None:
+        name = queue.resource_class
+        resource_class, pool = self.classes[name], self.pools.get(name, PoolState())
+        key, live = queue_of(Mode.PERSISTENT, name), self.live[Mode.PERSISTENT, name]
+        if pool.slots == 0:
+            why = f"no standing instance is ready; {pool.coming} on the way, {pool.draining} draining"
+            offered = max(resource_class.pool_max, pool.coming + pool.draining)
+            advice = (
+                "wait: they are booting" if pool.coming else "wait, or see `megaflow instances` and `megaflow doctor`"
+            )
+            return LimitingFactor(f"pool:{key}", 0, offered, advice, why=why)
+        if live >= pool.slots:
+            if pool.coming or pool.ready < resource_class.pool_max:
+                advice = f"wait: the pool may grow to {resource_class.pool_max}; {pool.coming} on the way"
+            else:
+                advice = f"megaflow classes set {name} --pool-max {_more(max(pool.ready, resource_class.pool_max))}"
+            return LimitingFactor(f"slots:{key}", live, pool.slots, advice)
+        return None
+
+
+def _more(limit: int) -> int:
+    """A limit worth trying instead: twice as much."""
+    return max(1, limit * 2)
+
+
+def state(connection: Connection, settings: Settings) -> SchedulerState:
+    """The state as the dispatcher sees it."""
+    seen = waiting.occupancy(connection)
+    users: Counter[str] = Counter()
+    ephemeral: Counter[str] = Counter()
+    for (user, (mode, _)), count in seen.by_user.items():
+        users[user] += count
+        ephemeral[user] += count * (mode is Mode.EPHEMERAL)
+    pauses_now = sql(connection, "SELECT kind, name, since, reason FROM pauses")
+    return SchedulerState(
+        classes=classes.load(connection, settings),
+        pools=_pools(connection),
+        live=seen.live,
+        users=users,
+        ephemeral=ephemeral,
+        book=quotas.load(connection),
+        paused={(row.kind, row.name): (row.since, row.reason) for row in pauses_now},
+        since=waiting.open_limits(connection),
+        bounded={run.run_id: run for run in waiting.bounded_runs(connection)},
+    )
+
+
+def _pools(connection: Connection) -> dict[str, PoolState]:
+    rows = sql(
+        connection,
+        "SELECT resource_class, coalesce(sum(slots) FILTER (WHERE state = 'ready'), 0)::int AS slots,"
+        " count(*) FILTER (WHERE state = 'ready') AS ready,"
+        " count(*) FILTER (WHERE state IN ('requested', 'booting')) AS coming,"
+        " count(*) FILTER (WHERE state = 'draining') AS draining"
+        " FROM instances WHERE mode = 'persistent' AND state NOT IN ('terminated', 'failed') GROUP BY 1",
+    )
+    return {row.resource_class: PoolState(row.slots, row.ready, row.coming, row.draining) for row in rows}

@@ -1,0 +1,224 @@
+"""Faults of engines before the caller has got a byte, and what an engine's errors mean."""
+
+from __future__ import annotations
+
+import errno
+import math
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from enum import Enum, auto
+from typing import Any
+
+import aiohttp
+import orjson
+
+from app.model_service.dialects.reading import parsed
+from app.models.model_calls import CallEnd, Dialect
+
+
+class FaultKind(Enum):
+    """What to do about it follows from this alone."""
+
+    DOWN = auto()  # no connection: wait until it is back, or go elsewhere
+    RESET = auto()  # the connection broke
+    TIMEOUT = auto()  # nothing was heard for as long as an engine may take
+    BUSY = auto()  # it says so
+    BROKEN = auto()  # 5xx, rubbish
+    FINAL = auto()  # the same again would be refused again
+    DIALECT = auto()  # it does not know the path of this dialect
+    NO_OPTION = auto()  # the model does not take a sampling option
+    NO_USAGE = auto()  # it does not take the option that we added
+
+
+class EngineFault(Exception):
+    """One try that failed. `content` is what the engine error, if it error something."""
+
+    def __init__(
+        self,
+        kind: FaultKind,
+        why: str,
+        *,
+        status: int = 502,
+        content: bytes = b"",
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(why)
+        self.kind = kind
+        self.why = why
+        self.status = status
+        self.content = content
+        self.retry_after_s = retry_after_s
+
+
+def fault_of_error(error: Exception, patience_s: float) -> EngineFault:
+    """What an exception of the HTTP client stands for. `patience_s`: how long an engine may be silent."""
+    name = type(error).__name__
+    text = str(error) or name
+    match error:
+        case aiohttp.ClientSSLError():
+            return EngineFault(FaultKind.FINAL, f"the engine's certificate is not accepted: {text}")
+        case aiohttp.ClientConnectorError(os_error=OSError(errno=errno.EACCES)):  # of all addresses that it has
+            return EngineFault(FaultKind.FINAL, f"the engine may not be called: {error.strerror}", status=403)
+        case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():
+            return EngineFault(FaultKind.DOWN, f"the engine takes no connections: {text}", status=503)
+        case aiohttp.SocketTimeoutError() | TimeoutError():
+            return EngineFault(FaultKind.TIMEOUT, f"the engine error nothing for {patience_s:g} s", status=504)
+        case aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError() | OSError():
+            return EngineFault(FaultKind.RESET, f"the engine closed the connection before it had answered ({name})")
+        case _:
+            return EngineFault(FaultKind.BROKEN, f"the engine answered something that is no HTTP: {text[:200]}")
+
+
+BUSY = frozenset({429, 503, 529})
+_TOO_LONG = re.compile(
+    r"context_length_exceeded|maximum context length|prompt is too long|context window|context limit"
+    r"|longer than the model's context|available context size|maximum allowed (?:input )?length|input is too long"
+    r"|maximum input length|max_model_len",
+    re.IGNORECASE,
+)
+_MESSAGE_MOST = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMessage:
+    """An engine's error in its own words."""
+
+    code: str
+    message: str
+
+
+def message_of(content: bytes) -> EngineMessage:
+    """From any engine's error body; also from one that is no JSON."""
+    try:
+        body: Any = orjson.loads(content)
+    except ValueError:
+        return EngineMessage("", content[:_MESSAGE_MOST].decode(errors="replace").strip() or "an empty body")
+    error = body.get("error", body) if isinstance(body, dict) else body
+    if isinstance(error, dict):
+        message = error.get("message") or error.get("detail") or error.get("msg")
+        code = error.get("code") or error.get("type") or ""
+        if message is not None:
+            return EngineMessage(str(code), (message if isinstance(message, str) else str(message))[:_MESSAGE_MOST])
+    return EngineMessage(
+        "", error[:_MESSAGE_MOST] if isinstance(error, str) else content[:_MESSAGE_MOST].decode(errors="replace")
+    )
+
+
+def end_of(status: int, error: EngineMessage, model: str) -> CallEnd:
+    """What a final answer of this status is, in the record. model: its name as the engine was asked."""
+    if status in {400, 413, 422} and too_long(error):
+        return CallEnd.CONTEXT_EXHAUSTED
+    if status in {401, 403}:
+        return CallEnd.UNAUTHORISED
+    if unknown_model(status, error, model):
+        return CallEnd.NOT_FOUND
+    if status in BUSY:
+        return CallEnd.UPSTREAM_BUSY
+    if status in {408, 504}:
+        return CallEnd.UPSTREAM_TIMEOUT
+    return CallEnd.REFUSED if 400 <= status < 500 else CallEnd.UPSTREAM_ERROR
+
+
+def too_long(error: EngineMessage) -> bool:
+    """Whether the engine says that the conversation does not fit its model."""
+    return error.code == "context_length_exceeded" or _TOO_LONG.search(error.message) is not None
+
+
+def unknown_model(status: int, error: EngineMessage, model: str) -> bool:
+    """Whether the engine says that it does not have the model."""
+    if status not in {400, 404} or error.code == "recording_miss":
+        return False
+    named = status == 404 and "model" in error.message.lower() and model in error.message
+    return error.code == "model_not_found" or named
+
+
+def no_such_path(status: int, content: bytes, model: str) -> bool:
+    """Whether this is a server that does not know the path, and not one that does not know the model."""
+    if status not in {404, 405, 501}:
+        return False
+    text = content[:_MESSAGE_MOST].decode(errors="replace")
+    return model not in text and "model_not_found" not in text
+
+
+def retry_after_s(value: str | None, most: float) -> float | None:
+    """Of the header, at most `most`; None: it says nothing that can be read."""
+    if not value:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            moment = parsedate_to_datetime(value)
+        except (ValueError, TypeError):
+            return None
+        seconds = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() - datetime.now(UTC).timestamp()
+    return min(max(0.0, seconds), most) if math.isfinite(seconds) else None
+
+
+_EVENT_BYTES = 1 << 20
+_ANSWERS_HAVE = {Dialect.CHAT: "choices", Dialect.RESPONSES: "output", Dialect.MESSAGES: "content"}
+
+
+async def whole_of(response: aiohttp.ClientResponse, most: int) -> bytes | None:
+    """The body; None: it is longer than that."""
+    length = response.content_length
+    if length is not None and length <= most:
+        return await response.read()
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in pieces_of(response):
+        pieces.append(piece)
+        size += len(piece)
+        if size > most:
+            return None
+    return b"".join(pieces)
+
+
+async def pieces_of(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    while piece := await response.content.readany():
+        yield piece
+
+
+def check_answer(dialect: Dialect, content: bytes) -> None:
+    """Raises: EngineFault: this is no answer of that dialect, whatever its status says."""
+    try:
+        body = parsed(content)
+    except ValueError:
+        shown = content[:80].decode(errors="replace")
+        raise EngineFault(
+            FaultKind.BROKEN, f"the engine answered 200 with something that is no JSON: {shown!r}"
+        ) from None
+    if not isinstance(body, dict) or _ANSWERS_HAVE[dialect] not in body:
+        shown = content[:200].decode(errors="replace")
+        raise EngineFault(FaultKind.BROKEN, f"the engine answered 200 without `{_ANSWERS_HAVE[dialect]}`: {shown!r}")
+
+
+async def first_event(response: aiohttp.ClientResponse, first: bytes) -> bytes:
+    """The stream up to the end of its first event, with a bound."""
+    while not any(mark in first for mark in (b"\n\n", b"\n\r\n", b"\r\r")) and len(first) < _EVENT_BYTES:
+        piece = await response.content.readany()
+        if not piece:
+            break
+        first += piece
+    return first
+
+
+def fault_of_event(first: bytes) -> EngineFault:
+    """A stream that begins with an error is as good as a status."""
+    data = first[first.find(b"{") :].partition(b"\n")[0]
+    error = message_of(data)
+    status = int(error.code) if error.code.isdecimal() and 400 <= int(error.code) < 600 else 500
+    if too_long(error):
+        return EngineFault(FaultKind.FINAL, error.message, status=400, content=data)
+    kind = FaultKind.BUSY if status in BUSY else FaultKind.FINAL if status < 500 else FaultKind.BROKEN
+    return EngineFault(kind, f"the engine's stream began with an error: {error.message}", status=status, content=data)
+
+
+def is_json(content: bytes) -> bool:
+    try:
+        return isinstance(orjson.loads(content), dict)
+    except ValueError:
+        return False

@@ -1,0 +1,253 @@
+"""The recorder over the ledger: accounts in memory, calls written by a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from uuid import UUID
+
+import structlog
+
+from app.errors import DatabaseUnavailable
+from app.ledger import model_calls
+from app.ledger.database import Database
+from app.model_service.dialects import codec_for
+from app.model_service.prices import Prices
+from app.model_service.recording.rows import PARTLY, Counted, offers_tools
+from app.model_service.recording.writer import Writer
+from app.models.model_calls import Account, CallEnd, Exchange, ModelSession, TokenUse
+from app.settings import Settings
+
+log = structlog.get_logger()
+
+_KEPT_BYTES = 256 << 20
+_ACCOUNTS = 20_000
+_SPEND_S, _SPEND_MOST_S = 1.0, 15.0
+_SPEND_SHARE = 20
+CLOSE_S = 10.0
+_UNUSED = frozenset(CallEnd) - PARTLY
+"""Ends at which no engine made tokens: such a call costs nothing, unless it says otherwise."""
+
+
+@dataclass(slots=True)
+class _Spend:
+    at: float
+    spent: float
+    budget: float | None
+    every_s: float = _SPEND_S
+    reading: asyncio.Task[None] | None = None
+
+
+@dataclass(slots=True)
+class _Reading:
+    """An account that is being read; what is recorded meanwhile is written afterwards, so that it counts once."""
+
+    task: asyncio.Task[Account]
+    meanwhile: list[Exchange] = field(default_factory=list)
+
+
+class Recorder:
+    """Keeps calls, and accounts of them. Made on the event loop that it is for."""
+
+    def __init__(self, settings: Settings, database: Database, *, kept_bytes: int = _KEPT_BYTES) -> None:
+        """kept_bytes: of bodies that wait for the ledger, all together; beyond it the oldest are let go.
+
+        Raises: SettingsInvalid: the table of prices cannot be read.
+        """
+        self._database = database
+        self._prices = Prices.read(settings.model_prices)
+        self._loop = asyncio.get_running_loop()
+        self._accounts: OrderedDict[UUID, Account] = OrderedDict()
+        self._reading: dict[UUID, _Reading] = {}
+        self._spends: OrderedDict[UUID, _Spend] = OrderedDict()
+        self._waiters: dict[UUID, list[asyncio.Future[None]]] = {}
+        self._warming = self._loop.run_in_executor(None, Prices.warm)
+        self._writer = Writer(database, self._told, kept_bytes=kept_bytes)
+
+    # --- Accounts ---------------------------------------------------------------------------------------------------
+
+    async def account(self, session: ModelSession) -> Account:
+        """What the attempt has had so far; read from the ledger at first sight, then kept up here.
+
+        Raises: DatabaseUnavailable: at first sight only.
+        """
+        held = self._accounts.get(session.attempt_id)
+        if held is None:
+            held = await self._first_sight(session.attempt_id)
+        else:
+            self._accounts.move_to_end(session.attempt_id)
+        return held
+
+    async def _first_sight(self, attempt_id: UUID) -> Account:
+        reading = self._reading.get(attempt_id)
+        if reading is None:
+            reading = _Reading(asyncio.create_task(self._read(attempt_id)))
+            self._reading[attempt_id] = reading
+        return await asyncio.shield(reading.task)
+
+    async def _read(self, attempt_id: UUID) -> Account:
+        try:
+            await self._written(attempt_id)
+            held = await asyncio.to_thread(self._from_ledger, attempt_id)
+            self._accounts[attempt_id] = held
+            return held
+        finally:
+            meanwhile = self._reading.pop(attempt_id).meanwhile
+            for exchange in meanwhile:
+                self.record(exchange)
+            self._bound()
+
+    def _from_ledger(self, attempt_id: UUID) -> Account:
+        with self._database.begin() as connection:
+            return model_calls.account_of(connection, attempt_id)
+
+    def _bound(self) -> None:
+        """Idle accounts go first; one that has calls to be written would be read too early."""
+        if (over := len(self._accounts) - _ACCOUNTS) <= 0:
+            return
+        for attempt_id in list(islice(self._accounts, over)):
+            if not self._writer.open_calls(attempt_id):
+                del self._accounts[attempt_id]
+
+    async def run_spend(self, session: ModelSession) -> tuple[float, float | None]:
+        """US dollars that the session's run has spent, and may spend (None: not bounded, nothing is added up).
+
+        What was recorded here counts at once, what other gateways recorded within seconds.
+        """
+        known = self._spends.get(session.run_id)
+        if known is None:
+            known = self._spends[session.run_id] = _Spend(float("-inf"), 0.0, None)
+            while len(self._spends) > _ACCOUNTS:
+                self._spends.popitem(last=False)
+        if time.monotonic() - known.at >= known.every_s:
+            if known.reading is None:
+                known.reading = asyncio.create_task(self._read_spend(session.run_id, known))
+            await asyncio.shield(known.reading)
+        return known.spent, known.budget
+
+    async def _read_spend(self, run_id: UUID, known: _Spend) -> None:
+        begun = time.monotonic()
+        try:
+            spent, known.budget = await asyncio.to_thread(self._spend_from_ledger, run_id)
+            known.spent = max(known.spent, spent)  # what was recorded here meanwhile may not be in the ledger yet
+            # A run of very many calls is added up less often; what is recorded here is counted at once all the same.
+            known.every_s = min(_SPEND_MOST_S, max(_SPEND_S, _SPEND_SHARE * (time.monotonic() - begun)))
+        except DatabaseUnavailable as error:  # what was known a moment ago is still nearly true
+            log.warning("recorder.spend_unknown", run=str(run_id), error=str(error))
+        finally:
+            known.at, known.reading = time.monotonic(), None
+
+    def _spend_from_ledger(self, run_id: UUID) -> tuple[float, float | None]:
+        with self._database.begin() as connection:
+            return model_calls.run_spend(connection, run_id)
+
+    # --- Calls ------------------------------------------------------------------------------------------------------
+
+    def record(self, exchange: Exchange) -> TokenUse:
+        """Keep a call. The account counts it at once; its messages are written soon, in batches, by a thread.
+
+        Never raises: what cannot be read is kept as it is. While the ledger is away, calls are kept back up to a bound
+        of bytes, then the oldest bodies are given up (their rows stay).
+        """
+        use = codec_for(exchange.dialect).usage(exchange.response, streamed=exchange.streamed)
+        reading = self._reading.get(exchange.session.attempt_id)
+        if reading is not None:
+            reading.meanwhile.append(exchange)
+            return use
+        cost = self._cost(exchange, use)
+        held = self._accounts.get(exchange.session.attempt_id)
+        tools = offers_tools(exchange.request)
+        offered = held is not None and held.offered_tools
+        aside = offered and not tools
+        is_turn = exchange.end is CallEnd.ANSWERED and not aside
+        first = is_turn and tools and not offered  # those before it were no turns, as is known now
+        if held is not None:
+            before = replace(held, turns=0, offered_tools=True) if first else held
+            held = _with(before, exchange, use, cost, is_turn)
+            if not aside and exchange.end is not CallEnd.CLIENT_GONE:
+                held = replace(held, turn_end=exchange.end)
+            self._accounts[exchange.session.attempt_id] = held
+        if cost and (spend := self._spends.get(exchange.session.run_id)) is not None:
+            spend.spent += cost
+        self._writer.put(Counted(exchange, use, cost, is_turn, tools, settles_turns=first or held is None))
+        return use
+
+    def _cost(self, exchange: Exchange, use: TokenUse) -> float | None:
+        if exchange.end in _UNUSED and use.prompt is None and use.completion is None:
+            return 0.0
+        return self._prices.cost(
+            use,
+            model=exchange.asked_model or exchange.session.model.name,
+            upstream_model=exchange.upstream_model,
+            url=exchange.replica,
+            built_in=exchange.built_in,
+        )
+
+    async def flush(self, attempt_id: UUID) -> None:
+        """Until all calls of the attempt are in the ledger. Raises: DatabaseUnavailable."""
+        if (reading := self._reading.get(attempt_id)) is not None:
+            await asyncio.shield(reading.task)
+        await self._written(attempt_id)
+
+    async def _written(self, attempt_id: UUID) -> None:
+        """Raises: DatabaseUnavailable."""
+        while self._writer.open_calls(attempt_id):
+            waiter = self._loop.create_future()
+            self._waiters.setdefault(attempt_id, []).append(waiter)
+            self._writer.hurry()
+            await waiter
+
+    def forget(self, attempt_id: UUID) -> None:
+        """The attempt has ended: its account is not needed in memory any more."""
+        if not self._writer.open_calls(attempt_id):
+            self._accounts.pop(attempt_id, None)
+        self._writer.forget(attempt_id)
+
+    async def close(self) -> None:
+        """Write what is left and stop."""
+        await self._warming
+        left = await asyncio.to_thread(self._writer.close, CLOSE_S)
+        if left:
+            log.error("recorder.calls_lost", calls=left)
+
+    def _told(self, attempts: Iterable[UUID], error: DatabaseUnavailable | None) -> None:
+        """From the writer's thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._wake, list(attempts), error)
+        except RuntimeError:  # the loop has ended; nobody waits there
+            log.info("recorder.loop_ended")
+
+    def _wake(self, attempts: list[UUID], error: DatabaseUnavailable | None) -> None:
+        for attempt_id in attempts:
+            for waiter in self._waiters.pop(attempt_id, ()):
+                if waiter.done():
+                    continue
+                if error is None:
+                    waiter.set_result(None)
+                else:
+                    waiter.set_exception(error)
+
+
+def _with(account: Account, exchange: Exchange, use: TokenUse, cost: float | None, is_turn: bool) -> Account:
+    waited = sum(exchange.waited_s.values())
+    stopped = exchange.end if exchange.end in model_calls.STOPS else None
+    return replace(
+        account,
+        calls=account.calls + 1,
+        turns=account.turns + is_turn,
+        prompt_tokens=account.prompt_tokens + (use.prompt or 0),
+        completion_tokens=account.completion_tokens + (use.completion or 0),
+        cached_tokens=account.cached_tokens + (use.cached or 0),
+        cost_usd=account.cost_usd + (cost or 0.0),
+        unpriced_calls=account.unpriced_calls + (cost is None),
+        scripted_calls=account.scripted_calls + exchange.scripted,
+        model_s=account.model_s + max(exchange.duration_s - waited, 0.0),
+        waited_s=account.waited_s + waited,
+        last_end=exchange.end,
+        last_cost_usd=cost or account.last_cost_usd,
+        stopped_by=account.stopped_by or stopped,
+    )

@@ -1,0 +1,306 @@
+"""Plays scripts: a turn in the calling framework's terms, with its own tools and its own way to submit. No I/O.
+
+A tool is known by its schema, not by the framework: one that takes a shell command as a string is called with it, and
+what else it demands gets a plausible value of the right type.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from app.model_service.dialects.base import Message, Reply, Request
+from app.model_service.replay.script import Script, Turn, call_id, choose, flatten, in_script, opening_text, turn_due
+from app.model_service.serving import CallRefusal
+from app.models.model_calls import TokenUse
+
+_ASIDE = "Working on the task."
+_TOO_LONG = "This model's maximum context length is 8192 tokens. However, your messages resulted in {tokens} tokens."
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayAnswer:
+    """What one request gets. `content` None: garbage."""
+
+    content: Reply | CallRefusal | None
+    id: str = ""
+    delay_s: float = 0.0
+    cut: bool = False
+    source: str = "script"  # shown in a header: script | exact | position
+
+
+class ScriptPlayer:
+    """Finds the script and the turn of a request, and answers with it."""
+
+    def __init__(self, scripts: Sequence[Script]) -> None:
+        self._scripts = {script.name: script for script in scripts}
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._scripts)
+
+    def named(self, name: str) -> Script | None:
+        return self._scripts.get(name)
+
+    def play(
+        self, request: Request, body: Mapping[str, Any], *, prompt_tokens: int, script: Script | None
+    ) -> ReplayAnswer:
+        """The answer that is due; `script` when it was asked for by name, else the one that matches.
+
+        Raises: CallRefusal.
+        """
+        aside = is_aside(request, body)
+        if script is None and aside:
+            return _answer(render_aside(_ASIDE, request, body), prompt_tokens, name="aside-0")
+        if script is None:
+            script, at = choose(list(self._scripts.values()), request.messages)
+        else:
+            at = in_script(script, turn_due(request.messages))
+        turn = script.turns[min(at, len(script.turns) - 1)]
+        if turn.refuses:
+            return ReplayAnswer(_fault(turn, prompt_tokens), delay_s=turn.delay_s)
+        message = render_aside(turn.thought or _ASIDE, request, body) if aside else render(turn, request, at)
+        return _answer(message, prompt_tokens, name=f"{script.name}-{at}", delay_s=turn.delay_s, cut=turn.cut)
+
+
+def _answer(
+    message: Message, prompt_tokens: int, *, name: str, delay_s: float = 0.0, cut: bool = False
+) -> ReplayAnswer:
+    calls = message.get("tool_calls") or ()
+    characters = len(message.get("content") or "") + sum(len(call["name"]) + len(call["arguments"]) for call in calls)
+    use = TokenUse(prompt=prompt_tokens, completion=estimated_tokens(characters), cached=0, reasoning=0)
+    return ReplayAnswer(Reply(message, "tool_calls" if calls else "stop", use), name, delay_s, cut)
+
+
+def _fault(turn: Turn, prompt_tokens: int) -> CallRefusal | None:
+    """None: garbage."""
+    if turn.garbage:
+        return None
+    if turn.context_exceeded:
+        return CallRefusal(400, "context_length_exceeded", _TOO_LONG.format(tokens=max(prompt_tokens, 8193)))
+    status = turn.status or 500
+    message = turn.message or f"the script asked for HTTP {status}"
+    return CallRefusal(status, "scripted_fault", message, retry_after_s=turn.retry_after_s)
+
+
+def estimated_tokens(characters: int) -> int:
+    """About how many tokens: a quarter of the characters, rounded up, at least 1. No tokenizer belongs to a script."""
+    return max(1, -(-characters // 4))
+
+
+# --- Turns ----------------------------------------------------------------------------------------------------------
+
+SUBMISSION = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+_SUBMISSION_OF_PATCH = f"{SUBMISSION} && cat patch.txt"
+_WRITE_PATCH = "git diff > patch.txt"
+
+_SHELLS = ("bash", "run_shell_command", "terminal", "execute_bash", "shell")
+"""Names that go first where several tools take a command."""
+_SUBMITS = ("submit", "finish")
+_FENCES = re.compile(r"```(mswea_bash_command|bash|sh)\b")
+
+_ONE_ONLY = re.compile(r"\bone (?:\w+ )?command at a time", re.IGNORECASE)
+
+Tool = Mapping[str, Any]
+"""`{"name", "description", "parameters"}`, as `dialects.base.Request` has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+def is_aside(request: Request, body: Mapping[str, Any]) -> bool:
+    """Whether the framework asks beside the conversation: a title, a summary, who speaks next.
+
+    Such a request offers no tool that runs commands, and no prompt that wants them in fenced blocks either.
+    """
+    if request.tools:
+        return command_tool(request.tools) is None
+    return wanted_schema(body) is not None or _fence(request.messages) is None
+
+
+def render(turn: Turn, request: Request, at: int) -> Message:
+    """`turn`, which is number `at`, as an answer to a request of the main conversation."""
+    calls = _calls(turn, request)
+    tool = command_tool(request.tools)
+    if calls and tool is None and not isinstance(calls[0], ToolCall):
+        block = " && ".join(str(call) for call in calls)
+        fenced = f"{turn.thought}\n\n```{_fence(request.messages) or 'bash'}\n{block}\n```".lstrip()
+        return {"role": "assistant", "content": fenced}
+    made = [call if isinstance(call, ToolCall) else _shell_call(tool or {}, call, turn.thought) for call in calls]
+    return said(turn.thought or ("" if made else "Done."), made, at)
+
+
+def said(text: str, calls: Sequence[ToolCall], at: int) -> Message:
+    """The assistant's message of turn `at`."""
+    message: Message = {"role": "assistant", "content": text}
+    if calls:
+        message["tool_calls"] = [
+            {"id": call_id(at, number), "name": call.name, "arguments": orjson.dumps(call.arguments).decode()}
+            for number, call in enumerate(calls)
+        ]
+    return message
+
+
+def _calls(turn: Turn, request: Request) -> list[str | ToolCall]:
+    """Commands, or calls that are none; nothing for plain words."""
+    if turn.command is not None:
+        return [turn.command]
+    if not turn.submit:
+        return []
+    if (tool := _submit_tool(request.tools)) is not None:
+        return [ToolCall(str(tool["name"]), filled(_parameters(tool), {}, turn.thought or "Done."))]
+    text = opening_text(request.messages)
+    if _SUBMISSION_OF_PATCH in text:  # mini-swe-agent's benchmark prompts want the patch itself printed
+        return [_WRITE_PATCH, _SUBMISSION_OF_PATCH]
+    if SUBMISSION in text:
+        return [SUBMISSION]
+    return [] if request.tools else ["submit"]  # a command, where SWE-agent reads fenced blocks
+
+
+# --- Tools and their schemas ---------------------------------------------------------------------------------------
+
+
+def command_tool(tools: Sequence[Tool]) -> Tool | None:
+    """The tool that runs a shell command; None: there is none."""
+    found = [tool for tool in tools if _takes_command(tool)]
+    return min(found, key=_rank, default=None)
+
+
+def _takes_command(tool: Tool) -> bool:
+    schema = _properties(tool).get("command")
+    # Editors have a `command` too: one of a list.
+    return isinstance(schema, dict) and "enum" not in schema and schema.get("type", "string") == "string"
+
+
+def _rank(tool: Tool) -> tuple[int, bool]:
+    name = str(tool["name"]).lower()
+    known = _SHELLS.index(name) if name in _SHELLS else len(_SHELLS)
+    return known, "command" not in (_parameters(tool).get("required") or ())
+
+
+def _submit_tool(tools: Sequence[Tool]) -> Tool | None:
+    return next((tool for tool in tools if str(tool["name"]).lower() in _SUBMITS), None)
+
+
+def _shell_call(tool: Tool, command: str, thought: str) -> ToolCall:
+    if "\n" in command.strip() and _ONE_ONLY.search(str(tool.get("description"))):
+        # OpenHands refuses several statements in several lines; in braces they are one, and the shell keeps its state.
+        command = f"{{\n{command.strip()}\n}}"
+    return ToolCall(str(tool["name"]), filled(_parameters(tool), {"command": command}, thought or "Run a command"))
+
+
+def filled(schema: Mapping[str, Any], given: Mapping[str, Any], words: str) -> dict[str, Any]:
+    """`given`, and a value for everything else that the object's schema demands; texts say `words`."""
+    properties = schema.get("properties") or {}
+    missing = [name for name in schema.get("required") or () if name not in given]
+    return {**given, **{name: _value(properties.get(name) or {}, schema, words) for name in missing}}
+
+
+def _value(schema: Mapping[str, Any], root: Mapping[str, Any], words: str, depth: int = 0) -> Any:
+    schema = _resolved(schema, root)
+    for key in ("const", "default"):
+        if schema.get(key) is not None:
+            return schema[key]
+    if choices := schema.get("enum"):
+        return "LOW" if "LOW" in choices else choices[0]  # the harmless one of a list of risks
+    for key in ("anyOf", "oneOf", "allOf"):
+        if schema.get(key) and depth < _DEEP:
+            return _value(schema[key][0], root, words, depth + 1)
+    kind = schema.get("type", "string")
+    kind = kind[0] if isinstance(kind, list) and kind else kind
+    if kind == "object" and depth < _DEEP:
+        properties = schema.get("properties") or {}
+        names = schema.get("required") or ()
+        return {name: _value(properties.get(name) or {}, root, words, depth + 1) for name in names}
+    if kind == "array" and schema.get("minItems") and depth < _DEEP:
+        return [_value(schema.get("items") or {}, root, words, depth + 1)] * int(schema["minItems"])
+    if kind in ("integer", "number"):
+        return schema.get("minimum", 0)
+    return {"boolean": False, "array": [], "object": {}, "null": None}.get(str(kind), _line(words))
+
+
+_DEEP = 8
+
+
+def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    reference = schema.get("$ref")
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return schema
+    found: Any = root
+    for part in reference[2:].split("/"):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _line(words: str) -> str:
+    return flatten(words)[:200]
+
+
+def _parameters(tool: Tool) -> Mapping[str, Any]:
+    parameters = tool.get("parameters")
+    return parameters if isinstance(parameters, dict) else {}
+
+
+def _properties(tool: Tool) -> Mapping[str, Any]:
+    properties = _parameters(tool).get("properties")
+    return properties if isinstance(properties, dict) else {}
+
+
+# --- Requests beside the conversation ------------------------------------------------------------------------------
+
+
+def render_aside(text: str, request: Request, body: Mapping[str, Any]) -> Message:
+    """A short sensible answer: JSON of the schema that is wanted, a call of the tool that must be called, or `text`."""
+    if (tool := _forced(request.tools, body)) is not None:
+        return said("", [ToolCall(str(tool["name"]), filled(_parameters(tool), {}, text))], 0)
+    if (schema := wanted_schema(body)) is not None:
+        return said(orjson.dumps(filled(schema, {}, text)).decode(), [], 0)
+    return said(text, [], 0)
+
+
+def wanted_schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The schema of the JSON that is to be answered, in any dialect; empty: any JSON; None: no JSON is wanted."""
+    responses, anthropic = body.get("text"), body.get("output_config")
+    wishes = (
+        body.get("response_format"),
+        responses.get("format") if isinstance(responses, dict) else None,
+        anthropic.get("format") if isinstance(anthropic, dict) else None,
+        body.get("output_format"),
+    )
+    for wish in wishes:
+        if isinstance(wish, dict) and wish.get("type") in ("json_schema", "json_object"):
+            named = wish.get("json_schema")
+            schema = named.get("schema") if isinstance(named, dict) else wish.get("schema")
+            return schema if isinstance(schema, dict) else {}
+    return None
+
+
+def _forced(tools: Sequence[Tool], body: Mapping[str, Any]) -> Tool | None:
+    choice = body.get("tool_choice")
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        name = choice.get("name") or (function.get("name") if isinstance(function, dict) else None)
+        named = next((tool for tool in tools if tool["name"] == name), None)
+        if named is not None:
+            return named
+        choice = choice.get("type")
+    if choice in ("required", "any") or len(tools) == 1:
+        return next(iter(tools), None)
+    return None
+
+
+def _fence(messages: Sequence[Message]) -> str | None:
+    """The name of the fenced block that a prompt wants commands in; None: it does not speak of any."""
+    if (found := _FENCES.search(opening_text(messages))) is not None:
+        return found[1]
+    systems = [message for message in messages if message.get("role") == "system"]
+    return "" if "```" in opening_text(systems) else None

@@ -1,0 +1,126 @@
+"""Where simulated instances hear: hints from the real queues, and who must stop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+from uuid import UUID
+
+import redis
+import structlog
+from celery import Celery
+from kombu.utils.json import loads
+from pydantic import ValidationError
+
+from app.models.outcome import WakeUpMessage
+from app.settings import Settings
+from app.stopping import stop_channel
+
+log = structlog.get_logger()
+
+_TASK = "attempt.run"
+_BATCH = 500
+_LISTEN_S = 1
+_AGAIN_S = 0.3
+_BROKEN = (redis.RedisError, OSError)
+
+
+class HintEar:
+    """Takes hints out of one queue: as many as there are free seats, and none more.
+
+    kombu's own consumer takes a message per round trip. Its Redis transport keeps a queue as a list, so a batch is
+    popped from that list in one command and decoded by kombu.
+    """
+
+    def __init__(self, celery: Celery, queue: str, deliver: Callable[[str, list[WakeUpMessage]], None]) -> None:
+        self._celery = celery
+        self._queue = queue
+        self._deliver = deliver
+        self._free = 0  # seats that are open, less hints that found none
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name=f"hints-{queue}", daemon=True)
+        self._thread.start()
+
+    def seats(self, change: int) -> None:
+        """So many seats have become free, or (negative) are gone."""
+        with self._changed:
+            self._free += change
+            self._changed.notify()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while not self._closing:
+            try:
+                with self._celery.connection_for_read() as connection, connection.channel() as channel:
+                    while not self._closing:
+                        self._listen(channel)
+            except _BROKEN as error:
+                log.debug("simulation.broker_silent", queue=self._queue, error=str(error))
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closing, _AGAIN_S)
+
+    def _listen(self, channel: Any) -> None:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._free > 0 or self._closing, _LISTEN_S) or self._closing:
+                return
+        client = channel.client
+        first = client.brpop([self._queue], timeout=_LISTEN_S)
+        if first is None:
+            return
+        with self._changed:
+            self._free -= 1
+            more = min(self._free, _BATCH)
+        taken = [first[1], *(client.rpop(self._queue, more) or ())] if more > 0 else [first[1]]
+        with self._changed:
+            self._free -= len(taken) - 1
+        hints = [hint for hint in (_hint(channel, raw) for raw in taken) if hint is not None]
+        if len(hints) < len(taken):
+            self.seats(len(taken) - len(hints))
+        self._deliver(self._queue, hints)
+
+
+def _hint(channel: Any, raw: bytes) -> WakeUpMessage | None:
+    """The message as Celery wrote it; None when it is no hint."""
+    message = channel.message_to_python(loads(raw))  # type: ignore[no-untyped-call]
+    try:
+        if message.headers.get("task") != _TASK:
+            raise ValueError(f"expected the task {_TASK}, found {message.headers.get('task')!r}")
+        _, hint, _ = message.decode()
+        return WakeUpMessage.model_validate(hint)
+    except (ValidationError, ValueError) as error:
+        log.warning("simulation.no_hint", error=str(error))
+        return None
+
+
+class StopEar:
+    """Hears on Redis which attempts must stop; deaf while Redis is away: the leases' renewal says the same."""
+
+    def __init__(self, settings: Settings, stop: Callable[[UUID], None]) -> None:
+        self._settings = settings
+        self._stop = stop
+        self._closing = threading.Event()
+        threading.Thread(target=self._run, name="stops", daemon=True).start()
+
+    def close(self) -> None:
+        self._closing.set()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            with (
+                suppress(*_BROKEN),
+                redis.Redis.from_url(self._settings.redis(), socket_connect_timeout=2) as client,
+                client.pubsub(ignore_subscribe_messages=True) as channel,
+            ):
+                channel.subscribe(stop_channel(self._settings))
+                while not self._closing.is_set():
+                    message = channel.get_message(timeout=_LISTEN_S)
+                    if message is not None:
+                        self._stop(UUID(message["data"].decode()))
+            self._closing.wait(_AGAIN_S)
