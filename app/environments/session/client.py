@@ -11,7 +11,7 @@ from app.environments.session.commands import LongStreams, outcome_after_loss, r
 from app.environments.session.connection import Connect, ConnectionLost
 from app.environments.session.connection_pool import ConnectionPool
 from app.environments.session.protocol import KEEP_BYTES, CommandOutcome, FrameKind, SessionStats, frame
-from app.environments.session.shells import InteractiveProgram, ShellSession
+from app.environments.session.shells import SessionProgram, ShellSession
 from app.models.shell import CommandResult, OutputLogs
 
 _QUICK_S = 30.0
@@ -147,7 +147,7 @@ class SessionClient:
         tty: bool = False,
         rows: int = 24,
         columns: int = 80,
-    ) -> InteractiveProgram:
+    ) -> SessionProgram:
         """Start a program to talk to. Raises: EnvironmentFailed: also when it cannot be started."""
         request = protocol.stream_open(
             list(argv),
@@ -156,7 +156,7 @@ class SessionClient:
             env=self._variables(env),
             size=(rows, columns) if tty else None,
         )
-        return InteractiveProgram(self._pool, request)
+        return SessionProgram(self._pool, request)
 
     # --- Files ----------------------------------------------------------------------------------------------------
 

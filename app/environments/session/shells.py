@@ -125,7 +125,7 @@ class ShellSession:
             self._pool.discard(connection)
 
 
-class InteractiveProgram:
+class SessionProgram:
     """A running program with pipes or a terminal, closed by its opener. For one reader and one writer.
 
     Raises: EnvironmentFailed, from every method, when the environment is gone.

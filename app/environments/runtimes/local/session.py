@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from app.environments.session import InteractiveProgram, SessionClient, SessionStats, ShellSession, unix_connector
+from app.environments.session import SessionClient, SessionProgram, SessionStats, ShellSession, unix_connector
 from app.errors import EnvironmentFailed
 from app.models.shell import CommandResult, OutputLogs
 
@@ -85,7 +85,7 @@ class HostSession:
         tty: bool = False,
         rows: int = 24,
         columns: int = 80,
-    ) -> InteractiveProgram:
+    ) -> SessionProgram:
         return self._client.stream(argv, cwd=self._folder(cwd), env=env, tty=tty, rows=rows, columns=columns)
 
     def put(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
