@@ -18,7 +18,7 @@ from app.cli.later import later
 from app.cli.show import as_json, console, errors, say
 from app.cli.tables import Table
 from app.errors import DatabaseUnavailable, EngineUnavailable, MegaFlowError, SettingsInvalid, UnknownName
-from app.host.slots import Gate
+from app.host.slots import Semaphore
 from app.images.compose_images import Parts, images_of
 from app.images.metadata import Book
 from app.images.references import key_of
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from app.images.overview import Line, Wanted
     from app.images.sync import Outcome, Sync, Synced, items_of
     from app.ledger.upcoming import Upcoming
-    from app.workers.image_care import StandingGate
+    from app.workers.image_care import StandingSemaphore
 else:
     MegaFlow = later("app.client", "MegaFlow")
     overview = later("app.images.overview")
@@ -48,7 +48,7 @@ else:
     Upcoming = later("app.ledger.upcoming", "Upcoming")
     evaluation = later("app.evaluation")
     Submission = later("app.evaluation", "Submission")
-    StandingGate = later("app.workers.image_care", "StandingGate")
+    StandingSemaphore = later("app.workers.image_care", "StandingSemaphore")
 
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
@@ -150,8 +150,8 @@ def prefetch(
 ) -> None:
     """Have the images of the next waiting tasks on this host now."""
     with MegaFlow() as flow:
-        gate, parts = StandingGate(flow.database, flow.settings.lease_s), _parts(flow.settings)
-        ours = HostImages(flow.settings, fetch_bundle=parts.fetch, gate=gate)
+        semaphore, parts = StandingSemaphore(flow.database, flow.settings.lease_s), _parts(flow.settings)
+        ours = HostImages(flow.settings, fetch_bundle=parts.fetch, semaphore=semaphore)
         needs = [need.environment for need in Upcoming(flow.database, fair=_fair(flow)).needs()]
         usable = ours.of_use(needs)
         if len(usable) < len(needs):
@@ -264,7 +264,7 @@ def sync(
         asked_for = [spec.task.environment for spec in evaluation.specs_of(asked, flow.settings)]
         specs, fetch = images_of(asked_for, _bundles(flow.settings), flow.settings.home / "cache" / "contexts")
         items = items_of(specs, target, flow.settings.base_image)
-        work = Sync(flow.settings, target, fetch_bundle=fetch, gate=_gate(flow), again=again)
+        work = Sync(flow.settings, target, fetch_bundle=fetch, semaphore=_semaphore(flow), again=again)
         found = _followed(work.run(items, jobs=jobs), len(items))
     _report(found, target, json=json)
     if any(done.outcome is Outcome.FAILED for done in found):
@@ -349,11 +349,11 @@ def _fair(flow: MegaFlow) -> bool:
     return flow.settings.dispatch_order == "fair"
 
 
-def _gate(flow: MegaFlow) -> Gate | None:
+def _semaphore(flow: MegaFlow) -> Semaphore | None:
     """The fleet's budgets; without a ledger, this host's."""
     try:
         with flow.database.begin():
-            return StandingGate(flow.database, flow.settings.lease_s)
+            return StandingSemaphore(flow.database, flow.settings.lease_s)
     except DatabaseUnavailable as error:
         say(f"the limits of the fleet are not known: {error}")
         return None

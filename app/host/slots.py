@@ -1,7 +1,7 @@
 """Turns and limits: who may start an environment, build or pull an image now.
 
-A worker brings a gate that the ledger keeps for all hosts. Without one, file locks bound the processes of this host;
-the kernel frees them when a holder dies.
+A worker brings a semaphore that the ledger keeps for all hosts. Without one, file locks bound the processes of this
+host; the kernel frees them when a holder dies.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WAITING = "waiting"
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 
-class Gate(Protocol):
+class Semaphore(Protocol):
     """Lets only so many in at a time."""
 
     def hold(self, limit: str, capacity: int | None, *, timeout_s: float) -> AbstractContextManager[None]:
@@ -42,8 +42,8 @@ class Gate(Protocol):
         ...
 
 
-class HostGate:
-    """The gate of a process without a ledger: file locks under `folder`, for this host alone."""
+class HostSemaphore:
+    """The semaphore of a process without a ledger: file locks under `folder`, for this host alone."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from app.host import slots
-from app.host.slots import HostGate, HostSlots, turn
+from app.host.slots import HostSemaphore, HostSlots, turn
 
 
 def test_only_so_many_hold_one_and_everybody_comes_through(tmp_path: Path) -> None:
@@ -72,11 +72,11 @@ def test_a_holder_in_another_process_counts(tmp_path: Path) -> None:
     file = slots._try(tmp_path / "limit-of-a-host.0")  # as another process would, past this one's line
     assert file is not None
     with pytest.raises(TimeoutError, match="limit-of-a-host"):
-        HostGate(tmp_path).hold("limit:of:a:host", 1, timeout_s=0.05).__enter__()
+        HostSemaphore(tmp_path).hold("limit:of:a:host", 1, timeout_s=0.05).__enter__()
     os.close(file)
-    again = HostGate(tmp_path).hold("limit:of:a:host", 1, timeout_s=0.05)
+    again = HostSemaphore(tmp_path).hold("limit:of:a:host", 1, timeout_s=0.05)
     with (
-        HostGate(tmp_path).hold("limit:of:a:host", 1, timeout_s=0),
+        HostSemaphore(tmp_path).hold("limit:of:a:host", 1, timeout_s=0),
         pytest.raises(TimeoutError, match="limit-of-a-host"),
         again,
     ):
