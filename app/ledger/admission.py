@@ -110,7 +110,7 @@ WHERE t.id = due.id RETURNING t.id
 
 
 def promote(connection: Connection, limit: int) -> int:
-    """Put delayed tasks whose time has come in line; those of a paused run wait for its resumption. How many moved."""
+    """Queue delayed tasks whose time has come; those of a paused run wait for its resumption. How many moved."""
     return len(connection.execute(_PROMOTE, {"limit": limit, "paused": PAUSED}).all())
 
 
@@ -193,7 +193,7 @@ INSERT INTO events (kind, run_id, task_id, attempt_id) SELECT 'attempt.interrupt
 
 
 def unseat(connection: Connection, classes: Sequence[str], *, older_than_s: float) -> None:
-    """Put back in line what was dispatched to standing pools that are gone; no retry is used up."""
+    """Queue again what was dispatched to standing pools that are gone; no retry is used up."""
     if classes:
         connection.execute(_UNSEAT, {"classes": list(classes), "age": older_than_s})
 

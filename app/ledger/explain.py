@@ -81,19 +81,19 @@ def _story(row: Row[Any], tries: Sequence[AttemptStory], now: CurrentState | Non
 # --- What was -------------------------------------------------------------------------------------------------------
 
 
-def line_of(row: Row[Any]) -> QueueKey:
-    """The line that a task (or an aggregate of tasks) stands in."""
+def queue_of_task(row: Row[Any]) -> QueueKey:
+    """The queue that a task (or an aggregate of tasks) waits in."""
     return QueueKey(Mode(row.requested_mode), row.resource_class, row.user_name)
 
 
 def history(
-    connection: Connection, line: QueueKey, run_id: UUID, since: datetime, now: datetime
+    connection: Connection, queue: QueueKey, run_id: UUID, since: datetime, now: datetime
 ) -> dict[str, LimitIntervals]:
-    """By limit, when it bound this line; the pauses of its user, class and run among them."""
+    """By limit, when it kept this queue waiting; the pauses of its user, class and run among them."""
     named = [
         pauses.limit_name("run", str(run_id)),
-        pauses.limit_name("user", line.user_name),
-        pauses.limit_name("class", line.resource_class),
+        pauses.limit_name("user", queue.user_name),
+        pauses.limit_name("class", queue.resource_class),
     ]
     rows = sql(
         connection,
@@ -102,9 +102,9 @@ def history(
         " AND (NOT starts_with(limit_name, :of_runs) OR limit_name = :of_run)"
         " OR user_name = '*' AND limit_name = ANY(:named)) AND coalesce(until, :now) > :since",
         {
-            "user": line.user_name,
-            "mode": line.mode.value,
-            "class": line.resource_class,
+            "user": queue.user_name,
+            "mode": queue.mode.value,
+            "class": queue.resource_class,
             "named": named,
             "of_runs": RUN_LIMIT,
             "of_run": run_limit(run_id),
@@ -145,7 +145,7 @@ def _attempt_stories(connection: Connection, row: Row[Any], attempts: Sequence[R
     ).scalars()
     tried = [AttemptTimes(attempt.dispatched_at, attempt.finished_at) for attempt in attempts]
     waiting = {window.attempt: window for window in windows(row.accepted_at, row.finished_at, tried, reopened)}
-    limits = history(connection, line_of(row), row.run_id, row.accepted_at, row.now)
+    limits = history(connection, queue_of_task(row), row.run_id, row.accepted_at, row.now)
     last = max(waiting, default=0)
     found = []
     for number in range(1, max(last, len(attempts)) + 1):
@@ -221,16 +221,16 @@ def _in_line(
     connection: Connection, settings: Settings, row: Row[Any], attempts: Sequence[Row[Any]], since: datetime
 ) -> CurrentState:
     state = limiting_factors.state(connection, settings)
-    line = QueueKey(Mode(row.requested_mode), row.resource_class, row.user_name)
+    queue = queue_of_task(row)
     if (PauseKind.RUN, str(row.run_id)) in state.paused:
-        return CurrentState("its run is paused", since, tuple(state.factors(line, row.run_id)))
+        return CurrentState("its run is paused", since, tuple(state.factors(queue, row.run_id)))
     if not row.in_line and row.available_at >= _PAUSED_AT:
         return CurrentState("put off by a pause that is over: back in line with the next pass", since)
     if row.available_at > row.now:
         after = f" after attempt {attempts[-1].number} ended as {attempts[-1].end_reason}" if attempts else ""
         return CurrentState(f"delayed until {row.available_at:%H:%M:%S} UTC{after}", since)
     place = _place(connection, row, state)
-    bounds = state.factors(line, row.run_id, place.length)
+    bounds = state.factors(queue, row.run_id, place.length)
     if not bounds and not has_dispatcher(connection):
         return CurrentState(NO_DISPATCHER, since, (), place)
     waits = "waits for its turn" if not bounds else "waits for " + " and ".join(bound.limit for bound in bounds)
@@ -250,7 +250,7 @@ FROM tasks WHERE state = 'pending' AND in_line AND requested_mode = :mode AND re
 
 
 def _place(connection: Connection, row: Row[Any], state: SchedulerState) -> QueuePosition:
-    """The order of a line is that of its index: see `app.ledger.waiting.heads`."""
+    """The order of a queue is that of its index: see `app.ledger.waiting.heads`."""
     own = connection.execute(
         _BEFORE,
         {

@@ -71,7 +71,7 @@ def _pause(connection: Connection, kind: PauseKind, name: str, run_id: UUID | No
     statement = insert(PauseRow).values(kind=kind.value, name=name, reason=reason).on_conflict_do_nothing()
     changed = connection.execute(statement.returning(PauseRow.name)).first() is not None
     if run_id is not None:
-        # A user's or a class's line is passed over whole; a run's tasks stand among others and have to leave it.
+        # A user's or a class's queue is passed over whole; a run's tasks stand among others and have to leave it.
         sql(
             connection,
             "UPDATE tasks SET in_line = false, available_at = CAST(:paused AS timestamptz)"
@@ -85,7 +85,7 @@ def _pause(connection: Connection, kind: PauseKind, name: str, run_id: UUID | No
 
 
 def resume(database: Database, kind: PauseKind | str, name: str) -> Change:
-    """Admit its tasks again, at their old place in line.
+    """Admit its tasks again, at their old place in the queue.
 
     Raises: UnknownName; AmbiguousName.
     """
@@ -107,7 +107,7 @@ def resume(database: Database, kind: PauseKind | str, name: str) -> Change:
         return Change(kind, name, changed, _waiting(connection, kind, name))
 
 
-# The history of pauses stands with that of the limits. `*`: for whatever the pause's name says, not for one line.
+# The history of pauses stands with that of the limits. `*`: for what the pause's name says, not for one queue.
 _OPEN = text(
     "INSERT INTO bindings (limit_name, user_name, mode, resource_class) VALUES (:limit, '*', '*', '*')"
     " ON CONFLICT DO NOTHING"

@@ -133,7 +133,7 @@ class Ground:
     def is_paid_for(self) -> bool:
         """The attempt and its user were charged for one call, and its account was closed."""
         spent = self.row("SELECT spent_usd FROM accounts").spent_usd
-        closed = self.claim.attempt_id not in self.app.parts.recorder._accounts  # type: ignore[attr-defined]
+        closed = self.claim.attempt_id not in self.app.services.recorder._accounts  # type: ignore[attr-defined]
         return closed and self.attempt.cost_usd == pytest.approx(COST_USD) == spent
 
 

@@ -179,7 +179,7 @@ async def test_a_name_that_is_resolved_anew_to_such_an_address_is_refused(
         assert (await g.ask(token="t2", model="m"))[0] == 200, "loopback is allowed on a single user's installation"
         addresses[0] = "169.254.169.254"
         await g.app._http.close()  # its connections and what it remembers of names
-        g.app._http = g.app.parts.upstream._http = http_client(5.0)
+        g.app._http = g.app.services.upstream._http = http_client(5.0)
         status, said = await g.ask(token="t2", model="m")
         await g.app._http.close()
         assert (status, g.notes.last.end) == (403, CallEnd.UNAUTHORISED), said
