@@ -183,7 +183,7 @@ class _Walk:
     def _leave(self) -> None:
         self._trail.pop()
         self._change_to(os.open("..", _FOLDER, dir_fd=self._here))
-        if _identity(self._here) != self._trail[-1][1]:  # somebody moved it while we were inside
+        if _identity(self._here) != self._trail[-1][1]:  # it was moved meanwhile
             self._find_back()
 
     def _find_back(self) -> None:

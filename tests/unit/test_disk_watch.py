@@ -29,7 +29,7 @@ class Writer:
 
 @pytest.fixture
 def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiskWatch:
-    monkeypatch.setattr("app.host.disk_watch._LOOK_S", 60.0)  # we look ourselves
+    monkeypatch.setattr("app.host.disk_watch._CHECK_S", 60.0)  # the test checks
     return DiskWatch(tmp_path, tmp_path / "turn", dict)
 
 
@@ -43,7 +43,7 @@ def test_one_that_cannot_be_measured_keeps_nobody_from_looking_at_the_others(
     broken, greedy = Writer("broken", fails), Writer("greedy", lambda: DiskUsage(101))
     watch.watch(broken, 100)
     watch.watch(greedy, 100)
-    watch.look()
+    watch.check()
     assert (broken.ended, greedy.ended) == (None, EnvironmentOverLimit)
 
 
@@ -53,20 +53,20 @@ def test_what_was_forgotten_is_not_ended(watch: DiskWatch) -> None:
     watch.watch(part, 100)
     watch.forget(part)
     watch.forget(part)
-    watch.look()
+    watch.check()
     assert (whole.ended, part.ended) == (None, None)
 
 
 def test_the_largest_on_a_full_disk_is_not_ended_as_one_that_took_more_than_it_may(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.host.disk_watch._LOOK_S", 60.0)
+    monkeypatch.setattr("app.host.disk_watch._CHECK_S", 60.0)
     monkeypatch.setattr("app.host.disk_watch._RESERVE", 2.0)  # every disk is nearly full
     small, large = Writer("small", lambda: DiskUsage(10)), Writer("large", lambda: DiskUsage(20))
     watch = DiskWatch(tmp_path, tmp_path / "turn", lambda: {"small": DiskUsage(50 << 20), "large": DiskUsage(60 << 20)})
     watch.watch(small, 100)
     watch.watch(large, 100)
-    watch.look()
+    watch.check()
     assert (small.ended, large.ended) == (None, HostDiskFull)
 
 
@@ -75,7 +75,7 @@ def test_who_makes_more_files_than_it_may_is_ended(watch: DiskWatch) -> None:
     within, over = Writer("within", lambda: DiskUsage(0, most)), Writer("over", lambda: DiskUsage(0, most + 1))
     watch.watch(within, 100)
     watch.watch(over, 100)
-    watch.look()
+    watch.check()
     assert (within.ended, over.ended) == (None, EnvironmentOverLimit)
 
 
@@ -86,7 +86,7 @@ def test_a_larger_disk_limit_allows_more_files() -> None:
 
 
 def test_where_inodes_run_out_the_one_with_most_files_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.host.disk_watch._LOOK_S", 60.0)
+    monkeypatch.setattr("app.host.disk_watch._CHECK_S", 60.0)
     disk = os.statvfs(tmp_path)
     fields = list(disk)
     fields[4], fields[5], fields[7] = disk.f_blocks, disk.f_files or 1, 0  # bytes are free, inodes are not
@@ -96,5 +96,5 @@ def test_where_inodes_run_out_the_one_with_most_files_ends(tmp_path: Path, monke
     watch = DiskWatch(tmp_path, tmp_path / "turn", lambda: sizes)
     watch.watch(large, 100)
     watch.watch(many, 100)
-    watch.look()
+    watch.check()
     assert (large.ended, many.ended) == (None, HostDiskFull)

@@ -69,7 +69,7 @@ def test_only_those_whose_turn_it_is_look_at_the_files(tmp_path: Path, monkeypat
 
 
 def test_a_holder_in_another_process_counts(tmp_path: Path) -> None:
-    file = slots._try(tmp_path / "limit-of-a-host.0")  # as another process would, past this one's line
+    file = slots._try(tmp_path / "limit-of-a-host.0")  # as another process would, past this one's queue
     assert file is not None
     with pytest.raises(TimeoutError, match="limit-of-a-host"):
         HostSemaphore(tmp_path).hold("limit:of:a:host", 1, timeout_s=0.05).__enter__()
@@ -83,7 +83,7 @@ def test_a_holder_in_another_process_counts(tmp_path: Path) -> None:
         pass
     del again
     gc.collect()
-    assert not [place for place, _ in slots._lines if place.is_relative_to(tmp_path)], "nobody waits there now"
+    assert not [place for place, _ in slots._queues if place.is_relative_to(tmp_path)], "nobody waits there now"
 
 
 ELSEWHERE = """
@@ -129,5 +129,5 @@ def test_a_fork_does_not_wait_for_its_parents_threads(tmp_path: Path) -> None:
     with turn(tmp_path / "turn", timeout_s=60):
         child = os.fork()
         if child == 0:
-            os._exit(0 if slots._line(tmp_path / "turn", 1).acquire(blocking=False) else 1)
+            os._exit(0 if slots._queue_of(tmp_path / "turn", 1).acquire(blocking=False) else 1)
         assert os.waitpid(child, 0)[1] == 0

@@ -72,7 +72,7 @@ def run(command: Sequence[str], files: Mapping[int, int], *, timeout_s: float) -
 
 @contextmanager
 def _ended_unless_done(pid: int) -> Iterator[None]:
-    """Leave no child behind that nobody has waited for, when the block raises."""
+    """Kill and wait for the child when the block raises."""
     try:
         yield
     except BaseException:

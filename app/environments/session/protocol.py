@@ -212,7 +212,7 @@ def result_limit(limit_bytes: int) -> int:
 
 
 def outcome(payload: memoryview, limit_bytes: int, note: Callable[[FrameKind, int], str]) -> CommandOutcome:
-    """note: where what is left out of OUT or ERR, of so many bytes, is to be found.
+    """note: where what is left out of OUT or ERR is to be found, by the stream's length.
 
     Raises: ValueError: the reply contradicts itself.
     """
