@@ -40,7 +40,7 @@ def size() -> tuple[int, int]:
     return (found.lines, found.columns) if found.lines and found.columns else (24, 80)
 
 
-class Ending:
+class SignalEnding:
     """What would end this process ends the block instead, once: cleaning up is not cut short by a second signal."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Ending:
         """From now on no signal is heeded."""
         self._deaf = True
 
-    def heed(self, number: int, frame: FrameType | None) -> None:
+    def end_once(self, number: int, frame: FrameType | None) -> None:
         """Raises: SystemExit: with the code that a shell would show."""
         if not self._deaf:
             self._deaf = True
@@ -58,10 +58,10 @@ class Ending:
 
 
 @contextmanager
-def ending() -> Iterator[Ending]:
+def ending() -> Iterator[SignalEnding]:
     """For the block, Ctrl-C, a polite kill and a terminal that goes away raise SystemExit."""
-    made = Ending()
-    before = {number: signal.signal(number, made.heed) for number in _ENDS}
+    made = SignalEnding()
+    before = {number: signal.signal(number, made.end_once) for number in _ENDS}
     try:
         yield made
     finally:

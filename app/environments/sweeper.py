@@ -194,7 +194,7 @@ class Sweeper:
             one = _Candidate.of(container)
             if one.doomed(owners):
                 remove = partial(remove_container, engine, labels=container["Labels"])
-                self._remove(ObjectKind.CONTAINER, one, partial(_told, engine, remove, one.id))
+                self._remove(ObjectKind.CONTAINER, one, partial(_removed_by, engine, remove, one.id))
 
     def _sweep_shared(self, engine: Engine, owners: _Owners) -> None:
         """Networks and volumes of projects. The engine keeps what is in use: its project lives, or goes first."""
@@ -203,7 +203,7 @@ class Sweeper:
         for part in standing:
             one = _Candidate(part.id, part.labels, unix_of(part.created), _deadline_of(part.labels))
             if one.doomed(owners):
-                self._remove(ObjectKind(part.kind), one, partial(_told, engine, part.remove, engine))
+                self._remove(ObjectKind(part.kind), one, partial(_removed_by, engine, part.remove, engine))
 
     # --- What was kept ------------------------------------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ class Sweeper:
             receipts.vanished(connection, gone)
 
 
-def _told(engine: Engine, remove: Callable[[Any], object], what: Any) -> object:
+def _removed_by(engine: Engine, remove: Callable[[Any], object], what: Any) -> object:
     """What `remove` answers, its refusals in our words; an engine that only does not get on with this one refuses it.
 
     Raises: EnvironmentFailed, DiskFull; EngineUnavailable: nothing else could be removed, either.

@@ -41,12 +41,12 @@ Raises: DatabaseUnavailable.
 """
 
 
-def nobody_else(keys: Sequence[str]) -> Collection[str]:
+def no_other_host(keys: Sequence[str]) -> Collection[str]:
     """For a host that is alone."""
     return ()
 
 
-class SpareSemaphore:
+class IdleSemaphore:
     """Takes a place only when one is free at this moment: tasks that wait for an image go before guesses."""
 
     def __init__(self, semaphore: Semaphore) -> None:
@@ -63,7 +63,7 @@ class Prefetcher:
     have is neither pulled ahead here nor kept for the queue.
     """
 
-    others: Others = staticmethod(nobody_else)
+    others: Others = staticmethod(no_other_host)
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Prefetcher:
         self._queue = queue
         semaphore = semaphore or HostSemaphore(settings.home / "run" / "slots")
         self._parts = Parts(settings, fetch_bundle=fetch_bundle)
-        self._images = HostImages(settings, fetch_bundle=self._parts.fetch, semaphore=SpareSemaphore(semaphore))
+        self._images = HostImages(settings, fetch_bundle=self._parts.fetch, semaphore=IdleSemaphore(semaphore))
         self._cache = ImageCache(settings)
         self._left_until: dict[str, float] = {}  # key: monotonic seconds
 

@@ -25,13 +25,13 @@ from app.images.build_limits import BuildLimits
 from app.images.build_logs import BuildLogs
 from app.images.build_sources import fetch_sources
 from app.images.cache import ImageCache
-from app.images.dockerfile import Recipe
+from app.images.dockerfile import Dockerfile
 from app.images.engine_registry import Registries, architecture_of, refuse_foreign, wrong_architecture
 from app.images.logins import logins_of
-from app.images.pull_source import Arrival, tell
+from app.images.pull_source import PullSource, tell
 from app.images.references import registry_of
 from app.images.references import short as _short
-from app.images.registry_errors import Refusal, Refused, together
+from app.images.registry_errors import RefusalKind, RegistryRefusal, together
 from app.models.spec import Build, Bundle, EnvironmentSpec
 from app.settings import Settings
 
@@ -82,7 +82,7 @@ class Images:
         return found
 
     @contextmanager
-    def kept(self, spec: EnvironmentSpec, *, timeout_s: float) -> Iterator[str]:
+    def pinned(self, spec: EnvironmentSpec, *, timeout_s: float) -> Iterator[str]:
         """As `ensure`; for the length of the block the image stays on the engine, whatever room is needed.
 
         Raises: ImageUnavailable, ImageBuildFailed, EngineUnavailable, DiskFull.
@@ -90,7 +90,7 @@ class Images:
         begun = time.monotonic()
         with ExitStack() as keeping:
             try:
-                keeping.enter_context(self._cache.book.kept(references.key_of(spec), timeout_s=timeout_s))
+                keeping.enter_context(self._cache.book.pinned(references.key_of(spec), timeout_s=timeout_s))
             except TimeoutError as error:
                 raise ImageUnavailable(f"could not use image {spec.label} in time: {error}; try again.") from error
             yield self.ensure(spec, timeout_s=timeout_s - (time.monotonic() - begun))
@@ -121,14 +121,14 @@ class Images:
         if self._cache.book.fit(image_id):
             return
         for places in _NEEDED:
-            if not any(self._holds(container_id, path) for path in places):
+            if not any(self._has_file(container_id, path) for path in places):
                 raise ImageUnfit(
                     f"image {label} has no {places[0]}: expected a POSIX shell and `sleep` in it, as every environment "
                     "needs; add them (busybox will do), or name another image."
                 )
         self._cache.book.note_fit(image_id)
 
-    def _holds(self, container_id: str, path: str) -> bool:
+    def _has_file(self, container_id: str, path: str) -> bool:
         api = self._engine.api
         with self._engine.named(f"look for {path}", ImageUnavailable):
             url = f"{api.base_url}/v{api.api_version}/containers/{container_id}/archive"
@@ -190,7 +190,7 @@ class Images:
         # A build's base has a turn of its own: who has a place here must not wait for somebody who waits for a place.
         turn_name = f"{'pull' if counted else 'base'}-{_short(reference)}"
         with self._once(turn_name, f"pull {reference}", deadline, counted=counted):
-            tell(Arrival.PULL)
+            tell(PullSource.PULL)
             for candidate in candidates:
                 if (found := self._runnable(candidate)) is not None:
                     return found
@@ -203,7 +203,7 @@ class Images:
         for candidate in candidates:
             try:
                 return self._pull(candidate, reference, deadline)
-            except Refused as refused:
+            except RegistryRefusal as refused:
                 cause = refused
                 refusals.append(f"{candidate}: {refused.said}")
                 kinds.append(refused.kind)
@@ -227,13 +227,13 @@ class Images:
         with self._semaphore.hold(limit, capacity, timeout_s=deadline - begun):
             try:
                 registries.pull(candidate, deadline)
-            except Refused as refused:
-                if refused.refusal is Refusal.PLATFORM:
+            except RegistryRefusal as refused:
+                if refused.refusal is RefusalKind.PLATFORM:
                     raise self._foreign(candidate, registries, deadline) from refused
                 raise
         found = self._runnable(candidate)
         if found is None:
-            raise Refused(f"pull {candidate}", "pulled, but not there afterwards", Refusal.OTHER)
+            raise RegistryRefusal(f"pull {candidate}", "pulled, but not there afterwards", RefusalKind.OTHER)
         self._cache.book.made(found, key, [candidate])
         log.info("image.pulled", image=candidate, took_s=round(time.monotonic() - begun, 3))
         return found
@@ -242,7 +242,7 @@ class Images:
         """What the registry offers instead is worth a question: it is what a person will want to know."""
         try:
             offered = registries.look(candidate, deadline)
-        except Refused:
+        except RegistryRefusal:
             offered = None
         platforms = ", ".join(offered.platforms) if offered else ""
         return wrong_architecture(candidate, platforms or "other architectures", architecture_of(self._engine))
@@ -261,13 +261,13 @@ class Images:
         with self._once(f"build-{tag.rpartition(':')[2]}", f"build {tag}", deadline):
             for candidate in candidates:
                 if (found := self._fitting(candidate)) is not None:
-                    tell(Arrival.BUILD if candidate == tag else Arrival.PULL)  # another's, whom we waited for
+                    tell(PullSource.BUILD if candidate == tag else PullSource.PULL)  # another's, whom we waited for
                     return found
             for candidate in shared:
                 if (found := self._from_mirror(candidate, build, deadline)) is not None:
-                    tell(Arrival.PULL)
+                    tell(PullSource.PULL)
                     return found
-            tell(Arrival.BUILD)
+            tell(PullSource.BUILD)
             return self._build(build, tag, limits, deadline)
 
     def _built_names(self, build: Build) -> list[str]:
@@ -280,8 +280,8 @@ class Images:
         """None when the mirror has no such image or cannot give it: then it is built."""
         try:
             return self._pull(candidate, references.key_of(EnvironmentSpec(build=build)), deadline)
-        except Refused as refused:
-            if refused.refusal is not Refusal.ABSENT:
+        except RegistryRefusal as refused:
+            if refused.refusal is not RefusalKind.ABSENT:
                 log.warning("image.not_from_mirror", image=candidate, reason=refused.said)
             return None
         except ImageUnfit as unfit:
@@ -314,20 +314,20 @@ class Images:
         log.info("image.built", image=tag, took_s=round(time.monotonic() - begun, 3))
         return found
 
-    def _recipe(self, file: Path) -> tuple[Recipe, dict[str, str]]:
+    def _recipe(self, file: Path) -> tuple[Dockerfile, dict[str, str]]:
         """The recipe, and the values of its arguments. Raises: ImageUnavailable: the base of recipes is not here."""
         text = file.read_bytes().decode(errors="surrogateescape")
-        if not Recipe(text).takes(_ARG_BASE):
-            return Recipe(text), {}
+        if not Dockerfile(text).takes(_ARG_BASE):
+            return Dockerfile(text), {}
         base = self._settings.base_image
         if self.find(base) is None:
             raise ImageUnavailable(
                 f"the recipe builds on {base}, which is not on this engine. `megaflow up` makes it; or run "
                 f"`sh worker_images/base/build-from-packages.sh {base}`, or name another in MEGAFLOW_BASE_IMAGE."
             )
-        return Recipe(text, {_ARG_BASE: base}), {_ARG_BASE: base}
+        return Dockerfile(text, {_ARG_BASE: base}), {_ARG_BASE: base}
 
-    def _bases(self, recipe: Recipe, deadline: float, keeping: ExitStack) -> dict[str, str]:
+    def _bases(self, recipe: Dockerfile, deadline: float, keeping: ExitStack) -> dict[str, str]:
         """Have here whatever the recipe builds on, and keep it; ids by name of what the engine does not know by it.
 
         Raises: as `ensure`.
@@ -335,7 +335,7 @@ class Images:
         elsewhere = {}
         for reference in dict.fromkeys(base.reference for base in recipe.bases):
             try:
-                keeping.enter_context(self._cache.book.kept(reference, timeout_s=deadline - time.monotonic()))
+                keeping.enter_context(self._cache.book.pinned(reference, timeout_s=deadline - time.monotonic()))
             except TimeoutError as error:
                 raise ImageUnavailable(f"could not use image {reference} in time: {error}; try again.") from error
             found = self._pulled(reference, deadline, counted=False)  # this build's own slot covers it

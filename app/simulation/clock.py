@@ -1,4 +1,4 @@
-"""The one thread of a simulated world: what others hand over, and a heap of what falls due."""
+"""The one thread of a simulated fleet: what others hand over, and a heap of what falls due."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TICK_S = 0.004
 _LONGEST_S = 0.5
 
 
-class Clock:
+class SimulationClock:
     """Calls back, on the thread that turns it. An exception of a callback ends that thread."""
 
     def __init__(self) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.ledger import simulated
 from app.ledger.database import Database
-from app.ledger.simulated import Figures
+from app.simulation import figures
+from app.simulation.figures import Figures
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class SimulationReport:
     """Everything that a simulation is asked for."""
 
     total: Figures
@@ -27,11 +27,11 @@ class Report:
     """Instances by state."""
 
 
-def report(database: Database, capacity: int) -> Report:
+def report(database: Database, capacity: int) -> SimulationReport:
     """All that the database holds, which must be the simulation's own."""
-    found = simulated.read(database)
+    found = figures.read(database)
     total = found.total
-    return Report(
+    return SimulationReport(
         total=total,
         users=found.users,
         throughput=total.ended / total.makespan_s if total.makespan_s else 0.0,

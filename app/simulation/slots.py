@@ -1,4 +1,4 @@
-"""Which simulated instance has a free seat, and which hint gets it."""
+"""Which simulated instance has a free assign, and which message gets it."""
 
 from __future__ import annotations
 
@@ -11,31 +11,30 @@ from app.models.outcome import WakeUpMessage
 from app.simulation.instances import Instance
 from app.simulation.wakeups import HintEar
 
-Seated = tuple[Instance, WakeUpMessage]
+SlotAssignment = tuple[Instance, WakeUpMessage]
 Deliver = Callable[[str, Sequence[WakeUpMessage]], None]
-"""Queue and hints; called on an ear's own thread."""
+"""Queue and messages; called on a listener's thread."""
 
 
-class Seats:
-    """Free seats by queue, and an ear for each queue that ever had one. Used on the world's thread.
+class SlotTable:
+    """Free slots by queue, and a listener for each queue that ever had one. Used on the fleet's thread.
 
-    An ear takes hints while seats are free. A seat that goes while its hint is on the way leaves the hint without one:
-    it is held until the next is free.
+    A listener takes messages while slots are free. A message whose slot goes meanwhile waits for the next one.
     """
 
     def __init__(self, celery: Celery, deliver: Deliver) -> None:
         self._celery = celery
         self._deliver = deliver
-        self._free: defaultdict[str, deque[Instance]] = defaultdict(deque)  # an entry per seat; some are outdated
+        self._free: defaultdict[str, deque[Instance]] = defaultdict(deque)  # an entry per assign; some are outdated
         self._held: defaultdict[str, deque[WakeUpMessage]] = defaultdict(deque)
         self._ears: dict[str, HintEar] = {}
 
-    def open(self, instance: Instance, count: int) -> list[Seated]:
-        """So many seats are free now; what was held, with the seats that it gets."""
+    def open(self, instance: Instance, count: int) -> list[SlotAssignment]:
+        """So many slots are free now; what was held, with the slots that it gets."""
         queue = instance.request.queue
         instance.free += count
         self._free[queue].extend([instance] * count)
-        self._ear(queue).seats(count)
+        self._ear(queue).slots(count)
         held = self._held[queue]
         waited = []
         while held and (found := self._take(queue)) is not None:
@@ -45,28 +44,28 @@ class Seats:
     def shut(self, instance: Instance) -> None:
         """It takes nothing new."""
         if instance.free:
-            self._ear(instance.request.queue).seats(-instance.free)
+            self._ear(instance.request.queue).slots(-instance.free)
             instance.free = 0
 
-    def seat(self, queue: str, hints: Sequence[WakeUpMessage]) -> list[Seated]:
-        """A seat for each hint, as far as there are any."""
-        seated = []
-        for hint in hints:
+    def assign(self, queue: str, messages: Sequence[WakeUpMessage]) -> list[SlotAssignment]:
+        """A assign for each message, as far as there are any."""
+        assigned = []
+        for message in messages:
             found = self._take(queue)
             if found is None:
-                self._held[queue].append(hint)
+                self._held[queue].append(message)
             else:
-                seated.append((found, hint))
-        return seated
+                assigned.append((found, message))
+        return assigned
 
     def close(self) -> None:
         for ear in self._ears.values():
             ear.close()
 
     def _take(self, queue: str) -> Instance | None:
-        seats = self._free[queue]
-        while seats:
-            instance = seats.popleft()
+        slots = self._free[queue]
+        while slots:
+            instance = slots.popleft()
             if instance.free:  # else it was shut since
                 instance.free -= 1
                 return instance

@@ -25,7 +25,7 @@ from app.agents.recorded import recorded_run
 from app.environments.contract import Environment
 from app.environments.networks import MODEL_PORT, open_model_egress
 from app.errors import AgentFailed, EnvironmentOverLimit, MegaFlowError, ModelRefused, StaleWriter
-from app.grading.base import Grade, Submission
+from app.grading.base import Grade, GradingInput
 from app.ledger import attempts, ends, results
 from app.ledger.attempts import Claim
 from app.ledger.results import StoredTrajectory
@@ -285,7 +285,7 @@ def grade(progress: AttemptProgress) -> AttemptProgress:
     tests = context.services.bundle(task.goal.tests) if isinstance(task.goal, ScriptGoal) else None
     context.limits_met.look()  # until now it was the agent's
     context.limits_met.stage = "grading"
-    graded = progress.grader.grade(Submission(task, progress.patch, tests), environment)
+    graded = progress.grader.grade(GradingInput(task, progress.patch, tests), environment)
     environment.assure()
     return _graded(progress, graded)
 

@@ -69,7 +69,7 @@ class _Asking:
     """What an attempt pays while it waits for an environment."""
 
     spent: Times
-    arrivals: pull_source.Arrivals
+    arrivals: pull_source.PullSources
     begun: float = field(default_factory=time.monotonic)
 
     @property

@@ -18,7 +18,7 @@ import structlog
 
 from app.errors import DatabaseUnavailable
 from app.host.slots import turn
-from app.images.presence import Presence
+from app.images.changes import ImageChanges
 from app.ledger import host_images
 from app.ledger.database import Database
 from app.scheduling.placement import home_of
@@ -112,7 +112,7 @@ class Reporter:
     """Keeps what the ledger knows of this host true: writes when it changes, and now and then that it lives."""
 
     def __init__(self, settings: Settings, database: Database, host: str) -> None:
-        self._presence = Presence(settings)
+        self._presence = ImageChanges(settings)
         self._database = database
         self._host = host
         self._images: frozenset[str] | None = None  # as told

@@ -26,7 +26,7 @@ _NEAR = 256
 """Tasks at the head of the queue: enough to pull ahead by."""
 
 
-class StandingSemaphore:
+class HostSemaphoreLease:
     """Implements the environments' `Semaphore` for work that belongs to no attempt: keeps its own places alive."""
 
     def __init__(self, database: Database, lease_s: float) -> None:
@@ -78,5 +78,5 @@ def prefetcher(settings: Settings, database: Database) -> Prefetcher:
         return fetch_bundle(store, bundle)
 
     return Prefetcher(
-        settings, queue=queue, fetch_bundle=fetch, semaphore=StandingSemaphore(database, settings.lease_s)
+        settings, queue=queue, fetch_bundle=fetch, semaphore=HostSemaphoreLease(database, settings.lease_s)
     )

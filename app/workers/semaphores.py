@@ -126,7 +126,7 @@ class _Wait:
                     if time.monotonic() - answered > patience_s:
                         raise _unavailable(error) from error
                     time.sleep(random.uniform(0.1, 0.5))
-                self._heed(deadline)
+                self._raise_if_over(deadline)
 
     def _turn(self) -> bool:
         """Ask, and if need be wait a little; False when the place is ours."""
@@ -141,7 +141,7 @@ class _Wait:
         return True
 
     def _listen(self) -> None:
-        """Until somebody may have left. New ears return at once: what happened before them went unheard."""
+        """Wait until a place may be free. A new listener returns at once: it missed what happened before."""
         if self._listener is None:
             self._listener = Listener(self._database, HOLDS)
         until = time.monotonic() + _LOOK_S
@@ -150,7 +150,7 @@ class _Wait:
             if heard is None or self._wakes.intersection(heard):
                 return
 
-    def _heed(self, deadline: float) -> None:
+    def _raise_if_over(self, deadline: float) -> None:
         if self._stopped():
             raise TimeoutError(f"told to stop while it waited for {self._limit}")
         if time.monotonic() >= deadline:

@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from app.agents import Workshop, agent_named, tool_folder
+from app.agents import AgentHost, agent_named, tool_folder
 from app.agents.base import Agent
 from app.agents.external import external_manifests
 from app.artifacts import open_store
@@ -48,11 +48,11 @@ class WorkerServices:
 
     def agent(self, name: str) -> Agent:
         """Raises: UnknownName."""
-        return agent_named(name, workshop_of(self.settings))
+        return agent_named(name, agent_host(self.settings))
 
     def tool(self, name: str) -> Path:
         """The folder on this host of a framework that acts inside. Raises: UnknownName, AgentUnavailable."""
-        return tool_folder(name, workshop_of(self.settings))
+        return tool_folder(name, agent_host(self.settings))
 
     def tools_inside(self, spec: EnvironmentSpec) -> dict[str, str]:
         """Where the environment's tools are seen from inside. Raises: as `tool`."""
@@ -77,11 +77,11 @@ class WorkerServices:
         self.database.close()
 
 
-def workshop_of(settings: Settings) -> Workshop:
+def agent_host(settings: Settings) -> AgentHost:
     """What this host offers to agents."""
     # A call may wait for a limit or a busy engine before the engine takes its time: clients must not give up before.
     call_timeout_s = settings.gateway_patience_s + settings.model_timeout_s + 30.0
-    return Workshop(
+    return AgentHost(
         tools=settings.tools,
         call_timeout_s=call_timeout_s,
         process_env=_process_env(settings),

@@ -26,7 +26,7 @@ from tests.services import missing
 
 @pytest.fixture(autouse=True)
 def able(oci_settings: Settings) -> None:
-    if not probe.found(oci_settings).users_apart:
+    if not probe.probe_host(oci_settings).users_apart:
         missing("a kernel that translates the owners of overlayfs' layers (5.19)")
 
 
@@ -148,7 +148,7 @@ def test_where_the_kernel_cannot_translate_users_are_those_of_the_host(
         note.unlink()
     with monkeypatch.context() as old:
         old.setattr(kernel, "mount_for", unknown)
-        assert probe.found(oci_settings) == probe.ProbeResult(None, users_apart=False)
+        assert probe.probe_host(oci_settings) == probe.ProbeResult(None, users_apart=False)
     monkeypatch.setattr(probe, "_known", {})  # another process believes it
     provider = OciProvider(oci_settings, fetch_bundle=lambda bundle: b"")
     environment = create(provider, tiny, oci_settings)

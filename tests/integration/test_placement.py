@@ -22,10 +22,10 @@ from sqlalchemy import text
 
 from app.celery_app import build
 from app.host.engine import engine_of
+from app.images.changes import ImageChanges
 from app.images.layer_store import ImageStore, StoredImage
-from app.images.metadata import Book
+from app.images.metadata import ImageMetadata
 from app.images.prefetch import Prefetcher
-from app.images.presence import Presence
 from app.images.references import key_of
 from app.ledger import accept, attempts, host_images
 from app.ledger.accept import Accepted, NewRun
@@ -295,8 +295,8 @@ def test_a_host_says_what_its_engine_has_by_its_names_and_by_those_of_tasks(
     make_settings: MakeSettings, base_image_tag: str
 ) -> None:
     settings = make_settings()
-    book, image_id = Book(settings), engine_of(settings).api.inspect_image(base_image_tag)["Id"]
-    presence = Presence(settings)
+    book, image_id = ImageMetadata(settings), engine_of(settings).api.inspect_image(base_image_tag)["Id"]
+    presence = ImageChanges(settings)
     assert base_image_tag in presence.here()
     book.made(image_id, "build:here", ["some/name:1"])
     book.made("sha256:" + "2" * 64, "build:gone", ["some/name:2"])
@@ -319,7 +319,7 @@ def test_what_is_left_to_others_is_neither_fetched_here_nor_kept_for_the_queue(
     ahead = Prefetcher(settings, queue=lambda _far: [theirs, here], fetch_bundle=lambda _: b"")
     ahead.others = lambda keys: {key_of(theirs)}.intersection(keys)
     assert not ahead.look()
-    assert Book(settings).queue() == [key_of(here)]
+    assert ImageMetadata(settings).queue() == [key_of(here)]
 
 
 def test_a_host_leaves_to_others_what_they_have_or_are_to_fetch_unless_a_task_may_run_here_alone(

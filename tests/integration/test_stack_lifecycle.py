@@ -25,7 +25,7 @@ from app.settings import Settings
 from app.stack import doctor, engine, flower, leftovers, lifecycle, supervisor
 from app.stack.home import MARKER, exclusively
 from app.stack.processes import has_ended
-from app.stack.programs import Program, Stage, programs
+from app.stack.programs import Program, StartStage, programs
 from tests.patience import eventually
 
 _WAIT = ("-c", "import signal; signal.pause()")
@@ -36,14 +36,14 @@ def _nothing(line: str) -> None:
 
 
 def _servers(settings: Settings) -> tuple[Program, ...]:
-    return tuple(program for program in programs(settings) if program.stage is Stage.SERVERS)
+    return tuple(program for program in programs(settings) if program.stage is StartStage.SERVERS)
 
 
 def _servers_and(*more: Program) -> Callable[[Settings], tuple[Program, ...]]:
     return lambda settings: (*_servers(settings), *more)
 
 
-def _python(name: str, *arguments: str, stage: Stage = Stage.WORK) -> Program:
+def _python(name: str, *arguments: str, stage: StartStage = StartStage.WORK) -> Program:
     return Program(name, stage, (sys.executable, *arguments), stop_wait_s=2)
 
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from app.agents.framework import Bundle
-from app.agents.installation.once import Shelf, digest_of, step
-from app.agents.installation.pythons import Wanted, fill
+from app.agents.framework import FrameworkBundle
+from app.agents.installation.once import ToolStore, digest_of, step
+from app.agents.installation.pythons import VenvRequest, fill
 from app.errors import AgentNotSetUp
 
 _RECIPE = "checkout-1"
@@ -24,7 +24,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _QUIET = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "GIT_SSH_COMMAND": "ssh -oBatchMode=yes"}
 
 
-def bundle(shelf: Shelf, name: str, source: str, wanted: Wanted) -> Bundle:
+def bundle(tool_store: ToolStore, name: str, source: str, wanted: VenvRequest) -> FrameworkBundle:
     """See `Installer.checkout`."""
     folder = Path(source).expanduser()
     if folder.is_dir():
@@ -51,10 +51,10 @@ def bundle(shelf: Shelf, name: str, source: str, wanted: Wanted) -> Bundle:
         (site / f"{name}-source.pth").write_text(os.path.relpath(target, site) + "\n")
 
     digest = digest_of(name, [wanted.lock, wanted.version, _RECIPE, state])
-    place = shelf.ensure(
+    place = tool_store.ensure(
         name, digest, lambda place: fill(place, name, wanted, beside=lambda site: add_source(place, site))
     )
-    return Bundle(name, place)
+    return FrameworkBundle(name, place)
 
 
 def _content_of(folder: Path) -> str:

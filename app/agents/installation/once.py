@@ -18,7 +18,7 @@ from pathlib import Path
 
 import structlog
 
-from app.agents.installation.kept import run_kept
+from app.agents.installation.bounded import run_bounded
 from app.errors import AgentUnavailable
 
 log = structlog.get_logger(__name__)
@@ -30,7 +30,7 @@ _LOCKS: ContextVar[tuple[int, ...]] = ContextVar("locks", default=())
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class ToolStore:
     """Where bundles are, whether one may be added, and where others are that are only looked at."""
 
     folder: Path
@@ -134,7 +134,7 @@ def step(name: str, argv: Sequence[str], *, env: Mapping[str, str] | None = None
     Raises: AgentUnavailable: with the end of what it said.
     """
     try:
-        done = run_kept(argv, env=env, cwd=cwd, timeout_s=_STEP_TIMEOUT_S, locks=_LOCKS.get())
+        done = run_bounded(argv, env=env, cwd=cwd, timeout_s=_STEP_TIMEOUT_S, locks=_LOCKS.get())
         if done.returncode == 0:
             return done.stdout
         found = f"exit code {done.returncode}: {(done.stderr.strip() or done.stdout.strip())[-1200:]}"

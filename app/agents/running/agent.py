@@ -12,15 +12,15 @@ import structlog
 
 from app.agents.base import AgentJob, AgentReport, ModelEndpoint
 from app.agents.bridge import serve
-from app.agents.framework import Command, Ended, Framework, Place, Placement, Stop
-from app.agents.running.blotting import blot
+from app.agents.framework import Ended, Framework, FrameworkCommand, FrameworkPaths, Placement, Stop
+from app.agents.running.agent_home import AgentHome
 from app.agents.running.clock import Clock
 from app.agents.running.collecting import collect_inside, tidy
+from app.agents.running.end_reason import foreign, told
 from app.agents.running.inside import run_inside
-from app.agents.running.lodging import Lodging
 from app.agents.running.outputs import Outputs
 from app.agents.running.outside import run_outside
-from app.agents.running.telling import foreign, told
+from app.agents.running.redact import blot
 from app.agents.stream_json import tail
 from app.errors import AgentFailed, DiskFull, StationError
 from app.models.shell import CancelToken, Shell
@@ -34,11 +34,12 @@ _PROBE_S = 30.0
 class FrameworkAgent:
     """Runs a framework, where its adapter says. One object may run any number of jobs at a time.
 
-    process_env: variables for a process OUTSIDE beside the adapter's own, such as SSL_CERT_FILE; never a secret.
+        process_env: variables for a process OUTSIDE beside the adapter's own, such as SSL_CERT_FILE; never a secret.
 
-    What the process gets, below `Command.env`: OUTSIDE `PATH` (TOOL/bin first), `HOME` (`Place.home`), `LANG`,
-    `process_env`, nothing else. INSIDE the environment's own variables, as every command there: `HOME` stays the
-    user's, for what the framework runs is the task's business; an adapter that wants another says so in `env`.
+        What the process gets, below `FrameworkCommand.env`: OUTSIDE `PATH` (TOOL/bin first), `HOME`
+    (`FrameworkPaths.home`), `LANG`,
+        `process_env`, nothing else. INSIDE the environment's own variables, as every command there: `HOME` stays the
+        user's, for what the framework runs is the task's business; an adapter that wants another says so in `env`.
     """
 
     needs_model = True
@@ -104,13 +105,13 @@ class _Run:
         bundle, model = self.framework.install(), self._model(self.job.model, "for task")
         with serve(self.shell, default_timeout_s=self.job.limits.command_timeout_s) as bridge:
             tool, home = str(bundle.folder), str(self._home)
-            place = Place(tool, home, self.job.workdir, model, bridge=str(bridge.address))
+            place = FrameworkPaths(tool, home, self.job.workdir, model, bridge=str(bridge.address))
             command = self.framework.command(self.job, place)
             for name, content in command.files.items():
                 _write_below(self._home, name, content)
             path = f"{tool}/bin:/usr/local/bin:/usr/bin:/bin"
             basis = {"PATH": path, "HOME": home, "LANG": "C.UTF-8"}
-            ended = self._kept(
+            ended = self._results(
                 lambda outputs: run_outside(
                     command.argv,
                     env={**basis, **process_env, **command.env},
@@ -139,12 +140,12 @@ class _Run:
             )
         try:
             self.framework.suits(self.shell)
-            lodging = Lodging.made(self.shell, self.job.workdir)
-            command = self.framework.command(self.job, Place(tool, lodging.home, self.job.workdir, model))
-            lodging.furnish(self.shell, command)
-            ended = self._kept(
-                lambda outputs: self._run_inside(command, lodging, outputs),
-                lambda by: self._fetch(command, lodging, by),
+            agent_home = AgentHome.made(self.shell, self.job.workdir)
+            command = self.framework.command(self.job, FrameworkPaths(tool, agent_home.home, self.job.workdir, model))
+            agent_home.furnish(self.shell, command)
+            ended = self._results(
+                lambda outputs: self._run_inside(command, agent_home, outputs),
+                lambda by: self._fetch(command, agent_home, by),
             )
         except StationError:
             if not self.cancel.is_set():
@@ -154,20 +155,20 @@ class _Run:
             self._raise_unless_started(ended, command)
         return ended
 
-    def _run_inside(self, command: Command, lodging: Lodging, outputs: Outputs) -> tuple[Stop, int]:
-        by, code = run_inside(command, lodging, self.shell, outputs=outputs, clock=self._clock(), cancel=self.cancel)
+    def _run_inside(self, command: FrameworkCommand, agent_home: AgentHome, outputs: Outputs) -> tuple[Stop, int]:
+        by, code = run_inside(command, agent_home, self.shell, outputs=outputs, clock=self._clock(), cancel=self.cancel)
         if by is Stop.ITSELF and foreign(code):
             # Told once, to the first command after it; and looked for only after one that failed. It also shows that
             # the environment lives: one that has gone is raised here, as that.
             self.out_of_memory = self.shell.run("false", timeout_s=_PROBE_S).out_of_memory
         return by, code
 
-    def _fetch(self, command: Command, lodging: Lodging, by: Stop) -> None:
+    def _fetch(self, command: FrameworkCommand, agent_home: AgentHome, by: Stop) -> None:
         """Also after a timeout; not when told to stop, since the environment is being ended."""
         if by is not Stop.CANCEL:
-            collect_inside(self.shell, lodging.home, self._home, first=command.results)
+            collect_inside(self.shell, agent_home.home, self._home, first=command.results)
 
-    def _raise_unless_started(self, ended: Ended, command: Command) -> None:
+    def _raise_unless_started(self, ended: Ended, command: FrameworkCommand) -> None:
         said = tail(ended.stderr)
         if (why := _NOT_STARTED.get(ended.returncode)) and command.argv[0] in said:
             raise AgentFailed(
@@ -194,7 +195,7 @@ class _Run:
     def _clock(self) -> Clock:
         return Clock(self.job.limits.agent_timeout_s, self.job.waited_s)
 
-    def _kept(self, run: Callable[[Outputs], tuple[Stop, int]], collect: Callable[[Stop], None]) -> Ended:
+    def _results(self, run: Callable[[Outputs], tuple[Stop, int]], collect: Callable[[Stop], None]) -> Ended:
         """Run it and keep what is left of it, without the token, however it ends."""
         outputs = Outputs(self.scratch, self.job.logs)
         try:

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 import structlog
 
-from app.agents.running.uprooting import uproot
+from app.agents.running.rmtree import uproot
 from app.errors import EnvironmentFailed
 from app.models.shell import Shell
 

@@ -15,7 +15,7 @@ from app.environments.contract import Serve
 from app.environments.networks import addresses
 from app.environments.networks.addresses import AddressRefused
 from app.environments.networks.egress import Traffic
-from app.environments.networks.http_proxy import Client, ProxyTarget, RequestProxy, ServerBroken
+from app.environments.networks.http_proxy import Client, ProxyUpstream, RequestProxy, ServerBroken
 from app.environments.networks.pump import pump
 from app.models.hosts import AllowedHosts, HostInvalid, split
 
@@ -100,7 +100,7 @@ class _ProxyConnection:
         target = rest if rest.startswith(b"/") else b"/" + rest
         self._requests.pass_on(request, target, self._upstream(found["authority"], 80))
 
-    def _upstream(self, authority: bytes, default_port: int | None) -> ProxyTarget:
+    def _upstream(self, authority: bytes, default_port: int | None) -> ProxyUpstream:
         """Raises: ProxyRefusal: no host, or one that is not allowed."""
         try:
             host, port = split(authority.decode("ascii", "backslashreplace"), default_port)
@@ -108,18 +108,18 @@ class _ProxyConnection:
             raise ProxyRefusal(400, f"expected host:port, found: {error}", "bad_request") from None
         if port is None:
             raise ProxyRefusal(400, f"expected host:port, found {host} without a port", "bad_request")
-        upstream = ProxyTarget(host, port)
+        upstream = ProxyUpstream(host, port)
         if not self._allowed.allows(host, port):
             raise ProxyRefusal(403, self._not_allowed(upstream), "host_not_allowed", upstream.name)
         return upstream
 
-    def _not_allowed(self, upstream: ProxyTarget) -> str:
+    def _not_allowed(self, upstream: ProxyUpstream) -> str:
         return (
             f"{upstream.name} is not among the task's allowed_hosts ({', '.join(self._allowed.patterns)});"
             " add it there if the task needs it (a name without a port means ports 80 and 443)"
         )
 
-    def _connect(self, upstream: ProxyTarget) -> socket.socket:
+    def _connect(self, upstream: ProxyUpstream) -> socket.socket:
         try:
             return addresses.connect(upstream.host, upstream.port, self._allowed)
         except AddressRefused as error:

@@ -112,7 +112,7 @@ class Client:
 
 
 @dataclass(frozen=True)
-class ProxyTarget:
+class ProxyUpstream:
     """A server that requests go to."""
 
     host: str
@@ -134,17 +134,17 @@ class RequestProxy:
     """Passes the requests of one client on to servers; the last server is kept connected for the next one."""
 
     def __init__(
-        self, client: Client, traffic: Traffic, connect: Callable[[ProxyTarget], socket.socket], *, idle_s: float
+        self, client: Client, traffic: Traffic, connect: Callable[[ProxyUpstream], socket.socket], *, idle_s: float
     ) -> None:
         """connect: raises OSError."""
         self._client = client
         self._traffic = traffic
         self._connect = connect
         self._idle_s = idle_s
-        self._upstream: ProxyTarget | None = None
+        self._upstream: ProxyUpstream | None = None
         self._socket: socket.socket | None = None
 
-    def pass_on(self, request: h11.Request, target: bytes, upstream: ProxyTarget) -> None:
+    def pass_on(self, request: h11.Request, target: bytes, upstream: ProxyUpstream) -> None:
         """One request and its answer.
 
         Raises: ServerBroken: before anything was answered, and the client was told; ClientClosed; OSError: in the
@@ -170,7 +170,7 @@ class RequestProxy:
             raise OSError(f"the answer broke off: {error}") from error
         self._to_client(h11.EndOfMessage())
 
-    def _connected(self, upstream: ProxyTarget) -> socket.socket:
+    def _connected(self, upstream: ProxyUpstream) -> socket.socket:
         if self._socket is not None and self._upstream == upstream and self._reusable(self._socket):
             return self._socket
         self.close()
@@ -192,7 +192,9 @@ class RequestProxy:
         poll.register(server, select.POLLIN)
         return not poll.poll(0)
 
-    def _send_request(self, server: socket.socket, request: h11.Request, target: bytes, upstream: ProxyTarget) -> None:
+    def _send_request(
+        self, server: socket.socket, request: h11.Request, target: bytes, upstream: ProxyUpstream
+    ) -> None:
         framing = [(name, value) for name, value in request.headers if name == b"transfer-encoding"]
         headers = [
             (b"Host", upstream.host_header.encode("ascii")),

@@ -16,7 +16,7 @@ import certifi
 import h11
 
 from app.environments.networks.egress import Egress, OpenForward, Traffic
-from app.environments.networks.http_proxy import Client, ProxyTarget, RequestProxy, ServerBroken
+from app.environments.networks.http_proxy import Client, ProxyUpstream, RequestProxy, ServerBroken
 from app.environments.networks.pump import pump
 from app.errors import SpecInvalid
 from app.models.hosts import HostInvalid, address_of, canonical
@@ -31,7 +31,7 @@ _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP
 _PORTS = {"http": 80, "https": 443}
 
 
-def upstream_of(url: str) -> ProxyTarget:
+def upstream_of(url: str) -> ProxyUpstream:
     """Where the model of a URL answers. Raises: SpecInvalid."""
     try:
         parts = urlsplit(url)
@@ -41,15 +41,15 @@ def upstream_of(url: str) -> ProxyTarget:
             raise HostInvalid("no http or https, or with a user's name")
     except ValueError as error:
         raise SpecInvalid(f"expected the model's URL as http(s)://host[:port]/path, found {url!r}: {error}.") from None
-    return ProxyTarget(host, port, parts.scheme == "https")
+    return ProxyUpstream(host, port, parts.scheme == "https")
 
 
-def takes_raw_bytes(upstream: ProxyTarget) -> bool:
+def takes_raw_bytes(upstream: ProxyUpstream) -> bool:
     """Without TLS, and without a name by which it might be one of many at its address."""
     return not upstream.tls and (address_of(upstream.host) is not None or upstream.host == "localhost")
 
 
-def _connect(upstream: ProxyTarget) -> socket.socket:
+def _connect(upstream: ProxyUpstream) -> socket.socket:
     """Raises: OSError."""
     connection = socket.create_connection((upstream.host, upstream.port), timeout=CONNECT_S)
     try:
@@ -89,7 +89,7 @@ def open_model_egress(forward: OpenForward, base_url: str, *, port: int = MODEL_
     return model_base_url(base_url, egress.port), egress
 
 
-def _pump(inside: socket.socket, upstream: ProxyTarget, traffic: Traffic) -> None:
+def _pump(inside: socket.socket, upstream: ProxyUpstream, traffic: Traffic) -> None:
     try:
         outside = _connect(upstream)
     except OSError as error:
@@ -103,7 +103,7 @@ def _pump(inside: socket.socket, upstream: ProxyTarget, traffic: Traffic) -> Non
         pump(inside, outside, traffic, upstream.name, idle_s=IDLE_S)
 
 
-def _proxy(inside: socket.socket, upstream: ProxyTarget, traffic: Traffic) -> None:
+def _proxy(inside: socket.socket, upstream: ProxyUpstream, traffic: Traffic) -> None:
     client = Client(inside, idle_s=IDLE_S)
     requests = RequestProxy(client, traffic, _connect, idle_s=IDLE_S)
     try:

@@ -26,7 +26,7 @@ from app.host.disk_watch import DiskWatch
 from app.host.engine import ROLE, Engine, engine_of
 from app.host.slots import HostSemaphore, Semaphore
 from app.images.compose_images import note_parts
-from app.images.metadata import Book
+from app.images.metadata import ImageMetadata
 from app.images.task_images import Images
 from app.models.spec import Bundle, EnvironmentSpec
 from app.settings import Settings
@@ -80,7 +80,7 @@ class ComposeProvider(EnvironmentProvider):
         with ExitStack() as held:
             held.enter_context(self._used(plan))
             yield {
-                name: held.enter_context(self._images.kept(part, timeout_s=deadline - time.monotonic()))
+                name: held.enter_context(self._images.pinned(part, timeout_s=deadline - time.monotonic()))
                 for name, part in plan.images.items()
             }
 
@@ -92,7 +92,7 @@ class ComposeProvider(EnvironmentProvider):
         if known is not None:
             return known
         plan = planned(spec, self._fetch_bundle, self._settings.home / "cache" / "contexts")
-        note_parts(Book(self._settings), spec, plan)
+        note_parts(ImageMetadata(self._settings), spec, plan)
         with self._lock:
             self._plans[key] = plan
             while len(self._plans) > _PLANS:

@@ -189,7 +189,7 @@ class DockerEnvironment(SessionEnvironment):
         return usage_of(self._engine, [about]) if places_of(self._engine, about) else None
 
     def forward(self, port: int, serve: Serve) -> Forward:
-        with self._living(f"open port {port}"):
+        with self._alive_during(f"open port {port}"):
             pid = self._pid if in_container(self.id, self._pid) else None
             found = forward(pid, self.stream, port, serve, lives=lambda: in_container(self.id, self._pid))
             self._forwards.add(found)
@@ -211,7 +211,7 @@ class DockerEnvironment(SessionEnvironment):
         """
         with self.times.handed_on():
             self._await_name()
-            with self._living("take it over"):
+            with self._alive_during("take it over"):
                 self._hurry.clear()
                 self._naming = threading.Thread(target=self._name_it, args=(tags.name(),), name="naming", daemon=True)
                 self._naming.start()
@@ -238,7 +238,7 @@ class DockerEnvironment(SessionEnvironment):
     def _rename(self, name: str, doing: str) -> None:
         """The sweeper goes by the name's deadline."""
         told = self._engine.named(f"{doing} environment {self.id[:12]}", EnvironmentFailed)
-        with self._living(doing), told:
+        with self._alive_during(doing), told:
             if name != self._name:
                 self._engine.api.rename(self.id, name)
                 self._name = name
@@ -246,7 +246,7 @@ class DockerEnvironment(SessionEnvironment):
     # --- Its files, kept --------------------------------------------------------------------------------------------
 
     def snapshot(self, tags: Tags) -> Snapshot:
-        with self._living("keep a snapshot"):
+        with self._alive_during("keep a snapshot"):
             copied = [] if self._transport.shares_files else [tool.target for tool in self._tools]
             snapshots.refuse_more_than_files(self.volumes(), copied)
             return snapshots.take(self._engine, self.id, self._image_id, tags)
@@ -329,7 +329,7 @@ class DockerEnvironment(SessionEnvironment):
                 self.times.phases["teardown"] = time.monotonic() - begun
 
     def _how_it_ended(self) -> str:
-        return "" if self._answers() else self._told_by_engine()
+        return "" if self._answers() else self._engine_state()
 
     def _answers(self) -> bool:
         try:
@@ -338,7 +338,7 @@ class DockerEnvironment(SessionEnvironment):
             return False
         return True
 
-    def _told_by_engine(self) -> str:
+    def _engine_state(self) -> str:
         """How the container ended, when it did: the engine hears of it later than its processes."""
         give_up = time.monotonic() + _DYING_S
         try:

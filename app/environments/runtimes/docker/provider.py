@@ -88,7 +88,7 @@ class DockerProvider(EnvironmentProvider):
         deadline, times = time.monotonic() + timeout_s, Times()
         with ExitStack() as held:
             with times.measure("image"):
-                image_id = held.enter_context(self._images.kept(spec, timeout_s=timeout_s))
+                image_id = held.enter_context(self._images.pinned(spec, timeout_s=timeout_s))
             times.phases["set_up"] = 0.0
             request = EnvironmentRequest(spec, tags, deadline, times, image_id)
             environment = self._setups.environment(request) if spec.setup else self._started(request, None)

@@ -23,7 +23,7 @@ from app.errors import EnvironmentFailed, ImageUnavailable, SetupFailed, SetupTi
 from app.host.engine import Engine
 from app.host.slots import turn
 from app.images import references
-from app.images.metadata import Book
+from app.images.metadata import ImageMetadata
 from app.models.spec import EnvironmentSpec, Reuse
 from app.settings import Settings
 
@@ -56,7 +56,7 @@ class Setups:
     def __init__(self, settings: Settings, engine: Callable[[], Engine], start: Start) -> None:
         self._engine_of = engine
         self._start = start
-        self._book = Book(settings)
+        self._book = ImageMetadata(settings)
         self._turns = settings.home / "run" / "slots"
         self._unkept = settings.home / "cache" / "setups"
         self._installation = settings.installation
@@ -110,7 +110,7 @@ class Setups:
                 if (reason := _beyond_files(environment, before)) is None:
                     return self._keep(environment, request, key)
         self._note_unkept(key)
-        log.info("environment.setup_not_kept", environment=environment.id, reason=reason)
+        log.info("environment.setup_not_cached", environment=environment.id, reason=reason)
         with _ended_on_error(environment):
             _refuse_read_only(request.spec, reason)
         paid, inside_s = request.times.phases, sum(environment.times.phases.values())
@@ -131,7 +131,7 @@ class Setups:
         environment = self._start(replace(request, spec=writable), None)
         environment.mark_set_up()
         with _ended_on_error(environment):
-            return environment, _told_beside(environment)
+            return environment, _outside_files(environment)
 
     def _keep(self, environment: DockerEnvironment, request: EnvironmentRequest, key: str) -> str:
         """Make the environment an image, and end it; the image's id."""
@@ -141,7 +141,9 @@ class Setups:
         with engine.named("keep what a set-up made", EnvironmentFailed):
             kept = commit(engine, environment.id, request.image_id, f"{REPOSITORY}:{key}", labels)
         self._book.made(kept, references.key_of(request.spec), [f"{REPOSITORY}:{key}"])
-        log.info("environment.setup_kept", image=request.spec.label, key=key, took_s=round(time.monotonic() - begun, 3))
+        log.info(
+            "environment.setup_cached", image=request.spec.label, key=key, took_s=round(time.monotonic() - begun, 3)
+        )
         _end(environment)
         return kept
 
@@ -159,7 +161,7 @@ class Setups:
             return False
 
 
-def _told_beside(environment: DockerEnvironment) -> str:
+def _outside_files(environment: DockerEnvironment) -> str:
     return environment.run(_BESIDE, cwd="/", timeout_s=_LOOK_S).text()
 
 
@@ -169,7 +171,7 @@ def _beyond_files(environment: DockerEnvironment, before: str) -> str | None:
         return "processes are running in it"
     if environment.volumes():
         return "it has volumes"
-    if _told_beside(environment) != before:
+    if _outside_files(environment) != before:
         return "it changed the engine's own files, or left some in memory"
     return None
 

@@ -129,7 +129,7 @@ class EngineSnapshot:
                 raise
 
 
-def kept(engine: Engine, installation: str) -> Iterator[EngineSnapshot]:
+def listed(engine: Engine, installation: str) -> Iterator[EngineSnapshot]:
     """All of an installation. Raises: what the engine's client does."""
     for one in engine.api.images(filters={"label": [f"megaflow={installation}", _LABEL]}):
         names = [name for name in one.get("RepoTags") or () if "<none>" not in name]
@@ -141,7 +141,7 @@ def kept(engine: Engine, installation: str) -> Iterator[EngineSnapshot]:
 
 def sweep(engine: Engine, installation: str, keep: Mapping[str, bool]) -> list[str]:
     """Remove all of an installation but what is kept; their ids. Raises: what the engine's client does."""
-    doomed = [one for one in kept(engine, installation) if not keep.get(one.id, False)]
+    doomed = [one for one in listed(engine, installation) if not keep.get(one.id, False)]
     for one in doomed:
         one.remove(engine)
     return [one.id for one in doomed if one.id]

@@ -28,7 +28,7 @@ from app.host import archives
 from app.host.disk import disk_named
 from app.host.slots import HostSemaphore, Semaphore, turn
 from app.images.build_sources import fetch_sources
-from app.images.pull_source import Arrival, tell
+from app.images.pull_source import PullSource, tell
 from app.models.spec import Build, Bundle, EnvironmentSpec, Reuse
 from app.settings import Settings
 
@@ -66,7 +66,7 @@ class LocalProvider(EnvironmentProvider):
         try:
             with turn(self._settings.home / "run" / "slots" / f"local-{tree.name}", timeout_s=timeout_s):
                 if not tree.is_dir():
-                    tell(Arrival.BUILD)
+                    tell(PullSource.BUILD)
                     self._prepare(spec, spec.build, tree, deadline)
         except TimeoutError as error:
             raise ImageUnavailable(f"{spec.label} was not prepared in time by another process: {error}.") from error

@@ -98,7 +98,7 @@ class OciEnvironment(SessionEnvironment):
     # --- Ports ----------------------------------------------------------------------------------------------------
 
     def forward(self, port: int, serve: Serve) -> Forward:
-        with self._life, self._living(f"listen at port {port}"):
+        with self._life, self._alive_during(f"listen at port {port}"):
             return self._forward(port, serve)
 
     def _forward(self, port: int, serve: Serve) -> Forward:
@@ -201,7 +201,7 @@ class OciEnvironment(SessionEnvironment):
     def snapshot(self, tags: Tags) -> Snapshot:
         """What was written is copied, since it is written to further; what lies below is shared."""
         name = uuid.uuid4().hex
-        with self._life, self._living("keep a snapshot"):
+        with self._life, self._alive_during("keep a snapshot"):
             try:
                 with disk_named(f"keep a snapshot of environment {self.id[:12]}"):
                     self._keep_copy(name, tags)

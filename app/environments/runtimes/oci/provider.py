@@ -15,7 +15,7 @@ from app.environments.contract import EnvironmentProvider, Route, Snapshot, Tags
 from app.environments.prebuilt import binary
 from app.environments.runtimes.oci.environment import OciEnvironment
 from app.environments.runtimes.oci.instance import OciHost, OciInstance, usage_of
-from app.environments.runtimes.oci.probe import found
+from app.environments.runtimes.oci.probe import probe_host
 from app.environments.runtimes.oci.runtime import runtime_of
 from app.environments.runtimes.session_environment import give_up
 from app.environments.runtimes.setup import EnvironmentRequest, carry_out, setup_key
@@ -62,7 +62,7 @@ class OciProvider(EnvironmentProvider):
     def _site(self) -> OciHost:
         """Raises: EnvironmentFailed: this host does not allow it."""
         runtime = runtime_of(self._home)
-        host = found(self._settings)
+        host = probe_host(self._settings)
         if host.why_not is not None or runtime is None:
             raise EnvironmentFailed(
                 f"environments of the kind `oci` cannot be made here: {host.why_not}; use `docker`."
@@ -92,7 +92,7 @@ class OciProvider(EnvironmentProvider):
             request.times.phases["set_up"] = 0.0
             return self._started(request, image)
         key = setup_key(spec, image.id)
-        if (made := self._from_kept(request, key)) is not None:
+        if (made := self._from_cached(request, key)) is not None:
             return made
         if self.store.is_unkept(key) and spec.reuse is not Reuse.SHARED_READONLY:  # each environment runs them itself
             return self._set_up(request, image)
@@ -109,7 +109,7 @@ class OciProvider(EnvironmentProvider):
             raise EnvironmentFailed(f"snapshot {snapshot.id} is gone: it was removed, or its deadline has passed.")
         return self._started(request, kept)
 
-    def _from_kept(self, request: EnvironmentRequest, key: str) -> OciEnvironment | None:
+    def _from_cached(self, request: EnvironmentRequest, key: str) -> OciEnvironment | None:
         """On what the same set-up made before; None when nobody kept it."""
         kept = self._site.store.snapshot(key)
         if kept is None:
@@ -123,7 +123,7 @@ class OciProvider(EnvironmentProvider):
         place = self._settings.home / "run" / "slots" / f"oci-setup-{key[:24]}"
         try:
             with turn(place, timeout_s=request.left_s):
-                if (made := self._from_kept(request, key)) is not None:
+                if (made := self._from_cached(request, key)) is not None:
                     return made
                 if not self.store.is_unkept(key) or request.spec.reuse is Reuse.SHARED_READONLY:
                     environment = self._set_up(request, image)
@@ -143,7 +143,7 @@ class OciProvider(EnvironmentProvider):
                         f" was asked for, found: {reason}; end what they start, or use another `reuse`."
                     )
                 self.store.note_unkept(key, image.id)
-                log.info("environment.setup_not_kept", environment=environment.id, reason=reason)
+                log.info("environment.setup_not_cached", environment=environment.id, reason=reason)
         except BaseException:
             give_up(environment)
             raise

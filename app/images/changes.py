@@ -10,7 +10,7 @@ import structlog
 from app.errors import ImageUnavailable, StationError
 from app.host.engine import engine_of
 from app.images import layer_use
-from app.images.metadata import Book
+from app.images.metadata import ImageMetadata
 from app.settings import Settings
 
 log = structlog.get_logger()
@@ -19,19 +19,19 @@ _BELIEVED_S = 60.0
 """So long what the engine listed is believed while nothing of ours has changed: others pull and remove, too."""
 
 
-class Presence:
+class ImageChanges:
     """Looks at the book, the engine and the unpacked images of one home. For one thread."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._book = Book(settings)
+        self._book = ImageMetadata(settings)
         self._marks: frozenset[str] | None = None
         self._keys: frozenset[str] = frozenset()
         self._looked_at = 0.0  # monotonic seconds
 
     def here(self) -> frozenset[str]:
         """What tasks call the images that are here."""
-        marks = self._book.marks() | layer_use.marks(self._settings.home)
+        marks = self._book.change_marker() | layer_use.change_marker(self._settings.home)
         if marks != self._marks or time.monotonic() - self._looked_at > _BELIEVED_S:
             self._keys = self._look()
             self._marks, self._looked_at = marks, time.monotonic()
@@ -57,7 +57,7 @@ class Presence:
             with engine.named("list images", ImageUnavailable):
                 found = engine.api.images()
         except StationError as error:
-            log.debug("presence.no_engine", reason=str(error))
+            log.debug("images.no_engine", reason=str(error))
             return None
         return {image["Id"]: _names(image) for image in found}
 

@@ -1,6 +1,6 @@
 """Runs one program and sees to it that nothing of it is left. Run by its path, in isolated mode; imports none of ours.
 
-    python -I -S keeper.py CONTROL STATUS GRACE_S PROGRAM ARGUMENT...
+    python -I -S supervisor.py CONTROL STATUS GRACE_S PROGRAM ARGUMENT...
 
 CONTROL and STATUS are numbers of inherited pipes. A byte on CONTROL, or its end (whoever started us died), means stop:
 SIGTERM to the program's process group, SIGKILL after GRACE_S to everything. When the program and all that it started
@@ -28,7 +28,7 @@ _GIVE_UP_S = 20.0
 _LOOK_S = 0.005
 
 
-class Kept:
+class ChildProgram:
     """The program. `code` is None while it runs."""
 
     def __init__(self, argv: list[str]) -> None:
@@ -131,7 +131,7 @@ def main(control: int, status: int, grace_s: float, argv: list[str]) -> None:
     signal.signal(signal.SIGTERM, lambda *_: os.write(telling, b"s"))  # as a stop: nobody else would clean up
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
-        kept = Kept(argv)
+        kept = ChildProgram(argv)
     except OSError as error:
         os.write(status, f"failed {error}\n".encode())
         return
