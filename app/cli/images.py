@@ -18,7 +18,7 @@ from app.cli.later import later
 from app.cli.show import as_json, console, errors, say
 from app.cli.tables import Table
 from app.errors import DatabaseUnavailable, EngineUnavailable, MegaFlowError, SettingsInvalid, UnknownName
-from app.host.slots import Gate
+from app.host.slots import Semaphore
 from app.images.compose_images import Parts, images_of
 from app.images.metadata import ImageMetadata
 from app.images.references import key_of
@@ -150,8 +150,8 @@ def prefetch(
 ) -> None:
     """Have the images of the next waiting tasks on this host now."""
     with MegaFlow() as flow:
-        gate, parts = HostSemaphoreLease(flow.database, flow.settings.lease_s), _parts(flow.settings)
-        ours = HostImages(flow.settings, fetch_bundle=parts.fetch, gate=gate)
+        semaphore, parts = HostSemaphoreLease(flow.database, flow.settings.lease_s), _parts(flow.settings)
+        ours = HostImages(flow.settings, fetch_bundle=parts.fetch, semaphore=semaphore)
         needs = [need.environment for need in Upcoming(flow.database, fair=_fair(flow)).needs()]
         usable = ours.of_use(needs)
         if len(usable) < len(needs):
@@ -264,7 +264,7 @@ def sync(
         asked_for = [spec.task.environment for spec in evaluation.specs_of(asked, flow.settings)]
         specs, fetch = images_of(asked_for, _bundles(flow.settings), flow.settings.home / "cache" / "contexts")
         items = items_of(specs, target, flow.settings.base_image)
-        work = Sync(flow.settings, target, fetch_bundle=fetch, gate=_semaphore(flow), again=again)
+        work = Sync(flow.settings, target, fetch_bundle=fetch, semaphore=_semaphore(flow), again=again)
         found = _followed(work.run(items, jobs=jobs), len(items))
     _report(found, target, json=json)
     if any(done.outcome is SyncOutcome.FAILED for done in found):
@@ -349,7 +349,7 @@ def _fair(flow: MegaFlow) -> bool:
     return flow.settings.dispatch_order == "fair"
 
 
-def _semaphore(flow: MegaFlow) -> Gate | None:
+def _semaphore(flow: MegaFlow) -> Semaphore | None:
     """The fleet's budgets; without a ledger, this host's."""
     try:
         with flow.database.begin():

@@ -17,7 +17,7 @@ from app.errors import DiskFull, EnvironmentFailed, ImageUnavailable, ImageUnfit
 from app.host import archives
 from app.host.disk import disk_named
 from app.host.engine import Engine, engine_of
-from app.host.slots import Gate, HostGate, turn
+from app.host.slots import HostSemaphore, Semaphore, turn
 from app.images import references
 from app.images.build import Builder
 from app.images.build_context import put_recipe, recipe_file
@@ -48,17 +48,17 @@ _NEEDED = (("/bin/sh",), ("/bin/sleep", "/usr/bin/sleep"))
 class Images:
     """The images of one host.
 
-    `fetch_bundle` gives a bundle's uncompressed tar from the artifact store. `gate` bounds how many images are made at
-    a time (None: on this host alone).
+    `fetch_bundle` gives a bundle's uncompressed tar from the artifact store. `semaphore` bounds how many images are
+    made at a time (None: on this host alone).
     """
 
     def __init__(
-        self, settings: Settings, *, fetch_bundle: Callable[[Bundle], bytes], gate: Gate | None = None
+        self, settings: Settings, *, fetch_bundle: Callable[[Bundle], bytes], semaphore: Semaphore | None = None
     ) -> None:
         self._settings = settings
         self._fetch_bundle = fetch_bundle
         self._locks = settings.home / "run" / "slots"
-        self._gate = gate or HostGate(self._locks)
+        self._semaphore = semaphore or HostSemaphore(self._locks)
         self._cache = ImageCache(settings)
         self._seen: dict[str, tuple[str, float]] = {}  # by reference: the id, and until when (monotonic)
 
@@ -224,7 +224,7 @@ class Images:
         begun = time.monotonic()
         registries = Registries(self._engine, self._settings)
         limit, capacity = f"image_pulls:{registry_of(candidate)}", self._settings.image_pulls
-        with self._gate.hold(limit, capacity, timeout_s=deadline - begun):
+        with self._semaphore.hold(limit, capacity, timeout_s=deadline - begun):
             try:
                 registries.pull(candidate, deadline)
             except RegistryRefusal as refused:
@@ -368,7 +368,7 @@ class Images:
         try:
             with turn(self._locks / name, timeout_s=deadline - time.monotonic()):
                 left_s = deadline - time.monotonic()
-                with self._gate.hold(limit, capacity, timeout_s=left_s) if counted else nullcontext():
+                with self._semaphore.hold(limit, capacity, timeout_s=left_s) if counted else nullcontext():
                     if counted:
                         self._cache.make_room()
                     yield

@@ -14,7 +14,7 @@ import structlog
 
 from app.errors import DiskFull, EngineUnavailable, ImageUnavailable, ImageUnfit, StationError
 from app.host.engine import engine_of
-from app.host.slots import Gate, turn
+from app.host.slots import Semaphore, turn
 from app.images import engine_layers, layer_use
 from app.images.cache import ImageCache
 from app.images.layer_store import ImageStore, StoredImage
@@ -37,12 +37,12 @@ class OciImages:
     """The images of one home, made and fetched once however many ask."""
 
     def __init__(
-        self, settings: Settings, store: ImageStore, *, fetch_bundle: Callable[[Bundle], bytes], gate: Gate
+        self, settings: Settings, store: ImageStore, *, fetch_bundle: Callable[[Bundle], bytes], semaphore: Semaphore
     ) -> None:
         self._settings = settings
         self._store = store
-        self._gate = gate
-        self._engines = Images(settings, fetch_bundle=fetch_bundle, gate=gate)
+        self._semaphore = semaphore
+        self._engines = Images(settings, fetch_bundle=fetch_bundle, semaphore=semaphore)
         self._cache = ImageCache(settings)
         self._lock = threading.Lock()
         self._known: dict[str, tuple[str, float]] = {}  # image id and until when it is believed
@@ -164,7 +164,7 @@ class OciImages:
     def _pull_in_turn(self, reference: str, deadline: float) -> StoredImage:
         """Few at a time on this host: what is fetched is unpacked, too. Raises: TimeoutError: no place was free."""
         limit, capacity = f"image_builds:{socket.gethostname()}", self._settings.image_builds
-        with self._gate.hold(limit, capacity, timeout_s=deadline - time.monotonic()):
+        with self._semaphore.hold(limit, capacity, timeout_s=deadline - time.monotonic()):
             return self._pull_first(reference, deadline)
 
     def _pull_first(self, reference: str, deadline: float) -> StoredImage:
@@ -175,7 +175,7 @@ class OciImages:
             limit, capacity = f"image_pulls:{registry_of(candidate)}", self._settings.image_pulls
             begun, login = time.monotonic(), partial(login_for, self._settings, registry_of(candidate))
             try:
-                with self._gate.hold(limit, capacity, timeout_s=deadline - begun):
+                with self._semaphore.hold(limit, capacity, timeout_s=deadline - begun):
                     image = Registry(Reference.parse(candidate), deadline, login).pull(self._store)
             except ImageUnavailable as error:
                 refusals.append(error)

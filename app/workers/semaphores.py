@@ -1,4 +1,4 @@
-"""The gate of an attempt: places at the semaphores of the ledger, shared by all hosts, seen by `megaflow limits`.
+"""The semaphore of an attempt: places at the semaphores of the ledger, shared by all hosts, seen by `megaflow limits`.
 
 What holds a place when its worker dies goes with the attempt, the instance, or the lease, whichever is noticed first.
 """
@@ -35,7 +35,7 @@ _NOTED_S = 0.1
 
 
 class LedgerSemaphore:
-    """Implements the environments' `Gate` for one attempt; used by the one thread that carries it out.
+    """Implements the environments' `Semaphore` for one attempt; used by the one thread that carries it out.
 
     `waited` is the seconds waited so far by limit, for `attempts.waits`; a place that was had at once is no wait.
     `stopped` tells that the attempt must stop.

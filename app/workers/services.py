@@ -20,7 +20,7 @@ from app.environments.pool import EnvironmentPool
 from app.environments.receipts import EnvironmentRecorder
 from app.grading import grader_for
 from app.grading.base import Grader
-from app.host.slots import Gate
+from app.host.slots import Semaphore
 from app.ledger.database import Database
 from app.models.endings import RetryPolicy
 from app.models.instance import MARK
@@ -42,9 +42,9 @@ class WorkerServices:
     pool: EnvironmentPool
     retry: RetryPolicy
 
-    def environments(self, kind: EnvironmentKind, gate: Gate | None = None) -> EnvironmentProvider:
+    def environments(self, kind: EnvironmentKind, semaphore: Semaphore | None = None) -> EnvironmentProvider:
         """Raises: EngineUnavailable."""
-        return provider_for(kind, self.settings, fetch_bundle=self.bundle, gate=gate, tools=self.tool)
+        return provider_for(kind, self.settings, fetch_bundle=self.bundle, semaphore=semaphore, tools=self.tool)
 
     def agent(self, name: str) -> Agent:
         """Raises: UnknownName."""

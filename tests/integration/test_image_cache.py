@@ -297,7 +297,7 @@ def test_what_a_set_up_made_without_the_engine_goes_before_any_of_its_images(
 
 
 class Full:
-    """A gate without a free place."""
+    """A semaphore without a free place."""
 
     def hold(self, limit: str, capacity: int | None, *, timeout_s: float) -> AbstractContextManager[None]:
         assert timeout_s <= 0
@@ -328,7 +328,7 @@ def test_nothing_is_pulled_ahead_without_a_free_place_or_above_the_low_mark(
     settings: Settings, images: Images, contexts: Contexts, engine: Engine
 ) -> None:
     spec = contexts.spec(SMALL, big="1")
-    assert not prefetcher(settings, contexts, [spec], gate=Full()).look()
+    assert not prefetcher(settings, contexts, [spec], semaphore=Full()).look()
     low = settings.model_copy(update={"image_disk_low": 2.0, "image_disk_high": 1e15})
     sights: list[bool] = []
 

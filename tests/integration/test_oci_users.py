@@ -84,11 +84,11 @@ def test_what_is_given_away_does_not_use_up_the_numbers(
     monkeypatch: pytest.MonkeyPatch, oci_settings: Settings
 ) -> None:
     monkeypatch.setattr(users, "_MOST", 2)
-    pool, helper = users.Pool(), binary(oci_settings.home)
-    taken = [pool.take(helper) for _ in range(5)]
+    pool, helper = users.UserPool(), binary(oci_settings.home)
+    taken = [pool.acquire(helper) for _ in range(5)]
     assert len({one.first for one in taken}) == 2
-    pool.give_back(taken[-1])
-    assert pool.take(helper) is taken[-1]
+    pool.release(taken[-1])
+    assert pool.acquire(helper) is taken[-1]
     for one in {one.namespace for one in taken}:
         os.close(one)
 

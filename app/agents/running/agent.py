@@ -16,7 +16,7 @@ from app.agents.framework import Ended, Framework, FrameworkCommand, FrameworkPa
 from app.agents.running.agent_home import AgentHome
 from app.agents.running.clock import Clock
 from app.agents.running.collecting import collect_inside, tidy
-from app.agents.running.end_reason import foreign
+from app.agents.running.end_reason import end_text, foreign
 from app.agents.running.inside import run_inside
 from app.agents.running.outputs import Outputs
 from app.agents.running.outside import run_outside

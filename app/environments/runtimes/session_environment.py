@@ -17,8 +17,7 @@ import structlog
 from app.environments.contract import CommandResult, Environment, Stats
 from app.environments.session import SessionStats
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
-from app.host.memory_watch import MemoryWatch
-from app.host.pids_watch import PidsWatch
+from app.host.cgroups import MemoryWatch, PidsWatch
 from app.models.shell import InteractiveProgram, OutputLogs, Shell, StatefulShell
 from app.models.spec import EnvironmentSpec
 

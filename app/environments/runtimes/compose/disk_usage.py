@@ -10,7 +10,7 @@ from app.environments.runtimes.compose.service import Peer
 from app.environments.runtimes.docker.container import DockerEnvironment
 from app.errors import EnvironmentFailed
 from app.host.container_layer import usage_of
-from app.host.disk_usage import Usage
+from app.host.disk import DiskUsage
 
 
 class Footprint:
@@ -38,7 +38,7 @@ class Footprint:
         """Nobody need look any more."""
         self._ended.set()
 
-    def written(self) -> Usage:
+    def written(self) -> DiskUsage:
         """Raises: EnvironmentFailed, EngineUnavailable."""
         engine, containers = self._ground.engine, self._ground.created().containers
         with engine.named("look where services write", EnvironmentFailed):

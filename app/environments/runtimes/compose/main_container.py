@@ -20,7 +20,7 @@ from app.environments.tools import Find, Tool
 from app.errors import EnvironmentFailed, ServiceUnhealthy
 from app.host.disk_watch import DiskWatch
 from app.host.engine import Engine
-from app.host.slots import Gate
+from app.host.slots import Semaphore
 from app.images.task_images import Images
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
@@ -66,12 +66,12 @@ class MainProvider(DockerProvider):
         self,
         settings: Settings,
         images: Images,
-        gate: Gate,
+        semaphore: Semaphore,
         ground: Ground,
         watch: DiskWatch,
         tools: Find | None,
     ) -> None:
-        super().__init__(settings, fetch_bundle=lambda bundle: b"", gate=gate, tools=tools)
+        super().__init__(settings, fetch_bundle=lambda bundle: b"", semaphore=semaphore, tools=tools)
         self._images = images  # it knows the project's build contexts
         self._watch = watch
         self._ground = ground

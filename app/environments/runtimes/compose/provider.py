@@ -24,7 +24,7 @@ from app.environments.tools import Find, tools_of, versions
 from app.errors import EnvironmentFailed
 from app.host.disk_watch import DiskWatch
 from app.host.engine import ROLE, Engine, engine_of
-from app.host.slots import Gate, HostGate
+from app.host.slots import HostSemaphore, Semaphore
 from app.images.compose_images import note_parts
 from app.images.metadata import ImageMetadata
 from app.images.task_images import Images
@@ -37,21 +37,21 @@ _PLANS = 8
 
 
 class ComposeProvider(EnvironmentProvider):
-    """Makes projects on the engine of the settings; `gate` bounds how many containers start at a time."""
+    """Makes projects on the engine of the settings; `semaphore` bounds how many containers start at a time."""
 
     def __init__(
         self,
         settings: Settings,
         *,
         fetch_bundle: Callable[[Bundle], bytes],
-        gate: Gate | None = None,
+        semaphore: Semaphore | None = None,
         tools: Find | None = None,
     ) -> None:
         self._settings = settings
         self._fetch_bundle = fetch_bundle
         self._tools = tools
-        self._gate = gate or HostGate(settings.home / "run" / "slots")
-        self._images = Images(settings, fetch_bundle=self._fetch, gate=self._gate)
+        self._semaphore = semaphore or HostSemaphore(settings.home / "run" / "slots")
+        self._images = Images(settings, fetch_bundle=self._fetch, semaphore=self._semaphore)
         self._plans: OrderedDict[str, Plan] = OrderedDict()  # the last few: bundles are not small
         self._using: list[Plan] = []  # whatever else is made meanwhile
         self._lock = threading.Lock()
@@ -127,7 +127,9 @@ class ComposeProvider(EnvironmentProvider):
             with times.measure("image"):
                 images = held.enter_context(self._kept(spec, plan, deadline))
             ground = Ground(self._engine, plan, spec, tags)
-            making = Making(self._settings, self._images, self._gate, self._watch, ground, images, times, self._tools)
+            making = Making(
+                self._settings, self._images, self._semaphore, self._watch, ground, images, times, self._tools
+            )
             try:
                 environment = making.environment(deadline, timeout_s)
             except BaseException:

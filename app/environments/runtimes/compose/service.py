@@ -21,7 +21,7 @@ from app.environments.session import SessionClient
 from app.environments.session.transports import exec_stream
 from app.errors import EnvironmentFailed, ImageUnavailable, ServiceUnhealthy, StationError
 from app.host import archives
-from app.host.memory_watch import MemoryWatch, file_of
+from app.host.cgroups import MemoryWatch, container_memory_events
 from app.host.privileges import CAP_DROP, CPU_SHARES
 from app.models.shell import OutputLogs
 
@@ -78,7 +78,9 @@ class Peer:
         self._session = session = self._opened(about["Config"].get("WorkingDir") or "/")
         self._memory.close()
         self._killed = 0
-        self._memory = MemoryWatch(file_of(self.id, about["State"]["Pid"]), lambda: session.stats().oom_kills)
+        self._memory = MemoryWatch(
+            container_memory_events(self.id, about["State"]["Pid"]), lambda: session.stats().oom_kills
+        )
 
     def _opened(self, workdir: str) -> ServiceSession:
         own = self.service.user or self.ground.engine.user_of(self.image_id)

@@ -22,7 +22,7 @@ from app.environments.session.transports import binary_for
 from app.environments.tools import Find
 from app.errors import NoPlaceToStart, ServiceUnhealthy, StationError
 from app.host.disk_watch import DiskWatch, limit_of
-from app.host.slots import Gate
+from app.host.slots import Semaphore
 from app.images.task_images import Images, host_of
 from app.settings import Settings
 
@@ -36,7 +36,7 @@ class Making:
         self,
         settings: Settings,
         images: Images,
-        gate: Gate,
+        semaphore: Semaphore,
         watch: DiskWatch,
         ground: Ground,
         image_ids: dict[str, str],
@@ -44,11 +44,11 @@ class Making:
         tools: Find | None,
     ) -> None:
         self._settings = settings
-        self._gate = gate
+        self._semaphore = semaphore
         self._ground = ground
         self._image_ids = image_ids
         self._times = times
-        self._provider = MainProvider(settings, images, gate, ground, watch, tools)
+        self._provider = MainProvider(settings, images, semaphore, ground, watch, tools)
         self._project = ground.plan.project
         self._main: DockerEnvironment | None = None
         helper = binary_for(ground.engine, settings.home)
@@ -112,7 +112,7 @@ class Making:
     def _place(self, deadline: float) -> Iterator[None]:
         limit, capacity = f"environment_starts:{host_of(self._ground.engine)}", self._settings.environment_starts
         try:
-            with self._gate.hold(limit, capacity, timeout_s=deadline - time.monotonic()):
+            with self._semaphore.hold(limit, capacity, timeout_s=deadline - time.monotonic()):
                 yield
         except TimeoutError as error:
             raise NoPlaceToStart(f"no service could be started in time: {error}.") from error

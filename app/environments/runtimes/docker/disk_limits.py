@@ -18,7 +18,7 @@ from app.environments.runtimes.compose.resources import BESIDE, PROJECT
 from app.environments.runtimes.docker.container import DockerEnvironment
 from app.errors import EnvironmentFailed, StationError
 from app.host.container_layer import usage_of
-from app.host.disk_usage import Usage
+from app.host.disk import DiskUsage
 from app.host.disk_watch import DiskWatch, limit_of
 from app.host.engine import ROLE, Engine
 from app.models.spec import EnvironmentSpec, Reuse
@@ -121,7 +121,7 @@ def watched(watch: DiskWatch, environment: DockerEnvironment, spec: EnvironmentS
     return environment
 
 
-def _sizes(engine: Engine) -> dict[str, Usage]:
+def _sizes(engine: Engine) -> dict[str, DiskUsage]:
     """What every environment of the engine has written, by id; a project's is its main container's, once it has one."""
     about = []
     with engine.named("measure environments", EnvironmentFailed):

@@ -26,7 +26,7 @@ from app.environments.tools import Find, tools_of
 from app.errors import ImageBuildFailed, ImageUnavailable, NoPlaceToStart, SpecInvalid
 from app.host import archives
 from app.host.disk import disk_named
-from app.host.slots import Gate, HostGate, turn
+from app.host.slots import HostSemaphore, Semaphore, turn
 from app.images.build_sources import fetch_sources
 from app.images.pull_source import PullSource, tell
 from app.models.spec import Build, Bundle, EnvironmentSpec, Reuse
@@ -36,21 +36,21 @@ log = structlog.get_logger()
 
 
 class LocalProvider(EnvironmentProvider):
-    """Makes folders under `home`/local; `gate` bounds how many at a time (None: on this host alone)."""
+    """Makes folders under `home`/local; `semaphore` bounds how many at a time (None: on this host alone)."""
 
     def __init__(
         self,
         settings: Settings,
         *,
         fetch_bundle: Callable[[Bundle], bytes],
-        gate: Gate | None = None,
+        semaphore: Semaphore | None = None,
         tools: Find | None = None,
     ) -> None:
         self._settings = settings
         self._find = tools
         self._fetch_bundle = fetch_bundle
         self._cache = settings.home / "cache"
-        self._gate = gate or HostGate(settings.home / "run" / "slots")
+        self._semaphore = semaphore or HostSemaphore(settings.home / "run" / "slots")
         self._snapshots = Snapshots(settings.home)
 
     def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
@@ -108,7 +108,7 @@ class LocalProvider(EnvironmentProvider):
         begun, measure = time.monotonic(), times.measure
         limit, capacity = f"environment_starts:{socket.gethostname()}", self._settings.environment_starts
         try:
-            place = self._gate.hold(limit, capacity, timeout_s=deadline - time.monotonic())
+            place = self._semaphore.hold(limit, capacity, timeout_s=deadline - time.monotonic())
             with disk_named("make an environment"), place, measure("create"):
                 folder.mkdir(parents=True)
                 owner = {"megaflow": tags.installation, "labels": tags.labels(), "pid": os.getpid()}

@@ -28,10 +28,10 @@ from app.errors import (
     SetupFailed,
     SetupTimedOut,
 )
-from app.host.disk_usage import Usage
+from app.host.disk import DiskUsage
 from app.host.disk_watch import DiskWatch, limit_of
 from app.host.environment_records import Record, Records
-from app.host.slots import Gate, HostGate, turn
+from app.host.slots import HostSemaphore, Semaphore, turn
 from app.images.layer_store import ImageStore, StoredImage
 from app.images.unpacked_images import OciImages
 from app.models.spec import Bundle, EnvironmentSpec, Network, Reuse
@@ -41,21 +41,21 @@ log = structlog.get_logger()
 
 
 class OciProvider(EnvironmentProvider):
-    """Makes environments on this host; `gate` bounds how many at a time (None: on this host alone)."""
+    """Makes environments on this host; `semaphore` bounds how many at a time (None: on this host alone)."""
 
     def __init__(
         self,
         settings: Settings,
         *,
         fetch_bundle: Callable[[Bundle], bytes],
-        gate: Gate | None = None,
+        semaphore: Semaphore | None = None,
         tools: Find | None = None,
     ) -> None:
         self._settings = settings
         self._find = tools
-        self._gate = gate or HostGate(settings.home / "run" / "slots")
+        self._semaphore = semaphore or HostSemaphore(settings.home / "run" / "slots")
         self._home = settings.home.resolve()
-        self._images = OciImages(settings, ImageStore(self._home), fetch_bundle=fetch_bundle, gate=self._gate)
+        self._images = OciImages(settings, ImageStore(self._home), fetch_bundle=fetch_bundle, semaphore=self._semaphore)
         self._watch = watch_of(self._home)
 
     @cached_property
@@ -162,7 +162,7 @@ class OciProvider(EnvironmentProvider):
         """set_up: its set-up commands are still to run."""
         limit, capacity = f"environment_starts:{socket.gethostname()}", self._settings.environment_starts
         try:
-            with self._gate.hold(limit, capacity, timeout_s=request.left_s), request.times.measure("create"):
+            with self._semaphore.hold(limit, capacity, timeout_s=request.left_s), request.times.measure("create"):
                 environment = self._start(request, image, set_up=set_up)
         except TimeoutError as error:
             raise NoPlaceToStart(f"no environment could be started in time: {error}.") from error
@@ -227,7 +227,7 @@ def _refuse_open(spec: EnvironmentSpec) -> None:
 def watch_of(home: Path) -> DiskWatch:
     """Over what this process's environments write, and all processes' where the disk is nearly full."""
 
-    def sizes() -> dict[str, Usage]:
+    def sizes() -> dict[str, DiskUsage]:
         records = Records(home)
         return {one.id: usage_of(one.id, records.place(one.id)) for one in records.all()}
 

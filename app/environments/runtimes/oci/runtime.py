@@ -16,9 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from app.environments.isolation import seccomp, seccomp_file, spawning
-from app.environments.isolation.sealed import program_at, sealed
-from app.environments.isolation.spawning import LISTENING
+from app.environments.isolation import seccomp, spawning
+from app.environments.isolation.spawning import LISTENING, program_at, sealed
 from app.errors import EnvironmentFailed
 from app.host import kernel
 from app.host.cgroups import DEVICES, NESTED
@@ -100,7 +99,7 @@ class Runtime:
         """Keep the filter that crun compiled for one environment, for all others."""
         with suppress(FileNotFoundError):  # an old or a new crun may keep it elsewhere: then each start compiles it
             if content := compiled.read_bytes():
-                seccomp_file.write(self._filter_file, content)
+                seccomp.write_compiled(self._filter_file, content)
                 _filters.pop(self._filter_file, None)
 
     @property
@@ -191,8 +190,8 @@ def _version(program: Path) -> str:
 
 
 def _compiled(file: Path) -> bytes | None:
-    """Read once, and looked at by then: it cannot be replaced afterwards."""
-    if file not in _filters and (content := seccomp_file.read(file)) is not None:
+    """Read once, and checked: it cannot be replaced afterwards."""
+    if file not in _filters and (content := seccomp.read_compiled(file)) is not None:
         _filters[file] = content
     return _filters.get(file)
 
