@@ -93,5 +93,5 @@ def tool_folder(name: str, host: AgentHost) -> Path:
 
 
 def agent_names() -> list[str]:
-    """Every agent of ours, sorted."""
+    """Every built-in agent, sorted."""
     return sorted(AGENTS)

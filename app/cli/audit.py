@@ -41,7 +41,7 @@ _YEARS_S = 10 * 365 * 86400.0
 
 LEFT_BEHIND = 1
 UNSEEN = 69
-"""Exit code when somebody who was to be asked did not answer."""
+"""Exit code when the engine or a provider did not answer."""
 
 
 def register(cli: typer.Typer) -> None:
@@ -55,7 +55,7 @@ def register(cli: typer.Typer) -> None:
 def receipt(run: Annotated[str, typer.Argument(help="A run's id, its end, or its name.")], json: Json = False) -> None:
     """What was made for a run and what was removed, compared with what exists.
 
-    Exit code 1 when something is left behind that nobody accounts for; 69 when the engine or a provider was silent.
+    Exit code 1 when something is left behind that no record accounts for; 69 when the engine or a provider was silent.
     """
     with MegaFlow() as flow:
         said, found, differences = _compared(flow, results.find(flow.database, "runs", run))

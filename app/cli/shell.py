@@ -132,7 +132,7 @@ def _check_service(asked: _ShellRequest, service: str, settings: Settings) -> No
 
 
 def _about(task: AgentTask) -> str:
-    """What somebody who looks around in there may wonder about."""
+    """Prints what a person in the shell should know."""
     asked = task.environment
     if asked.kind in IMAGELESS:
         return f"{task.name}: {asked.label}, no isolation"
@@ -148,7 +148,7 @@ def _about(task: AgentTask) -> str:
 def _standing(
     asked: _ShellRequest, settings: Settings, timeout_s: float, end: terminal.SignalEnding
 ) -> Iterator[Environment]:
-    """Made for nobody: should this process be killed, the sweeper takes it at its deadline, and not before.
+    """Made without an attempt: if this process is killed, the sweeper removes it at its deadline.
 
     Raises: StationError: it cannot be made, or not be removed.
     """

@@ -21,13 +21,13 @@ from app.models.shell import InteractiveProgram
 _PIECE_BYTES = 1 << 16
 _LOOK_S = 0.25
 _GRACE_S = 2.0
-"""So long a program that takes no more input may need to be known to have ended."""
+"""How long the end of a program that takes no more input may take to be seen."""
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _KEYBOARD, _SCREEN = 0, 1
 
 
 def is_there() -> bool:
-    """Whether somebody types here."""
+    """Whether standard input is a terminal."""
     return sys.stdin.isatty()
 
 

@@ -1,6 +1,6 @@
 """Delivery of webhooks: facts by HTTP POST, at least once, in order for every webhook, none waiting for another.
 
-One control worker delivers at a time. A webhook has a thread of its own, so that one that hangs holds up nobody; its
+One control worker delivers at a time. A webhook has a thread of its own, so that one that hangs delays no other; its
 position is stored only after the receiver has answered 2xx. What may come twice is the batch whose answer or whose
 storing was lost: a receiver that must not count twice remembers the last `id` (or `position`) that it has worked off.
 """

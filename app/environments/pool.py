@@ -230,7 +230,7 @@ def _compared(proof: ResetProof, pristine: Fingerprint, environment: Environment
 
 
 def _answers(holding: Holding, tags: Tags) -> bool:
-    """Give an idle environment its new owner; False when it lives no more: somebody may have removed it meanwhile."""
+    """Give an idle environment its new owner; False when it lives no more: it may have been removed meanwhile."""
     environment = holding.environment
     try:
         environment.adopt(tags)

@@ -60,7 +60,7 @@ class Swept:
 
 
 class Sweeper:
-    """Looks at what exists on this host and its engine, not at what somebody remembers. For one thread.
+    """Looks at what exists on this host and its engine, not at any record of it. For one thread.
 
     database: where the removals are recorded; None: they are not. stop: a round ends early when it is set.
     """
@@ -261,7 +261,7 @@ def _thing(kind: ObjectKind, identity: str, labels: Mapping[str, str], made: flo
 class _Owners:
     """Whom things may belong to: instance ids as labels have them, and when (Unix time) they were read.
 
-    ahead_s: by how much the clock that gave them their deadlines is ahead of ours.
+    ahead_s: by how much the clock that gave them their deadlines is ahead of this host's.
     """
 
     live: set[str]
@@ -296,7 +296,7 @@ class _Candidate:
 
 
 def _given(records: Records, one: Record) -> float:
-    """When it was made, or given to whoever has it: an instance newer than the list of live ones may have taken it."""
+    """When it was made, or given to its owner: an instance newer than the list of live ones may have taken it."""
     try:
         return max(one.made_unix_s, records.place(one.id).stat().st_mtime)
     except FileNotFoundError:  # going

@@ -20,7 +20,7 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 FRESH_S = 60.0
-"""An image that was taken so lately stays: whoever took it may be about to start a container."""
+"""An image that was used within this time stays: a container may be about to start."""
 _ROUNDS = 3
 """What an eviction frees is an estimate; so often is measured and chosen again."""
 
@@ -51,7 +51,7 @@ class View:
         }
 
     def victims(self, need_bytes: int, now: float, fresh_s: float = FRESH_S) -> list[str]:
-        """Who would go for so many bytes, first to last."""
+        """Which images would go to free these bytes, first to last."""
         held = [image.held for image in self.images]
         return choose_victims(held, self.queue, self.staying(now, fresh_s), need_bytes)
 

@@ -16,7 +16,7 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 _BELIEVED_S = 60.0
-"""So long what the engine listed is believed while nothing of ours has changed: others pull and remove, too."""
+"""How long the engine's list is believed without a change by MegaFlow: other programs pull and remove, too."""
 
 
 class ImageChanges:
@@ -40,7 +40,7 @@ class ImageChanges:
     def _look(self) -> frozenset[str]:
         """An engine that answers is asked for every image; without one, what lies unpacked is all there is.
 
-        A project is here when all its images are; without an engine nobody has a use for it.
+        A project is here when all its images are; without an engine it cannot be used.
         """
         listed, known = self._listed(), self._book.entries().items()
         if listed is None:

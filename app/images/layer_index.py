@@ -113,7 +113,7 @@ class Unpacked:
     def _set_up(
         self, store: ImageStore, one: StoredImageEntry, entry: ImageEntry | None, in_use: Collection[str]
     ) -> Here:
-        """Wanted by whoever wants its image."""
+        """Needed by every task that needs its image."""
         name, top = f"{_SET_UP}{one.snapshot}", one.image.layers[-1:]
         keys = frozenset(entry.keys) if entry else frozenset()
         return Here(

@@ -22,7 +22,7 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 _HELPER_S = 20.0
-"""So long a helper may take: one that waits for a person would keep the pull for ever."""
+"""How long a helper may take: one that waits for a person would block the pull."""
 _NOT_FOUND = "credentials not found"
 """The words by which every helper says that it has no login for a registry."""
 _IS_TOKEN = "<token>"
@@ -30,7 +30,7 @@ _IS_TOKEN = "<token>"
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Name and password, or an identity token in their place; nobody when it is empty.
+    """Name and password, or an identity token in their place; anonymous when empty.
 
     fault: why what `docker login` keeps could not be read.
     """
@@ -94,7 +94,7 @@ def _given(settings: Settings) -> dict[str, dict[str, str]]:
 
 
 def _docker_login(registry: str) -> Login:
-    """Nobody when it cannot be read: most images need no login, and a registry that wants one will have us say why."""
+    """Anonymous when it cannot be read: most images need no login, and an error tells why there is none."""
     try:
         config = auth.load_config()
         helper = config.get_credential_store(registry)

@@ -24,7 +24,7 @@ _LOOK_S = 3.0
 _AWAY_S = 10.0
 """Between two looks while the engine or the ledger does not answer, or another process of this host does the work."""
 _FAILED_S = 120.0
-"""An image that could not be had is left to the tasks that need it for so long."""
+"""An image that could not be had is not prefetched again for this long."""
 _MAKE_S = 1800.0
 _READ_MOST = 16
 """Projects of several containers that are read at one look: each is fetched from the artifact store."""

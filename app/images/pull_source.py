@@ -1,7 +1,7 @@
-"""How an image came to whoever asked for it: it was here, was pulled, or was built.
+"""Says whether an image was here, was pulled, or was built.
 
-Providers answer with an image's identity alone, and some images come through two of them. Whoever wants to know how
-opens a block around the question; whoever pulls or builds inside it, in the same thread, tells.
+Providers answer with an image's identity alone, and some images come through two of them. A caller that wants to know
+opens a block around the call; code that pulls or builds inside it, in the same thread, notes it.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def persist(
 
     deadline: monotonic seconds. after_s: when the registry wants to be asked again.
 
-    Raises: Refused: it is busy after so many tries, or wants to be left alone beyond the deadline, which is told at
+    Raises: Refused: it is busy after `TRIES` tries, or wants to be left alone beyond the deadline, which is told at
     once. Whatever else `once` raises.
     """
     course = _Course(deadline, after_s)

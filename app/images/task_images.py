@@ -39,7 +39,7 @@ log = structlog.get_logger()
 
 _ASK_S = 60.0
 _SEEN_S = 1.0
-"""So long an image that was seen is believed to be there: of many replicas one asks."""
+"""How long a seen image is taken as present: of many replicas one asks."""
 _ARG_BASE = "BASE_IMAGE"
 _NEEDED = (("/bin/sh",), ("/bin/sleep", "/usr/bin/sleep"))
 """Programs that every environment needs, and where they may lie."""

@@ -30,7 +30,7 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 _BELIEVED_S = 30.0
-"""So long a reference is taken for what it was when it was last asked for: a tag may move."""
+"""How long a resolved reference is believed: a tag may move."""
 
 
 class OciImages:
@@ -118,7 +118,7 @@ class OciImages:
         return image
 
     def _without_engine(self, spec: EnvironmentSpec, reference: str, deadline: float) -> StoredImage:
-        """Noted, so that it goes in its turn; nobody lets it go meanwhile."""
+        """Noted, so that it goes in its turn; it is not evicted meanwhile."""
         book, key = self._cache.book, key_of(spec)
         try:
             with book.pinned(key, timeout_s=deadline - time.monotonic()):

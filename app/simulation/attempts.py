@@ -29,7 +29,7 @@ class Host(Protocol):
         """It dies, and its provider sees it."""
 
     def vanish(self, instance: Instance) -> None:
-        """It is gone, and nobody says so."""
+        """It vanished without a report."""
 
     def freeze(self, instance: Instance) -> None:
         """It stands still for a while."""
@@ -100,7 +100,7 @@ class Work:
             self._forget(attempt)
 
     def cancel(self, attempt_id: UUID, reason: EndReason = EndReason.CANCELLED) -> None:
-        """Somebody wants it to stop. Nothing happens when it is not here, or stands still."""
+        """It must stop. Nothing happens when it is not here, or stands still."""
         attempt = self._held.get(attempt_id)
         if attempt is not None and not attempt.instance.frozen:
             self._counts["told_to_stop"] += 1
@@ -167,7 +167,7 @@ class Work:
                 self._refused(attempt)
 
     def _refused(self, attempt: Attempt) -> None:
-        """Somebody else has it by now."""
+        """Another instance has it by now."""
         if attempt in attempt.instance.attempts:
             self._counts["refused"] += 1
             self._part(attempt)

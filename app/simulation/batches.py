@@ -25,7 +25,7 @@ _AGAIN_S = 0.3
 
 @dataclass(slots=True)
 class Verb:
-    """One kind of write: `write` runs on the writer, `heard` on the thread of whoever owns the items."""
+    """One kind of write: `write` runs on the writer, `heard` on the thread of the items' owner."""
 
     name: str
     write: Callable[[Sequence[Any]], Any]

@@ -31,7 +31,7 @@ from app.simulation.clock import SimulationClock
 from app.simulation.instances import Instance, RandomModel
 from app.simulation.leases import Leases, RenewalBatch
 from app.simulation.slots import SlotAssignment, SlotTable
-from app.simulation.wakeups import StopEar
+from app.simulation.wakeups import StopListener
 
 _KILLED = -9
 _DEADLINES_S = 1.0
@@ -59,7 +59,7 @@ class Fleet:
         self._intake = BatchWriter("intake", self._intake_verbs(), self.post)
         self._fallback = BatchWriter("fallback", [Verb("claim_any", self._claims.take_any, self._heard_any)], self.post)
         self._outcomes = BatchWriter("outcomes", self._outcome_verbs(), self.post)
-        self._stops = StopEar(settings, lambda attempt_id: self.post(self.cancel, attempt_id))
+        self._stops = StopListener(settings, lambda attempt_id: self.post(self.cancel, attempt_id))
 
     # --- The loop ---------------------------------------------------------------------------------------------------
 
@@ -139,7 +139,7 @@ class Fleet:
             self._die(instance, "killed by SIGKILL")
 
     def alive(self) -> dict[UUID, str]:
-        """All there are; with them, those whose end the ledger has not heard of yet: nobody shall guess at it."""
+        """All there are; with them, those whose end the ledger has not heard of yet: their end must not be guessed."""
         return self._leaving | {instance.id: instance.handle for instance in self._instances.values()}
 
     # --- An instance's life -----------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ class Fleet:
         self._leave(instance, _KILLED, why)
 
     def _leave(self, instance: Instance, code: int, why: str) -> None:
-        """It is gone, and whoever made it says so."""
+        """It ended, and its provider reports it."""
         if self._remove(instance):
             self._counts["exited"] += 1
             self._leaving[instance.id] = instance.handle
@@ -222,7 +222,7 @@ class Fleet:
             self._leaving.pop(instance.instance_id, None)
 
     def vanish(self, instance: Instance) -> None:
-        """It is gone, and nobody says so."""
+        """It vanished without a report."""
         if self._remove(instance):
             self._counts["vanished"] += 1
 
@@ -250,7 +250,7 @@ class Fleet:
         if not instance.ephemeral and not instance.gone and not instance.draining:
             self._open(instance, instance.request.slots - len(instance.attempts) - instance.offered)
 
-    # --- Slots and messages -------------------------------------------------------------------------------------------
+    # --- Slots and messages ---------
 
     def _open(self, instance: Instance, slots: int) -> None:
         self._claim_for(self._slots.open(instance, slots))

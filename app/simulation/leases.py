@@ -31,16 +31,16 @@ class Answered(NamedTuple):
 
 
 class Holder(Protocol):
-    """Whoever has the attempts and instances; every call is on the clock's thread."""
+    """The owner of the attempts and instances; every call is on the clock's thread."""
 
     def in_hand(self) -> RenewalBatch:
         """What can be renewed now: all that does not stand still."""
 
     def cancel(self, attempt_id: UUID, reason: EndReason) -> None:
-        """Somebody wants it to stop."""
+        """It must stop."""
 
     def lapsed(self, attempt_id: UUID) -> None:
-        """It belongs to somebody else by now, if it has not ended by itself."""
+        """It belongs to another instance by now, if it has not ended by itself."""
 
     def drain(self, instance_id: UUID) -> None:
         """It shall finish what it has, take nothing new, and leave."""

@@ -9,7 +9,7 @@ from celery import Celery
 
 from app.models.outcome import WakeUpMessage
 from app.simulation.instances import Instance
-from app.simulation.wakeups import HintEar
+from app.simulation.wakeups import WakeUpListener
 
 SlotAssignment = tuple[Instance, WakeUpMessage]
 Deliver = Callable[[str, Sequence[WakeUpMessage]], None]
@@ -27,10 +27,10 @@ class SlotTable:
         self._deliver = deliver
         self._free: defaultdict[str, deque[Instance]] = defaultdict(deque)  # an entry per assign; some are outdated
         self._held: defaultdict[str, deque[WakeUpMessage]] = defaultdict(deque)
-        self._ears: dict[str, HintEar] = {}
+        self._ears: dict[str, WakeUpListener] = {}
 
     def open(self, instance: Instance, count: int) -> list[SlotAssignment]:
-        """So many slots are free now; what was held, with the slots that it gets."""
+        """Add free slots; returns the held messages with the slots that they get."""
         queue = instance.request.queue
         instance.free += count
         self._free[queue].extend([instance] * count)
@@ -71,7 +71,7 @@ class SlotTable:
                 return instance
         return None
 
-    def _ear(self, queue: str) -> HintEar:
+    def _ear(self, queue: str) -> WakeUpListener:
         if queue not in self._ears:
-            self._ears[queue] = HintEar(self._celery, queue, self._deliver)
+            self._ears[queue] = WakeUpListener(self._celery, queue, self._deliver)
         return self._ears[queue]

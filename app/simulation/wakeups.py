@@ -27,7 +27,7 @@ _AGAIN_S = 0.3
 _BROKEN = (redis.RedisError, OSError)
 
 
-class HintEar:
+class WakeUpListener:
     """Takes messages out of one queue: as many as there are free slots, and none more.
 
     kombu's own consumer takes a message per round trip. Its Redis transport keeps a queue as a list, so a batch is
@@ -45,7 +45,7 @@ class HintEar:
         self._thread.start()
 
     def slots(self, change: int) -> None:
-        """So many slots have become free, or (negative) are gone."""
+        """Slots that became free, or (negative) are gone."""
         with self._changed:
             self._free += change
             self._changed.notify()
@@ -99,7 +99,7 @@ def _message(channel: Any, raw: bytes) -> WakeUpMessage | None:
         return None
 
 
-class StopEar:
+class StopListener:
     """Hears on Redis which attempts must stop; deaf while Redis is away: the leases' renewal says the same."""
 
     def __init__(self, settings: Settings, stop: Callable[[UUID], None]) -> None:

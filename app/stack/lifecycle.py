@@ -56,7 +56,7 @@ class DownReport:
 
     programs: tuple[str, ...] = ()
     stragglers: tuple[str, ...] = ()
-    """Processes of ours that were not under supervisord any more: `pid name`."""
+    """MegaFlow's processes that were no longer under supervisord: `pid name`."""
     removed: Removed = field(default_factory=Removed)
     engine_stopped: bool = False
     engine_kept_for: int = 0

@@ -1,4 +1,4 @@
-"""The TCP ports that a stack takes, and whether somebody else has them."""
+"""The TCP ports that a stack takes, and whether another program has them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from app.settings import PREFIX, Settings
 
 
 def in_use(settings: Settings) -> dict[str, str]:
-    """Ports of ours that are in use, or wanted twice: the setting that names each, and for whom.
+    """The stack's ports that are in use, or wanted twice: the setting that names each, and for whom.
 
     Ask while the stack is down.
     """

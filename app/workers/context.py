@@ -52,7 +52,7 @@ class WorkerContext:
             self.renewer.drop(claimed)
 
     def _not_claimed(self, message: WakeUpMessage) -> str:
-        """The message is stale, or we drain and have not heard of it yet: then somebody else is to have it."""
+        """The message is stale, or we drain and have not heard of it yet: then another instance is to have it."""
         if instances.seen(self.services.database, self.instance_id) is not InstanceState.DRAINING:
             return "stale"
         self.renewer.draining.set()

@@ -26,7 +26,7 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 _ENDS = ("reset", "teardown")
-"""Phases of what was there before, or came to nothing: nobody waits for an environment by them."""
+"""Phases of what was there before, or came to nothing: they are no part of the wait for an environment."""
 _OF_SEVERAL = {"network": "create", "services": "start"}
 """Where the phases of several containers count when they have not been added up: none of them came."""
 

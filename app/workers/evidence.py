@@ -189,7 +189,7 @@ def _without(content: bytes, secrets: Sequence[str]) -> bytes:
 
 
 def without_secrets(calls: Sequence[StoredCall], secrets: Sequence[str]) -> list[StoredCall]:
-    """The calls, with every secret that somebody said in them blotted out."""
+    """The calls, with every secret in them redacted."""
     # A message is one object in all the calls that sent it, and must stay one: it is cleaned and worked out once.
     seen: dict[int, tuple[Any, Any]] = {}
 

@@ -1,4 +1,4 @@
-"""Images of this host beside the attempts: whoever stands here pulls ahead, within the budgets of the fleet."""
+"""Prefetches images of this host in the background, within the budgets of the fleet."""
 
 from __future__ import annotations
 

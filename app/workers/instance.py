@@ -125,7 +125,7 @@ def main(argument: str) -> int:
 
 
 def stand(mode: Mode, slots: int, resource_class: str = "standard") -> int:
-    """Host a standing instance that nobody provided (a compose service): it registers itself."""
+    """Host a standing instance without a provider (a compose service): it registers itself."""
     from uuid_utils import compat as uuids
 
     from app.celery_app import app

@@ -96,7 +96,7 @@ class LeaseRenewer:
         return token
 
     def drop(self, claimed: Claim) -> None:
-        """The attempt is over, or somebody else's."""
+        """The attempt is over, or another worker's."""
         with self._lock:
             self._held.pop(claimed.attempt_id, None)
 

@@ -24,9 +24,9 @@ from app.ledger.semaphores import SemaphoreAnswer
 log = structlog.get_logger()
 
 _LISTENERS = 4
-"""So many at the head of a line keep a connection to be woken by; the others look now and then."""
+"""How many at the head of the queue keep a connection for wake-ups; the others poll."""
 _LOOK_S = 0.5
-"""At the head: between two looks when nobody wakes us. A lapsed place wakes nobody; the attempt may have to stop."""
+"""Polling interval while first in the queue. Expired leases send no notification, so poll."""
 _STEP_S = 0.05
 """Behind: so much longer between two looks for everyone who stands before us, up to a second."""
 

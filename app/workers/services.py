@@ -28,7 +28,7 @@ from app.models.spec import Bundle, EnvironmentKind, EnvironmentSpec, Goal
 from app.settings import Settings
 
 _PASSED_ON = (MARK, "STACK_OF_MEGAFLOW", "SSL_CERT_FILE", "HTTPS_PROXY", "HTTP_PROXY")
-"""What an agent's process needs of ours: to be found when we die, and to reach its model."""
+"""What an agent's process needs of MegaFlow's variables: to be found when we die, and to reach its model."""
 _THIS_HOST = ("127.0.0.1", "localhost", "::1")
 
 

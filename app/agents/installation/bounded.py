@@ -1,4 +1,4 @@
-"""Runs one program of an installation so that nothing of it outlives its time, or whoever installs."""
+"""Runs one program of an installation so that it outlives neither its time nor the installer."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def run_bounded(
 ) -> Done:
     """Run `argv` to its end; what it started is gone then, also what it left in the background.
 
-    When we die it is killed, too. `locks` are files whose lock is held until all of it is gone: whoever gets the lock
-    after us finds nobody writing.
+    When we die it is killed, too. `locks` are files whose lock is held until all of it is gone: the next
+    holder of the lock finds no process writing.
 
     Raises: OSError: it cannot be started; subprocess.TimeoutExpired: it was killed for its time.
     """

@@ -19,7 +19,7 @@ class Installer:
 
     However many processes ask at once, one installs and the others wait for it; what a killed one left half done is
     made anew. A finished bundle never changes, so a changed lock file is a new folder. Without `may_install` nothing is
-    made: what is not there is AgentUnavailable at once (for whoever prepares things ahead). `ready` is a second folder
+    made: what is not there is AgentUnavailable at once (for preparing ahead). `ready` is a second folder
     of bundles, used and never written to: an image's own.
 
     In each method `name` is the bundle's (and what `EnvironmentSpec.tools` calls it), and `first_use` are arguments for

@@ -92,7 +92,7 @@ def _sync(folder: Path) -> None:
 
 
 def _remove(place: Path) -> None:
-    """Also what says of itself that nobody may write to it."""
+    """Removes read-only folders, too."""
     for folder, _, _ in os.walk(place):
         os.chmod(folder, 0o700)
     shutil.rmtree(place, ignore_errors=True)
@@ -149,7 +149,7 @@ def step(name: str, argv: Sequence[str], *, env: Mapping[str, str] | None = None
 
 
 def try_out(name: str, argv: Sequence[str], path: str, env: Mapping[str, str]) -> None:
-    """Run `argv` with a home that is thrown away and nothing of ours. Raises: AgentUnavailable."""
+    """Run `argv` with a temporary home and without MegaFlow's variables. Raises: AgentUnavailable."""
     with tempfile.TemporaryDirectory(prefix="megaflow-agent-") as home:
         step(name, argv, env={"PATH": f"{path}:/usr/bin:/bin", "HOME": home, **env}, cwd=Path(home))
 

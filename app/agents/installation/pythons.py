@@ -155,7 +155,7 @@ def _copy(base: BasePython, place: Path) -> None:
 def _compile(python: str, base: BasePython, place: Path) -> None:
     """Byte code that is believed without a look at its source: times of files need not survive a copy.
 
-    A file that cannot be compiled (a template, another version's) is nobody's loss.
+    A file that cannot be compiled (a template, another version's) is skipped.
     """
     how = [python, "-m", "compileall", "-q", "-f", "-j", "0", "--invalidation-mode", "unchecked-hash"]
     with suppress(AgentUnavailable):
@@ -163,7 +163,7 @@ def _compile(python: str, base: BasePython, place: Path) -> None:
 
 
 def open_for_all(place: Path) -> None:
-    """Everybody may read it, whoever is whom inside; nobody else may write."""
+    """Readable for every user inside, writable for the owner alone."""
     for folder, _, names in os.walk(place):
         os.chmod(folder, 0o755)
         for name in names:

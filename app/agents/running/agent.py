@@ -16,7 +16,7 @@ from app.agents.framework import Ended, Framework, FrameworkCommand, FrameworkPa
 from app.agents.running.agent_home import AgentHome
 from app.agents.running.clock import Clock
 from app.agents.running.collecting import collect_inside, tidy
-from app.agents.running.end_reason import foreign, told
+from app.agents.running.end_reason import end_text, foreign
 from app.agents.running.inside import run_inside
 from app.agents.running.outputs import Outputs
 from app.agents.running.outside import run_outside
@@ -71,7 +71,7 @@ class FrameworkAgent:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise DiskFull(f"agent {self.name}: expected to write in {job.scratch}; found {error}") from error
-        ending = told(self.framework, ended, out_of_memory=one.out_of_memory)
+        ending = end_text(self.framework, ended, out_of_memory=one.out_of_memory)
         log.info("agent.ended", agent=self.name, reason=ending.reason.value, returncode=ended.returncode)
         return AgentReport(
             end_reason=ending.reason,

@@ -138,7 +138,7 @@ class _AgentProcess:
         return thread
 
     def _carry(self, pipe: IO[bytes], output: Output) -> None:
-        """Until nobody can write any more, or nobody should. What cannot be kept is read on all the same: else the
+        """Until no process can write any more, or none should. What cannot be kept is read on all the same: else the
         program would hang.
         """
         look, number, left = select.poll(), pipe.fileno(), _LAST_BYTES

@@ -50,7 +50,7 @@ class AutoProvider(EnvironmentProvider):
         return self._for(spec).create(spec, tags, timeout_s=timeout_s)
 
     def create_from(self, snapshot: Snapshot, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> Environment:
-        """By whoever makes its kind: files that one keeps are not the other's."""
+        """By the provider of its kind: files that one keeps are not the other's."""
         provider: EnvironmentProvider = self._compose if spec.compose is not None else self._keeping(snapshot)
         return provider.create_from(snapshot, spec, tags, timeout_s=timeout_s)
 

@@ -42,11 +42,11 @@ __all__ = ["DockerEnvironment", "WatchedShell"]
 log = structlog.get_logger()
 
 _DYING_S = 5.0
-"""So long the engine may take to note that a container has ended whose processes are dead."""
+"""How long the engine may take to see that a container without processes has ended."""
 _SWEPT_SOON_S = 10.0
 """With less time than this a sweeper might come before an engine has given it a new deadline."""
 _HANDED_OUT_S = 0.05
-"""Until then whoever takes an environment has it: to talk with the engine takes processor time, too."""
+"""Renaming waits this long, so that it takes no processor time from the hand-out."""
 KIND = "docker"
 
 
@@ -207,7 +207,7 @@ class DockerEnvironment(SessionEnvironment):
         """From now on it belongs to this attempt: the name says so, since an engine cannot change labels.
 
         A moment later, where that is safe: an engine takes longer over a name than a hand-out may take. Until then it
-        has the name and the deadline of whoever had it.
+        has the name and the deadline of the previous attempt.
         """
         with self.times.handed_on():
             self._await_name()

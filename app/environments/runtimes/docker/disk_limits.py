@@ -31,7 +31,7 @@ _SUBVOLUMES = ("btrfs", "zfs")
 """Storage drivers under which every layer has a quota."""
 _OPEN_FILES = 1 << 20
 _FEW_FILES = 1 << 14
-"""A worker that may open no more than so many is no measure for a container."""
+"""The limit of open files that a worker has is no measure for a container."""
 _WRITABLE = {
     "/tmp": "rw,exec,nosuid,nodev,mode=1777",
     "/var/tmp": "rw,exec,nosuid,nodev,mode=1777",
@@ -49,7 +49,7 @@ def limits(engine: Engine, spec: EnvironmentSpec) -> dict[str, Any]:
 
 
 def bounds(engine: Engine, spec: EnvironmentSpec) -> dict[str, Any]:
-    """The same of a container beside it, which may write whoever shares the task's own."""
+    """The same of a container beside it, which may write, too."""
     found: dict[str, Any] = {"ulimits": _ulimits()}
     if has_quotas(engine):
         found["storage_opt"] = {"size": str(limit_of(spec))}

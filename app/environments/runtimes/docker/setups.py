@@ -1,4 +1,4 @@
-"""What set-up commands made of an image, kept as an image of the engine: whoever shares image and commands pays once.
+"""Keeps what set-up commands made of an image as an image of the engine: they run once for each image and commands.
 
 The first environment of its kind runs the commands in a container of its own, which is committed and removed; it and
 all later ones start from the result, so that each can be reset to it. Who asks for the same meanwhile waits. What is
@@ -154,7 +154,7 @@ class Setups:
         (self._unkept / key).touch()
 
     def _is_unkept(self, key: str) -> bool:
-        """Whether somebody found so in the last day."""
+        """Whether that was found in the last day."""
         try:
             return time.time() - (self._unkept / key).stat().st_mtime < _UNKEPT_S
         except FileNotFoundError:
@@ -194,7 +194,7 @@ def _ended_on_error(environment: DockerEnvironment) -> Iterator[None]:
 
 
 def _end(environment: DockerEnvironment) -> None:
-    """Whoever asked is told of the set-up, not of what would not go: that is the sweeper's."""
+    """End it. A failure is logged: the sweeper removes the rest, and the set-up's error counts."""
     try:
         environment.destroy()
     except StationError as error:

@@ -20,7 +20,7 @@ from app.host.engine import ROLE, Engine
 BASE = "megaflow.setup.base"
 """Label of an image made of a container: the id of the task's image that the container stood on."""
 _LABEL = "megaflow.snapshot"
-"""Label of a snapshot: the labels of whoever it belongs to, as JSON. As labels they would be its containers', too."""
+"""Label of a snapshot: the labels of its owner, as JSON. As labels they would be its containers', too."""
 _REPOSITORY = "megaflow/snapshot"
 _OWNERS = ("instance", "run", "task", "attempt", "deadline")
 """Labels of the container, which an image would give to all that stand on it."""
@@ -29,7 +29,7 @@ _OWNERS = ("instance", "run", "task", "attempt", "deadline")
 def commit(
     engine: Engine, container_id: str, image_id: str, name: str, labels: Mapping[str, str], **config: Any
 ) -> str:
-    """Make what a container's files are an image, and return its id. What runs in it waits for so long.
+    """Make what a container's files are an image, and return its id. What runs in it waits meanwhile.
 
     image_id: what the container stands on as the task names it. name: `repository:tag`. config: what the image is to
     say besides; the rest is the container's.

@@ -102,7 +102,7 @@ class OciEnvironment(SessionEnvironment):
             return self._forward(port, serve)
 
     def _forward(self, port: int, serve: Serve) -> Forward:
-        """For whoever has the lock of its life."""
+        """The caller holds the lock of its life."""
         found = forwarding.forward(self._body.pid, self.stream, port, serve, lives=lambda: self._body.lives)
         self._forwards.add(found)
         return found

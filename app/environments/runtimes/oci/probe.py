@@ -46,7 +46,7 @@ _READY_S = 20.0
 _PLACE = "oci-trial-"
 _YOUNG_S = 60.0
 _REFUSED_S = 60.0
-"""So long a refusal is believed."""
+"""How long a refusal is believed."""
 _LASTING = (errno.EINVAL, errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENODEV)
 """What a kernel says that will not do it later either."""
 _LIMITS = Resources(cpus=0.5, memory_bytes=64 << 20, pids=32)

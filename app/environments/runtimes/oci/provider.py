@@ -110,7 +110,7 @@ class OciProvider(EnvironmentProvider):
         return self._started(request, kept)
 
     def _from_cached(self, request: EnvironmentRequest, key: str) -> OciEnvironment | None:
-        """On what the same set-up made before; None when nobody kept it."""
+        """On what the same set-up made before; None when there is none."""
         kept = self._site.store.snapshot(key)
         if kept is None:
             return None

@@ -190,7 +190,7 @@ def _version(program: Path) -> str:
 
 
 def _compiled(file: Path) -> bytes | None:
-    """Read once, and looked at by then: nobody can put another one under us."""
+    """Read once, and checked: it cannot be replaced afterwards."""
     if file not in _filters and (content := seccomp.read_compiled(file)) is not None:
         _filters[file] = content
     return _filters.get(file)
@@ -202,7 +202,7 @@ _filters: dict[Path, bytes] = {}
 def _sealed(program: Path) -> str:
     """A path to an unchangeable copy of crun in memory.
 
-    From a file, crun makes such a copy at each start (so that nobody inside can overwrite the runtime) and executes
+    From a file, crun makes such a copy at each start (so that no process inside can overwrite the runtime) and executes
     itself again. Given one, it does not.
     """
     return program_at(sealed((program, program.stat().st_mtime_ns), program.read_bytes))
