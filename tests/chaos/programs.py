@@ -75,7 +75,7 @@ class Programs:
             command = (sys.executable, "-m", "tests.chaos.launchers", role, *arguments)
             env |= faults.environment_of(plan, self.faults_folder)
         else:
-            command = (sys.executable, "-m", f"app.workers.{role}", *arguments)
+            command = (sys.executable, "-m", faults.MODULES[role], *arguments)
         program = Program(name, command, env, self.settings.home / "logs" / f"{name}.log", kept)
         with self._lock:
             program.start()

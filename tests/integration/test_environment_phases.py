@@ -135,12 +135,12 @@ def spec(registry: str, settings: Settings, ground: Ground, kind: str, tmp_path:
         (tmp_path / "project").mkdir()
         text = f"services: {{main: {{image: '{name}:v1', command: [sleep, '600']}}}}\n"
         (tmp_path / "project" / "docker-compose.yaml").write_text(text)
-        context = store_bundle(ground.stations.store, tmp_path / "project")
+        context = store_bundle(ground.services.store, tmp_path / "project")
         yield EnvironmentSpec(compose=Compose(context=context), workdir="/")
     else:
         of = EnvironmentKind.OCI if kind == "oci" else EnvironmentKind.DOCKER
         yield EnvironmentSpec(kind=of, image=f"{name}:v1", workdir="/")
-    ground.stations.pool.close()  # what it keeps stands on the image
+    ground.services.pool.close()  # what it keeps stands on the image
     remove_images(engine, settings)
 
 

@@ -9,7 +9,7 @@ from tests.chaos.launchers import faults
 
 
 def main() -> int:
-    program = importlib.import_module(f"app.workers.{sys.argv[1]}")
+    program = importlib.import_module(faults.MODULES[sys.argv[1]])
     faults.install(faults.plan_of_environment())
     return int(program.main(*sys.argv[2:]) or 0)
 

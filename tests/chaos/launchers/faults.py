@@ -29,6 +29,9 @@ PLAN, FOLDER = "CHAOS_PLAN", "CHAOS_FOLDER"
 SKEW = "skew"
 """A rule at this point strikes from the start: the clock of every forked process is `seconds` ahead or behind."""
 
+MODULES = {"launcher": "app.workers.launcher", "control": "app.control.worker", "simulation": "app.simulation.host"}
+"""The program of each role."""
+
 POINTS: dict[str, tuple[str, ...]] = {
     # of a worker
     "take": ("app.workers.context:WorkerContext.take",),
