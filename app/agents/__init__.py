@@ -74,8 +74,7 @@ def agent_named(name: str, host: AgentHost) -> Agent:
         return _OURS[name]()
     if name not in FRAMEWORKS and name not in host.manifests:
         raise UnknownName.of("agent", name, [*AGENTS, *host.manifests])
-    from app.agents.external.agent import ExternalAgent
-    from app.agents.external.framework import ExternalFramework
+    from app.agents.external.framework import ExternalAgent, ExternalFramework
     from app.agents.running import FrameworkAgent
 
     framework = framework_named(name, host.making())

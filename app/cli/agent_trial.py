@@ -130,8 +130,7 @@ def _played(
 
 
 def _agent(framework: Framework) -> Agent:
-    from app.agents.external.agent import ExternalAgent
-    from app.agents.external.framework import ExternalFramework
+    from app.agents.external.framework import ExternalAgent, ExternalFramework
     from app.agents.running import FrameworkAgent
 
     return ExternalAgent(framework) if isinstance(framework, ExternalFramework) else FrameworkAgent(framework)

@@ -114,9 +114,9 @@ class Cgroup:
     def processes(self) -> list[int]:
         """The processes in it, by this host's numbers."""
         found = _processes((self.folders[0], self.folders[0] / NESTED))
-        return [pid for pid in found if self._holds(pid)]
+        return [pid for pid in found if self._contains(pid)]
 
-    def _holds(self, pid: int) -> bool:
+    def _contains(self, pid: int) -> bool:
         # A thread that is starting an environment makes its worker appear in version 1's list: not to be killed.
         return pid != os.getpid() and any(f"/{_PREFIX}{self.name}" in line for line in _groups_of(pid))
 
@@ -193,7 +193,7 @@ class Cgroup:
         except OSError:
             return
         try:
-            if self._holds(pid):
+            if self._contains(pid):
                 with suppress(OSError):
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
         finally:
@@ -201,7 +201,7 @@ class Cgroup:
 
 
 def remove_abandoned() -> int:
-    """Remove cgroups of ours that are empty and no longer young; how many folders.
+    """Remove cgroups of MegaFlow that are empty and no longer young; how many folders.
 
     They are left from a home that was deleted while its worker was killed. A living environment's first process keeps
     its own.
@@ -316,7 +316,7 @@ class PidsWatch:
 
 
 def _oom_kills(file: Path) -> int | None:
-    """Kills for the limit of this group or one of ours above it; None when the file cannot be read."""
+    """Kills for the limit of this group or one of MegaFlow above it; None when the file cannot be read."""
     kills = _value(file, "oom_kill")
     with suppress(OSError, ValueError):
         return 0 if kills and not _was_full(file.parent) else kills

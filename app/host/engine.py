@@ -34,7 +34,7 @@ _TRY = "start the engine (`megaflow up` does where it may), or point MEGAFLOW_DO
 
 
 ROLE = "megaflow.role"
-"""Label that tells environments and their networks from other objects of ours (instances, services)."""
+"""Label that tells environments and their networks from other objects of MegaFlow (instances, services)."""
 
 
 class _Connection(UnixHTTPConnection):

@@ -1,7 +1,7 @@
 """Mounts in a namespace of one thread, gone with it.
 
 An environment's file system is mounted only in the namespace of the thread that starts it; the environment's processes
-take a copy along. So no mount of ours is ever seen on the host, a killed worker leaves none behind, and the last
+take a copy along. So no mount of a worker is ever seen on the host, a killed worker leaves none behind, and the last
 process of an environment ends its mount.
 """
 

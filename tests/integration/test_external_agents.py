@@ -13,8 +13,7 @@ from pydantic import SecretStr
 
 from app.agents.base import AgentJob, AgentReport, ModelEndpoint
 from app.agents.external import read
-from app.agents.external.agent import ExternalAgent
-from app.agents.external.framework import ExternalFramework
+from app.agents.external.framework import ExternalAgent, ExternalFramework
 from app.agents.installation import Installer
 from app.agents.trial import NeverCancelled
 from app.environments.contract import Environment

@@ -23,7 +23,7 @@ __all__ = ["Fingerprint", "differences"]
 
 _TIMEOUT_S = 20.0
 _MANY = 200
-"""So many names of a folder are told one by one; of more, how many there are."""
+"""How many names of a folder are listed; of more, only the count."""
 _LINES = 100_000
 """Of a file; more than any of these has."""
 

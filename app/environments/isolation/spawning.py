@@ -16,7 +16,7 @@ LISTENING = 3
 """The number that the inherited socket gets: the first file that a runtime hands on."""
 
 FREE_FROM = 10
-"""Files of ours have numbers from here on, so that none lies where the child's are put."""
+"""Files of this process have numbers from here on, so that none lies where the child's are put."""
 
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE

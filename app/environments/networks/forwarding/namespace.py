@@ -1,6 +1,6 @@
 """Into the network of an environment and out again: one thread goes, what it opened there stays open out here.
 
-Nothing runs inside and nothing inside sees a process or a file of ours: there is only a port that answers.
+Nothing runs inside and nothing inside sees a process or a file of the worker: there is only a port that answers.
 """
 
 from __future__ import annotations
