@@ -31,8 +31,7 @@ class Subject:
         return pytest.param(self, id=self.name, marks=self.marks)
 
     def agent(self, framework: Framework) -> Agent:
-        from app.agents.external.framework import ExternalAgent
-        from app.agents.external.framework import ExternalFramework
+        from app.agents.external.framework import ExternalAgent, ExternalFramework
 
         return ExternalAgent(framework) if isinstance(framework, ExternalFramework) else FrameworkAgent(framework)
 
