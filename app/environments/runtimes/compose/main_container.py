@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from app.compose_file.commands import idle
 from app.compose_file.model import Service
+from app.compose_file.values import idle
 from app.environments.contract import Tags
 from app.environments.networks import exempted, variables
 from app.environments.runtimes.compose.resources import Ground
@@ -127,8 +127,8 @@ def start_inside(environment: DockerEnvironment, ground: Ground, image_id: str, 
         argv = _own_command(service, ground.engine, image_id)
     if argv and not idle(argv):
         _start(environment, service.name, shlex.join(argv), deadline)
-    if service.check is not None and service.check.test:
-        own = {**dict(service.environment), **ground.spec.env}
+    if service.healthcheck is not None and not service.healthcheck.disabled and service.healthcheck.test:
+        own = {**service.variables, **ground.spec.env}
         _await_health(environment, service, deadline, exempted(ground.spec, own, ground.near(service)))
 
 
@@ -158,18 +158,18 @@ def _own_command(service: Service, engine: Engine, image_id: str) -> list[str]:
 
 
 def _await_health(environment: DockerEnvironment, service: Service, deadline: float, env: Mapping[str, str]) -> None:
-    check = service.check
+    check = service.healthcheck
     assert check is not None
     command = check.test[1] if check.test[0] == "CMD-SHELL" else shlex.join(check.test[1:])
-    begun, failures, next_counted = time.monotonic(), 0, check.interval_s
+    begun, failures, next_counted = time.monotonic(), 0, check.interval
     while True:
         left_s = max(0.1, deadline - time.monotonic())
-        result = environment.run(command, env=env, timeout_s=min(check.timeout_s, left_s))
+        result = environment.run(command, env=env, timeout_s=min(check.timeout, left_s))
         if result.ok:
             return
         since_s = time.monotonic() - begun
-        if since_s >= max(check.start_period_s, next_counted):
-            failures, next_counted = failures + 1, since_s + check.interval_s
+        if since_s >= max(check.start_period, next_counted):
+            failures, next_counted = failures + 1, since_s + check.interval
         if failures >= check.retries or time.monotonic() >= deadline:
             how = "is unhealthy" if failures >= check.retries else "was not healthy in time"
             said = result.text()[-_TAIL_CHARACTERS:].strip()

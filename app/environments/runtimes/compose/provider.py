@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections import OrderedDict
@@ -12,7 +13,7 @@ from functools import cached_property
 import structlog
 from docker.errors import APIError
 
-from app.compose_file.plan import Plan, identity_of, planned
+from app.compose_file.plan import ComposePlan, planned
 from app.environments.contract import EnvironmentProvider, Snapshot, Tags, Times
 from app.environments.runtimes.compose import project_cgroup
 from app.environments.runtimes.compose.environment import NO_SNAPSHOTS, ComposeEnvironment
@@ -52,8 +53,8 @@ class ComposeProvider(EnvironmentProvider):
         self._tools = tools
         self._gate = gate or HostGate(settings.home / "run" / "slots")
         self._images = Images(settings, fetch_bundle=self._fetch, gate=self._gate)
-        self._plans: OrderedDict[str, Plan] = OrderedDict()  # the last few: bundles are not small
-        self._using: list[Plan] = []  # whatever else is made meanwhile
+        self._plans: OrderedDict[str, ComposePlan] = OrderedDict()  # the last few: bundles are not small
+        self._using: list[ComposePlan] = []  # whatever else is made meanwhile
         self._lock = threading.Lock()
 
     @property
@@ -69,13 +70,15 @@ class ComposeProvider(EnvironmentProvider):
     def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
         """All images; what is returned tells this project from others. Raises: SpecInvalid, too."""
         with self._kept(spec, self._plan(spec), time.monotonic() + timeout_s) as found:
-            return identity_of(spec, found)
+            parts = [str(spec.compose and spec.compose.model_dump_json())]
+            parts += [f"{name}={image_id}" for name, image_id in sorted(found.items())]
+            return f"compose:{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()}"
 
     def tool_versions(self, spec: EnvironmentSpec) -> dict[str, str]:
         return versions(tools_of(spec, self._tools))
 
     @contextmanager
-    def _kept(self, spec: EnvironmentSpec, plan: Plan, deadline: float) -> Iterator[dict[str, str]]:
+    def _kept(self, spec: EnvironmentSpec, plan: ComposePlan, deadline: float) -> Iterator[dict[str, str]]:
         """Image ids by service; they stay on the engine for the length of the block."""
         with ExitStack() as held:
             held.enter_context(self._used(plan))
@@ -84,7 +87,7 @@ class ComposeProvider(EnvironmentProvider):
                 for name, part in plan.images.items()
             }
 
-    def _plan(self, spec: EnvironmentSpec) -> Plan:
+    def _plan(self, spec: EnvironmentSpec) -> ComposePlan:
         """By all that is asked: a plan's images are the task's whole environment, but for their sources."""
         key = spec.model_dump_json()
         with self._lock:
@@ -100,7 +103,7 @@ class ComposeProvider(EnvironmentProvider):
         return plan
 
     @contextmanager
-    def _used(self, plan: Plan) -> Iterator[None]:
+    def _used(self, plan: ComposePlan) -> Iterator[None]:
         with self._lock:
             self._using.append(plan)
         try:

@@ -13,8 +13,9 @@ from uuid import uuid4
 from docker.errors import APIError, NotFound
 from docker.types import EndpointConfig, Mount, Ulimit
 
-from app.compose_file.model import MountKind, Service
-from app.compose_file.plan import Plan
+from app.compose_file.model import Service
+from app.compose_file.mounts import MountKind
+from app.compose_file.plan import ComposePlan
 from app.environments.contract import CreatedResources, Tags
 from app.environments.networks import firewall
 from app.environments.runtimes.compose import project_cgroup
@@ -36,7 +37,7 @@ _PAUSE_S = 0.05
 class Ground:
     """One project on one engine. Whoever makes it removes it."""
 
-    def __init__(self, engine: Engine, plan: Plan, spec: EnvironmentSpec, tags: Tags) -> None:
+    def __init__(self, engine: Engine, plan: ComposePlan, spec: EnvironmentSpec, tags: Tags) -> None:
         self.engine = engine
         self.plan = plan
         self.spec = spec
@@ -97,16 +98,16 @@ class Ground:
 
     def network_of(self, service: Service) -> str:
         """The one that it is made on; the engine takes one then, the others afterwards."""
-        return self.nets[service.networks[0][0]].name if service.networks else "none"
+        return self.nets[next(iter(service.aliases))].name if service.aliases else "none"
 
     def joining(self, service: Service) -> dict[str, Any]:
         """Where it stands on its first network, for the call that makes it."""
-        if not service.networks:
+        if not service.aliases:
             return {}
         return {"networking_config": {"EndpointsConfig": {self.network_of(service): self._endpoint(service)}}}
 
     def join_others(self, service: Service, container_id: str) -> None:
-        for network, aliases in service.networks[1:]:
+        for network, aliases in list(service.aliases.items())[1:]:
             self.engine.api.connect_container_to_network(
                 container_id,
                 self.nets[network].id,
@@ -115,7 +116,7 @@ class Ground:
             )
 
     def _endpoint(self, service: Service) -> EndpointConfig:
-        network, aliases = service.networks[0]
+        network, aliases = next(iter(service.aliases.items()))
         return EndpointConfig(
             self.engine.api.api_version,
             aliases=[service.name, *aliases],
@@ -124,7 +125,7 @@ class Ground:
 
     def near(self, service: Service) -> list[str]:
         """Names and addresses of itself and of those that share a network with it."""
-        joined = [self.nets[network].addresses.values() for network, _ in service.networks]
+        joined = [self.nets[network].addresses.values() for network in service.aliases]
         return [*self.plan.project.near(service.name), *(one for addresses in joined for one in addresses)]
 
     def amended(self, config: dict[str, Any], service: Service) -> dict[str, Any]:
@@ -140,13 +141,13 @@ class Ground:
         memory = [one for one in service.mounts if one.kind is MountKind.TMPFS]
         sizes = {one.target: f"rw,nosuid,nodev,size={one.size_bytes}" for one in memory}
         config["Tmpfs"] = {**(config.get("Tmpfs") or {}), **sizes}
-        if service.shm_bytes is not None:
-            config["ShmSize"] = min(service.shm_bytes, self.spec.resources.memory_bytes)
+        if service.shm_size is not None:
+            config["ShmSize"] = min(service.shm_size, self.spec.resources.memory_bytes)
         config["ExtraHosts"] = [
             *(config.get("ExtraHosts") or []),
-            *(f"{name}:{address}" for name, address in service.hosts),
+            *(f"{name}:{address}" for name, address in service.extra_hosts.items()),
         ]
-        config["Sysctls"] = {**(config.get("Sysctls") or {}), **dict(service.sysctls)}
+        config["Sysctls"] = {**(config.get("Sysctls") or {}), **service.sysctls}
         config["Ulimits"] = _tighter(config.get("Ulimits") or (), service)
         config["CapDrop"] = sorted({*(config.get("CapDrop") or []), *service.cap_drop})
         if self.cgroup is not None:
@@ -235,7 +236,7 @@ class Ground:
 def _tighter(ours: Iterable[Any], service: Service) -> list[Ulimit]:
     """Our limits and the file's, the tighter one where both say something."""
     limits = {one["Name"]: Ulimit(name=one["Name"], soft=one["Soft"], hard=one["Hard"]) for one in ours}
-    for name, soft, hard in service.ulimits:
+    for name, (soft, hard) in service.ulimits.items():
         most = limits[name]["Hard"] if name in limits else -1
         hard = _smaller(hard, most)
         limits[name] = Ulimit(name=name, soft=_smaller(soft, hard), hard=hard)

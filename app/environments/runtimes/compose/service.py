@@ -12,8 +12,8 @@ from typing import Any
 from docker.errors import NotFound
 from docker.types import LogConfig, Mount
 
-from app.compose_file.model import Check, Condition, Service
-from app.compose_file.plan import bounded
+from app.compose_file.model import Condition, HealthCheck, Service
+from app.compose_file.plan import resources_of
 from app.environments.contract import ServiceMemory
 from app.environments.runtimes.compose.resources import Ground
 from app.environments.runtimes.docker import disk_limits
@@ -104,11 +104,11 @@ class Peer:
                 user=service.user,
                 hostname=service.hostname,
                 name=self.ground.tags.name(),
-                environment=dict(service.environment),
+                environment=service.variables,
                 working_dir=service.working_dir,
                 labels=self.ground.labels(service.name),
                 stop_signal=service.stop_signal,
-                healthcheck=_told(service.check),
+                healthcheck=_told(service.healthcheck),
                 host_config=self.ground.amended(self._limits(), service),
                 **self.ground.joining(service),
             )
@@ -118,7 +118,7 @@ class Peer:
 
     def _limits(self) -> Any:
         engine, service = self.ground.engine, self.service
-        most = bounded(service, self.ground.spec.resources)
+        most = resources_of(service, self.ground.spec.resources)
         return engine.api.create_host_config(
             init=service.init,
             read_only=service.read_only,
@@ -227,7 +227,7 @@ class Peer:
             if count is None:  # its group has ended with it: the engine knows of its first process
                 count = int(bool(self._about()["State"].get("OOMKilled")))
         self._killed = max(self._killed, count or 0)
-        return ServiceMemory(bounded(self.service, self.ground.spec.resources).memory_bytes, self._killed)
+        return ServiceMemory(resources_of(self.service, self.ground.spec.resources).memory_bytes, self._killed)
 
     def describe(self) -> dict[str, Any]:
         """Name, id, image, state, exit code when it has ended, health, whether it ran out of memory.
@@ -309,7 +309,7 @@ class ServiceSession:
         self._files.close()
 
 
-def _told(check: Check | None) -> dict[str, Any] | None:
+def _told(check: HealthCheck | None) -> dict[str, Any] | None:
     """As the engine wants it; None: the image's own."""
     if check is None:
         return None
@@ -317,8 +317,8 @@ def _told(check: Check | None) -> dict[str, Any] | None:
         return {"Test": ["NONE"]}
     return {
         "Test": list(check.test),
-        "Interval": int(check.interval_s * _NS),
-        "Timeout": int(check.timeout_s * _NS),
-        "StartPeriod": int(check.start_period_s * _NS),
+        "Interval": int(check.interval * _NS),
+        "Timeout": int(check.timeout * _NS),
+        "StartPeriod": int(check.start_period * _NS),
         "Retries": check.retries,
     }

@@ -121,7 +121,7 @@ class Making:
         plan, spec = self._ground.plan, self._ground.spec
         service = plan.main
         image = plan.images[service.name]  # the rest is this task's own, whoever made the plan
-        environment = {**dict(service.environment), **spec.env}
+        environment = {**service.variables, **spec.env}
         part = spec.model_copy(
             update={"compose": None, "image": image.image, "build": image.build, "setup": (), "env": environment}
         )

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, suppress
 
-from app.compose_file.model import Condition, Project
+from app.compose_file.file import Project
+from app.compose_file.model import Condition
 from app.environments.runtimes.compose.service import Peer
 from app.errors import ServiceUnhealthy, StationError
 
