@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from graphlib import CycleError, TopologicalSorter
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, TypeVar
@@ -191,9 +192,7 @@ def _started(services: dict[str, Service], main: str, context: FileContext) -> d
 
 
 def _refuse_circles(services: dict[str, Service], context: FileContext) -> None:
-    left = {name: one.depends_on.keys() & services.keys() for name, one in services.items()}
-    while free := [name for name, needs in left.items() if not needs & left.keys()]:
-        for name in free:
-            del left[name]
-    if left:
-        context.refuse("services", "an order to start in", f"a circle of {', '.join(sorted(left))}")
+    try:
+        TopologicalSorter({name: one.depends_on.keys() & services.keys() for name, one in services.items()}).prepare()
+    except CycleError as error:
+        context.refuse("services", "an order to start in", f"a circle of {', '.join(sorted(set(error.args[1])))}")

@@ -57,7 +57,7 @@ class Condition(StrEnum):
     COMPLETED = "service_completed_successfully"
 
 
-class _Section(BaseModel):
+class _ComposeSection(BaseModel):
     """A map of the file. `section`: its part of the tables of refusals; `at`: its place below `FileContext.where`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -73,9 +73,6 @@ class _Section(BaseModel):
         if info.context is not None and body:
             body = FileContext.of(info).refuse_listed(cls.section, body, cls.at)
         return {key: value for key, value in (body or {}).items() if value is not None or key not in cls.model_fields}
-
-
-# --- Image ------------------------------------------------------------------------------------------------------------
 
 
 def _build_folder(context: str | None, info: ValidationInfo) -> str:
@@ -104,7 +101,7 @@ def _arguments(value: Any) -> dict[str, str]:
     return args
 
 
-class ServiceBuild(_Section):
+class ServiceBuild(_ComposeSection):
     """An image to build: a folder of the bundle, with arguments and a last stage."""
 
     section = "build"
@@ -135,9 +132,6 @@ class ServiceBuild(_Section):
         """The Dockerfile with these arguments and without later stages. Raises: SpecInvalid: no such stage."""
         path = folder / self.context / self.dockerfile
         return adapted(read_text_inside(folder, path, errors="replace"), self.args, self.target)
-
-
-# --- What it starts with ----------------------------------------------------------------------------------------------
 
 
 def _variables(value: Any, info: ValidationInfo) -> dict[str, str | None]:
@@ -183,7 +177,7 @@ def _condition(value: Any) -> Condition:
     return Condition(str(value))
 
 
-class Dependency(_Section):
+class Dependency(_ComposeSection):
     """What a service waits for in another one."""
 
     condition: Annotated[Condition, BeforeValidator(_condition)] = Condition.STARTED
@@ -203,7 +197,7 @@ def _test(value: Any) -> tuple[str, ...]:
 _CheckSeconds = Annotated[Seconds, AfterValidator(lambda value: min(value, _MAX_CHECK_S) or 30.0)]
 
 
-class HealthCheck(_Section):
+class HealthCheck(_ComposeSection):
     """When a service counts as healthy; times in seconds. `test` begins with CMD or CMD-SHELL; empty: the image's."""
 
     test: Annotated[tuple[str, ...], BeforeValidator(_test)] = ()
@@ -219,9 +213,6 @@ class HealthCheck(_Section):
         return self.disable or self.test == ("NONE",)
 
 
-# --- Network ----------------------------------------------------------------------------------------------------------
-
-
 def _networks(value: Any, info: ValidationInfo) -> Any:
     named = dict.fromkeys(map(str, value)) if isinstance(value, list) else value
     if not isinstance(named, dict) or info.context is None:
@@ -231,7 +222,7 @@ def _networks(value: Any, info: ValidationInfo) -> Any:
     return named or {"default": None}
 
 
-class Membership(_Section):
+class Membership(_ComposeSection):
     """A service's place on one network: its further names there."""
 
     aliases: Texts = ()
@@ -271,9 +262,6 @@ def _only(expected: str, allowed: tuple[object, ...], advice: str = "leave it ou
     return AfterValidator(check)
 
 
-# --- Limits -----------------------------------------------------------------------------------------------------------
-
-
 def _no_devices(value: Any) -> None:
     if value:
         raise refused("no devices of the host", value, "let the service do without it")
@@ -282,7 +270,7 @@ def _no_devices(value: Any) -> None:
 _Single = Annotated[Any, _only("one container of a service", (None, 1, "1"), "")]
 
 
-class ResourceLimits(_Section):
+class ResourceLimits(_ComposeSection):
     model_config = ConfigDict(extra="ignore")
     devices: Annotated[None, BeforeValidator(_no_devices)] = None
     cpus: Number = None
@@ -290,13 +278,13 @@ class ResourceLimits(_Section):
     pids: Count = None
 
 
-class DeployResources(_Section):
+class DeployResources(_ComposeSection):
     model_config = ConfigDict(extra="ignore")
     limits: ResourceLimits = ResourceLimits()
     reservations: ResourceLimits = ResourceLimits()
 
 
-class Deploy(_Section):
+class Deploy(_ComposeSection):
     model_config = ConfigDict(extra="ignore")
     replicas: _Single = None
     resources: DeployResources = DeployResources()
@@ -350,9 +338,6 @@ def _security(options: tuple[str, ...]) -> tuple[str, ...]:
     return options
 
 
-# --- The whole --------------------------------------------------------------------------------------------------------
-
-
 def _depends_on(value: Any) -> Any:
     return dict.fromkeys(texts(value)) if isinstance(value, list) else value
 
@@ -360,7 +345,7 @@ def _depends_on(value: Any) -> Any:
 _NETWORK_OF_FILE = "name a network of the file under `networks`"
 
 
-class Service(_Section):
+class Service(_ComposeSection):
     """One container of the project. Values that are None are the image's or the task's."""
 
     section = "service"
@@ -429,7 +414,7 @@ class Service(_Section):
         )
 
 
-class DeclaredNetwork(_Section):
+class DeclaredNetwork(_ComposeSection):
     section = "network"
 
     name: Any = None
@@ -441,7 +426,7 @@ class DeclaredNetwork(_Section):
     enable_ipv6: Any = None
 
 
-class DeclaredVolume(_Section):
+class DeclaredVolume(_ComposeSection):
     section = "volume"
 
     name: Any = None
@@ -449,7 +434,7 @@ class DeclaredVolume(_Section):
     driver: Annotated[Any, _only("local", (None, "", "default", "local"))] = None
 
 
-class ComposeFile(_Section):
+class ComposeFile(_ComposeSection):
     """A file's top level; what is below is validated by itself."""
 
     section = "file"

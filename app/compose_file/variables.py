@@ -41,6 +41,7 @@ USUAL: Mapping[str, str] = {
 """What Harbor's and Terminal-Bench's own templates name."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_EXPRESSION = re.compile(rf"({_NAME.pattern})(?:(:?)([-+?])(.*))?", re.DOTALL)
 _MAX_NODES = 20_000
 """Aliases of YAML make a small file large."""
 _MAX_DEPTH = 64
@@ -73,45 +74,39 @@ class Substitution:
         return value
 
     def text(self, text: str, where: str) -> str:
-        """One text; what is malformed stays as it is and is refused."""
+        """One text; what is malformed is refused."""
         parts, rest = [], text
         while "$" in rest:
             before, _, rest = rest.partition("$")
-            parts.append(before)
+            name = _NAME.match(rest)
             if rest.startswith("$"):
-                parts.append("$")
-                rest = rest[1:]
+                value, rest = "$", rest[1:]
             elif rest.startswith("{"):
                 inner, rest = _braced(rest)
-                parts.append(self._expression(inner, where, text) if inner is not None else self._refuse(where, text))
-            elif (found := _NAME.match(rest)) is not None:
-                parts.append(self._value(found[0], where))
-                rest = rest[found.end() :]
+                value = self._expression(inner, where, text)
+            elif name is not None:
+                value, rest = self._value(name[0], where), rest[name.end() :]
             else:
-                parts.append(self._refuse(where, text))
+                value = self._refuse(where, text)
+            parts += [before, value]
         return "".join([*parts, rest])
 
     def _expression(self, inner: str, where: str, text: str) -> str:
-        found = _NAME.match(inner)
+        found = _EXPRESSION.fullmatch(inner)
         if found is None:
             return self._refuse(where, text)
-        name, rest = found[0], inner[found.end() :]
+        name, colon, operator, default = found.groups()
+        if operator is None:
+            return self._value(name, where)
         value = self._variables.get(name)
-        usable = value if not rest.startswith(":") else value or None  # `:` takes an empty one for unset
-        operator, default = rest.lstrip(":")[:1], rest.lstrip(":")[1:]
-        match operator:
-            case "":
-                return self._value(name, where) if not rest else self._refuse(where, text)
-            case "-":
-                return usable if usable is not None else self.text(default, where)
-            case "+":
-                return self.text(default, where) if usable is not None else ""
-            case "?":
-                if usable is None:
-                    self._context.refuse(where, f"no need for the variable {name}: it has no value here", text)
-                return usable or ""
-            case _:
-                return self._refuse(where, text)
+        is_set = bool(value) if colon else value is not None  # `:` takes an empty one for unset
+        if operator == "+":
+            return self.text(default, where) if is_set else ""
+        if operator == "-":
+            return value or "" if is_set else self.text(default, where)
+        if not is_set:
+            self._context.refuse(where, f"no need for the variable {name}: it has no value here", text)
+        return value or ""
 
     def _value(self, name: str, where: str) -> str:
         if name not in self._variables:
@@ -123,11 +118,11 @@ class Substitution:
         return ""
 
 
-def _braced(rest: str) -> tuple[str | None, str]:
-    """What stands in the braces with which `rest` begins, and what follows; None: they do not close."""
+def _braced(rest: str) -> tuple[str, str]:
+    """The content of the braces with which `rest` begins, and what follows; empty when they do not close."""
     depth = 0
     for place, character in enumerate(rest):
         depth += (character == "{") - (character == "}")
         if depth == 0:
             return rest[1:place], rest[place + 1 :]
-    return None, ""
+    return "", ""

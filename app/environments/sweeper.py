@@ -18,7 +18,7 @@ import structlog
 
 from app.environments import snapshots
 from app.environments.listing import label_id, labels_of, listed, unix_of
-from app.environments.runtimes.compose.sweep import remove_container, shared
+from app.environments.runtimes.compose.resources import remove_container, shared
 from app.environments.runtimes.local import OWNER, remove_environment, unowned_folders
 from app.environments.runtimes.oci import Records, remove_abandoned
 from app.environments.runtimes.oci import end as end_environment

@@ -31,11 +31,14 @@ TASK = Path(__file__).parents[2] / "app" / "datasets" / "demo" / "several" / "re
 
 
 def written(folder: Path, text: str, **files: str) -> Path:
-    (folder / "docker-compose.yaml").write_text(text)
+    named = {name.replace("__", "/"): content for name, content in files.items()}
+    return write_files(folder, {"docker-compose.yaml": text, **named})
+
+
+def write_files(folder: Path, files: dict[str, str]) -> Path:
     for name, content in files.items():
-        file = folder / name.replace("__", "/")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(content)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
     return folder
 
 
@@ -498,8 +501,7 @@ def test_arguments_and_the_last_stage_are_written_into_the_recipe() -> None:
 def test_a_services_context_is_the_same_bytes_wherever_it_was_unpacked(tmp_path: Path) -> None:
     archives = []
     for name in ("a", "b"):
-        folder = tmp_path / name
-        written(folder := make(folder), "", web__Dockerfile="ARG A\nFROM x\n", web__sub__run="1", other="2")
+        folder = written(tmp_path / name, "", web__Dockerfile="ARG A\nFROM x\n", web__sub__run="1", other="2")
         (folder / "web" / "sub" / "run").chmod(0o700)
         archives.append(context_of(folder, ServiceBuild(context="web", args={"A": name})))
         archives.append(context_of(folder, ServiceBuild(context="web")))
@@ -510,11 +512,6 @@ def test_a_services_context_is_the_same_bytes_wherever_it_was_unpacked(tmp_path:
         assert sorted(tar.getnames()) == ["Dockerfile", "sub", "sub/run"]
         assert tar.getmember("sub/run").mode == 0o755
         assert tar.extractfile("Dockerfile").read() == b'ARG A="b"\nFROM x\n'  # type: ignore[union-attr]
-
-
-def make(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
 
 
 def test_a_copy_lies_below_its_target(tmp_path: Path) -> None:
@@ -568,10 +565,7 @@ def harbor(folder: Path, text: str, toml: str = "") -> Path:
         "environment/docker-compose.yaml": text,
         "tests/test.sh": "true",
     }
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(content)
-    return folder
+    return write_files(folder, files)
 
 
 def test_a_harbor_folder_with_a_compose_file_becomes_a_task_of_several_containers() -> None:
@@ -647,10 +641,7 @@ def terminal_bench(folder: Path, text: str) -> Path:
         "tests/test_it.py": "",
         "docker-compose.yaml": text,
     }
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(content)
-    return folder
+    return write_files(folder, files)
 
 
 def test_terminal_benchs_usual_file_asks_for_no_more_than_its_dockerfile(tmp_path: Path) -> None:

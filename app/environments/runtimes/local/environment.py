@@ -101,7 +101,7 @@ class LocalEnvironment(SessionEnvironment):
         }
 
     def forward(self, port: int, serve: Serve) -> Forward:
-        """A port of this host's own loopback: whoever is on this host can reach it, as everything in here."""
+        """A port of this host's own loopback: every process of this host can reach it."""
         with self._forwards_lock:
             self._raise_if_gone()
             self._forwards.append(forward_here(port, serve))
