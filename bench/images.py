@@ -29,7 +29,7 @@ matplotlib.use("agg")  # no screen here
 
 from matplotlib import pyplot as plt
 
-from app.images.eviction import Held, total_bytes
+from app.images.eviction import HeldImage, total_bytes
 from bench import control_record
 from bench.control_record import Part
 from bench.images_fleet import Disk, Fleet, belady, in_line, ours, ours_placed
@@ -86,7 +86,7 @@ class _Curve:
         self._served = 0
         self.pulls: list[int] = []
 
-    def serve(self, start: Start, image: Held) -> None:
+    def serve(self, start: Start, image: HeldImage) -> None:
         self._fleet.serve(start, image)
         if self._served % 100 == 0:
             self.pulls.append(self._fleet.pulls)

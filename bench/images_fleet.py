@@ -7,7 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from app.images.eviction import Held, choose_victims
+from app.images.eviction import HeldImage, choose_victims
 from bench.images_queue import Start, Where
 
 
@@ -18,14 +18,14 @@ class Disk:
     room_bytes: int
     low_bytes: int
     victims: Callable[[Disk, Start, int, int], list[str]]
-    here: OrderedDict[str, Held] = field(default_factory=OrderedDict)  # in the order of arrival
+    here: OrderedDict[str, HeldImage] = field(default_factory=OrderedDict)  # in the order of arrival
     holders: Counter[str] = field(default_factory=Counter)
     used_bytes: int = 0
     used_at: dict[str, int] = field(default_factory=dict)
     pulls: int = 0
     pulled_bytes: int = 0
 
-    def serve(self, start: Start, image: Held, clock: int) -> None:
+    def serve(self, start: Start, image: HeldImage, clock: int) -> None:
         """Have the image, evicting what the policy chooses when the disk is too full for it."""
         self.used_at[start.key] = clock
         if start.key in self.here:
@@ -36,7 +36,7 @@ class Disk:
                 self._remove(key)
         self._add(start.key, image)
 
-    def _add(self, key: str, image: Held) -> None:
+    def _add(self, key: str, image: HeldImage) -> None:
         self.pulls += 1
         for layer in image.layers:
             self.holders[layer.id] += 1
@@ -59,7 +59,7 @@ class Fleet:
         self.disks = list(disks)
         self._clocks = [0] * len(self.disks)
 
-    def serve(self, start: Start, image: Held) -> None:
+    def serve(self, start: Start, image: HeldImage) -> None:
         """Each disk has a clock of its own, which counts its tasks."""
         self.disks[start.host].serve(start, image, self._clocks[start.host])
         self._clocks[start.host] += 1
@@ -121,7 +121,7 @@ def belady(future: Mapping[str, Sequence[int]]) -> Callable[[Disk, Start, int, i
     return victims
 
 
-def _until(held: Mapping[str, Held], ranked: Sequence[str], need_bytes: int) -> list[str]:
+def _until(held: Mapping[str, HeldImage], ranked: Sequence[str], need_bytes: int) -> list[str]:
     holders = Counter(layer.id for image in held.values() for layer in image.layers)
     chosen = []
     for key in ranked:

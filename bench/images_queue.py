@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 from typing import NamedTuple
 
-from app.images.eviction import Held, Layer
+from app.images.eviction import HeldImage, ImageLayer
 from app.ledger.upcoming import MOST, in_order
 from app.ledger.waiting import QueueKey, WaitingTask
 from app.models.spec import Mode
@@ -61,23 +61,23 @@ Where = Callable[[str], Collection[str]]
 """The hosts that have an image now."""
 
 
-def dataset(world: World) -> dict[str, Held]:
+def dataset(world: World) -> dict[str, HeldImage]:
     """Images by key; their layers are shared, or all their own and of one size."""
     dice = random.Random(world.seed)
     if not world.shared:
         size = BASE_BYTES + ENV_BYTES + OWN_BYTES
-        return {f"i{n}": _image(f"i{n}", (Layer(f"all-{n}", size),)) for n in range(world.images)}
-    base = Layer("base", BASE_BYTES)
-    envs = [Layer(f"env-{n}", int(ENV_BYTES * dice.lognormvariate(0, 0.4))) for n in range(ENVS)]
+        return {f"i{n}": _image(f"i{n}", (ImageLayer(f"all-{n}", size),)) for n in range(world.images)}
+    base = ImageLayer("base", BASE_BYTES)
+    envs = [ImageLayer(f"env-{n}", int(ENV_BYTES * dice.lognormvariate(0, 0.4))) for n in range(ENVS)]
     found = {}
     for n in range(world.images):
-        own = Layer(f"own-{n}", int(OWN_BYTES * dice.lognormvariate(0, 0.6)))
+        own = ImageLayer(f"own-{n}", int(OWN_BYTES * dice.lognormvariate(0, 0.6)))
         found[f"i{n}"] = _image(f"i{n}", (base, envs[min(int(dice.expovariate(3 / ENVS)), ENVS - 1)], own))
     return found
 
 
-def _image(key: str, layers: tuple[Layer, ...]) -> Held:
-    return Held(key, frozenset((key,)), layers)
+def _image(key: str, layers: tuple[ImageLayer, ...]) -> HeldImage:
+    return HeldImage(key, frozenset((key,)), layers)
 
 
 class Queue:

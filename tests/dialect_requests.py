@@ -9,7 +9,7 @@ from app.model_service.dialects import Message, Request, codec_for
 from app.model_service.dialects.base import is_text, parts_of
 from app.model_service.dialects.chat import assistant_message
 from app.model_service.dialects.messages import assistant_blocks
-from app.model_service.dialects.responses import assistant_items, written_tool
+from app.model_service.dialects.responses import assistant_items, tool_entry
 from app.models.model_calls import Dialect
 
 
@@ -17,7 +17,7 @@ def body_of(dialect: Dialect, request: Request) -> dict[str, Any]:
     """The body of a call."""
     written = {Dialect.CHAT: _chat, Dialect.RESPONSES: _responses, Dialect.MESSAGES: _messages}[dialect](request)
     body = {"model": request.model, **written, **request.parameters} | ({"stream": True} if request.stream else {})
-    return body if request.max_tokens is None else codec_for(dialect).limited(body, request.max_tokens)
+    return body if request.max_tokens is None else codec_for(dialect).with_max_tokens(body, request.max_tokens)
 
 
 def _chat(request: Request) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def _chat(request: Request) -> dict[str, Any]:
 
 def _responses(request: Request) -> dict[str, Any]:
     items = [item for message in request.messages for item in _items(message)]
-    return {"input": items} | ({"tools": [written_tool(tool) for tool in request.tools]} if request.tools else {})
+    return {"input": items} | ({"tools": [tool_entry(tool) for tool in request.tools]} if request.tools else {})
 
 
 def _items(message: Message) -> Iterator[dict[str, Any]]:

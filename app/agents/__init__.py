@@ -9,7 +9,7 @@ from pathlib import Path
 from app.agents.base import Agent
 from app.agents.catalogue import AGENTS, traits
 from app.agents.external.manifest import Manifest
-from app.agents.frameworks import FRAMEWORKS, Making, framework_named
+from app.agents.frameworks import FRAMEWORKS, FrameworkOptions, framework_named
 from app.agents.installation import Installer
 from app.errors import UnknownName
 
@@ -33,9 +33,9 @@ class Workshop:
     ready_tools: Path | None = None
     """Further bundles, which are not written to."""
 
-    def making(self) -> Making:
+    def making(self) -> FrameworkOptions:
         """What adapters are made with here."""
-        return Making(
+        return FrameworkOptions(
             Installer(self.tools, may_install=self.may_install, ready=self.ready_tools),
             call_timeout_s=self.call_timeout_s,
             swe_agent_source=self.swe_agent_source,

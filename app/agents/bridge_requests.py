@@ -34,7 +34,7 @@ _LONGEST_TIMEOUT_S = 86_400.0
 Answer = dict[str, Any]
 
 
-class Refused(Exception):
+class BridgeRefusal(Exception):
     """This one request cannot be answered as wanted; the environment is well."""
 
 
@@ -44,16 +44,16 @@ def answer(shell: Shell, request: Mapping[str, Any], *, default_timeout_s: float
         for key, ask in _REQUESTS.items():
             if key in request:
                 return ask(shell, request, default_timeout_s)
-        raise Refused(
+        raise BridgeRefusal(
             f"expected one of the keys {', '.join(_REQUESTS)}; found {', '.join(map(repr, request)) or 'none'}"
         )
-    except (Refused, FileNotFoundError, ValueError, DiskFull, SpecInvalid) as error:
+    except (BridgeRefusal, FileNotFoundError, ValueError, DiskFull, SpecInvalid) as error:
         return {"error": f"{type(error).__name__}: {error}"}
 
 
 def _hello(shell: Shell, request: Mapping[str, Any], _: float) -> Answer:
     if request["hello"] != PROTOCOL:
-        raise Refused(f"expected the protocol {PROTOCOL}; found {request['hello']!r}")
+        raise BridgeRefusal(f"expected the protocol {PROTOCOL}; found {request['hello']!r}")
     return {"hello": PROTOCOL, "longest_frame": LONGEST_FRAME_BYTES}
 
 
@@ -71,7 +71,7 @@ def _command(shell: Shell, request: Mapping[str, Any], default_timeout_s: float)
 def _put(shell: Shell, request: Mapping[str, Any], _: float) -> Answer:
     path, mode = _path(request, "put"), request.get("mode", 0o644)
     if not isinstance(mode, int) or not 0 <= mode <= 0o7777:
-        raise Refused(f"expected the key 'mode', a number from 0 to 4095 (octal 7777); found {mode!r}")
+        raise BridgeRefusal(f"expected the key 'mode', a number from 0 to 4095 (octal 7777); found {mode!r}")
     shell.put(path, _bytes(request, "content"), mode=mode)
     return {"put": path}
 
@@ -79,7 +79,7 @@ def _put(shell: Shell, request: Mapping[str, Any], _: float) -> Answer:
 def _get(shell: Shell, request: Mapping[str, Any], _: float) -> Answer:
     content = shell.get(_path(request, "get"))
     if len(content) > _LONGEST_FILE_BYTES:
-        raise Refused(f"expected a file of at most {_LONGEST_FILE_BYTES} bytes; found {len(content)}")
+        raise BridgeRefusal(f"expected a file of at most {_LONGEST_FILE_BYTES} bytes; found {len(content)}")
     return {"content": base64.b64encode(content).decode()}
 
 
@@ -109,14 +109,14 @@ def _wire(result: CommandResult) -> Answer:
 def _text(request: Mapping[str, Any], key: str) -> str:
     value = request.get(key)
     if not isinstance(value, str) or "\0" in value:
-        raise Refused(f"expected the key {key!r}, a text without NUL; found {value!r:.80}")
+        raise BridgeRefusal(f"expected the key {key!r}, a text without NUL; found {value!r:.80}")
     return value
 
 
 def _path(request: Mapping[str, Any], key: str) -> str:
     path = _text(request, key)
     if not path.startswith("/") or path.rstrip("/") == "":
-        raise Refused(f"expected the key {key!r}, the absolute path of a file; found {path!r:.200}")
+        raise BridgeRefusal(f"expected the key {key!r}, the absolute path of a file; found {path!r:.200}")
     return path
 
 
@@ -124,14 +124,14 @@ def _bytes(request: Mapping[str, Any], key: str) -> bytes:
     try:
         return base64.b64decode(_text(request, key), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise Refused(f"expected the key {key!r}, base64; found {error}") from error
+        raise BridgeRefusal(f"expected the key {key!r}, base64; found {error}") from error
 
 
 def _variables(request: Mapping[str, Any]) -> dict[str, str]:
     found = request.get("env") or {}
     whole = isinstance(found, dict) and all(isinstance(part, str) and "\0" not in part for part in found.values())
     if not whole or not all(name and "=" not in name and "\0" not in name for name in found):
-        raise Refused(f"expected the key 'env', an object of texts; found {found!r:.80}")
+        raise BridgeRefusal(f"expected the key 'env', an object of texts; found {found!r:.80}")
     return dict(found)
 
 
@@ -140,5 +140,5 @@ def _timeout(request: Mapping[str, Any], default_s: float) -> float:
     if wanted is None:
         return default_s
     if isinstance(wanted, bool) or not isinstance(wanted, int | float) or not math.isfinite(wanted) or wanted <= 0:
-        raise Refused(f"expected the key 'timeout_s', seconds above 0; found {wanted!r:.80}")
+        raise BridgeRefusal(f"expected the key 'timeout_s', seconds above 0; found {wanted!r:.80}")
     return min(float(wanted), _LONGEST_TIMEOUT_S)

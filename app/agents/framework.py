@@ -36,7 +36,7 @@ class Stop(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Bundle:
+class FrameworkBundle:
     """A framework as installed on this host: a folder that can be mounted anywhere, read-only.
 
     `name` is what `EnvironmentSpec.tools` calls it; `folder` is complete and never changes.
@@ -47,7 +47,7 @@ class Bundle:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FrameworkPaths:
     """Where the framework runs and what it may touch there."""
 
     tool: str  # the bundle's folder, as seen from where the framework runs
@@ -58,8 +58,8 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
-    """What is run. `files` are written below `Place.home` before, by relative name; secrets go into `env` alone.
+class FrameworkCommand:
+    """What is run. `files` are written before, below `FrameworkPaths.home`; secrets go into `env` alone.
 
     `results` are the files below it that `Framework.ending` cannot do without: INSIDE they are fetched one by one
     before the rest, for which an image may lack the programs or which may be too much.
@@ -81,7 +81,7 @@ class Ended:
     returncode: int
     stdout: Path  # both as files on the worker, complete up to a bound
     stderr: Path
-    home: Path  # what was collected of `Place.home`; may be empty when the process was killed
+    home: Path  # what was collected of `FrameworkPaths.home`; may be empty when the process was killed
 
     def last_words(self, most_bytes: int = 600) -> str:
         """The end of what it wrote, its errors last."""
@@ -95,7 +95,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class AgentEnding:
     """What the ending means, in our words. `steps` as the framework counts them."""
 
     reason: EndReason
@@ -125,7 +125,7 @@ class Framework(Protocol):
         taxonomy (docs/agents.md is made from it). An engine's fault is told by the gateway, whatever stands here."""
         ...
 
-    def install(self) -> Bundle:
+    def install(self) -> FrameworkBundle:
         """The framework on this host, installed now if it is not there (`app.agents.installation`).
 
         Raises: AgentUnavailable.
@@ -139,11 +139,11 @@ class Framework(Protocol):
         """
         ...
 
-    def command(self, job: AgentJob, place: Place) -> Command:
+    def command(self, job: AgentJob, place: FrameworkPaths) -> FrameworkCommand:
         """How to run it on this job."""
         ...
 
-    def ending(self, ended: Ended) -> Ending:
+    def ending(self, ended: Ended) -> AgentEnding:
         """What its exit code together with its own structured result mean: never the exit code alone.
 
         Only called for `Stop.ITSELF`; time and cancel are told by `running`.

@@ -12,7 +12,7 @@ from app.errors import UnknownName
 
 
 @dataclass(frozen=True, slots=True)
-class Making:
+class FrameworkOptions:
     """What adapters are made with."""
 
     installer: Installer
@@ -25,31 +25,31 @@ class Making:
     """External agents by name."""
 
 
-def _mini_swe_agent(making: Making) -> Framework:
+def _mini_swe_agent(making: FrameworkOptions) -> Framework:
     from app.agents.mini_swe_agent.adapter import MiniSweAgent
 
     return MiniSweAgent(making.installer, call_timeout_s=making.call_timeout_s, call_attempts=making.call_attempts)
 
 
-def _claude_code(making: Making) -> Framework:
+def _claude_code(making: FrameworkOptions) -> Framework:
     from app.agents.claude_code.adapter import ClaudeCode
 
     return ClaudeCode(making.installer, call_timeout_s=making.call_timeout_s, call_attempts=making.call_attempts)
 
 
-def _qwen_code(making: Making) -> Framework:
+def _qwen_code(making: FrameworkOptions) -> Framework:
     from app.agents.qwen_code.adapter import QwenCode
 
     return QwenCode(making.installer, call_timeout_s=making.call_timeout_s, call_attempts=making.call_attempts)
 
 
-def _openhands(making: Making) -> Framework:
+def _openhands(making: FrameworkOptions) -> Framework:
     from app.agents.openhands.adapter import OpenHands
 
     return OpenHands(making.installer, call_timeout_s=making.call_timeout_s, call_attempts=making.call_attempts)
 
 
-def _swe_agent(making: Making) -> Framework:
+def _swe_agent(making: FrameworkOptions) -> Framework:
     from app.agents.swe_agent.adapter import SweAgent
 
     return SweAgent(
@@ -60,7 +60,7 @@ def _swe_agent(making: Making) -> Framework:
     )
 
 
-FRAMEWORKS: Mapping[str, Callable[[Making], Framework]] = {
+FRAMEWORKS: Mapping[str, Callable[[FrameworkOptions], Framework]] = {
     "mini-swe-agent": _mini_swe_agent,
     "claude-code": _claude_code,
     "qwen-code": _qwen_code,
@@ -69,7 +69,7 @@ FRAMEWORKS: Mapping[str, Callable[[Making], Framework]] = {
 }
 
 
-def framework_named(name: str, making: Making) -> Framework:
+def framework_named(name: str, making: FrameworkOptions) -> Framework:
     """A new adapter of that name, ours or external; nothing is installed yet. Raises: UnknownName."""
     if name in making.manifests:
         from app.agents.external.framework import ExternalFramework

@@ -37,7 +37,7 @@ _NOT_DONE = ("<tool_use_error>", "InputValidationError")
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class RecordedCommand:
     """A shell command. `apart`: it ran in a shell of its own; else in the one that the whole attempt shared."""
 
     text: str
@@ -73,7 +73,7 @@ class Insert:
     text: str
 
 
-Action = Command | Write | Edit | Insert
+Action = RecordedCommand | Write | Edit | Insert
 
 
 def recorded_run(model_name: str) -> str:
@@ -177,7 +177,7 @@ def _command(arguments: Mapping[str, Any], shared: bool) -> list[Action]:
         return []
     folder = arguments.get("directory")
     background = arguments.get("run_in_background", arguments.get("is_background")) is True
-    return [Command(text, not shared, str(folder) if folder else None, background)]
+    return [RecordedCommand(text, not shared, str(folder) if folder else None, background)]
 
 
 def _write(arguments: Mapping[str, Any], shared: bool) -> list[Action]:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import BinaryIO, ClassVar
 
 from app.agents.base import AgentJob, AgentReport
-from app.agents.recorded import Action, Command, Edit, Insert, Write, actions
+from app.agents.recorded import Action, Edit, Insert, RecordedCommand, Write, actions
 from app.errors import SpecInvalid
 from app.models.endings import BLAME, Blame, EndReason
 from app.models.shell import CancelToken, CommandResult, Shell, StatefulShell
@@ -77,7 +77,7 @@ class _Hands:
 
     def do(self, action: Action, timeout_s: float) -> None:
         match action:
-            case Command():
+            case RecordedCommand():
                 self._command(action, timeout_s)
             case Write(path, content):
                 self._write(path, content.encode("utf-8", "surrogatepass"))
@@ -90,13 +90,13 @@ class _Hands:
         if self._shared is not None:
             self._shared.close()
 
-    def _command(self, action: Command, timeout_s: float) -> None:
+    def _command(self, action: RecordedCommand, timeout_s: float) -> None:
         self._say(f"$ {action.text}")
         result = self._run(action, timeout_s)
         code = "no end in time" if result.timed_out else f"exit code {result.exit_code}"
         self._say(f"{result.text()[-_LONGEST_OUTPUT_BYTES:]}[{code}]")
 
-    def _run(self, action: Command, timeout_s: float) -> CommandResult:
+    def _run(self, action: RecordedCommand, timeout_s: float) -> CommandResult:
         if action.background:
             quoted = shlex.quote(action.text)
             return self._apart(f"nohup bash -c {quoted} >/dev/null 2>&1 &", action.cwd, timeout_s)

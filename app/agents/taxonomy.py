@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.agents.external import result
-from app.agents.frameworks import FRAMEWORKS, Making, framework_named
+from app.agents.frameworks import FRAMEWORKS, FrameworkOptions, framework_named
 from app.agents.installation import Installer
 from app.models.endings import BLAME, Blame, EndReason
 
@@ -38,7 +38,7 @@ class Row:
 
 def tables() -> dict[str, Mapping[str, EndReason]]:
     """The endings of every framework by its name, and of external agents."""
-    making = Making(Installer(Path("/"), may_install=False))
+    making = FrameworkOptions(Installer(Path("/"), may_install=False))
     found = {name: framework_named(name, making).endings for name in FRAMEWORKS}
     return found | {EXTERNAL: result.ENDINGS}
 

@@ -67,7 +67,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class TrialStage:
     """Where trials take place: one environment, one engine."""
 
     environment: Shell

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from app.agents.base import Agent
 from app.agents.framework import Framework, Placement
-from app.agents.trial import WORKDIR, NeverCancelled, Stage, Trial, write_scripts
+from app.agents.trial import WORKDIR, NeverCancelled, Trial, TrialStage, write_scripts
 from app.environments.contract import Environment, Tags
 from app.errors import MegaFlowError, ModelEndpointUnavailable, UnknownName
 from app.models.endings import EndReason
@@ -45,7 +45,7 @@ class Where:
 
 
 @dataclass
-class Findings:
+class TrialFindings:
     """What came of it, and how long each part took, in seconds."""
 
     agent: str
@@ -78,9 +78,9 @@ class Findings:
 
 def checked(
     framework: Framework, settings: Settings, where: Where, timeout_s: float, tell: Callable[[str], None]
-) -> Findings:
+) -> TrialFindings:
     """A framework that cannot be tried is a finding, too; `tell` hears what is being done."""
-    found = Findings(framework.name, framework.version)
+    found = TrialFindings(framework.name, framework.version)
     with tempfile.TemporaryDirectory(prefix="megaflow-check-", ignore_cleanup_errors=True) as folder:
         try:
             tell("installing")
@@ -104,29 +104,29 @@ def _played(
     base_url: str,
     folder: Path,
     timeout_s: float,
-    found: Findings,
+    found: TrialFindings,
 ) -> Trial:
     from app.environments import tool_inside
-    from app.environments.networks import MODEL_PORT, model_outlet
+    from app.environments.networks import MODEL_PORT, open_model_egress
 
     scratch = folder / "scratch"
     scratch.mkdir()
     limits = Limits(agent_timeout_s=timeout_s, max_steps=10)
     if framework.placement is Placement.OUTSIDE:
-        stage, outlet = Stage(environment, base_url), None
+        stage, egress = TrialStage(environment, base_url), None
     else:
         bundle = framework.install()
         shared = where.kind is EnvironmentKind.LOCAL  # with this host's loopback
-        inside_url, outlet = model_outlet(environment.forward, base_url, port=0 if shared else MODEL_PORT)
+        inside_url, egress = open_model_egress(environment.forward, base_url, port=0 if shared else MODEL_PORT)
         tools = {bundle.name: tool_inside(where.kind, bundle.name, bundle.folder)}
-        stage = Stage(environment, base_url, inside_url, tools)
+        stage = TrialStage(environment, base_url, inside_url, tools)
     try:
         stage.prepare()
         with found.timed("work"):
             return stage.play(_agent(framework), "solve", scratch, limits, NeverCancelled())
     finally:
-        if outlet is not None:
-            outlet.close()
+        if egress is not None:
+            egress.close()
 
 
 def _agent(framework: Framework) -> Agent:
@@ -171,7 +171,7 @@ def _engine(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def _environment(
-    framework: Framework, settings: Settings, where: Where, folder: Path, found: Findings
+    framework: Framework, settings: Settings, where: Where, folder: Path, found: TrialFindings
 ) -> Iterator[Environment]:
     """Raises: StationError: it cannot be made."""
     from app.environments import provider_for

@@ -13,9 +13,9 @@ import typer
 from app.agents import catalogue
 from app.agents.external import external_manifests, traits_of
 from app.agents.framework import Framework
-from app.agents.frameworks import FRAMEWORKS, Making, framework_named
+from app.agents.frameworks import FRAMEWORKS, FrameworkOptions, framework_named
 from app.agents.installation import Installer
-from app.cli.agent_trial import Findings, Where, checked
+from app.cli.agent_trial import TrialFindings, Where, checked
 from app.cli.show import as_json, console, errors, say
 from app.cli.tables import Table
 from app.errors import AgentUnavailable, UnknownName
@@ -36,7 +36,7 @@ def register(cli: typer.Typer) -> None:
 
 
 @dataclass(frozen=True)
-class Listed:
+class AgentListing:
     """One agent, as shown. `installed` is None for what needs no installing."""
 
     name: str
@@ -75,7 +75,7 @@ def list_agents(json: Json = False) -> None:
             console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def listed(settings: Settings) -> list[Listed]:
+def listed(settings: Settings) -> list[AgentListing]:
     """Raises: SettingsInvalid: a manifest is wrong."""
     making = _making(settings, may_install=False)
     traits = catalogue.AGENTS | {name: traits_of(manifest) for name, manifest in making.manifests.items()}
@@ -85,17 +85,17 @@ def listed(settings: Settings) -> list[Listed]:
     ]
 
 
-def _ours(name: str, traits: catalogue.Traits) -> Listed:
-    return Listed(name, "", "on the worker", "", None, None, traits.needs_model, traits.summary)
+def _ours(name: str, traits: catalogue.Traits) -> AgentListing:
+    return AgentListing(name, "", "on the worker", "", None, None, traits.needs_model, traits.summary)
 
 
-def _framework(name: str, traits: catalogue.Traits, making: Making) -> Listed:
+def _framework(name: str, traits: catalogue.Traits, making: FrameworkOptions) -> AgentListing:
     framework = framework_named(name, making)
     try:
         folder: Path | None = framework.install().folder
     except AgentUnavailable:
         folder = None
-    return Listed(
+    return AgentListing(
         name=name,
         version=framework.version,
         runs=framework.placement.value,
@@ -111,7 +111,7 @@ def _framework(name: str, traits: catalogue.Traits, making: Making) -> Listed:
     )
 
 
-def _cells(one: Listed) -> list[str]:
+def _cells(one: AgentListing) -> list[str]:
     installed = {None: "-", True: "yes", False: "no"}[one.installed]
     size = "" if one.size_bytes is None else f"{one.size_bytes / 1e6:,.0f} MB"
     return [one.name, one.version or "-", one.runs, one.dialect or "-", installed, size, one.summary]
@@ -150,7 +150,7 @@ def install(
         raise AgentUnavailable(f"not installed: {', '.join(failed)}; the reasons are above")
 
 
-def _installable(making: Making) -> list[str]:
+def _installable(making: FrameworkOptions) -> list[str]:
     return [name for name in FRAMEWORKS if name != "swe-agent" or making.swe_agent_source] + list(making.manifests)
 
 
@@ -168,9 +168,9 @@ def _installed(framework: Framework) -> dict[str, Any]:
     return about
 
 
-def _making(settings: Settings, *, may_install: bool = True, call_timeout_s: float = 60.0) -> Making:
+def _making(settings: Settings, *, may_install: bool = True, call_timeout_s: float = 60.0) -> FrameworkOptions:
     """Raises: SettingsInvalid."""
-    return Making(
+    return FrameworkOptions(
         Installer(settings.tools, may_install=may_install, ready=settings.ready_tools),
         call_timeout_s=call_timeout_s,
         call_attempts=2,
@@ -207,7 +207,7 @@ def check(
         raise typer.Exit(1)
 
 
-def _print(found: Findings) -> None:
+def _print(found: TrialFindings) -> None:
     lines = [
         ("solved", "yes" if found.solved else "no"),
         ("ended", found.end_reason or "-"),

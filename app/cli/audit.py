@@ -187,13 +187,13 @@ def audit(
 ) -> None:
     """Check every invariant of the ledger now. Exit code 1 when one does not hold and was not mended."""
     with MegaFlow() as flow:
-        settings, capacity = flow.settings, audit_.capacity_of(flow.settings)
-        seen = audit_.look(flow.database, settings, capacity, recent_s=_YEARS_S)
+        settings = flow.settings
+        seen = audit_.look(flow.database, settings, recent_s=_YEARS_S)
         findings = seen.findings
         if repair:
             retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
-            findings = audit_.mend(flow.database, settings, seen, retry)
-            seen = audit_.look(flow.database, settings, capacity, seen.memory, recent_s=_YEARS_S)
+            findings = audit_.repair(flow.database, settings, seen, retry)
+            seen = audit_.look(flow.database, settings, seen.memory, recent_s=_YEARS_S)
     left = seen.findings
     if json:
         shown = [asdict(finding) for finding in findings]

@@ -12,10 +12,10 @@ from app.errors import LimitInvalid
 
 if TYPE_CHECKING:
     from app.client import MegaFlow
-    from app.ledger import budgets
+    from app.ledger import pauses
 else:
     MegaFlow = later("app.client", "MegaFlow")
-    budgets = later("app.ledger.budgets")
+    budgets = later("app.ledger.pauses")
 
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
@@ -31,7 +31,7 @@ def budget(
 ) -> None:
     """Give a run another budget. One that was paused because it had spent the old one goes on."""
     with MegaFlow() as flow:
-        run_id, spent = budgets.set_budget(flow.database, run, _dollars(usd))
+        run_id, spent = pauses.set_budget(flow.database, run, _dollars(usd))
     if json:
         as_json({"run_id": run_id, "budget_usd": _dollars(usd), "spent_usd": spent})
         return

@@ -10,7 +10,7 @@ import typer
 from app.cli.later import later
 from app.cli.show import as_json, console
 from app.cli.tables import Table
-from app.images.build_logs import BuildLogs, Kept
+from app.images.build_logs import BuildLogs, StoredBuildLog
 
 if TYPE_CHECKING:
     from app.client import MegaFlow
@@ -42,7 +42,7 @@ def show_log(
     sys.stdout.write(text.translate(_HARMLESS) if sys.stdout.isatty() else text)
 
 
-def _print_list(kept: list[Kept], *, json: bool) -> None:
+def _print_list(kept: list[StoredBuildLog], *, json: bool) -> None:
     if json:
         as_json([_record(one) for one in kept])
         return
@@ -53,7 +53,7 @@ def _print_list(kept: list[Kept], *, json: bool) -> None:
     console.print(table)
 
 
-def _record(one: Kept) -> dict[str, str | int | None]:
+def _record(one: StoredBuildLog) -> dict[str, str | int | None]:
     return {
         "log": one.name,
         "file": str(one.file),

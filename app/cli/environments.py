@@ -53,7 +53,7 @@ def environments(
 
 def metrics() -> None:
     """Print all metrics in Prometheus' text format, as the control worker serves them at MEGAFLOW_METRICS_PORT."""
-    from app.workers.metrics import exposition
+    from app.control.metrics import exposition
 
     with MegaFlow() as flow:
         sys.stdout.write(exposition(flow.settings, flow.database))

@@ -20,7 +20,7 @@ from app.cli.tables import Table
 from app.errors import DatabaseUnavailable, EngineUnavailable, MegaFlowError, SettingsInvalid, UnknownName
 from app.host.slots import Gate
 from app.images.compose_images import Parts, images_of
-from app.images.metadata import Book
+from app.images.metadata import ImageMetadata
 from app.images.references import key_of
 from app.models.spec import Bundle, EnvironmentSpec
 from app.settings import Settings
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from app.images import overview
     from app.images.cache import ImageCache, View
     from app.images.host_images import HostImages
-    from app.images.overview import Line, Wanted
-    from app.images.sync import Outcome, Sync, Synced, items_of
+    from app.images.overview import ImageDemand, Line
+    from app.images.sync import Sync, SyncOutcome, SyncResult, items_of
     from app.ledger.upcoming import Upcoming
     from app.workers.image_care import StandingGate
 else:
@@ -41,8 +41,8 @@ else:
     overview = later("app.images.overview")
     ImageCache = later("app.images.cache", "ImageCache")
     HostImages = later("app.images.host_images", "HostImages")
-    Wanted = later("app.images.overview", "Wanted")
-    Outcome = later("app.images.sync", "Outcome")
+    ImageDemand = later("app.images.overview", "Wanted")
+    SyncOutcome = later("app.images.sync", "Outcome")
     Sync = later("app.images.sync", "Sync")
     items_of = later("app.images.sync", "items_of")
     Upcoming = later("app.ledger.upcoming", "Upcoming")
@@ -267,11 +267,11 @@ def sync(
         work = Sync(flow.settings, target, fetch_bundle=fetch, gate=_gate(flow), again=again)
         found = _followed(work.run(items, jobs=jobs), len(items))
     _report(found, target, json=json)
-    if any(done.outcome is Outcome.FAILED for done in found):
+    if any(done.outcome is SyncOutcome.FAILED for done in found):
         raise typer.Exit(1)
 
 
-def _followed(work: Iterable[Synced], total: int) -> list[Synced]:
+def _followed(work: Iterable[SyncResult], total: int) -> list[SyncResult]:
     """Show what ends while it does."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     found = []
@@ -279,27 +279,27 @@ def _followed(work: Iterable[Synced], total: int) -> list[Synced]:
         line = progress.add_task("images", total=total)
         for done in work:
             found.append(done)
-            if done.outcome is Outcome.FAILED:
+            if done.outcome is SyncOutcome.FAILED:
                 progress.console.print(f"{done.item.spec.label}: {done.error}: {done.message}", markup=False)
             progress.update(line, advance=1, description=f"{done.outcome.value}: {done.item.spec.label}"[:60])
     return found
 
 
-def _report(found: Sequence[Synced], target: str, *, json: bool) -> None:
-    counts = {outcome.value: sum(done.outcome is outcome for done in found) for outcome in Outcome}
+def _report(found: Sequence[SyncResult], target: str, *, json: bool) -> None:
+    counts = {outcome.value: sum(done.outcome is outcome for done in found) for outcome in SyncOutcome}
     if json:
         as_json({"registry": target, **counts, "images": [_synced(done) for done in found]})
         return
     table = Table("image", "tasks", "outcome", "s", "in the registry", "failure")
     for done in found:
-        name = "-" if done.outcome is Outcome.FAILED else done.item.target or "-"
+        name = "-" if done.outcome is SyncOutcome.FAILED else done.item.target or "-"
         cells = (done.item.spec.label, str(done.item.tasks), done.outcome.value, f"{done.took_s:.1f}", name)
         table.add_row(*cells, done.error or "")
     console.print(table)
     console.print(f"{target}: " + ", ".join(f"{n} {name}" for name, n in counts.items() if n), highlight=False)
 
 
-def _synced(done: Synced) -> dict[str, Any]:
+def _synced(done: SyncResult) -> dict[str, Any]:
     return {
         "image": done.item.spec.label,
         "key": done.item.key,
@@ -316,20 +316,20 @@ def _synced(done: Synced) -> dict[str, Any]:
 # --- What they have in common ---------------------------------------------------------------------------------------
 
 
-def _wanted(flow: MegaFlow) -> dict[str, Wanted]:
+def _wanted(flow: MegaFlow) -> dict[str, ImageDemand]:
     """What the queue needs, noted for all processes of this host; without a ledger, what was noted last."""
     try:
         needs = Upcoming(flow.database, fair=_fair(flow)).needs()
     except DatabaseUnavailable as error:
         say(f"the queue is not known: {error}")
         return {}
-    found: dict[str, Wanted] = {}
+    found: dict[str, ImageDemand] = {}
     parts = _parts(flow.settings)
     for need in needs:
         for key in _keys(parts, need.environment):
-            position, tasks = found.get(key, Wanted(need.position, 0))
-            found[key] = Wanted(position, tasks + need.tasks)
-    Book(flow.settings).note_queue(list(found))
+            position, tasks = found.get(key, ImageDemand(need.position, 0))
+            found[key] = ImageDemand(position, tasks + need.tasks)
+    ImageMetadata(flow.settings).note_queue(list(found))
     return found
 
 

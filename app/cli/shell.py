@@ -33,11 +33,11 @@ from app.stack.home import prepare
 if TYPE_CHECKING:
     from app import evaluation
     from app.evaluation import Submission
-    from app.workers.stations import workshop_of
+    from app.workers.services import workshop_of
 else:
     evaluation = later("app.evaluation")
     Submission = later("app.evaluation", "Submission")
-    workshop_of = later("app.workers.stations", "workshop_of")
+    workshop_of = later("app.workers.services", "workshop_of")
 
 _SHELL = ["/bin/sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash; exec sh"]
 _HOURS_S = 3600.0
@@ -145,7 +145,7 @@ def _about(task: AgentTask) -> str:
 
 
 @contextmanager
-def _standing(asked: _Asked, settings: Settings, timeout_s: float, end: terminal.Ending) -> Iterator[Environment]:
+def _standing(asked: _Asked, settings: Settings, timeout_s: float, end: terminal.SignalEnding) -> Iterator[Environment]:
     """Made for nobody: should this process be killed, the sweeper takes it at its deadline, and not before.
 
     Raises: StationError: it cannot be made, or not be removed.

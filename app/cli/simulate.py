@@ -84,7 +84,9 @@ def simulate(
         reply_lost=reply_lost,
         terminate_fails=terminate_fails,
     )
-    plan = Plan(_tasks_of(users) or {"default": tasks}, mode, capacity, slots, behaviour, control_workers, timeout)
+    plan = SimulationPlan(
+        _tasks_of(users) or {"default": tasks}, mode, capacity, slots, behaviour, control_workers, timeout
+    )
     found = carry_out(plan)
     if json:
         as_json(found)
@@ -93,7 +95,7 @@ def simulate(
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SimulationPlan:
     """What is to be simulated."""
 
     tasks: dict[str, int]  # by user
@@ -123,13 +125,13 @@ class Plan:
         return {"persistent_instances": self.capacity // self.slots, "persistent_slots": self.slots}
 
 
-def carry_out(plan: Plan) -> dict[str, Any]:
+def carry_out(plan: SimulationPlan) -> dict[str, Any]:
     """Start the private stack, run the plan, and take everything down again; the report.
 
     Raises: LimitInvalid; WaitTimeout; InstallationFailed and others: the stack did not start.
     """
+    from app.simulation import report
     from app.stack.private import private_stack
-    from app.workers import simulation_report
 
     overrides = plan.settings()
     with (
@@ -141,7 +143,7 @@ def carry_out(plan: Plan) -> dict[str, Any]:
         for user, count in plan.tasks.items():
             flow.enqueue_many(_synthetic(count, plan), agent="nop", mode=plan.mode, user_name=user, name="simulation")
         _follow(flow, plan)
-        found = simulation_report.report(flow.database, plan.capacity)
+        found = report.report(flow.database, plan.capacity)
         used = {
             name: {"cpu_s": round(now.cpu_s - before[name].cpu_s, 2), "memory_bytes": now.memory_bytes}
             for name, now in stack.usage().items()
@@ -149,7 +151,7 @@ def carry_out(plan: Plan) -> dict[str, Any]:
         return {**asdict(found), "capacity": plan.capacity, "simulation": stack.provider().counts(), "usage": used}
 
 
-def _synthetic(count: int, plan: Plan) -> list[AgentTask]:
+def _synthetic(count: int, plan: SimulationPlan) -> list[AgentTask]:
     """Tasks that a worker could not carry out, because nothing of them exists; for a simulated one they will do."""
     longest_s = max(1800.0, 50 * plan.behaviour.run_s.mean_s)
     shared: dict[str, Any] = {
@@ -162,16 +164,16 @@ def _synthetic(count: int, plan: Plan) -> list[AgentTask]:
     return [AgentTask(name=f"simulated-{number:06}", **shared) for number in range(count)]
 
 
-def _follow(flow: MegaFlow, plan: Plan) -> None:
+def _follow(flow: MegaFlow, plan: SimulationPlan) -> None:
     """Show progress until all have ended. Raises: WaitTimeout."""
-    from app.ledger import simulated
+    from app.simulation import figures
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     give_up = None if plan.timeout_s is None else time.monotonic() + plan.timeout_s
     with Progress(*columns, console=errors) as progress:
         line = progress.add_task("tasks ended", total=plan.total)
         while True:
-            states = simulated.states(flow.database)
+            states = figures.states(flow.database)
             ended = sum(states.get(state.value, 0) for state in ENDED_TASK)
             running = states.get("running", 0)
             progress.update(line, completed=ended, description=f"{running} running, tasks ended")
@@ -200,7 +202,7 @@ def _tasks_of(users: str) -> dict[str, int]:
 # --- What is printed ------------------------------------------------------------------------------------------------
 
 
-def _show(plan: Plan, found: dict[str, Any]) -> None:
+def _show(plan: SimulationPlan, found: dict[str, Any]) -> None:
     total = found["total"]
     table = Table("", "tasks", "graded", "not measured", "retries", "makespan s", "wait p50 s", "wait p99 s")
     for name, figures in (("all", total), *(found["users"].items() if len(found["users"]) > 1 else ())):

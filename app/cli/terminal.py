@@ -16,7 +16,7 @@ from functools import partial
 from types import FrameType
 
 from app.errors import EnvironmentFailed
-from app.models.shell import Interactive
+from app.models.shell import InteractiveProgram
 
 _PIECE_BYTES = 1 << 16
 _LOOK_S = 0.25
@@ -40,7 +40,7 @@ def size() -> tuple[int, int]:
     return (found.lines, found.columns) if found.lines and found.columns else (24, 80)
 
 
-class Ending:
+class SignalEnding:
     """What would end this process ends the block instead, once: cleaning up is not cut short by a second signal."""
 
     def __init__(self) -> None:
@@ -58,9 +58,9 @@ class Ending:
 
 
 @contextmanager
-def ending() -> Iterator[Ending]:
+def ending() -> Iterator[SignalEnding]:
     """For the block, Ctrl-C, a polite kill and a terminal that goes away raise SystemExit."""
-    made = Ending()
+    made = SignalEnding()
     before = {number: signal.signal(number, made.heed) for number in _ENDS}
     try:
         yield made
@@ -69,7 +69,7 @@ def ending() -> Iterator[Ending]:
             signal.signal(number, handler)
 
 
-def lend(stream: Interactive, *, until: float) -> int | None:
+def lend(stream: InteractiveProgram, *, until: float) -> int | None:
     """Carry what is typed to the program and show what it writes, until it ends; its exit code.
 
     None: its time was over (`until`, monotonic), or the terminal has gone. Raises: EnvironmentFailed.
@@ -93,7 +93,7 @@ def lend(stream: Interactive, *, until: float) -> int | None:
             os.close(waker)
 
 
-def _carried(stream: Interactive, screen: _Screen, woken: int, until: float) -> bool:
+def _carried(stream: InteractiveProgram, screen: _Screen, woken: int, until: float) -> bool:
     """Whether the program has ended."""
     while (left_s := until - time.monotonic()) > 0:
         ready, _, _ = select.select([_KEYBOARD, woken], [], [], left_s)
@@ -113,7 +113,7 @@ def _carried(stream: Interactive, screen: _Screen, woken: int, until: float) -> 
 class _Screen:
     """Shows what the program writes, from a thread of its own; `wake` is called at the end."""
 
-    def __init__(self, stream: Interactive, wake: Callable[[], None]) -> None:
+    def __init__(self, stream: InteractiveProgram, wake: Callable[[], None]) -> None:
         self.ended = threading.Event()
         self.gone = False  # nobody reads any more
         self._stream = stream

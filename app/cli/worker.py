@@ -24,7 +24,7 @@ def register(cli: typer.Typer) -> None:
 def control() -> None:
     """Dispatcher, reconciler and schedules."""
     _start_without_keys()
-    from app.workers import control as door
+    from app.control import worker as door
 
     raise typer.Exit(door.main())
 
@@ -43,12 +43,13 @@ def persistent(
 
 
 @worker.command()
-def nursery() -> None:
+@worker.command(name="nursery", hidden=True)  # its name until 0.1
+def launcher() -> None:
     """The launcher of the `process` provider."""
     _start_without_keys()
-    from app.workers import nursery as door
+    from app.workers.launcher import main
 
-    door.main()
+    main()
 
 
 @worker.command()

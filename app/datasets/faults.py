@@ -14,7 +14,7 @@ _SHOWN_CHARACTERS = 120
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FaultPlace:
     """A row or a folder, for a person: `rows.jsonl, row 3 (django__django-13251)`."""
 
     where: str

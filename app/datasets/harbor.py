@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.compose_file.file import document, read_project
 from app.compose_file.model import Service
 from app.datasets.base import Reading
-from app.datasets.faults import Place
+from app.datasets.faults import FaultPlace
 from app.datasets.policies import KEY, Policies, policies_of
 from app.errors import DatasetInvalid
 from app.models.spec import (
@@ -142,7 +142,7 @@ def _task_folders(path: Path) -> list[Path]:
 
 
 def _read(folder: Path, dataset: Path, reading: Reading) -> AgentTask:
-    place = Place(str(folder / "task.toml"))
+    place = FaultPlace(str(folder / "task.toml"))
     with place.named():
         config = _config(folder, place)
         return AgentTask(
@@ -156,7 +156,7 @@ def _read(folder: Path, dataset: Path, reading: Reading) -> AgentTask:
         )
 
 
-def _config(folder: Path, place: Place) -> _TaskToml:
+def _config(folder: Path, place: FaultPlace) -> _TaskToml:
     try:
         raw = tomllib.loads(read_text_inside(folder, folder / "task.toml"))
     except (OSError, ValueError, RecursionError) as error:
@@ -168,7 +168,7 @@ def _config(folder: Path, place: Place) -> _TaskToml:
     return _TaskToml.model_validate({**raw, KEY: ours})
 
 
-def _refuse_what_we_cannot(raw: dict[str, Any], place: Place) -> None:
+def _refuse_what_we_cannot(raw: dict[str, Any], place: FaultPlace) -> None:
     if raw.get("steps"):
         raise place.fault("steps", "a task of one step; several come later", raw["steps"])
     for section, keys in _NOT_YET.items():
@@ -202,7 +202,7 @@ def _instruction(folder: Path) -> str:
     return text
 
 
-def _environment(folder: Path, config: _TaskToml, reading: Reading, place: Place) -> EnvironmentSpec:
+def _environment(folder: Path, config: _TaskToml, reading: Reading, place: FaultPlace) -> EnvironmentSpec:
     asked, ours, context = config.environment, config.megaflow, inside(folder, folder / "environment")
     dockerfile, build = context / "Dockerfile", None
     compose = None
@@ -267,7 +267,7 @@ def _written(tree: dict[str, Any]) -> str:
     return str(yaml.safe_dump(tree, sort_keys=False))
 
 
-def image_workdir(folder: Path, dockerfile: Path, place: Place) -> str:
+def image_workdir(folder: Path, dockerfile: Path, place: FaultPlace) -> str:
     """Where the image's last WORKDIR leads; /app when it names none. folder: of the task."""
     workdir = PurePosixPath("/")
     text = read_text_inside(folder, dockerfile) if dockerfile.is_file() else ""
@@ -297,7 +297,7 @@ def _bytes(size: str) -> int:
     return int(float(size[:-1]) * _UNITS[size[-1].upper()])
 
 
-def _network(asked: _Environment, ours: Policies, place: Place) -> Network:
+def _network(asked: _Environment, ours: Policies, place: FaultPlace) -> Network:
     """As the format has it: open unless the task closes it, or names whom it may reach; `model-only` is our word."""
     if asked.allowed_hosts and asked.network_mode not in (None, "allowlist"):
         expected = "`allowlist`, or nothing, where there are allowed_hosts"
@@ -313,7 +313,7 @@ def _network(asked: _Environment, ours: Policies, place: Place) -> Network:
     return Network.OPEN if asked.allow_internet else Network.NONE
 
 
-def _refuse_two_networks(asked: _Environment, mode: str | None, ours: Network, place: Place) -> None:
+def _refuse_two_networks(asked: _Environment, mode: str | None, ours: Network, place: FaultPlace) -> None:
     """Ours is for what the format has no word for, and lets through less than nothing else that is said."""
     if ours is not Network.MODEL_ONLY:
         mend = "write the others as [environment].network_mode and allowed_hosts"
@@ -324,7 +324,7 @@ def _refuse_two_networks(asked: _Environment, mode: str | None, ours: Network, p
         raise place.fault(f"{KEY}.network", f"no other network beside {ours.value!r}", found)
 
 
-def _goal(folder: Path, config: _TaskToml, reading: Reading, place: Place) -> ScriptGoal:
+def _goal(folder: Path, config: _TaskToml, reading: Reading, place: FaultPlace) -> ScriptGoal:
     env = _literal(config.verifier.env, "verifier.env", place)
     judges = [
         (service, f'{_exports(env)}bash "${{TESTS_DIR:-/tests}}/{script}"')
@@ -341,7 +341,7 @@ def _goal(folder: Path, config: _TaskToml, reading: Reading, place: Place) -> Sc
     )
 
 
-def _judges(folder: Path, asked: str | tuple[str, ...] | None, place: Place) -> list[tuple[str | None, str]]:
+def _judges(folder: Path, asked: str | tuple[str, ...] | None, place: FaultPlace) -> list[tuple[str | None, str]]:
     """The services in which the tests run (None: where the agent acts), each with its script in the tests folder."""
     tests = inside(folder, folder / "tests")
     if asked is None or isinstance(asked, str):
@@ -362,7 +362,7 @@ def _script(tests: Path, *choices: str) -> str:
     raise DatasetInvalid(f"{expected}: expected the script that judges; found none")
 
 
-def _known(context: Path, service: str, place: Place) -> str:
+def _known(context: Path, service: str, place: FaultPlace) -> str:
     """The name of a service that the compose file has. Raises: DatasetInvalid."""
     file = compose_file(context)
     known = sorted({_MAIN, *document(context, context / file)["services"]}) if file is not None else []
@@ -372,7 +372,7 @@ def _known(context: Path, service: str, place: Place) -> str:
     return service
 
 
-def _solution(folder: Path, config: _TaskToml, reading: Reading, place: Place) -> ScriptSolution | None:
+def _solution(folder: Path, config: _TaskToml, reading: Reading, place: FaultPlace) -> ScriptSolution | None:
     if not inside(folder, folder / "solution" / "solve.sh").is_file():
         return None  # then only `oracle` cannot run
     env = _literal(config.solution.env, "solution.env", place)
@@ -383,7 +383,7 @@ def _solution(folder: Path, config: _TaskToml, reading: Reading, place: Place) -
     )
 
 
-def _literal(env: dict[str, str], field: str, place: Place) -> dict[str, str]:
+def _literal(env: dict[str, str], field: str, place: FaultPlace) -> dict[str, str]:
     """Refuse templates: they fetch secrets from the host, and what stands in a spec is stored and shown."""
     for name, value in env.items():
         if "${" in value:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from app.datasets.faults import Place, expected
+from app.datasets.faults import FaultPlace, expected
 from app.models.spec import Network, Reuse
 
 KEY = "megaflow"
@@ -38,7 +38,7 @@ class Policies(BaseModel):
         return {"setup": self.setup, "reuse": self.reuse, **said}
 
 
-def policies_of(found: object, place: Place, *, without: Collection[str] = ()) -> Policies:
+def policies_of(found: object, place: FaultPlace, *, without: Collection[str] = ()) -> Policies:
     """without: keys that this format says in its own way. Raises: DatasetInvalid: names the key, and those allowed."""
     known = [name for name in Policies.model_fields if name not in without]
     if found is None:

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 from app.datasets.base import Reading
-from app.datasets.faults import Place, shown
+from app.datasets.faults import FaultPlace, shown
 from app.datasets.policies import KEY, policies_of
 from app.errors import DatasetInvalid
 from app.models.spec import (
@@ -106,7 +106,7 @@ class _Rows:
     reading: Reading
     _packed: dict[Path, Bundle] = field(default_factory=dict)
 
-    def task(self, row: Row, place: Place) -> AgentTask:
+    def task(self, row: Row, place: FaultPlace) -> AgentTask:
         instance_id = _text(row, "instance_id", place)
         if not re.fullmatch(NAME, instance_id) or ".." in instance_id.split("/"):
             raise place.fault("instance_id", "at most 200 letters, digits, and ._/+- after the first", instance_id)
@@ -120,7 +120,7 @@ class _Rows:
                 solution=PatchSolution(patch=_text(row, "patch", place)) if row.get("patch") else None,
             )
 
-    def _environment(self, row: Row, instance_id: str, place: Place) -> EnvironmentSpec:
+    def _environment(self, row: Row, instance_id: str, place: FaultPlace) -> EnvironmentSpec:
         workdir = _text(row, "workdir", place) if row.get("workdir") else "/testbed"
         ours = policies_of(row.get(KEY), place)
         said = ours.environment() | {"resources": Resources(disk_bytes=ours.disk_bytes)}
@@ -132,7 +132,7 @@ class _Rows:
         env = {"PATH": _CONDA_PATH} if official else {}
         return EnvironmentSpec(kind=self.reading.kind, image=image, workdir=workdir, env=env, **said)
 
-    def _context(self, relative: str, place: Place) -> Bundle:
+    def _context(self, relative: str, place: FaultPlace) -> Bundle:
         home = self.file.parent.resolve()
         folder = (home / relative).resolve()
         if not folder.is_relative_to(home) or not (folder / "Dockerfile").is_file():
@@ -142,7 +142,7 @@ class _Rows:
         return self._packed[folder]
 
 
-def _rows(file: Path) -> Iterator[tuple[Row, Place]]:
+def _rows(file: Path) -> Iterator[tuple[Row, FaultPlace]]:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -155,7 +155,7 @@ def _rows(file: Path) -> Iterator[tuple[Row, Place]]:
         known_as = (
             f" ({name if name.isprintable() and len(name) <= 200 else shown(name)})" if isinstance(name, str) else ""
         )
-        yield row, Place(f"{file}, row {number}{known_as}")
+        yield row, FaultPlace(f"{file}, row {number}{known_as}")
 
 
 def _of_lines(file: Path, text: str) -> Iterator[tuple[int, Any]]:
@@ -181,14 +181,14 @@ def _json(text: str, where: str) -> Any:
         raise DatasetInvalid(f"{where}: expected JSON; found {error}") from error
 
 
-def _text(row: Row, column: str, place: Place) -> str:
+def _text(row: Row, column: str, place: FaultPlace) -> str:
     value = row.get(column)
     if not isinstance(value, str) or not value.strip():
         raise place.fault(column, "a text that is not empty", value)
     return value
 
 
-def _names(row: Row, column: str, place: Place) -> tuple[str, ...]:
+def _names(row: Row, column: str, place: FaultPlace) -> tuple[str, ...]:
     """A list, or a JSON list in a string: both are about."""
     value = row.get(column)
     if isinstance(value, str):
@@ -201,7 +201,7 @@ def _names(row: Row, column: str, place: Place) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _image(row: Row, instance_id: str, place: Place) -> str | None:
+def _image(row: Row, instance_id: str, place: FaultPlace) -> str | None:
     """The image's reference; None when the row brings a build context."""
     for column in _IMAGE_COLUMNS:
         if row.get(column):
@@ -211,7 +211,7 @@ def _image(row: Row, instance_id: str, place: Place) -> str | None:
     return f"docker.io/swebench/sweb.eval.x86_64.{instance_id.replace('__', '_1776_').lower()}:latest"
 
 
-def _goal(row: Row, place: Place) -> TestsGoal:
+def _goal(row: Row, place: FaultPlace) -> TestsGoal:
     fail_to_pass, pass_to_pass = _names(row, "FAIL_TO_PASS", place), _names(row, "PASS_TO_PASS", place)
     if not fail_to_pass and not pass_to_pass:
         raise place.fault("FAIL_TO_PASS", "at least one test here or in PASS_TO_PASS", [])
@@ -229,7 +229,7 @@ def _goal(row: Row, place: Place) -> TestsGoal:
     )
 
 
-def _command(row: Row, test_patch: str, names: tuple[str, ...], place: Place) -> tuple[str, bool]:
+def _command(row: Row, test_patch: str, names: tuple[str, ...], place: FaultPlace) -> tuple[str, bool]:
     """The test command, and whether it checks out and patches the test files by itself."""
     config = row.get("install_config") or {}
     conda = "" if row.get("build_context") else _CONDA
@@ -244,7 +244,7 @@ def _command(row: Row, test_patch: str, names: tuple[str, ...], place: Place) ->
     return conda + _by_repository(row, test_patch, names, place), False
 
 
-def _commands(row: Row, column: str, place: Place) -> str:
+def _commands(row: Row, column: str, place: FaultPlace) -> str:
     value = row[column]
     lines = [value] if isinstance(value, str) else value
     if not isinstance(lines, list) or not all(isinstance(line, str) and line.strip() for line in lines):
@@ -252,7 +252,7 @@ def _commands(row: Row, column: str, place: Place) -> str:
     return "\n".join(lines)
 
 
-def _by_repository(row: Row, test_patch: str, names: tuple[str, ...], place: Place) -> str:
+def _by_repository(row: Row, test_patch: str, names: tuple[str, ...], place: FaultPlace) -> str:
     repository = _text(row, "repo", place)
     files = _test_files(test_patch, names)
     if repository == "django/django":
@@ -289,7 +289,7 @@ def _arguments(words: list[str]) -> str:
     return " ".join(shlex.quote(word) for word in words)
 
 
-def _parser(row: Row, place: Place) -> str:
+def _parser(row: Row, place: FaultPlace) -> str:
     config = row.get("install_config")
     named = row.get("log_parser") or (config.get("log_parser") if isinstance(config, dict) else None)
     if named is None:

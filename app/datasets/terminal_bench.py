@@ -19,7 +19,7 @@ from app.compose_file.model import Service, ServiceBuild
 from app.compose_file.mounts import MountKind
 from app.compose_file.values import idle
 from app.datasets.base import Reading
-from app.datasets.faults import Place
+from app.datasets.faults import FaultPlace
 from app.datasets.harbor import compose_file, image_workdir, recipe_of
 from app.datasets.policies import KEY, Policies, policies_of
 from app.errors import DatasetInvalid
@@ -82,7 +82,7 @@ def _task_folders(path: Path) -> list[Path]:
 
 
 def _read(folder: Path, dataset: Path, reading: Reading) -> AgentTask:
-    place = Place(str(folder / "task.yaml"))
+    place = FaultPlace(str(folder / "task.yaml"))
     with place.named():
         found = _yaml(folder / "task.yaml")
         _refuse_unknown(found, place)
@@ -114,7 +114,7 @@ _HARMLESS = frozenset(
 )  # fmt: skip
 
 
-def _refuse_unknown(found: Any, place: Place) -> None:
+def _refuse_unknown(found: Any, place: FaultPlace) -> None:
     """Raises: DatasetInvalid: a key whose meaning is not known, or that asks for what is not done here."""
     if not isinstance(found, dict):
         raise DatasetInvalid(f"{place.where}: expected a map; found a {type(found).__name__}")
@@ -135,7 +135,7 @@ def _yaml(file: Path) -> Any:
         raise DatasetInvalid(f"{file}: expected YAML; found {error}") from error
 
 
-def _environment(folder: Path, reading: Reading, place: Place, ours: Policies) -> EnvironmentSpec:
+def _environment(folder: Path, reading: Reading, place: FaultPlace, ours: Policies) -> EnvironmentSpec:
     """Every task brings a compose file; the usual one says no more than the Dockerfile beside it."""
     file = compose_file(folder)
     project = None if file is None else read_project(folder, file, _main(folder / file))
@@ -159,7 +159,7 @@ def _environment(folder: Path, reading: Reading, place: Place, ours: Policies) -
     )
 
 
-def _workdir(folder: Path, project: Project | None, place: Place) -> str:
+def _workdir(folder: Path, project: Project | None, place: FaultPlace) -> str:
     dockerfile = folder / "Dockerfile" if project is None else recipe_of(folder, _client(project))
     if project is None and not dockerfile.is_file():
         raise DatasetInvalid(f"{dockerfile}: expected a file of that name; found none")

@@ -23,7 +23,7 @@ from app.environments.contract import (
     Times,
 )
 from app.errors import EnvironmentFailed, StationError
-from app.models.shell import Interactive, StatefulShell
+from app.models.shell import InteractiveProgram, StatefulShell
 
 T = TypeVar("T")
 
@@ -103,7 +103,7 @@ class Borrowed(Environment):
         tty: bool = False,
         rows: int = 24,
         columns: int = 80,
-    ) -> Interactive:
+    ) -> InteractiveProgram:
         self._raise_if_ended()
         return self._noted(self._environment.stream(argv, cwd=cwd, env=env, tty=tty, rows=rows, columns=columns))
 

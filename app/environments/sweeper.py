@@ -25,7 +25,7 @@ from app.environments.runtimes.oci import end as end_environment
 from app.errors import EngineUnavailable, EnvironmentFailed, StationError
 from app.host.engine import ROLE, Engine, engine_of
 from app.host.environment_records import Record
-from app.ledger import receipts, sweeps
+from app.ledger import host_images, receipts
 from app.ledger.database import Database
 from app.ledger.receipts import NewResource, ObjectKind, Owner, Remover
 from app.settings import Settings
@@ -95,7 +95,7 @@ class Sweeper:
         """
         self._removed, self._refused = 0, []
         read_at = time.time() if read_at is None else read_at
-        ahead_s = 0.0 if self._database is None else sweeps.clock_ahead_s(self._database)
+        ahead_s = 0.0 if self._database is None else host_images.clock_ahead_s(self._database)
         owners = _Owners({str(one) for one in live_instances}, {str(one) for one in ended}, read_at, ahead_s)
         self._sweep_scratch(owners)
         self._sweep_folders(owners)

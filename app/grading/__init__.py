@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from app.grading.base import Grade, Grader, Submission
+from app.grading.base import Grade, Grader, GradingInput
 from app.grading.script_goal import ScriptGrader
 from app.grading.tests_goal import TestsGrader
 from app.models.spec import ScriptGoal, TestsGoal
 
-__all__ = ["Grade", "Grader", "Submission", "grader_for"]
+__all__ = ["Grade", "Grader", "GradingInput", "grader_for"]
 
 
 def grader_for(goal: TestsGoal | ScriptGoal) -> Grader:

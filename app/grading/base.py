@@ -18,7 +18,7 @@ NO_SUCH_PROGRAM = (126, 127)
 
 
 @dataclass(frozen=True, slots=True)
-class Submission:
+class GradingInput:
     """What is judged. `patch` is None when the task has no repository; `tests_files` is the hidden folder as a tar."""
 
     task: AgentTask
@@ -34,7 +34,7 @@ class Grade:
     report: bytes
 
 
-def out_of_memory(submission: Submission) -> str:
+def out_of_memory(submission: GradingInput) -> str:
     """What is said of tests during which the kernel killed for want of memory."""
     limit_bytes = submission.task.environment.resources.memory_bytes
     return f"while the tests ran, processes were killed at the environment's memory limit of {limit_bytes} bytes"
@@ -59,7 +59,7 @@ class Grader(Protocol):
 
     fresh_environment: bool  # True: judge in an environment in which the agent never was
 
-    def grade(self, submission: Submission, shell: Shell) -> Grade:
+    def grade(self, submission: GradingInput, shell: Shell) -> Grade:
         """Judge. A bad submission (a patch that does not apply, failing tests) is a verdict, not an error.
 
         Raises: GradingFailed when nothing could be measured; EnvironmentFailed.

@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 
 from app.errors import GradingFailed, TestRunnerMissing
-from app.grading.base import NO_SUCH_PROGRAM, Grade, Submission, out_of_memory, whole_of
+from app.grading.base import NO_SUCH_PROGRAM, Grade, GradingInput, out_of_memory, whole_of
 from app.models.outcome import MOST_REWARD, Verdict
 from app.models.shell import Services, Shell
 from app.models.spec import ScriptGoal
@@ -59,7 +59,7 @@ class ScriptGrader:
         self._verifier_path = f"{goal.logs_path}/verifier"
         self._services = f'"${{LOGS_DIR:-{goal.logs_path}}}/services"'
 
-    def grade(self, submission: Submission, shell: Shell) -> Grade:
+    def grade(self, submission: GradingInput, shell: Shell) -> Grade:
         if submission.tests_files is None:
             raise GradingFailed("expected the task's tests folder; found none; submit the dataset again")
         goal, left_s = self._goal, submission.task.limits.grading_timeout_s

@@ -12,7 +12,7 @@ import shlex
 import structlog
 
 from app.errors import GradingFailed, TestRunnerMissing
-from app.grading.base import NO_SUCH_PROGRAM, Grade, Submission, out_of_memory, whole_of
+from app.grading.base import NO_SUCH_PROGRAM, Grade, GradingInput, out_of_memory, whole_of
 from app.grading.reports import PARSERS, Report
 from app.models.outcome import TestStatus, Verdict
 from app.models.shell import CommandResult, Shell
@@ -71,7 +71,7 @@ class TestsGrader:
         self._goal = goal
         self._parse = PARSERS[goal.log_parser]
 
-    def grade(self, submission: Submission, shell: Shell) -> Grade:
+    def grade(self, submission: GradingInput, shell: Shell) -> Grade:
         patch = submission.patch or b""
         if patch.strip() and not (applied := apply_patch(shell, patch)).ok:
             return _refused(applied)
@@ -110,7 +110,7 @@ class TestsGrader:
                 "does the image belong to this row?"
             )
 
-    def _run_tests(self, submission: Submission, shell: Shell) -> CommandResult:
+    def _run_tests(self, submission: GradingInput, shell: Shell) -> CommandResult:
         """Run the row's command, its output into a file and, when it is short, to us as well.
 
         Raises: GradingFailed: there is no repository.

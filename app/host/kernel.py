@@ -10,11 +10,17 @@ import errno
 import os
 import platform
 import posixpath
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
 
 CLONE_FS = 0x200
 CLONE_NEWNS = 0x20000
+CLONE_NEWNET = 0x4000_0000
 
 MS_RDONLY = 1
 MS_NOSUID = 2
@@ -64,6 +70,30 @@ def unshare(flags: int) -> None:
 def join_mounts(namespace: int) -> None:
     """Let the calling thread see the mounts of a namespace (a file descriptor); it must share no folder with others."""
     _check(_libc.setns(namespace, CLONE_NEWNS), "setns")
+
+
+def join_network(namespace: int) -> None:
+    """Give the calling thread the network of a namespace (a file descriptor)."""
+    _check(_libc.setns(namespace, CLONE_NEWNET), "setns")
+
+
+def in_thread(work: Callable[[], Result], *, name: str) -> Result:
+    """Do `work` in a thread that ends with it, so that what it changes of its namespaces is gone with the thread.
+
+    Not by an executor, which refuses once the interpreter is on its way out.
+    """
+    outcome: Future[Result] = Future()
+
+    def body() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:  # noqa: BLE001  raised again by the caller
+            outcome.set_exception(error)
+
+    thread = threading.Thread(target=body, name=name)
+    thread.start()
+    thread.join()
+    return outcome.result()
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:

@@ -12,7 +12,6 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,12 +32,12 @@ _STAGES = ("/mnt", "/srv", "/media", "/opt")
 
 _lock = threading.Lock()
 _plain: dict[
-    tuple[int, Stage | None], int
+    tuple[int, MountStage | None], int
 ] = {}  # by process, since a fork must not share it: what others are copied from
 
 
 @dataclass(frozen=True)
-class Stage:
+class MountStage:
     """Empty folders in memory to mount things at, seen by the thread alone; whoever is nobody may pass through them."""
 
     place: Path
@@ -71,7 +70,7 @@ class Stage:
         return self.place / "null"
 
     @classmethod
-    def beside(cls, needs: Path) -> Stage:
+    def beside(cls, needs: Path) -> MountStage:
         """One that does not cover `needs`. Raises: OSError: this host has no such folder."""
         for name in _STAGES:
             if os.path.isdir(name) and not os.path.islink(name) and not needs.is_relative_to(name):
@@ -88,7 +87,7 @@ class Stage:
         self.state.mkdir(mode=0o700)
 
 
-def apart(work: Callable[[], Result], *, needs: Path, stage: Stage | None = None) -> Result:
+def apart(work: Callable[[], Result], *, needs: Path, stage: MountStage | None = None) -> Result:
     """Do `work` in a thread with mounts of its own; `needs` names a folder that it must see.
 
     The thread may mount, change its working folder and join cgroups: nobody else is concerned. `stage` is there to
@@ -101,37 +100,21 @@ def apart(work: Callable[[], Result], *, needs: Path, stage: Stage | None = None
         kernel.unshare(kernel.CLONE_NEWNS)
         return work()
 
-    return _in_thread(body)
+    return kernel.in_thread(body, name="environment-start")
 
 
-def _in_thread(work: Callable[[], Result]) -> Result:
-    """In a thread that ends with it; not by an executor, which refuses once the interpreter is on its way out."""
-    outcome: Future[Result] = Future()
-
-    def body() -> None:
-        try:
-            outcome.set_result(work())
-        except BaseException as error:  # noqa: BLE001  raised again by whoever waits
-            outcome.set_exception(error)
-
-    thread = threading.Thread(target=body, name="environment-start")
-    thread.start()
-    thread.join()
-    return outcome.result()
-
-
-def plain(needs: Path, stage: Stage | None) -> int:
+def plain(needs: Path, stage: MountStage | None) -> int:
     """The namespace (a file descriptor, not to be closed) that those of environments are copied from."""
     key = os.getpid(), stage
     with _lock:
         if key not in _plain:
             for other in [one for one in _plain if one[0] != key[0]]:
                 os.close(_plain.pop(other))  # a fork has a copy of the parent's open file
-            _plain[key] = _in_thread(lambda: _made(needs.resolve(), stage))
+            _plain[key] = kernel.in_thread(lambda: _made(needs.resolve(), stage), name="environment-start")
         return _plain[key]
 
 
-def _made(needs: Path, stage: Stage | None) -> int:
+def _made(needs: Path, stage: MountStage | None) -> int:
     kernel.unshare(kernel.CLONE_NEWNS)
     # Slave: what the host unmounts goes here, too, instead of being held by us; nothing of ours goes there.
     kernel.mount(None, "/", None, kernel.MS_SLAVE | kernel.MS_REC)

@@ -72,7 +72,7 @@ class BuildLog:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredBuildLog:
     """A log on this host. `name`: tells it from every other; `outcome`: None while it is written, or was cut short."""
 
     name: str
@@ -114,7 +114,7 @@ class BuildLogs:
         finally:
             log.close()
 
-    def all(self) -> list[Kept]:
+    def all(self) -> list[StoredBuildLog]:
         """Newest first."""
         found = []
         for file in self._files():
@@ -122,10 +122,10 @@ class BuildLogs:
                 size_bytes, outcome = file.stat().st_size, _outcome(file)
             except FileNotFoundError:  # removed meanwhile
                 continue
-            found.append(Kept(file.stem, file, _begun_at(file), size_bytes, outcome))
+            found.append(StoredBuildLog(file.stem, file, _begun_at(file), size_bytes, outcome))
         return found
 
-    def of(self, name: str) -> Kept:
+    def of(self, name: str) -> StoredBuildLog:
         """The newest log of an image, by its tag or its beginning, or the log of this name.
 
         Raises: UnknownName.

@@ -14,7 +14,7 @@ from app.images.engine_index import OnEngine
 from app.images.eviction import choose_victims, total_bytes
 from app.images.image_index import Here, Stock, without_engine
 from app.images.layer_index import Unpacked
-from app.images.metadata import Book
+from app.images.metadata import ImageMetadata
 from app.settings import Settings
 
 log = structlog.get_logger()
@@ -65,7 +65,7 @@ class ImageCache:
     """
 
     def __init__(self, settings: Settings, *, fresh_s: float = FRESH_S) -> None:
-        self.book = Book(settings)
+        self.book = ImageMetadata(settings)
         self._settings = settings
         self._fresh_s = fresh_s
         self._marks = Watermarks.of(settings)

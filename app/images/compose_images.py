@@ -8,7 +8,7 @@ from typing import Any
 
 from app.compose_file.plan import ComposePlan, planned
 from app.host.disk import disk_named
-from app.images.metadata import Book
+from app.images.metadata import ImageMetadata
 from app.images.references import key_of
 from app.models.spec import Build, Bundle, EnvironmentSpec
 from app.settings import Settings
@@ -20,7 +20,7 @@ class Parts:
     """What each environment needs, image by image; a project's file is read once per host. Threads may share it."""
 
     def __init__(self, settings: Settings, *, fetch_bundle: Callable[[Bundle], bytes]) -> None:
-        self._book = Book(settings)
+        self._book = ImageMetadata(settings)
         self._fetch_bundle = fetch_bundle
         self._scratch = settings.home / "cache" / "contexts"
         self._known: dict[str, tuple[EnvironmentSpec, dict[str, dict[str, Any]]]] = {}  # by the project's key
@@ -64,7 +64,7 @@ class Parts:
         return self._known[key][1]
 
 
-def note_parts(book: Book, spec: EnvironmentSpec, plan: ComposePlan) -> None:
+def note_parts(book: ImageMetadata, spec: EnvironmentSpec, plan: ComposePlan) -> None:
     """Note for all processes of this host which images a project takes."""
     sources = {
         key_of(part): {"image": part.image, "build": part.build and part.build.model_dump(mode="json")}

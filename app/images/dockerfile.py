@@ -43,7 +43,7 @@ class Instruction:
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class BaseImage:
     """An image that is not made by the recipe itself, and where the recipe names it."""
 
     reference: str
@@ -56,7 +56,7 @@ class Base:
         return f"{self.at.name} {self.at.rest.replace(f'--from={self.reference}', f'--from={image_id}', 1)}"
 
 
-class Recipe:
+class Dockerfile:
     """A recipe, with the values that the build is given for its arguments."""
 
     def __init__(self, text: str, values: Mapping[str, str] | None = None) -> None:
@@ -69,7 +69,7 @@ class Recipe:
         return list(self._instructions())
 
     @cached_property
-    def bases(self) -> list[Base]:
+    def bases(self) -> list[BaseImage]:
         """In the order of the recipe."""
         return list(self._bases())
 
@@ -89,7 +89,7 @@ class Recipe:
 
     # --- Reading --------------------------------------------------------------------------------------------------
 
-    def _bases(self) -> Iterator[Base]:
+    def _bases(self) -> Iterator[BaseImage]:
         values: dict[str, str] = {}
         stages: set[str] = set()
         building = False
@@ -101,14 +101,14 @@ class Recipe:
                 written, *named = one.arguments
                 reference = expanded(written, values, self._escape)
                 if reference and reference != _NO_IMAGE and reference.lower() not in stages:
-                    yield Base(reference, one)
+                    yield BaseImage(reference, one)
                 if len(named) == 2 and named[0].upper() == "AS":
                     stages.add(named[1].lower())
             elif one.name == "COPY":
                 for flag in one.flags:
                     name = flag.removeprefix("--from=")
                     if name not in (flag, "", _NO_IMAGE) and not name.isdecimal() and name.lower() not in stages:
-                        yield Base(name, one)
+                        yield BaseImage(name, one)
 
     def _declare(self, one: Instruction, values: dict[str, str]) -> None:
         for word in one.rest.split():

@@ -14,10 +14,10 @@ from app.errors import ImageUnavailable
 from app.host.engine import Engine, engine_of, missing
 from app.images import layer_use
 from app.images.disk_thresholds import Disk, disk_of
-from app.images.eviction import Held, Layer
+from app.images.eviction import HeldImage, ImageLayer
 from app.images.image_index import Here
 from app.images.layer_index import Unpacked
-from app.images.metadata import Book, Entry
+from app.images.metadata import ImageEntry, ImageMetadata
 from app.images.references import short
 from app.settings import Settings
 
@@ -37,11 +37,11 @@ class OnEngine:
 
     is_all = True
 
-    def __init__(self, settings: Settings, book: Book) -> None:
+    def __init__(self, settings: Settings, book: ImageMetadata) -> None:
         self._settings = settings
         self._book = book
         self._unpacked = Unpacked(settings, book)
-        self._layers: dict[str, tuple[Layer, ...]] = {}
+        self._layers: dict[str, tuple[ImageLayer, ...]] = {}
         self._lock = threading.Lock()
 
     @property
@@ -90,7 +90,7 @@ class OnEngine:
         layer_use.tidy(self._settings.home)
 
     def _here(
-        self, engine: Engine, found: dict[str, Any], entries: Mapping[str, Entry], users: Mapping[str, int]
+        self, engine: Engine, found: dict[str, Any], entries: Mapping[str, ImageEntry], users: Mapping[str, int]
     ) -> Here | None:
         try:
             layers = self._layers_of(engine, found["Id"])
@@ -98,13 +98,13 @@ class OnEngine:
             if error.status_code == 404:  # removed meanwhile
                 return None
             raise
-        entry = entries.get(found["Id"]) or Entry(found["Id"])
+        entry = entries.get(found["Id"]) or ImageEntry(found["Id"])
         names = _names(found)
         # A name that we did not give is a person's: then the image is theirs, too.
         ours = entry.ours and all(name in entry.names for name in found.get("RepoTags") or [] if not _unnamed(name))
         derived = _BASE in (found.get("Labels") or {})
         return Here(
-            held=Held(found["Id"], frozenset(entry.keys), layers, entry.used_at, derived),
+            held=HeldImage(found["Id"], frozenset(entry.keys), layers, entry.used_at, derived),
             names=names,
             size_bytes=int(found["Size"]),
             ours=ours,
@@ -112,7 +112,7 @@ class OnEngine:
             pinned=not {self._settings.base_image, self._settings.worker_image}.isdisjoint(names),
         )
 
-    def _layers_of(self, engine: Engine, image_id: str) -> tuple[Layer, ...]:
+    def _layers_of(self, engine: Engine, image_id: str) -> tuple[ImageLayer, ...]:
         if image_id not in self._layers:
             chain: list[str] = engine.api.inspect_image(image_id)["RootFS"].get("Layers") or []  # type: ignore[no-untyped-call]
             layers = layers_of(chain, engine.api.history(image_id))  # type: ignore[no-untyped-call]
@@ -128,7 +128,7 @@ class OnEngine:
             return any(found["ImageID"] == image_id for found in engine.api.containers(all=True))
 
 
-def layers_of(chain: Sequence[str], history: Sequence[Mapping[str, Any]]) -> tuple[Layer, ...]:
+def layers_of(chain: Sequence[str], history: Sequence[Mapping[str, Any]]) -> tuple[ImageLayer, ...]:
     """Layers from the bottom, each called by all that is below it: only then is it the same layer on disk.
 
     The engine tells sizes by step of the recipe, and not every step makes a layer.
@@ -143,7 +143,7 @@ def layers_of(chain: Sequence[str], history: Sequence[Mapping[str, Any]]) -> tup
     layers, below = [], ""
     for diff, size in zip(chain, sizes, strict=True):
         below = short(below, diff)
-        layers.append(Layer(below, size))
+        layers.append(ImageLayer(below, size))
     return tuple(layers)
 
 

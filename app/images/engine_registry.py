@@ -18,8 +18,8 @@ from app.host.disk import no_space
 from app.host.engine import Engine
 from app.images.logins import Login, login_for
 from app.images.references import Reference, registry_of
-from app.images.registry_client import Calls
-from app.images.registry_errors import Refusal, Refused, persist
+from app.images.registry_client import RegistryCalls
+from app.images.registry_errors import RefusalKind, RegistryRefusal, persist
 from app.settings import Settings
 
 _T = TypeVar("_T")
@@ -30,7 +30,7 @@ COMPATIBLE = {("amd64", "386"), ("arm64", "arm")}
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RegistryImage:
     """An image as a registry describes it. `platforms`: `linux/amd64`, …; empty when it does not say."""
 
     digest: str
@@ -67,7 +67,7 @@ class Registries:
 
         self._persist(f"push {reference}", reference, once, deadline)
 
-    def look(self, reference: str, deadline: float) -> Found | None:
+    def look(self, reference: str, deadline: float) -> RegistryImage | None:
         """What the registry has under this name; nothing is pulled. None: it has no such image."""
 
         def once(login: dict[str, str]) -> dict[str, Any]:
@@ -76,12 +76,12 @@ class Registries:
 
         try:
             answer = self._persist(f"look for {reference} in its registry", reference, once, deadline)
-        except Refused as refused:
-            if refused.refusal is Refusal.ABSENT:
+        except RegistryRefusal as refused:
+            if refused.refusal is RefusalKind.ABSENT:
                 return None
             raise
         told = [f"{p.get('os')}/{p.get('architecture')}" for p in answer.get("Platforms") or []]
-        return Found(answer["Descriptor"]["digest"], tuple(told))
+        return RegistryImage(answer["Descriptor"]["digest"], tuple(told))
 
     # --- Once, and again --------------------------------------------------------------------------------------------
 
@@ -94,20 +94,20 @@ class Registries:
                 deadline,
                 after_s=lambda _: retry_after_s(reference, lambda: login),
             )
-        except Refused as refused:
-            if refused.refusal is not Refusal.DENIED or not login.fault:
+        except RegistryRefusal as refused:
+            if refused.refusal is not RefusalKind.DENIED or not login.fault:
                 raise
-            raise Refused(doing, f"{refused.said}; {login.fault}", refused.refusal) from refused
+            raise RegistryRefusal(doing, f"{refused.said}; {login.fault}", refused.refusal) from refused
 
     def _named(self, doing: str, once: Callable[[], _T]) -> _T:
         try:
             with self._engine.named(doing, ImageUnavailable):
                 return once()
-        except Refused:
+        except RegistryRefusal:
             raise
         except ImageUnavailable as error:
             said = str(getattr(error.__cause__, "explanation", None) or error.__cause__ or error)
-            raise Refused(doing, said) from error.__cause__
+            raise RegistryRefusal(doing, said) from error.__cause__
 
     def _follow(self, doing: str, steps: Iterator[dict[str, Any]], deadline: float) -> None:
         for step in steps:
@@ -117,10 +117,10 @@ class Registries:
                     raise DiskFull(
                         f"{doing}: the disk is full ({said.strip()}); free some with `megaflow images evict`."
                     )
-                raise Refused(doing, said)
+                raise RegistryRefusal(doing, said)
             if time.monotonic() > deadline:
                 steps.close()  # type: ignore[attr-defined]
-                raise Refused(doing, "it took longer than this task allows for its image", Refusal.OTHER)
+                raise RegistryRefusal(doing, "it took longer than this task allows for its image", RefusalKind.OTHER)
 
 
 def retry_after_s(reference: str, login: Callable[[], Login] = Login) -> float | None:
@@ -130,10 +130,10 @@ def retry_after_s(reference: str, login: Callable[[], Login] = Login) -> float |
     """
     where = Reference.parse(reference)
     doing = f"ask when {reference} may be asked for"
-    with Calls(where, doing, time.monotonic() + _ASK_S, login) as calls:
+    with RegistryCalls(where, doing, time.monotonic() + _ASK_S, login) as calls:
         try:
             calls.ask("manifests", where.version, method="HEAD").close()
-        except Refused as refused:
+        except RegistryRefusal as refused:
             return refused.after_s
     return None
 

@@ -13,7 +13,7 @@ from math import inf
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class ImageLayer:
     """One layer of an image. Images that have the same `id` in common share its bytes."""
 
     id: str
@@ -21,12 +21,12 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldImage:
     """An image that is on this host. `used_at`: seconds since 1970."""
 
     id: str
     keys: frozenset[str]  # what tasks call it
-    layers: tuple[Layer, ...]
+    layers: tuple[ImageLayer, ...]
     used_at: float = 0.0
     derived: bool = False  # what set-up commands made of another image: they can make it again
 
@@ -39,13 +39,13 @@ def positions(upcoming: Sequence[str]) -> dict[str, int]:
     return first
 
 
-def next_use(image: Held, first: Mapping[str, int]) -> float:
+def next_use(image: HeldImage, first: Mapping[str, int]) -> float:
     """The image's first place in the queue; infinite when nobody there needs it."""
     return min((first[key] for key in image.keys if key in first), default=inf)
 
 
 def choose_victims(
-    images: Sequence[Held], upcoming: Sequence[str], in_use: Collection[str], need_bytes: int
+    images: Sequence[HeldImage], upcoming: Sequence[str], in_use: Collection[str], need_bytes: int
 ) -> list[str]:
     """Ids of the images to remove, the first to go first, so that `need_bytes` become free; all that may go when that
     is not enough.
@@ -62,8 +62,8 @@ def choose_victims(
         (image for image in images if image.id not in in_use),
         key=lambda image: (-next_use(image, first), not image.derived, image.used_at, image.id),
     )
-    tally = _Tally(images)
-    chosen: list[Held] = []
+    tally = _FreedSpace(images)
+    chosen: list[HeldImage] = []
     for image in order:
         if tally.freed >= need_bytes:
             break
@@ -73,21 +73,21 @@ def choose_victims(
     return [image.id for image in chosen if image.id not in spared]
 
 
-def freed_bytes(images: Sequence[Held], gone: Collection[str]) -> int:
+def freed_bytes(images: Sequence[HeldImage], gone: Collection[str]) -> int:
     """What becomes free when these images go."""
-    tally = _Tally(images)
+    tally = _FreedSpace(images)
     for image in images:
         if image.id in gone:
             tally.drop(image)
     return tally.freed
 
 
-def total_bytes(images: Iterable[Held]) -> int:
+def total_bytes(images: Iterable[HeldImage]) -> int:
     """What these images take together: a shared layer counts once."""
     return sum({layer.id: layer.size_bytes for image in images for layer in image.layers}.values())
 
 
-def _spare(chosen: Sequence[Held], tally: _Tally, need_bytes: int) -> set[str]:
+def _spare(chosen: Sequence[HeldImage], tally: _FreedSpace, need_bytes: int) -> set[str]:
     """Who may stay after all, the soonest needed first: a later victim may have freed enough alone."""
     spared = set()
     for image in reversed(chosen):
@@ -99,20 +99,20 @@ def _spare(chosen: Sequence[Held], tally: _Tally, need_bytes: int) -> set[str]:
     return spared
 
 
-class _Tally:
+class _FreedSpace:
     """How much is free when some images are gone. Cheap to change one by one."""
 
-    def __init__(self, images: Sequence[Held]) -> None:
+    def __init__(self, images: Sequence[HeldImage]) -> None:
         self._holders = Counter(layer_id for image in images for layer_id in {layer.id for layer in image.layers})
         self.freed = 0
 
-    def drop(self, image: Held) -> None:
+    def drop(self, image: HeldImage) -> None:
         for layer in {layer.id: layer for layer in image.layers}.values():
             self._holders[layer.id] -= 1
             if not self._holders[layer.id]:
                 self.freed += layer.size_bytes
 
-    def restore(self, image: Held) -> None:
+    def restore(self, image: HeldImage) -> None:
         for layer in {layer.id: layer for layer in image.layers}.values():
             if not self._holders[layer.id]:
                 self.freed -= layer.size_bytes

@@ -9,7 +9,7 @@ from app.errors import EngineUnavailable
 from app.host.engine import engine_of, url_of
 from app.images import layer_use
 from app.images.disk_thresholds import Disk
-from app.images.eviction import Held
+from app.images.eviction import HeldImage
 from app.settings import Settings
 
 
@@ -17,7 +17,7 @@ from app.settings import Settings
 class Here:
     """An image on this host. `ours`: pulled or built by us under these `names`, so that it may go by itself."""
 
-    held: Held
+    held: HeldImage
     names: tuple[str, ...]
     size_bytes: int
     ours: bool

@@ -15,13 +15,13 @@ from app.errors import ImageUnavailable
 from app.host.engine import url_of
 from app.images import layer_use
 from app.images.disk_thresholds import Disk, disk_at
-from app.images.eviction import Held, Layer
+from app.images.eviction import HeldImage, ImageLayer
 from app.images.image_index import Here
-from app.images.metadata import Book, Entry
+from app.images.metadata import ImageEntry, ImageMetadata
 from app.settings import Settings
 
 if TYPE_CHECKING:
-    from app.images.layer_store import ImageStore, Listed
+    from app.images.layer_store import ImageStore, StoredImageEntry
 
 _SET_UP = "setup:"
 """So begins the id of what a set-up made."""
@@ -30,7 +30,7 @@ _SET_UP = "setup:"
 class Unpacked:
     """Implements `Stock`. All of it we have brought here, but what came from an engine that is no more."""
 
-    def __init__(self, settings: Settings, book: Book) -> None:
+    def __init__(self, settings: Settings, book: ImageMetadata) -> None:
         self._settings = settings
         self._home = settings.home.resolve()
         self._book = book
@@ -95,12 +95,14 @@ class Unpacked:
         except OSError as error:
             raise ImageUnavailable(f"which images are in use cannot be told: {error}; none goes. Try again.") from error
 
-    def _image(self, store: ImageStore, one: Listed, entry: Entry | None, names: Collection[str], users: int) -> Here:
+    def _image(
+        self, store: ImageStore, one: StoredImageEntry, entry: ImageEntry | None, names: Collection[str], users: int
+    ) -> Here:
         ours = entry is None or entry.ours  # what an engine had before us is always in the book
-        known = entry or Entry(one.image.id)
+        known = entry or ImageEntry(one.image.id)
         layers = _layers(store, one.image.layers)
         return Here(
-            held=Held(one.image.id, frozenset(known.keys), layers, max(one.used_at, known.used_at)),
+            held=HeldImage(one.image.id, frozenset(known.keys), layers, max(one.used_at, known.used_at)),
             names=tuple(sorted({*names, *known.names})),
             size_bytes=sum(layer.size_bytes for layer in layers),
             ours=ours,
@@ -108,12 +110,14 @@ class Unpacked:
             pinned=not {self._settings.base_image, self._settings.worker_image}.isdisjoint(names),
         )
 
-    def _set_up(self, store: ImageStore, one: Listed, entry: Entry | None, in_use: Collection[str]) -> Here:
+    def _set_up(
+        self, store: ImageStore, one: StoredImageEntry, entry: ImageEntry | None, in_use: Collection[str]
+    ) -> Here:
         """Wanted by whoever wants its image."""
         name, top = f"{_SET_UP}{one.snapshot}", one.image.layers[-1:]
         keys = frozenset(entry.keys) if entry else frozenset()
         return Here(
-            held=Held(name, keys, _layers(store, top), one.used_at, derived=True),
+            held=HeldImage(name, keys, _layers(store, top), one.used_at, derived=True),
             names=(name[:24],),
             size_bytes=store.size_bytes(top),
             ours=True,
@@ -121,5 +125,5 @@ class Unpacked:
         )
 
 
-def _layers(store: ImageStore, names: Sequence[str]) -> tuple[Layer, ...]:
-    return tuple(Layer(name, store.size_bytes([name])) for name in names)
+def _layers(store: ImageStore, names: Sequence[str]) -> tuple[ImageLayer, ...]:
+    return tuple(ImageLayer(name, store.size_bytes([name])) for name in names)

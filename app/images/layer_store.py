@@ -59,7 +59,7 @@ class StoredImage:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class StoredImageEntry:
     """An image in the store, or what a set-up made of one. `used_at`: seconds since 1970, of an image when it came."""
 
     image: StoredImage
@@ -179,14 +179,14 @@ class ImageStore:
         found = [self._loaded(file) for file in self._image_files()]
         return [image for image in found if image is not None]
 
-    def listed(self) -> list[Listed]:
+    def listed(self) -> list[StoredImageEntry]:
         """The images that are here as a whole, and what set-ups made of them; not the snapshots that have an owner."""
         images = [(file, None) for file in self._image_files()]
         found = []
         for file, name in (*images, *((file, file.stem) for file in self._snapshot_files())):
             with suppress(FileNotFoundError):  # going at this moment
                 if (image := self._loaded(file)) is not None and _OWNED not in _described(file):
-                    found.append(Listed(image, file.stat().st_mtime, name))
+                    found.append(StoredImageEntry(image, file.stat().st_mtime, name))
         return found
 
     def references(self) -> dict[str, str]:

@@ -27,7 +27,7 @@ _PARTS_S = 30 * 86400.0
 
 
 @dataclass(slots=True)
-class Entry:
+class ImageEntry:
     """One image. `names`: what we pulled or tagged it as; empty when it was here before us."""
 
     image_id: str
@@ -41,7 +41,7 @@ class Entry:
         return bool(self.names)
 
 
-class Book:
+class ImageMetadata:
     """The records of one host and installation."""
 
     def __init__(self, settings: Settings) -> None:
@@ -62,11 +62,11 @@ class Book:
         """We have pulled or built it, under these names."""
         self._write(self._file(image_id, key), {"image": image_id, "key": key, "names": list(names)})
 
-    def entry(self, image_id: str) -> Entry:
+    def entry(self, image_id: str) -> ImageEntry:
         """What is known of one image."""
-        return self._read(f"{_hex(image_id)}.*.json").get(image_id) or Entry(image_id)
+        return self._read(f"{_hex(image_id)}.*.json").get(image_id) or ImageEntry(image_id)
 
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, ImageEntry]:
         """All records by image id; some may be of images that are gone."""
         return self._read("*.json")
 
@@ -77,12 +77,12 @@ class Book:
         except FileNotFoundError:
             return frozenset()
 
-    def _read(self, pattern: str) -> dict[str, Entry]:
-        found: dict[str, Entry] = {}
+    def _read(self, pattern: str) -> dict[str, ImageEntry]:
+        found: dict[str, ImageEntry] = {}
         for file in self._folder.glob(pattern):
             with suppress(OSError, ValueError, KeyError):  # going at this moment
                 record, used_at = json.loads(file.read_text()), file.stat().st_mtime
-                entry = found.setdefault(record["image"], Entry(record["image"]))
+                entry = found.setdefault(record["image"], ImageEntry(record["image"]))
                 entry.keys.add(record["key"])
                 entry.names.update(record["names"])
                 entry.used_at = max(entry.used_at, used_at)

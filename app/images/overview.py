@@ -18,7 +18,7 @@ _ALL = 1 << 62
 _NEXT = 10
 
 
-class Wanted(NamedTuple):
+class ImageDemand(NamedTuple):
     """A place in the queue (0: an attempt has the image now) and how many tasks need it."""
 
     position: int
@@ -41,14 +41,14 @@ class Line:
     stays: str | None  # why it does not go by itself
 
 
-def lines(view: View, wanted: Mapping[str, Wanted]) -> list[Line]:
+def lines(view: View, wanted: Mapping[str, ImageDemand]) -> list[Line]:
     """All images, the soonest needed first and the first to go last."""
     order = {image_id: place for place, image_id in enumerate(view.victims(_ALL, time.time()), start=1)}
     found = [_line(view, image, wanted, order.get(image.id)) for image in view.images]
     return sorted(found, key=lambda line: (inf if line.needed_at is None else line.needed_at, -(line.goes or _ALL)))
 
 
-def _line(view: View, image: Here, wanted: Mapping[str, Wanted], goes: int | None) -> Line:
+def _line(view: View, image: Here, wanted: Mapping[str, ImageDemand], goes: int | None) -> Line:
     needs = [wanted[key] for key in image.held.keys if key in wanted]
     return Line(
         image=image.names[0] if image.names else "<unnamed>",

@@ -10,7 +10,7 @@ import structlog
 from app.errors import ImageUnavailable, StationError
 from app.host.engine import engine_of
 from app.images import layer_use
-from app.images.metadata import Book
+from app.images.metadata import ImageMetadata
 from app.settings import Settings
 
 log = structlog.get_logger()
@@ -24,7 +24,7 @@ class Presence:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._book = Book(settings)
+        self._book = ImageMetadata(settings)
         self._marks: frozenset[str] | None = None
         self._keys: frozenset[str] = frozenset()
         self._looked_at = 0.0  # monotonic seconds

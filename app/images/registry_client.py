@@ -13,7 +13,7 @@ import requests
 
 from app.images.logins import Login
 from app.images.references import Reference
-from app.images.registry_errors import Refusal, Refused, refusal_for, seconds
+from app.images.registry_errors import RefusalKind, RegistryRefusal, refusal_for, seconds
 
 LISTS = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
 MANIFESTS = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
@@ -24,7 +24,7 @@ _CALL_S = 60.0
 _HOW = "`docker login` first, or MEGAFLOW_REGISTRY_AUTH"
 
 
-class Calls:
+class RegistryCalls:
     """To the repository of one image. Not for several threads at once.
 
     doing: how errors begin. deadline: monotonic seconds. login: asked when the registry wants one.
@@ -63,7 +63,7 @@ class Calls:
             return self.ask(kind, name, method=method)
         if not answer.ok:
             # A blob that is not there is a registry's that is being filled or cleaned.
-            absent = Refusal.ABSENT if kind == "manifests" else Refusal.OTHER
+            absent = RefusalKind.ABSENT if kind == "manifests" else RefusalKind.OTHER
             self._refuse(answer, f"{answer.status_code} for {kind}/{name}", absent=absent)
         return answer
 
@@ -77,7 +77,9 @@ class Calls:
             of_the_moment = isinstance(error, broken) and "CERTIFICATE_VERIFY_FAILED" not in str(error)
             reason = re.sub(r"\?\S*", "?…", str(error))  # where storage is asked, that is a key to it
             said = f"no whole answer from {self._reference.host} ({type(error).__name__}: {reason})"
-            raise Refused(self._doing, said, Refusal.BUSY if of_the_moment else Refusal.OTHER) from error
+            raise RegistryRefusal(
+                self._doing, said, RefusalKind.BUSY if of_the_moment else RefusalKind.OTHER
+            ) from error
 
     def _send(self, method: str, url: str, offset: int) -> requests.Response:
         headers = {"Accept": _ACCEPT, "Accept-Encoding": "identity"}  # a blob as it is kept: offsets are of these bytes
@@ -95,14 +97,14 @@ class Calls:
         return {"stream": True, "timeout": left_s, "auth": _as_it_is}
 
     def _refuse(
-        self, answer: requests.Response, about: str, advice: str = "", *, absent: Refusal = Refusal.OTHER
+        self, answer: requests.Response, about: str, advice: str = "", *, absent: RefusalKind = RefusalKind.OTHER
     ) -> NoReturn:
         refusal, after_s = refusal_for(answer.status_code), seconds(answer.headers.get("Retry-After"))
-        refusal = absent if refusal is Refusal.ABSENT else refusal
+        refusal = absent if refusal is RefusalKind.ABSENT else refusal
         said = f"{about}: {_words(answer)}"
-        if refusal is Refusal.DENIED and (hint := self._fault or advice):
+        if refusal is RefusalKind.DENIED and (hint := self._fault or advice):
             said = f"{said}; {hint}"
-        raise Refused(self._doing, said, refusal, after_s)
+        raise RegistryRefusal(self._doing, said, refusal, after_s)
 
     # --- Who we are -----------------------------------------------------------------------------------------------
 
@@ -114,7 +116,7 @@ class Calls:
         if scheme.lower() == "basic" and login.username:
             return login.basic
         if scheme.lower() != "bearer":
-            raise Refused(self._doing, f"it wants a login: {self._fault or _HOW}", Refusal.DENIED)
+            raise RegistryRefusal(self._doing, f"it wants a login: {self._fault or _HOW}", RefusalKind.DENIED)
         asked = dict(re.findall(r'(\w+)="([^"]*)"', rest))
         with self._token_answer(asked, login) as answer:
             if not answer.ok:
@@ -123,14 +125,16 @@ class Calls:
                 found = json.loads(start_of(answer))
                 return f"Bearer {found.get('token') or found['access_token']}"
             except (ValueError, LookupError, TypeError, AttributeError) as error:
-                raise Refused(
-                    self._doing, "expected a token from its token service, found another answer", Refusal.OTHER
+                raise RegistryRefusal(
+                    self._doing, "expected a token from its token service, found another answer", RefusalKind.OTHER
                 ) from error
 
     def _token_answer(self, asked: Mapping[str, str], login: Login) -> requests.Response:
         params, realm = {name: asked[name] for name in ("service", "scope") if name in asked}, asked.get("realm", "")
         if not realm.lower().startswith("https://") and self._reference.url.startswith("https://"):
-            raise Refused(self._doing, "expected a token service that is spoken to with encryption", Refusal.OTHER)
+            raise RegistryRefusal(
+                self._doing, "expected a token service that is spoken to with encryption", RefusalKind.OTHER
+            )
         if login.token:
             form = {**params, "grant_type": "refresh_token", "refresh_token": login.token, "client_id": "megaflow"}
             return self._session.post(realm, data=form, allow_redirects=False, **self._way)

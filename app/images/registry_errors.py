@@ -24,7 +24,7 @@ TRIES = 6
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 
 
-class Refusal(StrEnum):
+class RefusalKind(StrEnum):
     """Why a registry did not give or take an image."""
 
     ABSENT = "absent"  # it has no such image
@@ -34,10 +34,10 @@ class Refusal(StrEnum):
     OTHER = "other"
 
 
-_SIGNS: tuple[tuple[Refusal, re.Pattern[str]], ...] = (
-    (Refusal.PLATFORM, re.compile(r"no matching manifest|does not match the specified platform", re.I)),
+_SIGNS: tuple[tuple[RefusalKind, re.Pattern[str]], ...] = (
+    (RefusalKind.PLATFORM, re.compile(r"no matching manifest|does not match the specified platform", re.I)),
     (
-        Refusal.BUSY,
+        RefusalKind.BUSY,
         re.compile(
             r"toomanyrequests|too many requests|\b(?:HTTP|status|status code):? (?:429|5\d\d)\b"
             r"|internal server error|bad gateway|service unavailable|gateway time-?out|i/o timeout|handshake timeout"
@@ -46,32 +46,32 @@ _SIGNS: tuple[tuple[Refusal, re.Pattern[str]], ...] = (
         ),
     ),
     (
-        Refusal.DENIED,
+        RefusalKind.DENIED,
         re.compile(r"unauthorized|access denied|denied:|no basic auth|authentication required|HTTP 403", re.I),
     ),
-    (Refusal.ABSENT, re.compile(r"manifest unknown|name unknown|not found|does not exist", re.I)),
+    (RefusalKind.ABSENT, re.compile(r"manifest unknown|name unknown|not found|does not exist", re.I)),
 )
 
 
-def refusal_of(said: str) -> Refusal:
+def refusal_of(said: str) -> RefusalKind:
     """What a message of an engine about a registry means."""
-    return next((refusal for refusal, sign in _SIGNS if sign.search(said)), Refusal.OTHER)
+    return next((refusal for refusal, sign in _SIGNS if sign.search(said)), RefusalKind.OTHER)
 
 
-def refusal_for(status: int) -> Refusal:
+def refusal_for(status: int) -> RefusalKind:
     """What a status of a registry, or of its token service, means."""
     if status == 429 or status >= 500:
-        return Refusal.BUSY
-    return {401: Refusal.DENIED, 403: Refusal.DENIED, 404: Refusal.ABSENT}.get(status, Refusal.OTHER)
+        return RefusalKind.BUSY
+    return {401: RefusalKind.DENIED, 403: RefusalKind.DENIED, 404: RefusalKind.ABSENT}.get(status, RefusalKind.OTHER)
 
 
-class Refused(ImageUnavailable):
+class RegistryRefusal(ImageUnavailable):
     """A registry said no.
 
     said: its words, or those of the engine; after_s: when it wants to be asked again, in seconds, if it says so.
     """
 
-    def __init__(self, doing: str, said: str, refusal: Refusal | None = None, after_s: float | None = None) -> None:
+    def __init__(self, doing: str, said: str, refusal: RefusalKind | None = None, after_s: float | None = None) -> None:
         super().__init__(f"{doing}: {said}")
         self.doing = doing
         self.said = said
@@ -84,12 +84,12 @@ class Refused(ImageUnavailable):
         return _KINDS.get(self.refusal, ImageUnavailable)
 
 
-_KINDS: dict[Refusal, type[ImageUnavailable]] = {Refusal.ABSENT: ImageMissing, Refusal.DENIED: ImageDenied}
+_KINDS: dict[RefusalKind, type[ImageUnavailable]] = {RefusalKind.ABSENT: ImageMissing, RefusalKind.DENIED: ImageDenied}
 
 
 def kind_of(error: MegaFlowError) -> type[MegaFlowError]:
     """The class of failure that an error stands for: a refusal says which."""
-    return error.kind if isinstance(error, Refused) else type(error)
+    return error.kind if isinstance(error, RegistryRefusal) else type(error)
 
 
 def together(kinds: Iterable[type[MegaFlowError]]) -> type[ImageUnavailable]:
@@ -117,7 +117,10 @@ def seconds(said: str | None) -> float | None:
 
 
 def persist(
-    once: Callable[[], _T], deadline: float, *, after_s: Callable[[Refused], float | None] = lambda it: it.after_s
+    once: Callable[[], _T],
+    deadline: float,
+    *,
+    after_s: Callable[[RegistryRefusal], float | None] = lambda it: it.after_s,
 ) -> _T:
     """What `once` gives, called again while its registry is busy: after a random time that grows, never before it said.
 
@@ -132,16 +135,16 @@ def persist(
     )
     try:
         return retrying(once)
-    except Refused as refused:
+    except RegistryRefusal as refused:
         if (why := course.too_late) is None:
             raise
-        raise Refused(refused.doing, f"{refused.said}; {why}", refused.refusal, refused.after_s) from refused
+        raise RegistryRefusal(refused.doing, f"{refused.said}; {why}", refused.refusal, refused.after_s) from refused
 
 
 class _Course:
     """When the next try is, and whether there is one."""
 
-    def __init__(self, deadline: float, after_s: Callable[[Refused], float | None]) -> None:
+    def __init__(self, deadline: float, after_s: Callable[[RegistryRefusal], float | None]) -> None:
         self.too_late: str | None = None
         self._deadline = deadline
         self._after_s = after_s
@@ -151,7 +154,7 @@ class _Course:
     def wait_s(self, state: RetryCallState) -> float:
         """What was asked for comes before the random time: else all who were told the same would come back at once."""
         refused = state.outcome.exception() if state.outcome else None
-        self._asked_s = self._after_s(refused) if isinstance(refused, Refused) else None
+        self._asked_s = self._after_s(refused) if isinstance(refused, RegistryRefusal) else None
         return (self._asked_s or 0.0) + self._grow(state)
 
     def is_over(self, state: RetryCallState) -> bool:
@@ -165,7 +168,7 @@ class _Course:
 
 
 def _is_busy(error: BaseException) -> bool:
-    return isinstance(error, Refused) and error.refusal is Refusal.BUSY
+    return isinstance(error, RegistryRefusal) and error.refusal is RefusalKind.BUSY
 
 
 def _told(state: RetryCallState) -> None:

@@ -23,8 +23,8 @@ from app.images.engine_registry import COMPATIBLE
 from app.images.layer_store import ImageStore, StoredImage, image_of, layer_name
 from app.images.logins import Login
 from app.images.references import Reference
-from app.images.registry_client import SMALL_BYTES, Calls, first_byte, start_of
-from app.images.registry_errors import Refusal, Refused, persist
+from app.images.registry_client import SMALL_BYTES, RegistryCalls, first_byte, start_of
+from app.images.registry_errors import RefusalKind, RegistryRefusal, persist
 from app.images.unpack import Readable, from_tar
 
 _CHUNK_BYTES = 1 << 20
@@ -34,7 +34,7 @@ _DIGEST = re.compile(r"^sha256:[0-9a-f]{64}$")
 
 
 class Registry:
-    """One repository of one registry, for the time of one pull. `deadline`: monotonic seconds; login: as for `Calls`.
+    """One repository of one registry, for one pull. `deadline`: monotonic; login: as for `RegistryCalls`.
 
     Raises (every method): ImageUnavailable, DiskFull.
     """
@@ -44,7 +44,7 @@ class Registry:
         self._deadline = deadline
         self._name = f"{reference.host}/{reference.repository}:{reference.version}"
         self._doing = f"image {self._name} cannot be pulled"
-        self._calls = Calls(reference, self._doing, deadline, login)
+        self._calls = RegistryCalls(reference, self._doing, deadline, login)
 
     def pull(self, store: ImageStore) -> StoredImage:
         """Have the image in the store; its layers are fetched one after another, those that are here are not."""
@@ -71,8 +71,8 @@ class Registry:
             raise self._refused("a layer was removed meanwhile; try again")
         return found
 
-    def _refused(self, why: str, refusal: Refusal = Refusal.OTHER) -> Refused:
-        return Refused(self._doing, why, refusal)
+    def _refused(self, why: str, refusal: RefusalKind = RefusalKind.OTHER) -> RegistryRefusal:
+        return RegistryRefusal(self._doing, why, refusal)
 
     # --- Layers ---------------------------------------------------------------------------------------------------
 
@@ -101,7 +101,9 @@ class Registry:
             if begin != blob.size_bytes:
                 blob.clear()
                 if begin != 0:
-                    raise self._refused(f"expected the rest of blob {digest}, found another part of it", Refusal.BUSY)
+                    raise self._refused(
+                        f"expected the rest of blob {digest}, found another part of it", RefusalKind.BUSY
+                    )
             for chunk in answer.iter_content(_CHUNK_BYTES):
                 blob.add(chunk)
                 if time.monotonic() > self._deadline:

@@ -15,7 +15,7 @@ from app.errors import ImageUnavailable, MegaFlowError
 from app.host.engine import Engine, engine_of
 from app.host.slots import Gate
 from app.images.engine_registry import Registries
-from app.images.metadata import Book
+from app.images.metadata import ImageMetadata
 from app.images.references import built_for_all, digest_tag, in_mirror, key_of
 from app.images.registry_errors import kind_of
 from app.images.task_images import Images
@@ -28,7 +28,7 @@ _EACH_S = 3600.0
 """For one image, with its build."""
 
 
-class Outcome(StrEnum):
+class SyncOutcome(StrEnum):
     PRESENT = "present"  # the registry had it
     BUILT = "built"
     COPIED = "copied"
@@ -46,11 +46,11 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Synced:
+class SyncResult:
     """What became of one image. `error` names the class of the failure, `message` tells it."""
 
     item: Item
-    outcome: Outcome
+    outcome: SyncOutcome
     took_s: float
     digest: str | None = None
     error: str | None = None
@@ -96,13 +96,13 @@ class Sync:
         self._settings = settings
         self._again = again
         self._images = Images(settings, fetch_bundle=fetch_bundle, gate=gate)
-        self._book = Book(settings)
+        self._book = ImageMetadata(settings)
 
     @property
     def _engine(self) -> Engine:
         return engine_of(self._settings)
 
-    def run(self, items: Iterable[Item], *, jobs: int) -> Iterator[Synced]:
+    def run(self, items: Iterable[Item], *, jobs: int) -> Iterator[SyncResult]:
         """What became of each, as it ends; `jobs` at a time. One that fails keeps no other from going on.
 
         Raises: EngineUnavailable.
@@ -117,23 +117,23 @@ class Sync:
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def one(self, item: Item) -> Synced:
+    def one(self, item: Item) -> SyncResult:
         """Have one image in the registry."""
         begun = time.monotonic()
         try:
             outcome, digest = self._one(item, begun + _EACH_S)
         except MegaFlowError as error:
             took_s = time.monotonic() - begun
-            return Synced(item, Outcome.FAILED, took_s, error=_class_of(error), message=str(error))
-        return Synced(item, outcome, time.monotonic() - begun, digest=digest)
+            return SyncResult(item, SyncOutcome.FAILED, took_s, error=_class_of(error), message=str(error))
+        return SyncResult(item, outcome, time.monotonic() - begun, digest=digest)
 
-    def _one(self, item: Item, deadline: float) -> tuple[Outcome, str]:
+    def _one(self, item: Item, deadline: float) -> tuple[SyncOutcome, str]:
         if item.target is None:
             raise ImageUnavailable(f"expected a name that a registry can have, found {item.key}; tag it and name that.")
         registries = Registries(self._engine, self._settings)
         there = None if self._again else registries.look(item.target, deadline)
         if there is not None:
-            return Outcome.PRESENT, there.digest
+            return SyncOutcome.PRESENT, there.digest
         if self._again and item.spec.image is not None:
             registries.pull(item.spec.image, deadline)
         with self._images.kept(item.spec, timeout_s=deadline - time.monotonic()) as image_id:
@@ -142,7 +142,7 @@ class Sync:
         found = registries.look(item.target, deadline)
         if found is None:
             raise ImageUnavailable(f"{item.target} was pushed, but its registry does not have it; is it being cleaned?")
-        return (Outcome.COPIED if item.spec.build is None else Outcome.BUILT), found.digest
+        return (SyncOutcome.COPIED if item.spec.build is None else SyncOutcome.BUILT), found.digest
 
     def _name(self, image_id: str, key: str, target: str) -> None:
         repository, tag = parse_repository_tag(target)

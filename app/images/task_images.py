@@ -25,13 +25,13 @@ from app.images.build_limits import BuildLimits
 from app.images.build_logs import BuildLogs
 from app.images.build_sources import fetch_sources
 from app.images.cache import ImageCache
-from app.images.dockerfile import Recipe
+from app.images.dockerfile import Dockerfile
 from app.images.engine_registry import Registries, architecture_of, refuse_foreign, wrong_architecture
 from app.images.logins import logins_of
 from app.images.pull_source import Arrival, tell
 from app.images.references import registry_of
 from app.images.references import short as _short
-from app.images.registry_errors import Refusal, Refused, together
+from app.images.registry_errors import RefusalKind, RegistryRefusal, together
 from app.models.spec import Build, Bundle, EnvironmentSpec
 from app.settings import Settings
 
@@ -203,7 +203,7 @@ class Images:
         for candidate in candidates:
             try:
                 return self._pull(candidate, reference, deadline)
-            except Refused as refused:
+            except RegistryRefusal as refused:
                 cause = refused
                 refusals.append(f"{candidate}: {refused.said}")
                 kinds.append(refused.kind)
@@ -227,13 +227,13 @@ class Images:
         with self._gate.hold(limit, capacity, timeout_s=deadline - begun):
             try:
                 registries.pull(candidate, deadline)
-            except Refused as refused:
-                if refused.refusal is Refusal.PLATFORM:
+            except RegistryRefusal as refused:
+                if refused.refusal is RefusalKind.PLATFORM:
                     raise self._foreign(candidate, registries, deadline) from refused
                 raise
         found = self._runnable(candidate)
         if found is None:
-            raise Refused(f"pull {candidate}", "pulled, but not there afterwards", Refusal.OTHER)
+            raise RegistryRefusal(f"pull {candidate}", "pulled, but not there afterwards", RefusalKind.OTHER)
         self._cache.book.made(found, key, [candidate])
         log.info("image.pulled", image=candidate, took_s=round(time.monotonic() - begun, 3))
         return found
@@ -242,7 +242,7 @@ class Images:
         """What the registry offers instead is worth a question: it is what a person will want to know."""
         try:
             offered = registries.look(candidate, deadline)
-        except Refused:
+        except RegistryRefusal:
             offered = None
         platforms = ", ".join(offered.platforms) if offered else ""
         return wrong_architecture(candidate, platforms or "other architectures", architecture_of(self._engine))
@@ -280,8 +280,8 @@ class Images:
         """None when the mirror has no such image or cannot give it: then it is built."""
         try:
             return self._pull(candidate, references.key_of(EnvironmentSpec(build=build)), deadline)
-        except Refused as refused:
-            if refused.refusal is not Refusal.ABSENT:
+        except RegistryRefusal as refused:
+            if refused.refusal is not RefusalKind.ABSENT:
                 log.warning("image.not_from_mirror", image=candidate, reason=refused.said)
             return None
         except ImageUnfit as unfit:
@@ -314,20 +314,20 @@ class Images:
         log.info("image.built", image=tag, took_s=round(time.monotonic() - begun, 3))
         return found
 
-    def _recipe(self, file: Path) -> tuple[Recipe, dict[str, str]]:
+    def _recipe(self, file: Path) -> tuple[Dockerfile, dict[str, str]]:
         """The recipe, and the values of its arguments. Raises: ImageUnavailable: the base of recipes is not here."""
         text = file.read_bytes().decode(errors="surrogateescape")
-        if not Recipe(text).takes(_ARG_BASE):
-            return Recipe(text), {}
+        if not Dockerfile(text).takes(_ARG_BASE):
+            return Dockerfile(text), {}
         base = self._settings.base_image
         if self.find(base) is None:
             raise ImageUnavailable(
                 f"the recipe builds on {base}, which is not on this engine. `megaflow up` makes it; or run "
                 f"`sh worker_images/base/build-from-packages.sh {base}`, or name another in MEGAFLOW_BASE_IMAGE."
             )
-        return Recipe(text, {_ARG_BASE: base}), {_ARG_BASE: base}
+        return Dockerfile(text, {_ARG_BASE: base}), {_ARG_BASE: base}
 
-    def _bases(self, recipe: Recipe, deadline: float, keeping: ExitStack) -> dict[str, str]:
+    def _bases(self, recipe: Dockerfile, deadline: float, keeping: ExitStack) -> dict[str, str]:
         """Have here whatever the recipe builds on, and keep it; ids by name of what the engine does not know by it.
 
         Raises: as `ensure`.

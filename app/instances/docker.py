@@ -51,7 +51,7 @@ _PASSED_ON = re.compile(
     r"AWS_\w+|PIP_\w+|UV_(DEFAULT_|EXTRA_)?INDEX\w*|UV_INSECURE_HOST|(NPM_CONFIG|npm_config)_\w+"
     r"|HTTPS?_PROXY|NO_PROXY|https?_proxy|no_proxy"
 )
-"""Variables of ours that an instance gets beside our settings: credentials of stores, the way to package indexes and
+"""Variables that an instance gets beside the settings: credentials of stores, the way to package indexes and
 out. Keys of models stay with the gateway."""
 _CERTIFICATES = (
     *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
@@ -96,7 +96,7 @@ class DockerInstances:
     def watch(self, on_exit: OnExit, stop: threading.Event) -> None:
         """Report ends as the engine tells them, until told to stop; comes back when the engine does.
 
-        What ended while nobody listened is reported at the start. An end may be reported twice.
+        What ended before that is reported at the start. An end may be reported twice.
         """
         while not stop.is_set():
             try:
@@ -115,13 +115,13 @@ class DockerInstances:
         stream = client.events(decode=True, filters={"event": "die", "label": self._labels()})
         left = threading.Event()
 
-        def close_when_told() -> None:
+        def close_on_stop() -> None:
             while not left.wait(0.2):
                 if stop.is_set():
                     stream.close()
                     return
 
-        closer = threading.Thread(target=close_when_told, name="docker-events-closer", daemon=True)
+        closer = threading.Thread(target=close_on_stop, name="docker-events-closer", daemon=True)
         closer.start()
         try:
             yield stream

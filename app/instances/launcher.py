@@ -48,7 +48,7 @@ HostInstance = Callable[[InstanceRequest], int]
 
 def socket_path(settings: Settings) -> Path:
     """Where the worker launcher listens."""
-    return settings.home / "run" / "nursery.sock"
+    return settings.home / "run" / "launcher.sock"
 
 
 @dataclass(slots=True)

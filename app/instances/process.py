@@ -36,7 +36,7 @@ class ProcessProvider:
         return {UUID(instance_id): handle for instance_id, handle in self._ask({"verb": "alive"}).items()}
 
     def _ask(self, message: dict[str, Any], *, unclear: type[InstanceFailed] = InstanceFailed) -> dict[str, Any]:
-        """Raises: InstanceFailed: nobody is there; `unclear`: somebody heard it, and gave no answer."""
+        """Raises: InstanceFailed: no connection; `unclear`: connected, and no answer."""
         kind = InstanceFailed
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:

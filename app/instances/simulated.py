@@ -1,6 +1,6 @@
 """The `simulated` provider: instances that only pretend to work, thousands in one process, with the real control plane.
 
-Its host is `python -m app.workers.simulation`; what its instances do is a `Simulation`. Meant for benchmarks, chaos and
+Its host is `python -m app.simulation.host`; what its instances do is a `Simulation`. Meant for benchmarks, chaos and
 capacity planning (`megaflow simulate`).
 """
 

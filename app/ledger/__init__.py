@@ -1,5 +1,5 @@
 """The ledger: every read and write of the truth in PostgreSQL, and nothing else.
 
 Each write is one transaction, moves a state by a conditional update that carries the attempt's number, and appends the
-event that says so. Nobody else touches the tables.
+event that says so. No other package touches the tables.
 """

@@ -60,7 +60,7 @@ FROM moved LEFT JOIN runs r ON r.id = moved.run_id
 """)
 
 _MOST_SIBLINGS = 1000
-"""So many are marked at a time; when a group has more, the first of the rest to be admitted marks the next."""
+"""Most siblings marked at a time; when a group has more, the first of the rest to be admitted marks the next."""
 
 _START_GROUPS = text("""
 UPDATE tasks SET group_started = true
@@ -110,12 +110,12 @@ WHERE t.id = due.id RETURNING t.id
 
 
 def promote(connection: Connection, limit: int) -> int:
-    """Put delayed tasks whose time has come in line; those of a paused run wait for its resumption. How many moved."""
+    """Queue delayed tasks whose time has come; those of a paused run wait for its resumption. How many moved."""
     return len(connection.execute(_PROMOTE, {"limit": limit, "paused": PAUSED}).all())
 
 
 def next_due_s(connection: Connection) -> float | None:
-    """Seconds until the next delayed task may enter the line; None: nobody is delayed."""
+    """Seconds until the next delayed task may enter its queue; None: no task is delayed."""
     wait = sql(
         connection,
         "SELECT extract(epoch FROM min(available_at) - clock_timestamp())::float8 FROM tasks"
@@ -160,7 +160,7 @@ _IN_TURN = text("SELECT pg_advisory_xact_lock(73151)")
 
 
 def in_turn(connection: Connection) -> None:
-    """One pass at a time, whoever believes to lead: until the caller's transaction ends."""
+    """Take the lock of one dispatcher pass, until the caller's transaction ends."""
     connection.execute(_IN_TURN)
 
 
@@ -193,7 +193,7 @@ INSERT INTO events (kind, run_id, task_id, attempt_id) SELECT 'attempt.interrupt
 
 
 def unseat(connection: Connection, classes: Sequence[str], *, older_than_s: float) -> None:
-    """Put back in line what was dispatched to standing pools that are gone; no retry is used up."""
+    """Queue again what was dispatched to standing pools that are gone; no retry is used up."""
     if classes:
         connection.execute(_UNSEAT, {"classes": list(classes), "age": older_than_s})
 

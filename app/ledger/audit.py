@@ -39,22 +39,13 @@ class Capacity:
     limits: Limits
 
 
-CapacityOf = Callable[[Connection], Capacity]
-
-
-def capacity_of(settings: Settings) -> CapacityOf:
+def capacity_of(connection: Connection, settings: Settings) -> Capacity:
     """From the classes, the limits that were set, and the settings for those that were not."""
-    defaults = limits.defaults_of(settings)
-
-    def look(connection: Connection) -> Capacity:
-        own = limits.capacities(connection, "")
-        offers = classes.load(connection, settings)
-        return Capacity(
-            {name: offer.ephemeral_capacity for name, offer in offers.items()},
-            lambda name: own.get(name, own.get(limits.everybody(name), defaults.get(name.partition(":")[0]))),
-        )
-
-    return look
+    defaults, own = limits.defaults_of(settings), limits.capacities(connection, "")
+    return Capacity(
+        {name: defined.ephemeral_capacity for name, defined in classes.load(connection, settings).items()},
+        lambda name: own.get(name, own.get(limits.everybody(name), defaults.get(name.partition(":")[0]))),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +99,7 @@ def parameters(settings: Settings, *, recent_s: float = _RECENT_S) -> dict[str, 
 
 
 def look(
-    database: Database,
-    settings: Settings,
-    capacity: CapacityOf,
-    memory: Memory | None = None,
-    *,
-    recent_s: float = _RECENT_S,
+    database: Database, settings: Settings, memory: Memory | None = None, *, recent_s: float = _RECENT_S
 ) -> AuditResult:
     """Every check, in one snapshot; nothing is changed.
 
@@ -124,13 +110,13 @@ def look(
     with database.begin() as connection:
         sql(connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         found = [_checked(connection, check, values) for check in CHECKS]
-        over, remembered = _over_use(connection, capacity(connection), memory or Memory())
-        offers = classes.load(connection, settings)
+        over, remembered = _over_use(connection, capacity_of(connection, settings), memory or Memory())
+        defined = classes.load(connection, settings)
         lines = {
             f"{row.mode}.{row.resource_class}": (Mode(row.mode), row.resource_class, row.waiting, row.oldest_s)
             for row in sql(connection, LINES)
         }
-        closed = _no_capacity(connection, offers, [(mode, name) for mode, name, _, _ in lines.values()])
+        closed = _no_capacity(connection, defined, [(mode, name) for mode, name, _, _ in lines.values()])
         ages = dict(sql(connection, AGES).one()._mapping)
     findings = [finding for finding, _ in found if finding.count]
     return AuditResult(
@@ -188,7 +174,7 @@ def _over_use(connection: Connection, capacity: Capacity, memory: Memory) -> tup
 
 
 def _no_capacity(
-    connection: Connection, offers: Mapping[str, ResourceClass], lines: Iterable[tuple[Mode, str]]
+    connection: Connection, defined: Mapping[str, ResourceClass], lines: Iterable[tuple[Mode, str]]
 ) -> list[AuditFinding]:
     """Lines that no instance will ever take from."""
     pools = set(
@@ -201,7 +187,8 @@ def _no_capacity(
     closed = sorted(
         f"{mode.value}.{name}"
         for mode, name in lines
-        if not (name in offers and offers[name].could_run(mode)) and not (mode is not Mode.EPHEMERAL and name in pools)
+        if not (name in defined and defined[name].could_run(mode))
+        and not (mode is not Mode.EPHEMERAL and name in pools)
     )
     if not closed:
         return []
@@ -212,8 +199,8 @@ def _no_capacity(
 # --- Mending --------------------------------------------------------------------------------------------------------
 
 
-def mend(database: Database, settings: Settings, seen: AuditResult, retry: RetryPolicy) -> tuple[AuditFinding, ...]:
-    """Mend what is safe; the findings, with how many rows of each were mended.
+def repair(database: Database, settings: Settings, seen: AuditResult, retry: RetryPolicy) -> tuple[AuditFinding, ...]:
+    """Repair what is safe; the findings, with how many rows of each were repaired.
 
     Every row is locked and looked at again first: what has moved since is left alone. Safe to run twice at once.
 
@@ -224,18 +211,20 @@ def mend(database: Database, settings: Settings, seen: AuditResult, retry: Retry
     return tuple(
         finding
         if finding.mend is None
-        else replace(finding, mended=_mend(database, checks[finding.name], seen.every[finding.name], values, retry))
+        else replace(
+            finding, mended=_repair_one(database, checks[finding.name], seen.every[finding.name], values, retry)
+        )
         for finding in seen.findings
     )
 
 
-def _mend(
+def _repair_one(
     database: Database, check: Invariant, ids: Sequence[str], values: Mapping[str, Any], retry: RetryPolicy
 ) -> int:
     with database.begin() as connection:
         still = _confirmed(connection, check, ids, values)
         if check.mend is not Repair.EXIT and check.mend is not Repair.CANCEL:
-            return _mend_rows(connection, check, still, retry) if still else 0
+            return _repair_rows(connection, check, still, retry) if still else 0
     if check.mend is Repair.CANCEL:
         tasks.cancel(database, [UUID(one) for one in still])
         return len(still)
@@ -257,7 +246,7 @@ def _among(table: str) -> str:
 
 
 def _confirmed(connection: Connection, check: Invariant, ids: Sequence[str], values: Mapping[str, Any]) -> list[str]:
-    """Those that are still so, locked; what somebody else has in hand is left to them."""
+    """The ids that still break the invariant, locked; rows that are locked already are skipped."""
     key = _KEYS.get(check.table, ("id", ""))[0]
     lock = f"SELECT ({key})::text FROM {check.table} WHERE {_among(check.table)} FOR UPDATE SKIP LOCKED"  # noqa: S608
     locked = list(sql(connection, lock, {"ids": list(ids)}).scalars())
@@ -265,7 +254,7 @@ def _confirmed(connection: Connection, check: Invariant, ids: Sequence[str], val
     return list(sql(connection, again, {**values, "ids": locked}).scalars())
 
 
-def _mend_rows(connection: Connection, check: Invariant, ids: list[str], retry: RetryPolicy) -> int:
+def _repair_rows(connection: Connection, check: Invariant, ids: list[str], retry: RetryPolicy) -> int:
     match check.mend:
         case Repair.LOSE:
             failure = Failure(error="StaleWriter", message=f"taken back by the auditor: {check.means}")

@@ -1,4 +1,4 @@
-"""Resource classes: the kinds of instances that an administrator offers, each with lines and capacity of its own."""
+"""Resource classes: the kinds of instances that an administrator offers, each with queues and capacity of its own."""
 
 from __future__ import annotations
 
@@ -95,14 +95,14 @@ def check(connection: Connection, settings: Settings, pairs: Iterable[tuple[Mode
             "SELECT 1 FROM resource_classes WHERE name = ANY(:names) ORDER BY name FOR KEY SHARE",
             {"names": custom},
         )
-    offers = load(connection, settings)
+    defined = load(connection, settings)
     for mode, name in sorted(wanted):
-        if name not in offers:
+        if name not in defined:
             raise SpecInvalid(
-                f"expected a resource class among {', '.join(offers)}, found {name!r};"
+                f"expected a resource class among {', '.join(defined)}, found {name!r};"
                 f" try `megaflow classes set {name} …` to define it; nothing was accepted"
             )
-        if not offers[name].could_run(mode) and not (mode is not Mode.EPHEMERAL and _has_own_pool(connection, name)):
+        if not defined[name].could_run(mode) and not (mode is not Mode.EPHEMERAL and _has_own_pool(connection, name)):
             raise SpecInvalid(
                 f"expected resource class {name!r} to have capacity for mode {mode.value}, found none;"
                 f" try `megaflow classes set {name} {_OPTION[mode]}`; nothing was accepted"
@@ -117,7 +117,7 @@ _OPTION = {
 
 
 def _has_own_pool(connection: Connection, name: str) -> bool:
-    """Standing instances that somebody else starts (`megaflow worker persistent`) are capacity that no class shows."""
+    """Whether standing instances of the class were started by hand (`megaflow worker persistent`)."""
     statement = text(
         "SELECT 1 FROM instances WHERE mode = 'persistent' AND resource_class = :name"
         " AND (provider = 'static' OR state NOT IN ('terminated', 'failed')) LIMIT 1"

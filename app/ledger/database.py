@@ -33,7 +33,7 @@ _PATIENCE: dict[str, Any] = {
 
 
 ANSWER_S = 30.0
-"""A server that says nothing for so long in the middle of a statement is given up, whatever TCP believes."""
+"""A server that says nothing for this long in the middle of a statement is given up, whatever TCP says."""
 _IN_TRANSACTION_S = 30
 _LEADER_SILENT_S = 15
 """The server's patience with a client that went silent: inside a transaction, which holds rows; as the leader."""
@@ -41,7 +41,7 @@ _LEADER_SILENT_S = 15
 _SERVERS_PATIENCE = f"-c idle_in_transaction_session_timeout={_IN_TRANSACTION_S}s"
 
 
-class _Patient(psycopg.Connection[Any]):
+class _BoundedConnection(psycopg.Connection[Any]):
     """A connection that does not wait for ever."""
 
     def wait(self, gen: Any, *args: Any, **named: Any) -> Any:
@@ -79,7 +79,7 @@ class Database:
             )
         else:
             self.engine = create_engine(sqlalchemy_url, poolclass=NullPool, **options)
-        event.listen(self.engine, "do_connect", lambda _d, _r, args, named: _Patient.connect(*args, **named))
+        event.listen(self.engine, "do_connect", lambda _d, _r, args, named: _BoundedConnection.connect(*args, **named))
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
@@ -119,7 +119,7 @@ class Database:
         Raises: DatabaseUnavailable.
         """
         try:
-            return _Patient.connect(
+            return _BoundedConnection.connect(
                 self.url, autocommit=True, application_name="megaflow-listen", options=options, **_PATIENCE
             )
         except psycopg.OperationalError as error:

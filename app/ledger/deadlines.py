@@ -18,7 +18,7 @@ from app.models.endings import EndReason, RetryPolicy
 from app.models.outcome import Failure
 
 GRACE_S = 30.0
-"""An expired attempt that has not stopped by itself so long after it was told to is taken away from its worker."""
+"""An expired attempt that has not stopped this long after the request is taken away from its worker."""
 
 _BATCH = 20_000
 _FAILURE = Failure(error="StaleWriter", message="its deadline has passed and its worker did not stop when told to")
@@ -43,7 +43,7 @@ _DUE = text(
 
 
 def _end_waiting(connection: Connection, due: Sequence[Row[Any]]) -> None:
-    """Pending tasks, and admitted ones whose attempt nobody is claiming just now."""
+    """Pending tasks, and admitted ones whose attempt is not being claimed."""
     admitted = [row.id for row in due if row.state == "admitted"]
     stopped = connection.execute(_STOP_DISPATCHED, {"ids": admitted}).all() if admitted else []
     over = {row.id for row in due if row.state == "pending"} | {row.task_id for row in stopped}

@@ -139,7 +139,7 @@ def histograms(connection: Connection, after: datetime | None, until: datetime) 
 
 
 def finished(after: datetime | None) -> str:
-    """A condition on attempts; `:until` and, unless None, `:after` are bound by whoever asks."""
+    """A condition on attempts; `:until` and, unless None, `:after` are bound by the caller."""
     return "a.finished_at <= :until" + ("" if after is None else " AND a.finished_at > :after")
 
 

@@ -1,4 +1,4 @@
-"""Facts: appended with the change they tell of, and the nudges that wake whoever waits for them."""
+"""Facts, appended with the change that they record, and the notifications that wake the processes that wait."""
 
 from __future__ import annotations
 

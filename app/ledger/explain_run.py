@@ -12,7 +12,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, text
 
 from app.errors import UnknownName
-from app.ledger import explain, explain_now, limiting_factors
+from app.ledger import explain, limiting_factors
 from app.ledger.database import Database, has_dispatcher, sql
 from app.ledger.stories import QueueNow, RunStory, Share, SlowTask, Spread
 from app.ledger.timeline import LINE, NAMES, AttemptTimes, WaitingWindow, spans, windows
@@ -81,7 +81,7 @@ class _Times:
         found = windows(row.accepted_at, row.finished_at, tried, reopened)
         for window in found:
             due = explain.due_at(row, window) if window is found[-1] else None
-            self._windows[explain.line_of(row)].append((window, due))
+            self._windows[explain.queue_of_task(row)].append((window, due))
             self._note(own, LINE, window.seconds(self._now), over=window.end is not None)
         for attempt in attempts:
             reached = {Phase(name): datetime.fromisoformat(at) for name, at in attempt.phases.items() if at}
@@ -108,9 +108,9 @@ class _Times:
     def waits(self, connection: Connection) -> tuple[Share, ...]:
         """Seconds of all tasks by limit: in line, and what their attempts waited for."""
         found: dict[str, float] = defaultdict(float)
-        for line, waited in self._windows.items():
+        for queue, waited in self._windows.items():
             since = min(window.begin for window, _ in waited)
-            limits = explain.history(connection, line, self._run.id, since, self._now)
+            limits = explain.history(connection, queue, self._run.id, since, self._now)
             for window, due in waited:
                 for share in explain.waited(window, limits, self._now, due):
                     found[share.name] += share.seconds
@@ -157,7 +157,7 @@ def _retries(connection: Connection, run_id: UUID) -> tuple[tuple[str, int], ...
 
 
 def _lines(connection: Connection, settings: Settings, run_row: Row[Any]) -> tuple[tuple[QueueNow, ...], int, str]:
-    """What binds each line of the run's waiting tasks; how many are delayed; and a hint."""
+    """What limits each queue of the run's waiting tasks; how many are delayed; and a hint."""
     state = limiting_factors.state(connection, settings)
     rows = sql(
         connection,
@@ -169,9 +169,9 @@ def _lines(connection: Connection, settings: Settings, run_row: Row[Any]) -> tup
     ).all()
     found = []
     for row in rows:
-        line = explain.line_of(row)
+        queue = explain.queue_of_task(row)
         if row.waiting:
-            found.append(QueueNow(line, row.waiting, tuple(state.factors(line, run_row.id, row.waiting))))
-    free = any(not line.bounds for line in found)
-    hint = explain_now.NO_DISPATCHER if free and not has_dispatcher(connection) else ""
+            found.append(QueueNow(queue, row.waiting, tuple(state.factors(queue, run_row.id, row.waiting))))
+    free = any(not queue.bounds for queue in found)
+    hint = explain.NO_DISPATCHER if free and not has_dispatcher(connection) else ""
     return tuple(found), sum(row.delayed for row in rows), hint

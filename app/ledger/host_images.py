@@ -6,8 +6,10 @@ Images go by what tasks call them, a reference or the digest of a recipe: known 
 from __future__ import annotations
 
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 from uuid import UUID
 
 from pydantic import ValidationError
@@ -17,7 +19,7 @@ from app.ledger.database import Database, sql
 from app.models.spec import IMAGELESS, EnvironmentSpec, Mode
 
 GONE_S = 120.0
-"""What a host said is forgotten when it has said nothing for so long."""
+"""A host that has not reported for this long is forgotten, with its images."""
 ALIVE_S = GONE_S / 4
 """It says that it lives at least so often."""
 
@@ -69,7 +71,7 @@ def stands_on(database: Database, instance_id: UUID, host: str) -> None:
 
 
 def where(connection: Connection, images: Collection[str]) -> dict[str, set[str]]:
-    """The hosts that have each of these images; those that nobody has are left out."""
+    """The hosts that have each of these images; images on no host are left out."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     rows = sql(
         connection,
@@ -100,7 +102,7 @@ FROM standing GROUP BY host
 
 
 def free_slots(connection: Connection, resource_class: str) -> dict[str, int]:
-    """Slots of a standing pool that nobody holds and no message is on its way to, by host; none below 0."""
+    """Free slots of a standing pool that no message is on its way to, by host; none below 0."""
     rows = connection.execute(_FREE, {"class": resource_class})
     return {row.host: max(0, row.free) for row in rows}
 
@@ -180,3 +182,63 @@ class ImagesOfTasks:
         found = self._environments.load(connection, set(digests.values()))
         images = {digest: self._key(environment) for digest, environment in found.items()}
         return {task_id: images.get(digest, "") for task_id, digest in digests.items()}
+
+
+# --- Ended instances, and which host says that nothing of them is left ------------------------------------------------
+
+# Every host looks at what exists there, and the host of an instance says that it was swept; for one whose host is not
+# known, or no longer reports, the host of the control plane's leader does.
+
+
+class EndedInstance(NamedTuple):
+    """An instance that was not swept yet. `ours`: this host is the one to say when it was."""
+
+    id: UUID
+    ours: bool
+
+
+_UNSWEPT = text("""
+WITH others AS MATERIALIZED (
+    SELECT name FROM hosts WHERE name <> :host AND seen_at > clock_timestamp() - make_interval(secs => :gone)
+), ended AS (
+    SELECT id, ended_at, coalesce(host, CASE WHEN provider = 'static' THEN split_part(handle, ':', 1) END) AS stood
+    FROM instances WHERE swept_at IS NULL AND state IN ('terminated', 'failed')
+)
+SELECT id, :control OR stood IS NOT DISTINCT FROM :host AS ours FROM ended
+WHERE stood IS NULL OR stood NOT IN (SELECT name FROM others) ORDER BY ended_at LIMIT 5000
+""")
+
+
+def unswept(database: Database, host: str, *, control: bool) -> list[EndedInstance]:
+    """Those that may have left something on `host`; the first to end first. control: the leader is there.
+
+    Raises: DatabaseUnavailable.
+    """
+    with database.begin() as connection:
+        rows = connection.execute(_UNSWEPT, {"host": host, "control": control, "gone": GONE_S})
+        return [EndedInstance(row.id, row.ours) for row in rows]
+
+
+def clock_ahead_s(database: Database) -> float:
+    """By how much the ledger's clock, which attempts' deadlines go by, is ahead of this host's.
+
+    Raises: DatabaseUnavailable.
+    """
+    with database.begin() as connection:
+        now = sql(connection, "SELECT extract(epoch FROM clock_timestamp())::float8").scalar_one()
+        return float(now) - time.time()
+
+
+def swept(database: Database, instance_ids: Sequence[UUID]) -> None:
+    """Nothing of these instances is left. Only the first to say so counts.
+
+    Raises: DatabaseUnavailable.
+    """
+    if not instance_ids:
+        return
+    with database.begin() as connection:
+        sql(
+            connection,
+            "UPDATE instances SET swept_at = clock_timestamp() WHERE id = ANY(:ids) AND swept_at IS NULL",
+            {"ids": list(instance_ids)},
+        )

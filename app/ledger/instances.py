@@ -126,7 +126,7 @@ def ready_many(database: Database, ids: Sequence[UUID]) -> set[UUID]:
 
 
 def ready(database: Database, instance_id: UUID) -> bool:
-    """Its worker listens. False when nobody expects it any more: then it must leave."""
+    """Its worker listens. False when it is no longer expected: then it must leave."""
     return instance_id in ready_many(database, [instance_id])
 
 
@@ -191,7 +191,7 @@ def drain(database: Database, instance_ids: Sequence[UUID], why: str) -> list[UU
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """An instance that is gone. `exit_code`: of its worker; None: nobody knows."""
+    """An instance that is gone. `exit_code`: of its worker; None: unknown."""
 
     instance_id: UUID
     exit_code: int | None
@@ -272,7 +272,7 @@ def least_busy(connection: Connection, resource_class: str, most: int) -> list[U
 
 
 def failing(connection: Connection, in_a_row: int) -> list[UUID]:
-    """Standing instances whose last so many attempts, of several tasks, all ended for reasons that lie with them.
+    """Standing instances whose last `in_a_row` attempts, of several tasks, all ended for reasons of the instance.
 
     A model that does not answer, or a ledger too slow for leases, is not the instance's fault.
     """
@@ -290,7 +290,7 @@ def failing(connection: Connection, in_a_row: int) -> list[UUID]:
 
 
 def outlived(connection: Connection, grace_s: float) -> list[tuple[UUID, str, str | None]]:
-    """Ephemeral instances whose one attempt ended so long ago and that are still there: id, provider, handle."""
+    """Ephemeral instances that are still there `grace_s` after their attempt's end: id, provider, handle."""
     rows = sql(
         connection,
         "SELECT i.id, i.provider, i.handle FROM instances i JOIN attempts a ON a.id = i.attempt_id"

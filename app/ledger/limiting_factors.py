@@ -19,7 +19,7 @@ from sqlalchemy import Connection
 from app.ledger import classes, pauses, quotas, waiting
 from app.ledger.classes import ResourceClass
 from app.ledger.database import sql
-from app.ledger.quotas import QuotaBook
+from app.ledger.quotas import Quotas
 from app.ledger.waiting import BoundedRun, QueueKey, QueueLimit
 from app.models.instance import queue_of
 from app.models.kinds import PauseKind
@@ -58,7 +58,7 @@ class SchedulerState:
     live: Counter[tuple[Mode, str]]  # attempts dispatched or running, by mode and class
     users: Counter[str]  # the same, by user
     ephemeral: Counter[str]  # ephemeral ones, by user: each has an instance of its own
-    book: QuotaBook
+    book: Quotas
     paused: Mapping[tuple[str, str], tuple[datetime, str]]  # kind and name: since when, why
     since: Mapping[QueueLimit, datetime]  # limits on record
     bounded: Mapping[UUID, BoundedRun]  # runs with a bound on their attempts at once, by id

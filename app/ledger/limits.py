@@ -54,7 +54,7 @@ def kind_of(name: str) -> tuple[str, str]:
 
 
 def defaults_of(settings: Settings) -> dict[str, int]:
-    """What holds where nobody has set anything, by kind; other kinds have no bound then."""
+    """The limits that apply where none was set, by kind; other kinds have no bound then."""
     return {
         "environment_starts": settings.environment_starts,
         "image_builds": settings.image_builds,
@@ -74,7 +74,7 @@ def everybody(name: str) -> str:
 
 
 def set_limit(database: Database, name: str, capacity: float) -> None:
-    """In force at once: who holds a place keeps it, nobody enters before use is below. 0 lets nobody in.
+    """In force at once: holders keep their places, and no more are granted until use is below. 0 grants none.
 
     Raises: LimitInvalid: nothing was changed.
     """
@@ -98,7 +98,7 @@ def set_limit(database: Database, name: str, capacity: float) -> None:
 def clear_limit(database: Database, name: str) -> None:
     """Give the default back.
 
-    Raises: LimitInvalid: nobody has set it.
+    Raises: LimitInvalid: it was not set.
     """
     kind_of(name)
     with database.begin() as connection:
@@ -184,14 +184,14 @@ def _slots(connection: Connection, settings: Settings) -> Iterator[Use]:
     live = {(row.mode, row.resource_class): row for row in connection.execute(_LIVE)}
     waiting = {(row.requested_mode, row.resource_class): row.waiting for row in connection.execute(_WAITING)}
     pools = {row.resource_class: row.slots for row in connection.execute(_POOLS)}
-    for name, offer in classes.load(connection, settings).items():
+    for name, resource_class in classes.load(connection, settings).items():
         for mode in (Mode.EPHEMERAL, Mode.PERSISTENT):
             row = live.get((mode.value, name))
             yield Use(
                 f"slots:{queue_of(mode, name)}",
                 used=row.used if row else 0,
                 waiting=waiting.get((mode.value, name), 0) + waiting.get((Mode.AUTO.value, name), 0),
-                capacity=offer.ephemeral_capacity if mode is Mode.EPHEMERAL else pools.get(name, 0),
+                capacity=resource_class.ephemeral_capacity if mode is Mode.EPHEMERAL else pools.get(name, 0),
                 source="class",
                 oldest_since=row.since if row else None,
                 oldest_attempt=row.attempt_id if row else None,

@@ -1,4 +1,4 @@
-"""Who a caller of the gateway is: tokens of attempts. Only a token's digest is kept: nobody can read one here."""
+"""Who a caller of the gateway is: tokens of attempts. Only a token's digest is kept."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def digest_of(token: str) -> str:
 
 
 def open_session(database: Database, claimed: Claim, token: str) -> None:
-    """Let whoever has `token` call models for this attempt, until it ends.
+    """Let the holder of `token` call models for this attempt, until it ends.
 
     Raises: StaleWriter: the attempt is not ours any more.
     """
@@ -89,7 +89,7 @@ def settle_lost(database: Database, *, after_s: float = 30.0, most: int = 1000) 
 
 
 def session_of(connection: Connection, token: str) -> ModelSession | None:
-    """Whose token this is; None: nobody's."""
+    """The session of this token; None: unknown."""
     row = connection.execute(_FIND, {"digest": digest_of(token)}).first()
     if row is None:
         return None

@@ -7,13 +7,14 @@ from datetime import datetime
 from uuid import UUID
 
 from sqlalchemy import Connection, text
+from sqlalchemy.dialects.postgresql import insert
 
 from app.errors import UnknownName
 from app.ledger import admission, events, results
 from app.ledger.database import Database, sql
 from app.ledger.events import Fact
 from app.models.kinds import PauseKind
-from app.models.tables import PAUSED
+from app.models.tables import PAUSED, PauseRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +68,10 @@ def pause_run(connection: Connection, run_id: UUID, reason: str) -> Change:
 
 
 def _pause(connection: Connection, kind: PauseKind, name: str, run_id: UUID | None, reason: str) -> Change:
-    changed = (
-        sql(
-            connection,
-            "INSERT INTO pauses (kind, name, reason) VALUES (:kind, :name, :reason)"
-            " ON CONFLICT DO NOTHING RETURNING name",
-            {"kind": kind.value, "name": name, "reason": reason},
-        ).first()
-        is not None
-    )
+    statement = insert(PauseRow).values(kind=kind.value, name=name, reason=reason).on_conflict_do_nothing()
+    changed = connection.execute(statement.returning(PauseRow.name)).first() is not None
     if run_id is not None:
-        # A user's or a class's line is passed over whole; a run's tasks stand among others and have to leave it.
+        # A user's or a class's queue is passed over whole; a run's tasks stand among others and have to leave it.
         sql(
             connection,
             "UPDATE tasks SET in_line = false, available_at = CAST(:paused AS timestamptz)"
@@ -91,21 +85,15 @@ def _pause(connection: Connection, kind: PauseKind, name: str, run_id: UUID | No
 
 
 def resume(database: Database, kind: PauseKind | str, name: str) -> Change:
-    """Admit its tasks again, at their old place in line.
+    """Admit its tasks again, at their old place in the queue.
 
     Raises: UnknownName; AmbiguousName.
     """
     kind, name, run_id = _known(database, kind, name)
     with database.begin() as connection:
         admission.in_turn(connection)
-        changed = (
-            sql(
-                connection,
-                "DELETE FROM pauses WHERE kind = :kind AND name = :name RETURNING name",
-                {"kind": kind.value, "name": name},
-            ).first()
-            is not None
-        )
+        values = {"kind": kind.value, "name": name}
+        changed = sql(connection, "DELETE FROM pauses WHERE kind = :kind AND name = :name", values).rowcount > 0
         if run_id is not None:
             sql(
                 connection,
@@ -119,7 +107,7 @@ def resume(database: Database, kind: PauseKind | str, name: str) -> Change:
         return Change(kind, name, changed, _waiting(connection, kind, name))
 
 
-# The history of pauses stands with that of the limits. `*`: for whatever the pause's name says, not for one line.
+# The history of pauses stands with that of the limits. `*`: for what the pause's name says, not for one queue.
 _OPEN = text(
     "INSERT INTO bindings (limit_name, user_name, mode, resource_class) VALUES (:limit, '*', '*', '*')"
     " ON CONFLICT DO NOTHING"
@@ -155,15 +143,10 @@ def all_of(database: Database) -> list[Pause]:
     """Every pause, oldest first, with how many tasks it keeps waiting."""
     with database.begin() as connection:
         rows = sql(connection, "SELECT kind, name, since, reason FROM pauses ORDER BY since, kind, name").all()
+        kinds = [PauseKind(row.kind) for row in rows]
         return [
-            Pause(
-                PauseKind(row.kind),
-                row.name,
-                row.since,
-                row.reason,
-                _waiting(connection, PauseKind(row.kind), row.name),
-            )
-            for row in rows
+            Pause(kind, row.name, row.since, row.reason, _waiting(connection, kind, row.name))
+            for kind, row in zip(kinds, rows, strict=True)
         ]
 
 
@@ -202,3 +185,70 @@ def _known(database: Database, kind: PauseKind | str, name: str) -> tuple[PauseK
             known = list(sql(connection, "SELECT name FROM resource_classes").scalars())
             raise UnknownName.of("resource class", name, known)
     raise UnknownName(f"unknown user {name!r}: no run and no quota has that name; `megaflow runs` lists the users")
+
+
+# --- Budgets of runs: a run that has spent its money for model calls is paused ----------------------------------------
+
+
+_SPENT = text("""
+SELECT r.id, r.budget_usd, s.spent FROM runs r
+CROSS JOIN LATERAL (SELECT coalesce(sum(c.cost_usd), 0) AS spent FROM model_calls c WHERE c.run_id = r.id) s
+WHERE r.budget_usd IS NOT NULL AND s.spent >= r.budget_usd
+    AND EXISTS (SELECT 1 FROM tasks t WHERE t.run_id = r.id AND t.state = 'pending')
+    AND NOT EXISTS (SELECT 1 FROM pauses p WHERE p.kind = 'run' AND p.name = r.id::text)
+""")
+
+# A concurrent raise of the budget waits, and then sees the pause; or it was first, and then there is none.
+_BUDGET = text("SELECT budget_usd FROM runs WHERE id = :id FOR NO KEY UPDATE")
+
+
+def hold_spent(database: Database) -> list[UUID]:
+    """Pause every run that has spent its budget and still has tasks waiting; those paused now."""
+    with database.begin() as connection:
+        found = [row.id for row in connection.execute(_SPENT)]
+    return [run_id for run_id in found if _hold(database, run_id)]
+
+
+def _hold(database: Database, run_id: UUID) -> bool:
+    """Pause it if that is still so."""
+    with database.begin() as connection:
+        budget_usd = connection.execute(_BUDGET, {"id": run_id}).scalar()
+        spent = spent_by(connection, run_id)
+        if budget_usd is None or spent < budget_usd:
+            return False
+        reason = f"its budget of ${budget_usd:g} is spent (${spent:.2f}); `megaflow budget` raises it"
+        return pause_run(connection, run_id, reason).changed
+
+
+def set_budget(database: Database, run: str, budget_usd: float | None) -> tuple[UUID, float]:
+    """Give a run another budget (None: no bound), and let it go on when that is more than it has spent.
+
+    Returns its id and what it has spent. Raises: UnknownName, AmbiguousName; ValueError: not more than 0.
+    """
+    if budget_usd is not None and not budget_usd > 0:
+        raise ValueError(f"expected more than 0 US dollars, found {budget_usd:g}")
+    run_id = results.find(database, "runs", run)
+    with database.begin() as connection:
+        if (
+            sql(
+                connection, "UPDATE runs SET budget_usd = :budget WHERE id = :id", {"budget": budget_usd, "id": run_id}
+            ).rowcount
+            == 0
+        ):
+            raise UnknownName(f"no run {run!r}")
+        spent = spent_by(connection, run_id)
+        events.append(connection, Fact("run.budget_set", run_id, data={"budget_usd": budget_usd, "spent_usd": spent}))
+        paused = sql(
+            connection, "SELECT reason FROM pauses WHERE kind = 'run' AND name = :id", {"id": str(run_id)}
+        ).scalar()
+    if paused and paused.startswith("its budget of") and (budget_usd is None or budget_usd > spent):
+        resume(database, PauseKind.RUN, str(run_id))
+    return run_id, spent
+
+
+def spent_by(connection: Connection, run_id: UUID) -> float:
+    """US dollars, of the calls whose price is known."""
+    found = sql(
+        connection, "SELECT coalesce(sum(cost_usd), 0) FROM model_calls WHERE run_id = :id", {"id": run_id}
+    ).scalar_one()
+    return float(found)

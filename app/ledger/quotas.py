@@ -35,7 +35,7 @@ class Quota:
 
 
 @dataclass(frozen=True, slots=True)
-class QuotaBook:
+class Quotas:
     """Every quota and account, read in one go."""
 
     quotas: Mapping[str, Quota]
@@ -52,11 +52,11 @@ class QuotaBook:
         return self.accounts.get(user_name, 0.0)
 
 
-def load(connection: Connection) -> QuotaBook:
+def load(connection: Connection) -> Quotas:
     """All quotas and accounts."""
     rows = sql(connection, "SELECT user_name, weight, running, pending, instances, spend_usd FROM quotas")
     accounts = sql(connection, "SELECT user_name, spent_usd FROM accounts")
-    return QuotaBook({row.user_name: Quota(*row) for row in rows}, {row.user_name: row.spent_usd for row in accounts})
+    return Quotas({row.user_name: Quota(*row) for row in rows}, {row.user_name: row.spent_usd for row in accounts})
 
 
 # --- Enforcement in the enqueuing transaction -----------------------------------------------------------------------

@@ -34,7 +34,7 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where a receipt and the world disagree, or what nobody accounts for. `left_behind`: something exists in vain."""
+    """Where a receipt and what exists disagree. `left_behind`: a resource exists that is not accounted for."""
 
     kind: str
     id: str

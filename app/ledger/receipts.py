@@ -1,7 +1,7 @@
 """Receipts: what was made for the attempts of a run, by whom it was removed, and what still stands and why.
 
 Lines are written as soon as a thing exists and when it has been removed. A line that was missed (a crash between the
-two) is made up for by whoever removes the thing, since its labels say whose it was.
+two) is written when the thing is removed, since its labels say whose it was.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def destroyed(connection: Connection, things: Sequence[NewResource], by: Remover
 
 
 def vanished(connection: Connection, ids: Sequence[str]) -> None:
-    """These were looked for and are not there: nobody said that they removed them."""
+    """These were looked for and are not there; their removal was not recorded."""
     if ids:
         connection.execute(_VANISHED, {"ids": list(ids)})
 
@@ -138,7 +138,7 @@ WHERE o.destroyed_at IS NULL AND o.created_at < clock_timestamp() - interval '5 
 
 
 def open_in_sight(database: Database, host: str, *, control: bool) -> list[tuple[str, ObjectKind]]:
-    """What is on record as standing and would be seen by somebody who looks from `host` at its engine and folders.
+    """What is on record as standing and would be seen from `host`, in its engine and folders.
 
     control: the control plane stands there, and so does what the instances made that it had launched.
     """
@@ -152,7 +152,7 @@ def open_in_sight(database: Database, host: str, *, control: bool) -> list[tuple
 
 @dataclass(frozen=True, slots=True)
 class ObjectLine:
-    """One thing. `why` is set while it stands; `accounted`: somebody still needs it or is about to remove it."""
+    """One thing. `why` is set while it stands; `accounted`: it is still needed or about to be removed."""
 
     engine_id: str
     kind: ObjectKind
@@ -317,9 +317,9 @@ def _counts(instances: Sequence[InstanceLine], objects: Sequence[ObjectLine]) ->
 # --- Once per run ---------------------------------------------------------------------------------------------------
 
 _ISSUE = 73055
-"""Advisory lock of whoever issues receipts: a run gets one."""
+"""Advisory lock for issuing receipts: a run gets one."""
 _LATEST_S = 300.0
-"""A receipt waits at most so long after the run's end for things to go; then it says what stands."""
+"""A receipt waits at most this long after the run's end for things to go; then it says what stands."""
 
 # Each step leaves few runs to the next, which looks closer. A subquery with LIMIT is asked for each run by itself.
 _DUE = text("""

@@ -64,7 +64,7 @@ def all_of(database: Database) -> list[Schedule]:
 
 
 def claim_due(database: Database, schedule: Schedule, due: Sequence[datetime], until: datetime) -> list[datetime]:
-    """Take those due times that nobody has taken, and settle everything up to `until`, in one transaction.
+    """Claim the due times that were not claimed, and settle everything up to `until`, in one transaction.
 
     Two beats that tick at once get disjoint answers: the primary key (schedule, due time) decides.
     """

@@ -94,7 +94,7 @@ _AHEAD = text(
 def release(database: Database, limit_name: str, holder: UUID) -> bool:
     """Give a place, or a place in line, back. False: it had lapsed, or was given back before.
 
-    Who leaves the line frees no place, so nobody is woken.
+    Leaving the queue frees no place and wakes no waiter.
 
     Raises: DatabaseUnavailable: it will lapse.
     """

@@ -11,7 +11,7 @@ what committed between them, ordered by id.
 
 - Nothing is lost and nothing comes twice: a committed fact is on one side of every snapshot, and the intervals
   between successive snapshots leave no gap and no overlap. One that rolled back is in none.
-- Order within a task: whoever writes a fact of a task holds the task's row lock until the commit. So of two facts in
+- Order within a task: the writer of a fact of a task holds the task's row lock until the commit. So of two facts in
   different transactions the earlier one's transaction had ended before the later fact got its id: its id is lower, and
   every snapshot that has the later one has the earlier one. Hence both are in one interval, in order, or the earlier
   one is in an earlier interval.

@@ -30,10 +30,10 @@ def cancel(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:
 
 
 def _cancel(database: Database, task_ids: Sequence[UUID]) -> tuple[list[UUID], list[UUID]]:
-    """One round: the running attempts to be told, and the tasks that somebody is claiming right now.
+    """One round: the running attempts to be told, and the tasks that are being claimed right now.
 
     The tasks are locked first, so that none of them is admitted meanwhile. A claim takes its attempt and then its
-    task: an attempt that is locked is being claimed, and is not waited for, so that nobody waits in a circle.
+    task: an attempt that is locked is being claimed, and is not waited for, so that there is no deadlock.
     """
     ids = {"ids": list(task_ids)}
     with database.begin() as connection:

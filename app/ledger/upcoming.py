@@ -20,14 +20,14 @@ from app.ledger.waiting import QueueKey, WaitingTask
 from app.models.spec import EnvironmentSpec
 
 MOST = 2000
-"""Tasks that are looked at: a line further back may yet change its order."""
+"""Tasks that are looked at: those further back may yet change their order."""
 _LEAST = 16
-"""Heads of each line, unless there are more lines than tasks to look at."""
+"""Heads of each queue, unless there are more queues than tasks to look at."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """One environment that tasks need. `position` 0: an attempt has it or is about to; 1: the next task in line."""
+    """One environment that tasks need. `position` 0: an attempt has it or is about to; 1: the next in its queue."""
 
     environment: EnvironmentSpec
     position: int
@@ -121,7 +121,7 @@ def in_order(
     while heap:
         then, key, place = heapq.heappop(heap)
         now = rank(key, place)
-        if now > then:  # another line of this user went meanwhile
+        if now > then:  # another queue of this user went meanwhile
             heapq.heappush(heap, (now, key, place))
             continue
         yield heads[key][place].task_id, key.user_name

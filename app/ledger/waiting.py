@@ -22,7 +22,7 @@ Key = tuple[Mode, str]
 
 
 class QueueKey(NamedTuple):
-    """One line: the tasks of a user that asked for this mode and class."""
+    """One queue: the tasks of a user that asked for this mode and class."""
 
     mode: Mode  # as asked for; may be AUTO
     resource_class: str
@@ -39,7 +39,7 @@ class WaitingTask:
     again: bool = False  # it had its turn and lost it
 
 
-# A loose index scan: one probe per line, however many tasks stand in it.
+# A loose index scan: one probe per queue, however many tasks stand in it.
 _LINES = text("""
 WITH RECURSIVE lines AS (
     (SELECT requested_mode, resource_class, user_name FROM tasks WHERE state = 'pending' AND in_line
@@ -55,7 +55,7 @@ SELECT * FROM lines
 
 
 def queues(connection: Connection) -> list[QueueKey]:
-    """The lines in which anybody stands."""
+    """The queues in which anybody stands."""
     return [QueueKey(Mode(row[0]), row[1], row[2]) for row in connection.execute(_LINES)]
 
 
@@ -75,20 +75,20 @@ ORDER BY l.ord, c.priority DESC, c.again DESC, c.run_id, c.group_started DESC, c
 def heads(
     connection: Connection, wanted: Sequence[tuple[QueueKey, int]], full: Iterable[UUID] = ()
 ) -> dict[QueueKey, list[WaitingTask]]:
-    """The first so many of each line: by priority, what lost its turn, run, started groups first, then arrival.
+    """The first tasks of each queue: by priority, what lost its turn, run, started groups first, then arrival.
 
     full: bounded runs whose tasks are passed over.
     """
     if not wanted:
         return {}
     values = {
-        "modes": [line.mode.value for line, _ in wanted],
-        "classes": [line.resource_class for line, _ in wanted],
-        "users": [line.user_name for line, _ in wanted],
+        "modes": [queue.mode.value for queue, _ in wanted],
+        "classes": [queue.resource_class for queue, _ in wanted],
+        "users": [queue.user_name for queue, _ in wanted],
         "takes": [take for _, take in wanted],
         "full": list(full),
     }
-    found: dict[QueueKey, list[WaitingTask]] = {line: [] for line, _ in wanted}
+    found: dict[QueueKey, list[WaitingTask]] = {queue: [] for queue, _ in wanted}
     for row in connection.execute(_HEADS, values):
         found[wanted[row.ord - 1][0]].append(WaitingTask(row.id, row.priority, row.run_id, row.again))
     return found
@@ -96,11 +96,11 @@ def heads(
 
 @dataclass(frozen=True, slots=True)
 class BoundedRun:
-    """A run with a bound on its attempts at once, and a line in which its tasks stand."""
+    """A run with a bound on its attempts at once, and a queue in which its tasks stand."""
 
     run_id: UUID
-    line: QueueKey
-    live: int  # attempts, of all of its lines
+    queue: QueueKey
+    live: int  # attempts, of all of its queues
     max_running: int
 
     @property
@@ -138,7 +138,7 @@ FROM found f JOIN runs r ON r.id = f.run_id
 
 
 def bounded_runs(connection: Connection) -> list[BoundedRun]:
-    """The bounded runs whose tasks wait, for each of their lines."""
+    """The bounded runs whose tasks wait, for each of their queues."""
     return [
         BoundedRun(row.run_id, QueueKey(Mode(row[1]), row[2], row[3]), row.live, row.max_running)
         for row in connection.execute(_BOUNDED)
@@ -156,29 +156,29 @@ FROM unnest(CAST(:modes AS text[]), CAST(:classes AS text[]), CAST(:users AS tex
 def backlogs(
     connection: Connection, keys: Sequence[QueueKey], most: int, bounded: Iterable[BoundedRun] = ()
 ) -> dict[QueueKey, int]:
-    """Tasks in each of these lines, counted up to `most`; of bounded runs, as many as they have room for."""
+    """Tasks in each of these queues, counted up to `most`; of bounded runs, as many as they have room for."""
     if not keys:
         return {}
     values = {
-        "modes": [line.mode.value for line in keys],
-        "classes": [line.resource_class for line in keys],
-        "users": [line.user_name for line in keys],
+        "modes": [queue.mode.value for queue in keys],
+        "classes": [queue.resource_class for queue in keys],
+        "users": [queue.user_name for queue in keys],
         "most": most,
     }
     found = {keys[row[0] - 1]: row[1] for row in connection.execute(_BACKLOGS, values)}
     for run in bounded:
-        if run.line in found and run.room:
-            found[run.line] += _count_of_run(connection, run)
+        if run.queue in found and run.room:
+            found[run.queue] += _count_of_run(connection, run)
     return {key: min(most, count) for key, count in found.items()}
 
 
 def _count_of_run(connection: Connection, run: BoundedRun) -> int:
-    """Of its tasks that stand in its line, as many as it has room for."""
+    """Of its tasks that stand in its queue, as many as it has room for."""
     count = sql(
         connection,
         "SELECT count(*) FROM (SELECT 1 FROM tasks WHERE bounded AND state = 'pending' AND in_line"
         " AND run_id = :run AND requested_mode = :mode AND resource_class = :class LIMIT :room) waiting",
-        {"run": run.run_id, "mode": run.line.mode.value, "class": run.line.resource_class, "room": run.room},
+        {"run": run.run_id, "mode": run.queue.mode.value, "class": run.queue.resource_class, "room": run.room},
     ).scalar_one()
     return int(count)
 
@@ -262,10 +262,10 @@ def _note_stillborn(connection: Connection, found: Occupancy) -> None:
 
 
 class QueueLimit(NamedTuple):
-    """A limit that keeps the tasks of a line waiting."""
+    """A limit that keeps the tasks of a queue waiting."""
 
     limit_name: str
-    line: QueueKey
+    queue: QueueKey
 
 
 def open_limits(connection: Connection) -> dict[QueueLimit, datetime]:
@@ -284,9 +284,9 @@ def record_limits(connection: Connection, began: Iterable[QueueLimit], ended: It
         if bounds:
             values = {
                 "limits": [b.limit_name for b in bounds],
-                "users": [b.line.user_name for b in bounds],
-                "modes": [b.line.mode.value for b in bounds],
-                "classes": [b.line.resource_class for b in bounds],
+                "users": [b.queue.user_name for b in bounds],
+                "modes": [b.queue.mode.value for b in bounds],
+                "classes": [b.queue.resource_class for b in bounds],
             }
             connection.execute(statement, values)
 

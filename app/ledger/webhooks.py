@@ -9,7 +9,7 @@ from datetime import datetime
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from sqlalchemy import text
+from sqlalchemy import insert, text
 from uuid_utils import compat as uuids
 
 from app.errors import SpecInvalid, UnknownName
@@ -17,6 +17,7 @@ from app.ledger import events, stream
 from app.ledger.database import Database, sql
 from app.ledger.events import Fact
 from app.models.provider_keys import is_key_variable
+from app.models.service_tables import WebhookRow
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 _OURS = "MEGAFLOW_"
@@ -66,12 +67,8 @@ def add(
     place = stream.now(database) if position is None else stream.place(database, position)
     hook_id = uuids.uuid7()
     with database.begin() as connection:
-        sql(
-            connection,
-            "INSERT INTO webhooks (id, url, kinds, secret_env, position)"
-            " VALUES (:id, :url, CAST(:kinds AS text[]), :secret_env, :position)",
-            {"id": hook_id, "url": url, "kinds": list(kinds), "secret_env": secret_env, "position": place},
-        )
+        values = {"id": hook_id, "url": url, "kinds": list(kinds), "secret_env": secret_env, "position": place}
+        connection.execute(insert(WebhookRow), values)
         events.append(connection, Fact("webhook.added", data={"webhook": str(hook_id)}))
     return next(hook for hook in all_of(database) if hook.id == hook_id)
 

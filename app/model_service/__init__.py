@@ -1,1 +1,1 @@
-"""Engines that answer model calls, and the check that one does. `replay` plays scripted conversations."""
+"""The Model Service: gateway, dialects, recording, trajectories, and a replay engine."""

@@ -32,15 +32,15 @@ def check_model(
     if candidate is None and model.replay and model.base_url is None and not model.side_models:
         return []
     asked = {"model": model.model_dump(mode="json"), "candidate": candidate}
-    said = _answer(settings, new_token(database), json.dumps(asked).encode())
-    if said.get("refused"):
+    report = _post(settings, new_token(database), json.dumps(asked).encode())
+    if report.get("refused"):
         raise ModelEndpointUnavailable(
-            f"model {model.name!r}: {said['refused']}; --no-check goes on without this check"
+            f"model {model.name!r}: {report['refused']}; --no-check goes on without this check"
         )
-    return list(said.get("warnings", ()))
+    return list(report.get("warnings", ()))
 
 
-def _answer(settings: Settings, token: str, body: bytes) -> dict[str, Any]:
+def _post(settings: Settings, token: str, body: bytes) -> dict[str, Any]:
     """The first gateway's that takes a connection. Raises: ModelEndpointUnavailable."""
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     why = ""
@@ -48,9 +48,9 @@ def _answer(settings: Settings, token: str, body: bytes) -> dict[str, Any]:
         request = urllib.request.Request(f"{base}/megaflow/check", body, headers)
         try:
             with _HTTP.open(request, timeout=_TIMEOUT_S) as answer:
-                said = json.load(answer)
-                if isinstance(said, dict):
-                    return said
+                report = json.load(answer)
+                if isinstance(report, dict):
+                    return report
                 why = "an answer that is no object"
         except urllib.error.HTTPError as error:
             found = error.read(2000).decode(errors="replace")

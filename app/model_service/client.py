@@ -11,21 +11,21 @@ from pydantic import TypeAdapter
 from app.errors import ModelEndpointUnavailable
 from app.models.model_calls import Account, CallEnd
 
-_PATIENCE_S = 10.0
+_TIMEOUT_S = 10.0
 _ACCOUNT = TypeAdapter(Account)
-_OF_ENDS = ("last_end", "turn_end", "stopped_by")
+_END_FIELDS = ("last_end", "turn_end", "stopped_by")
 _KNOWN_ENDS = frozenset({None, *CallEnd})
 _AWAY = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
-"""An answer that takes too long is not among them: whoever is slow to tell may have heard every call."""
+"""Read timeouts are not among them: a gateway that is slow to answer may have recorded every call."""
 
 
 class GatewayClient:
     """One attempt's view of the gateway at `base_url` (without /v1), by the attempt's token. Threads may share it.
 
-    `away` is true once nobody took a connection or kept one: then agents were not heard either.
+    `away` is true once a connection was refused or broken: then agents could not call either.
     """
 
-    def __init__(self, base_url: str, token: str, *, timeout_s: float = _PATIENCE_S) -> None:
+    def __init__(self, base_url: str, token: str, *, timeout_s: float = _TIMEOUT_S) -> None:
         self._http = httpx.Client(
             base_url=base_url, headers={"Authorization": f"Bearer {token}"}, timeout=timeout_s, trust_env=False
         )
@@ -38,7 +38,7 @@ class GatewayClient:
         """
         return _account(self._ask("GET", "/megaflow/session"))
 
-    def close(self, timeout_s: float = 10.0, *, answer_s: float = _PATIENCE_S) -> Account | None:
+    def close(self, timeout_s: float = 10.0, *, answer_s: float = _TIMEOUT_S) -> Account | None:
         """End the attempt's calls: no more are taken, those under way get `timeout_s`, and all of it is on record then.
 
         The answer may take `answer_s` more. None: the gateway is away, or does not reach the ledger; what it had on
@@ -61,25 +61,25 @@ class GatewayClient:
     def _ask(self, method: str, path: str, **options: Any) -> dict[str, Any]:
         try:
             answer = self._http.request(method, path, **options)
-            said = answer.json()
+            body = answer.json()
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             self.away = self.away or isinstance(error, _AWAY)
             raise ModelEndpointUnavailable(
                 f"model gateway {self._http.base_url}: expected an answer, found {type(error).__name__}: {error};"
                 " try `megaflow doctor`"
             ) from error
-        if answer.status_code != 200 or not isinstance(said, dict):
-            found = f"status {answer.status_code}: {str(said)[:500]}"
+        if answer.status_code != 200 or not isinstance(body, dict):
+            found = f"status {answer.status_code}: {str(body)[:500]}"
             raise ModelEndpointUnavailable(f"model gateway {self._http.base_url}: expected an account, found {found}")
-        return said
+        return body
 
 
-def _account(said: dict[str, Any]) -> Account:
+def _account(body: dict[str, Any]) -> Account:
     """Raises: ModelEndpointUnavailable."""
-    for name in _OF_ENDS:
-        if said.get(name) not in _KNOWN_ENDS:  # a gateway of another version knows more of them
-            said = {**said, name: None}
+    for name in _END_FIELDS:
+        if body.get(name) not in _KNOWN_ENDS:  # a gateway of another version knows more of them
+            body = {**body, name: None}
     try:
-        return _ACCOUNT.validate_python(said)
+        return _ACCOUNT.validate_python(body)
     except ValueError as error:
         raise ModelEndpointUnavailable(f"expected an account from the model gateway, found: {error}") from error

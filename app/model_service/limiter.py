@@ -2,8 +2,8 @@
 
 State is in Redis, capacities in the table `limits`. A call takes all its limits or none, in one script. Rates are exact
 moving windows: one entry per call and minute, so never more than the limit in any minute, and what a call really used
-is put right afterwards. Concurrency is one leased member per call. Who has to wait stands in line, first come first
-served; a place in line lapses when nobody asks for it any more. Redis' clock is the only one.
+is corrected afterwards. Concurrency is one leased member per call. Calls wait in a queue, first come first served; a
+place in the queue lapses when its caller stops asking. Redis' clock is the only one.
 
 Written here and not taken from a library: those that there are take one limit at a time (a call refused by the third
 has then used up the first two), cannot correct a cost afterwards, or keep one entry per token.
@@ -18,6 +18,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import redis.asyncio
@@ -34,18 +35,18 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 _CACHED_S = 1.0
-"""A limit that was changed is in force after so long."""
+"""Seconds until a changed limit is in force."""
 
 
 _STEP_S = 0.01
-"""Between two looks, for everyone who stands before us, at most `_NAP_S`: a place in line lapses after 5 s."""
+"""Polling interval per call ahead in the queue, at most `_NAP_S`: a place in the queue lapses after 5 s."""
 _NAP_S = 1.0
 _LOOK_S = 0.25
-"""At the head, while the window has to move on: the limit may be raised meanwhile."""
+"""Polling interval at the head of the queue: the limit may be raised meanwhile."""
 _PARTS = ("members", "sum", "line", "seen")
 
 
-class Bound(NamedTuple):
+class CallLimit(NamedTuple):
     """One limit of one call."""
 
     name: str
@@ -98,14 +99,14 @@ def ledger_capacities(database: Database) -> Capacities:
     return current
 
 
+@dataclass(slots=True)
 class Permit:
     """The right to make one call. `waited` is the seconds waited for it, by limit."""
 
-    def __init__(self, holder: str, bounds: Sequence[Bound], waited: Mapping[str, float]) -> None:
-        self.holder = holder
-        self.bounds = bounds
-        self.waited = waited
-        self.spent: int | None = None
+    holder: str
+    bounds: Sequence[CallLimit]
+    waited: Mapping[str, float]
+    spent: int | None = None
 
     def used(self, tokens: int) -> None:
         """What the call really cost, in tokens; said before the block ends. Else the estimate stands."""
@@ -168,36 +169,36 @@ class ModelLimiter:
         patience_s: how much longer this call may wait, where that is less than the limiter's own patience.
 
         Raises: CallThrottled: a limit left no room for that long, or never could; BrokerUnavailable,
-        DatabaseUnavailable: nobody can tell.
+        DatabaseUnavailable: the limits cannot be read.
         """
         subjects = {"user": user, "run": str(run_id), "model": model}
         capacities = await self._capacities()
-        if not capacities or not bounds_of(capacities, subjects, tokens):
+        if not capacities or not limits_of(capacities, subjects, tokens):
             yield Permit("", (), {})  # nothing to take, and nothing to give back: Redis is not asked
             return
         holder = uuid.uuid4().hex
         waited: dict[str, float] = {}
-        bounds: Sequence[Bound] = ()
+        bounds: Sequence[CallLimit] = ()
         try:
             patience_s = self._patience_s if patience_s is None else max(0.0, min(patience_s, self._patience_s))
             bounds = await self._wait(holder, subjects, tokens, waited, patience_s)
             permit = Permit(holder, bounds, waited)
-            self._keep(permit)
+            self._hold(permit)
             yield permit
         finally:
             kept = self._live.pop(holder, None)
             # Also when the caller is cancelled: what was taken is given back before anything else happens.
-            await asyncio.shield(self._leave(holder, kept, subjects))
+            await asyncio.shield(self._release(holder, kept, subjects))
 
     # --- Waiting ----------------------------------------------------------------------------------------------------
 
     async def _wait(
         self, holder: str, subjects: Mapping[str, str], tokens: int, waited: dict[str, float], patience_s: float
-    ) -> Sequence[Bound]:
+    ) -> Sequence[CallLimit]:
         begun = last = time.monotonic()
         while True:
-            bounds = bounds_of(await self._capacities(), subjects, tokens)
-            _possible(bounds)
+            bounds = limits_of(await self._capacities(), subjects, tokens)
+            _refuse_impossible(bounds)
             try:
                 answer = await self._ask(holder, bounds, subjects)
             except (RedisError, OSError) as error:
@@ -222,14 +223,14 @@ class ModelLimiter:
             last = time.monotonic()
 
     async def _ask(
-        self, holder: str, bounds: Sequence[Bound], subjects: Mapping[str, str]
-    ) -> tuple[Bound, float] | None:
+        self, holder: str, bounds: Sequence[CallLimit], subjects: Mapping[str, str]
+    ) -> tuple[CallLimit, float] | None:
         """None: everything was taken. Else what binds, and after how many seconds to ask again."""
         if not bounds:
             return None
         keys = [key for bound in bounds for key in self._keys(bound)]
         values = [value for bound in bounds for value in (bound.what, bound.capacity, bound.amount)]
-        with _cancellation_heeded():
+        with _raise_if_cancelled():
             taken, first, ahead, due_ms = await self._acquire(
                 keys=keys, args=[holder, self._window_ms, self._lease_ms, *values]
             )
@@ -238,14 +239,14 @@ class ModelLimiter:
         nap_s = min(_NAP_S, _STEP_S * (ahead + 1))
         return bounds[first - 1], nap_s if due_ms < 0 else max(nap_s, min(_LOOK_S, due_ms / 1000))
 
-    def _keys(self, bound: Bound) -> tuple[str, str, str, str]:
+    def _keys(self, bound: CallLimit) -> tuple[str, str, str, str]:
         """The members, their sum, the line, and when places in line lapse."""
         members, total, line, seen = (f"{self._prefix}:{part}:{bound.name}" for part in _PARTS)
         return members, total, line, seen
 
     # --- Holding ----------------------------------------------------------------------------------------------------
 
-    def _keep(self, permit: Permit) -> None:
+    def _hold(self, permit: Permit) -> None:
         self._live[permit.holder] = permit
         if self._renewing is None or self._renewing.done():
             self._renewing = asyncio.create_task(self._renew_all(), name="model-permits")
@@ -253,24 +254,24 @@ class ModelLimiter:
     async def _renew_all(self) -> None:
         while self._live:
             await asyncio.sleep(self._lease_ms / 3000)
-            seats = [
+            held = [
                 (bound, permit.holder)
                 for permit in self._live.values()
                 for bound in permit.bounds
                 if bound.what == "concurrency"
             ]
             try:
-                for bound, holder in seats:
-                    with _cancellation_heeded():
+                for bound, holder in held:
+                    with _raise_if_cancelled():
                         await self._renew(keys=[self._keys(bound)[0]], args=[holder, self._lease_ms, bound.capacity])
             except (RedisError, OSError) as error:
-                log.warning("model_permits.not_renewed", error=str(error), held=len(seats))
-            except Exception:  # whatever it is, the next round may go better
-                log.exception("model_permits.not_renewed", held=len(seats))
+                log.warning("model_permits.not_renewed", error=str(error), held=len(held))
+            except Exception:  # the next round may succeed
+                log.exception("model_permits.not_renewed", held=len(held))
 
-    async def _leave(self, holder: str, permit: Permit | None, subjects: Mapping[str, str]) -> None:
+    async def _release(self, holder: str, permit: Permit | None, subjects: Mapping[str, str]) -> None:
         """Give back the concurrency or the place in line, and put the tokens right. What fails here will lapse."""
-        bounds = permit.bounds if permit else bounds_of(_everything(subjects), subjects, 0)
+        bounds = permit.bounds if permit else limits_of(None, subjects, 0)
         spent = -1 if permit is None or permit.spent is None else permit.spent
         keys = [key for bound in bounds for key in self._keys(bound)]
         values = [value for bound in bounds for value in (bound.what, bound.amount)]
@@ -290,26 +291,24 @@ class CallUse(NamedTuple):
 
 
 def in_use(client: redis.Redis, prefix: str, *, window_s: float = 60.0) -> dict[str, CallUse]:
-    """Every limit of model calls that somebody uses or waits for, by its name.
+    """Every limit of model calls that is in use or waited for, by its name.
 
     Raises: BrokerUnavailable.
     """
     try:
-        first = f"{prefix}:members:"
-        names = {_name(key)[len(first) :] for key in client.scan_iter(f"{first}*", count=1000)}
-        first = f"{prefix}:line:"
-        names |= {_name(key)[len(first) :] for key in client.scan_iter(f"{first}*", count=1000)}
+        firsts = (f"{prefix}:members:", f"{prefix}:line:")
+        names = {_name(key)[len(first) :] for first in firsts for key in client.scan_iter(f"{first}*", count=1000)}
         return {name: _use_of(client, prefix, name, int(window_s * 1000)) for name in sorted(names)}
     except (RedisError, OSError) as error:
         raise BrokerUnavailable(f"expected Redis to answer, found: {error}; try `megaflow doctor`") from error
 
 
 @contextmanager
-def _cancellation_heeded() -> Iterator[None]:
+def _raise_if_cancelled() -> Iterator[None]:
     """Raises: asyncio.CancelledError: the block has swallowed a cancellation.
 
     redis-py sends by `asyncio.wait_for`, which before Python 3.12 forgets that it was cancelled when what it waits for
-    is done at that moment. Who has hung up would go on waiting, and then make the call.
+    is done at that moment. A cancelled caller would go on waiting, and then make the call.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -342,28 +341,19 @@ def prefix_of(settings: Settings) -> str:
     return f"megaflow:{settings.installation}:limits"
 
 
-def bounds_of(capacities: Mapping[str, int], subjects: Mapping[str, str], tokens: int) -> list[Bound]:
-    """The limits of a call that are set; what is not set does not bind."""
+def limits_of(capacities: Mapping[str, int] | None, subjects: Mapping[str, str], tokens: int) -> list[CallLimit]:
+    """The limits of a call that are set; None: all that may be set, wherever a call may be in a queue."""
     found = []
     for what, amount in (("requests", 1), ("tokens", tokens), ("concurrency", 1)):
         for scope, subject in subjects.items():
             name = f"model_{what}:{scope}:{subject}"
-            capacity = capacities.get(name, capacities.get(everybody(name)))
+            capacity = 0 if capacities is None else capacities.get(name, capacities.get(everybody(name)))
             if capacity is not None:
-                found.append(Bound(name, what, capacity, amount))
+                found.append(CallLimit(name, what, capacity, amount))
     return found
 
 
-def _everything(subjects: Mapping[str, str]) -> dict[str, int]:
-    """As if everything were set: where somebody who gave up may stand in line."""
-    return {
-        f"model_{what}:{scope}:{subject}": 0
-        for what in ("requests", "tokens", "concurrency")
-        for scope, subject in subjects.items()
-    }
-
-
-def _possible(bounds: Sequence[Bound]) -> None:
+def _refuse_impossible(bounds: Sequence[CallLimit]) -> None:
     """Raises: CallThrottled: waiting would not help."""
     for bound in bounds:
         if bound.what == "tokens" and bound.amount > bound.capacity:

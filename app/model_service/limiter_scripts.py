@@ -46,7 +46,7 @@ for i = 1, #KEYS / 4 do
     local what, capacity, amount = ARGV[3*i+1], tonumber(ARGV[3*i+2]), tonumber(ARGV[3*i+3])
     local used = purge(members, sum, line, seen, what)
     local ahead = redis.call('ZRANK', line, holder) or redis.call('ZCARD', line)
-    -- Those before us want as much as we do, where it is one each; of tokens nobody may pass them.
+    -- Calls ahead want one each, as this one does; of tokens no call may pass those ahead.
     local fits = used + amount * (ahead + 1) <= capacity
     if what == 'tokens' then fits = used + amount <= capacity and ahead == 0 end
     local mine = what == 'concurrency' and holder or holder .. ' ' .. ARGV[3*i+3]
@@ -143,4 +143,4 @@ return 0
 )
 """KEYS: the members of one concurrency. ARGV: holder, lease in ms, capacity.
 
-A seat that was lost with Redis' data is taken again where that harms nobody."""
+A lease that was lost with Redis' data is taken again where there is room."""

@@ -1,33 +1,36 @@
 """What a call costs: by the user's own table, else by the list of the provider that answered, else unknown.
 
-Unknown is None and never 0: nobody knows what an engine of one's own costs unless its owner says so.
+Unknown is None and never 0: only its owner knows what a self-hosted engine costs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import yaml
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from app.errors import SettingsInvalid
 from app.models.model_calls import TokenUse
 
 _MILLION = 1_000_000
-_FIELDS = {"prompt", "completion", "cached", "stored"}
 
 
-@dataclass(frozen=True, slots=True)
+_Dollars = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+
+
+@dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
 class Price:
     """US dollars per million tokens. What is None costs as much as the rest of the prompt."""
 
-    prompt: float
-    completion: float
-    cached: float | None = None  # read from the engine's cache
-    stored: float | None = None  # written to it
+    prompt: _Dollars
+    completion: _Dollars
+    cached: _Dollars | None = None  # read from the engine's cache
+    stored: _Dollars | None = None  # written to it
 
     def of(self, use: TokenUse) -> float | None:
         """None: the engine did not say how many tokens it took."""
@@ -41,6 +44,9 @@ class Price:
         total += cached * (self.prompt if self.cached is None else self.cached)
         total += stored * (self.prompt if self.stored is None else self.stored)
         return total / _MILLION
+
+
+_PRICES = TypeAdapter(dict[str, Price])
 
 
 class Prices:
@@ -65,7 +71,12 @@ class Prices:
             raise SettingsInvalid(f"MEGAFLOW_MODEL_PRICES: expected a YAML file at {path}; found: {error}") from error
         if not isinstance(table, dict):
             raise SettingsInvalid(f"{path}: expected prices by model; found {type(table).__name__}")
-        return cls({str(model): _price(path, str(model), said) for model, said in table.items()})
+        try:
+            return cls(_PRICES.validate_python({str(model): price for model, price in table.items()}))
+        except ValidationError as error:
+            expected = "expected prompt and completion, perhaps cached and stored, in US dollars per million tokens"
+            found = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+            raise SettingsInvalid(f"{path}: {expected}; found {found}") from error
 
     def cost(
         self, use: TokenUse, *, model: str, upstream_model: str = "", url: str = "", built_in: bool = False
@@ -82,7 +93,7 @@ class Prices:
             return price.of(use)
         if built_in:
             return 0.0
-        return self._listed(use, upstream_model or model, url)
+        return self._list_price(use, upstream_model or model, url)
 
     def _own_price(self, names: list[str]) -> Price | None:
         for name in names:
@@ -91,7 +102,7 @@ class Prices:
         fitting = [known for known in self._own if "*" in known and any(fnmatchcase(name, known) for name in names)]
         return self._own[max(fitting, key=len)] if fitting else None
 
-    def _listed(self, use: TokenUse, model: str, url: str) -> float | None:
+    def _list_price(self, use: TokenUse, model: str, url: str) -> float | None:
         if not url or (url, model) in self._unlisted or use.prompt is None or use.completion is None:
             return None
         import genai_prices  # takes half a second; `warm` has it done elsewhere
@@ -114,13 +125,3 @@ class Prices:
     def warm() -> None:
         """Load the providers' lists, so that the first call need not wait for them. From any thread."""
         import genai_prices  # noqa: F401
-
-
-def _price(path: Path, model: str, said: Any) -> Price:
-    expected = f"{path}: {model}: expected prompt and completion, in US dollars per million tokens"
-    if not isinstance(said, dict) or not {"prompt", "completion"} <= set(said) <= _FIELDS:
-        raise SettingsInvalid(f"{expected}, and perhaps cached and stored; found {said!r}")
-    for field, value in said.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-            raise SettingsInvalid(f"{expected}; found {field}: {value!r}")
-    return Price(**{field: float(value) for field, value in said.items()})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import structlog
@@ -13,7 +14,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from app.model_service.dialects.reading import parsed
+from app.model_service.dialects.reading import parse_json
 from app.models.model_calls import CallEnd
 
 log = structlog.get_logger()
@@ -22,22 +23,20 @@ HEAD_S = 15.0
 """From the connection, or the first byte of a later request, to the end of the request's head."""
 BODY_S = 60.0
 """Without a byte of a request's body."""
-WITHOUT_REQUEST_MOST = 4096
+IDLE_MOST = 4096
 """Connections of one peer without a request under way. All tasks of a host may be one peer: many are well-behaved."""
 
 
 class ConnectionLimits:
     """What a server allows, and the connections without a request by peer, oldest first. For one event loop."""
 
-    def __init__(
-        self, head_s: float = HEAD_S, body_s: float = BODY_S, without_request_most: int = WITHOUT_REQUEST_MOST
-    ) -> None:
+    def __init__(self, head_s: float = HEAD_S, body_s: float = BODY_S, without_request_most: int = IDLE_MOST) -> None:
         self.head_s = head_s
         self.body_s = body_s
         self._most = without_request_most
         self._waiting: dict[str, OrderedDict[BoundedProtocol, None]] = {}
 
-    def waits(self, protocol: BoundedProtocol, peer: str) -> None:
+    def without_request(self, protocol: BoundedProtocol, peer: str) -> None:
         """It has no request under way. Of too many, the one that has waited longest is closed."""
         waiting = self._waiting.setdefault(peer, OrderedDict())
         waiting[protocol] = None
@@ -46,7 +45,7 @@ class ConnectionLimits:
             log.warning("server.too_many_connections", peer=peer, most=self._most)
             oldest.transport.close()
 
-    def works(self, protocol: BoundedProtocol, peer: str) -> None:
+    def with_request(self, protocol: BoundedProtocol, peer: str) -> None:
         """It has a request under way, or is gone."""
         waiting = self._waiting.get(peer)
         if waiting is not None:
@@ -74,55 +73,55 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
         self._peer = self.client[0] if self.client else ""
-        self.limits.waits(self, self._peer)
-        self._within(self.limits.head_s)
+        self.limits.without_request(self, self._peer)
+        self._expect_within(self.limits.head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._within(None)
-        self.limits.works(self, self._peer)
+        self._expect_within(None)
+        self.limits.with_request(self, self._peer)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._timer is None and self._is_idle:  # what comes may be empty lines, which begin no request
-            self._within(self.limits.head_s)
+            self._expect_within(self.limits.head_s)
         super().data_received(data)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._within(self.limits.head_s)
+        self._expect_within(self.limits.head_s)
 
     def on_headers_complete(self) -> None:
-        self.limits.works(self, self._peer)
-        self._within(self.limits.body_s)
+        self.limits.with_request(self, self._peer)
+        self._expect_within(self.limits.body_s)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
-        self._within(self.limits.body_s)
+        self._expect_within(self.limits.body_s)
 
     def on_message_complete(self) -> None:
-        self._within(None)
+        self._expect_within(None)
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._is_idle and not self.transport.is_closing():
-            self.limits.waits(self, self._peer)
+            self.limits.without_request(self, self._peer)
 
     @property
     def _is_idle(self) -> bool:
         """Whether no request is under way."""
         return self.cycle is None or self.cycle.response_complete
 
-    def _within(self, seconds: float | None) -> None:
+    def _expect_within(self, seconds: float | None) -> None:
         """Something has to come within this time, or the connection is closed; None: nothing has to."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None if seconds is None else self.loop.call_later(seconds, self._too_late, seconds)
+        self._timer = None if seconds is None else self.loop.call_later(seconds, self._expired, seconds)
 
-    def _too_late(self, seconds: float) -> None:
+    def _expired(self, seconds: float) -> None:
         if self.flow.read_paused:  # by us: more has come than the request's handler took so far
-            self._within(seconds)
+            self._expect_within(seconds)
         else:
             self.transport.abort()
 
@@ -135,31 +134,23 @@ def bounded(limits: ConnectionLimits | None = None) -> type[BoundedProtocol]:
 # --- Requests -------------------------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class CallRefusal(Exception):
-    """A call that gets an HTTP error from us. `body`: an engine's own words in the caller's dialect, passed on as is.
+    """A call that gets an HTTP error from us."""
 
-    `final`: clients are told not to try again. `end`: what the record says.
-    """
+    status: int
+    code: str
+    message: str
+    end: CallEnd = CallEnd.REFUSED  # on record
+    _: KW_ONLY
+    body: bytes | None = None
+    """An engine's own words in the caller's dialect, passed on as they are."""
+    final: bool = True
+    """Clients are told not to try again."""
+    retry_after_s: float | None = None
 
-    def __init__(
-        self,
-        status: int,
-        code: str,
-        message: str,
-        end: CallEnd = CallEnd.REFUSED,
-        *,
-        body: bytes | None = None,
-        final: bool = True,
-        retry_after_s: float | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.message = message
-        self.end = end
-        self.body = body
-        self.final = final
-        self.retry_after_s = retry_after_s
+    def __str__(self) -> str:
+        return self.message
 
 
 class ClientDisconnected(Exception):
@@ -196,32 +187,16 @@ def read_request(raw: bytes) -> dict[str, Any]:
     Raises: CallRefusal: what was expected and what was found.
     """
     try:
-        body = parsed(raw)
+        body = parse_json(raw)
     except ValueError as error:
         found = f"{str(error)[:200]}, beginning {raw[:60].decode(errors='replace')!r}" if raw else "an empty body"
         raise CallRefusal(400, "invalid_json", f"expected a JSON object, found {found}") from None
     if not isinstance(body, dict):
-        raise CallRefusal(400, "invalid_request", f"expected a JSON object, found {_kind(body)}")
+        raise CallRefusal(400, "invalid_request", f"expected a JSON object, found {type(body).__name__}")
     model = body.get("model")
     if not isinstance(model, str) or not model:
-        raise CallRefusal(400, "invalid_request", f"expected `model`, the name of one, found {_kind(model)}")
+        raise CallRefusal(400, "invalid_request", f"expected `model`, the name of one, found {model!r:.60}")
     return body
-
-
-def _kind(value: object) -> str:
-    match value:
-        case None:
-            return "nothing"
-        case dict():
-            return "an object"
-        case list():
-            return "a list"
-        case "":
-            return "an empty text"
-        case str():
-            return "a text"
-        case _:
-            return f"{value!r:.60}"
 
 
 def model_entry(name: str) -> dict[str, Any]:

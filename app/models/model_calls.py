@@ -123,7 +123,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One call from beginning to end, as bytes: what the gateway hands to whoever records.
+    """One call from beginning to end, as bytes: what the gateway hands to the recorder.
 
     `request` is the JSON that the agent sent, `response` what it got, as it came (server-sent events when `streamed`).
     Times are seconds of a monotonic clock, from the arrival of the request.

@@ -13,7 +13,7 @@ from app.models.tables import NOW, Base
 
 
 class WebhookRow(Base):
-    """Somebody's URL that is told of events, at least once, in order, from its position on."""
+    """A URL that is sent events, at least once, in order, from its position on."""
 
     __tablename__ = "webhooks"
     id: Mapped[UUID] = mapped_column(primary_key=True)

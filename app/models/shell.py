@@ -54,7 +54,7 @@ class OutputLog(Protocol):
         """Raises nothing: what cannot be kept is told."""
         ...
 
-    def told(self, total_bytes: int) -> str:
+    def location(self, total_bytes: int) -> str:
         """Where it is to be found, for a person or an agent, and how much of the `total_bytes` that there were."""
         ...
 
@@ -70,12 +70,12 @@ class OutputLogs(Protocol):
         ...
 
     def open(self, stream: str, command: str) -> OutputLog:
-        """For a stream (`stdout`, `stderr`) of this command. Whoever opens it closes it."""
+        """For a stream (`stdout`, `stderr`) of this command. The opener closes it."""
         ...
 
 
 class StatefulShell(Protocol):
-    """A shell whose folder and exports live from one command to the next. Whoever opened it closes it.
+    """A shell whose folder and exports live from one command to the next. The opener closes it.
 
     Raises: EnvironmentFailed when the environment itself is gone.
     """
@@ -94,8 +94,8 @@ class StatefulShell(Protocol):
         ...
 
 
-class Interactive(Protocol):
-    """A program that is talked to while it runs. Whoever opened it closes it."""
+class InteractiveProgram(Protocol):
+    """A program that is talked to while it runs. The opener closes it."""
 
     def read(self, timeout_s: float | None = None) -> bytes | None:
         """What it wrote next (both streams, as it came); b"" at the end, None when nothing came within `timeout_s`."""
@@ -165,7 +165,7 @@ class Shell(Protocol):
         tty: bool = False,
         rows: int = 24,
         columns: int = 80,
-    ) -> Interactive:
+    ) -> InteractiveProgram:
         """Start a program to talk to, with pipes or, with `tty`, a terminal of its own.
 
         Raises: EnvironmentFailed: also when it cannot be started.
@@ -200,7 +200,7 @@ class Shell(Protocol):
 
 @runtime_checkable
 class Services(Protocol):
-    """What stands beside the agent, for whoever grades: an environment without any has an empty list of them."""
+    """Services beside the agent, for the grader: an environment without any has an empty list of them."""
 
     @property
     def services(self) -> tuple[str, ...]:
@@ -216,9 +216,9 @@ class Services(Protocol):
         ...
 
     def assure(self) -> None:
-        """Nothing if whoever carries the services' names and logs is there, as when they were made.
+        """Check that what carries the services' names and logs is there, as when they were made.
 
-        Raises: EngineUnavailable, EnvironmentFailed: what was not reached or not read may be nobody's doing.
+        Raises: EngineUnavailable, EnvironmentFailed: what was not reached or not read may be no one's fault.
         """
         ...
 

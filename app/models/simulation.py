@@ -108,7 +108,7 @@ class Simulation(Wire):
     crash: Chance = 0.0
     """Its instance dies in the middle, with everything on it; the provider sees it and says so."""
     vanish: Chance = 0.0
-    """Its instance is gone in the middle and nobody says so: only the lease, or the provider's list, tells."""
+    """Its instance is gone in the middle without a report: only the lease, or the provider's list, tells."""
     freeze: Chance = 0.0
     """Its instance stands still for `freeze_s`, unrenewed but listed, then goes on as if nothing had been."""
     infrastructure: Chance = 0.0

@@ -51,6 +51,11 @@ class Base(DeclarativeBase):
     }
 
 
+def _partial(name: str, where: str, *columns: Any, unique: bool = False) -> Index:
+    """An index over the rows that match a condition."""
+    return Index(name, *columns, unique=unique, postgresql_where=text(where))
+
+
 class SpecRow(Base):
     """A task spec, once for all tasks that share it (16 replicas of a group hold one row)."""
 
@@ -77,7 +82,7 @@ class RunRow(Base):
     __table_args__ = (
         CheckConstraint("max_running > 0"),
         UniqueConstraint("user_name", "idempotency_key"),
-        Index("runs_budget_idx", "id", postgresql_where=text("budget_usd IS NOT NULL")),
+        _partial("runs_budget_idx", "budget_usd IS NOT NULL", "id"),
     )
 
 
@@ -125,8 +130,9 @@ class TaskRow(Base):
         CheckConstraint(_BOUNDED_REWARD, name="tasks_reward_check"),
         Index("tasks_run_id_group_id_idx", "run_id", "group_id"),
         # One ordered line per user, mode and class: the dispatcher reads the head of each and nothing else.
-        Index(
+        _partial(
             "tasks_line_idx",
+            "state = 'pending' AND in_line",
             "requested_mode",
             "resource_class",
             "user_name",
@@ -135,26 +141,21 @@ class TaskRow(Base):
             "run_id",
             text("group_started DESC"),
             "id",
-            postgresql_where=text("state = 'pending' AND in_line"),
         ),
-        Index(
+        _partial(
             "tasks_bounded_line_idx",
+            "bounded AND state = 'pending' AND in_line",
             "run_id",
             "requested_mode",
             "resource_class",
             "user_name",
-            postgresql_where=text("bounded AND state = 'pending' AND in_line"),
         ),
-        Index(
-            "tasks_bounded_live_idx",
-            "run_id",
-            postgresql_where=text("bounded AND state IN ('admitted', 'running')"),
-        ),
-        Index("tasks_delayed_idx", "available_at", postgresql_where=text("state = 'pending' AND NOT in_line")),
-        Index(
+        _partial("tasks_bounded_live_idx", "bounded AND state IN ('admitted', 'running')", "run_id"),
+        _partial("tasks_delayed_idx", "state = 'pending' AND NOT in_line", "available_at"),
+        _partial(
             "tasks_deadline_idx",
+            "deadline_at IS NOT NULL AND state IN ('pending', 'admitted', 'running')",
             "deadline_at",
-            postgresql_where=text("deadline_at IS NOT NULL AND state IN ('pending', 'admitted', 'running')"),
         ),
     )
 
@@ -189,28 +190,12 @@ class AttemptRow(Base):
     __table_args__ = (
         CheckConstraint(_BOUNDED_REWARD, name="attempts_reward_check"),
         UniqueConstraint("task_id", "number"),
-        Index(
-            "attempts_one_live_idx",
-            "task_id",
-            unique=True,
-            postgresql_where=text("state IN ('dispatched', 'running')"),
-        ),
-        Index(
-            "attempts_live_idx",
-            "mode",
-            "resource_class",
-            "user_name",
-            "state",
-            postgresql_where=text("state IN ('dispatched', 'running')"),
+        _partial("attempts_one_live_idx", "state IN ('dispatched', 'running')", "task_id", unique=True),
+        _partial(
+            "attempts_live_idx", "state IN ('dispatched', 'running')", "mode", "resource_class", "user_name", "state"
         ),
         Index("attempts_instance_id_finished_at_idx", "instance_id", "finished_at"),
-        Index(
-            "attempts_unclaimed_idx",
-            "mode",
-            "resource_class",
-            "dispatched_at",
-            postgresql_where=text("state = 'dispatched'"),
-        ),
+        _partial("attempts_unclaimed_idx", "state = 'dispatched'", "mode", "resource_class", "dispatched_at"),
     )
 
 
@@ -247,20 +232,9 @@ class InstanceRow(Base):
 
     __table_args__ = (
         UniqueConstraint("attempt_id"),
-        Index(
-            "instances_unswept_idx",
-            "ended_at",
-            postgresql_where=text("swept_at IS NULL AND state IN ('terminated', 'failed')"),
-        ),
-        Index(
-            "instances_stillborn_idx", "requested_at", postgresql_where=text("state = 'failed' AND ready_at IS NULL")
-        ),
-        Index(
-            "instances_live_idx",
-            "mode",
-            "resource_class",
-            postgresql_where=text("state NOT IN ('terminated', 'failed')"),
-        ),
+        _partial("instances_unswept_idx", "swept_at IS NULL AND state IN ('terminated', 'failed')", "ended_at"),
+        _partial("instances_stillborn_idx", "state = 'failed' AND ready_at IS NULL", "requested_at"),
+        _partial("instances_live_idx", "state NOT IN ('terminated', 'failed')", "mode", "resource_class"),
     )
 
 
@@ -284,12 +258,7 @@ class EventRow(Base):
 
     __table_args__ = (
         Index("events_task_id_idx", "task_id"),
-        Index(
-            "events_seldom_idx",
-            "kind",
-            "run_id",
-            postgresql_where=text("kind IN ('run.receipt', 'audit.alarm', 'audit.cleared')"),
-        ),
+        _partial("events_seldom_idx", "kind IN ('run.receipt', 'audit.alarm', 'audit.cleared')", "kind", "run_id"),
         Index("events_txid_idx", "txid"),  # the stream asks for the newest and for few among millions
     )
 
@@ -372,7 +341,7 @@ class PauseRow(Base):
     __table_args__ = (PrimaryKeyConstraint("kind", "name"),)
 
 
-class BindingRow(Base):
+class LimitHistoryRow(Base):
     """From when to when a limit kept a user's tasks of a mode and class waiting."""
 
     __tablename__ = "bindings"
@@ -385,14 +354,8 @@ class BindingRow(Base):
     until: Mapped[datetime | None]
 
     __table_args__ = (
-        Index(
-            "bindings_open_idx",
-            "limit_name",
-            "user_name",
-            "mode",
-            "resource_class",
-            unique=True,
-            postgresql_where=text("until IS NULL"),
+        _partial(
+            "bindings_open_idx", "until IS NULL", "limit_name", "user_name", "mode", "resource_class", unique=True
         ),
         Index("bindings_user_name_since_idx", "user_name", "since"),
     )
@@ -414,7 +377,7 @@ class CreatedResourceRow(Base):
 
     __table_args__ = (
         Index("created_resources_run_id_idx", "run_id"),
-        Index("created_resources_standing_idx", "instance_id", postgresql_where=text("destroyed_at IS NULL")),
+        _partial("created_resources_standing_idx", "destroyed_at IS NULL", "instance_id"),
     )
 
 

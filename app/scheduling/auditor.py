@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from app.errors import DatabaseUnavailable
 from app.ledger import audit, events, receipts
-from app.ledger.audit import AuditFinding, AuditResult, CapacityOf, Memory
+from app.ledger.audit import AuditFinding, AuditResult, Memory
 from app.ledger.audit_checks import Severity
 from app.ledger.database import Database, Leadership
 from app.ledger.events import Fact
@@ -31,15 +31,11 @@ _RECEIPTS_S = 5.0
 
 
 class Auditor:
-    """`run` blocks until told to stop; audits every `audit_s`.
+    """`run` blocks until told to stop; audits every `audit_s`."""
 
-    capacity: what there is to be used, in the transaction of the look; None: the classes and limits as set.
-    """
-
-    def __init__(self, database: Database, settings: Settings, capacity: CapacityOf | None = None) -> None:
+    def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
         self._settings = settings
-        self._capacity = capacity or audit.capacity_of(settings)
         self._retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
         self._memory = Memory()
         self._raised: set[str] | None = None  # findings whose alarm is on; None: to be read from the events
@@ -71,15 +67,15 @@ class Auditor:
 
     def audit(self) -> AuditResult:
         """One pass: look, mend, look again at what that changed, tell. What it found first, with what was mended."""
-        first = seen = audit.look(self._database, self._settings, self._capacity, self._memory)
+        first = seen = audit.look(self._database, self._settings, self._memory)
         mended: dict[str, int] = {}
         for _ in range(_ROUNDS):
-            findings = audit.mend(self._database, self._settings, seen, self._retry)
+            findings = audit.repair(self._database, self._settings, seen, self._retry)
             counts = {finding.name: finding.mended or 0 for finding in findings}
             mended |= {name: mended.get(name, 0) + count for name, count in counts.items()}
             if not any(counts.values()):
                 break
-            seen = audit.look(self._database, self._settings, self._capacity, self._memory)
+            seen = audit.look(self._database, self._settings, self._memory)
         self._memory = seen.memory
         findings = tuple(
             finding if finding.mend is None else replace(finding, mended=mended[finding.name])

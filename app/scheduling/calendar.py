@@ -15,7 +15,7 @@ _MOST = 1000
 
 
 class Misfire(StrEnum):
-    """What happens to due times that passed while nobody ticked."""
+    """What happens to due times that passed while no beat ran."""
 
     SKIP = "skip"  # only a due time of the last `grace_s` is fired
     ONCE = "once"  # the latest missed one is fired, the others are passed over

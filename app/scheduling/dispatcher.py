@@ -15,7 +15,7 @@ import structlog
 from sqlalchemy import Connection
 
 from app.errors import DatabaseUnavailable, InstanceFailed, LaunchUnclear
-from app.ledger import admission, budgets, classes, instances, model_sessions, pauses, quotas, waiting
+from app.ledger import admission, classes, instances, model_sessions, pauses, quotas, waiting
 from app.ledger.admission import QueuedMessage
 from app.ledger.classes import ResourceClass
 from app.ledger.database import DISPATCHER, Database, Leadership, Listener
@@ -40,13 +40,13 @@ Publish = Callable[[Sequence[QueuedMessage]], None]
 """Puts messages into their queues. Raises what the broker raises: they are sent again later."""
 
 _STILLBORN = 5
-"""After so many instances in a row that came to nothing, no more are asked for until time has passed."""
+"""After this many failed launches in a row, no more instances are requested until time has passed."""
 _HOUSEKEEPING_S = 2.0
-"""Between two looks at what events do not tell: instances never asked for, messages that nobody claimed, idle pools."""
+"""Between two looks at what events do not tell: instances never requested, unclaimed messages, idle pools."""
 _AT_HOST_S = 1.0
 """A message that its host has not claimed by then goes to all: the host is gone, or its slots were taken meanwhile."""
 _POOL_GONE_S = 5.0
-"""What was dispatched to a pool that has gone waits so long for it to come back, then stands in line again."""
+"""Attempts dispatched to a pool that is gone wait this long for it to come back, then are queued again."""
 _MOST_REST_S = 0.1
 """After a look that took long, the next one waits as long again, but never longer than this."""
 
@@ -97,7 +97,7 @@ class Dispatcher:
             lead.release()
 
     def _forget(self) -> None:
-        """What we remember is of the past: somebody else may have decided since."""
+        """Forget what may be stale: another dispatcher may have decided since."""
         self._bound = None
         self._surplus.forget()
         self._placer.forget()
@@ -122,12 +122,12 @@ class Dispatcher:
             admission.in_turn(connection)
             promoted = admission.promote(connection, 10 * settings.dispatch_batch)
             seen = waiting.occupancy(connection)
-            offers = classes.load(connection, settings)
-            view = self._view(connection, offers, seen)
+            defined = classes.load(connection, settings)
+            view = self._view(connection, defined, seen)
             decision, hosts, more = self._choose(connection, view)
             admitted = admission.admit(connection, decision.chosen, hosts) if decision.chosen else []
             seen.unclaimed.update((item.mode, item.resource_class) for item in admitted)
-            wanted = self._wanted(connection, view)
+            wanted = self._demands(connection, view)
             requested = [(want, instances.request(connection, want)) for want in wanted]
             due = admitted
             if keep_house:  # it also finds what has just been admitted, and for no host
@@ -137,40 +137,40 @@ class Dispatcher:
         for want, ids in requested:
             self._start(want, ids)
         if keep_house:
-            self._keep_house(offers)
+            self._keep_house(defined)
         if admitted:
             log.info("dispatcher.admitted", attempts=len(admitted))
         return bool(admitted) and (more or promoted >= 10 * settings.dispatch_batch)
 
     # --- Choosing ---------------------------------------------------------------------------------------------------
 
-    def _view(self, connection: Connection, offers: dict[str, ResourceClass], seen: Occupancy) -> DispatchView:
+    def _view(self, connection: Connection, defined: dict[str, ResourceClass], seen: Occupancy) -> DispatchView:
         paused, book = pauses.paused(connection), quotas.load(connection)
         keys = waiting.queues(connection)
         standings = {user: _standing(user, book, seen) for user in {key.user_name for key in keys}}
         bounded = waiting.bounded_runs(connection)
-        return DispatchView(offers, seen, {key: _paused(key, paused) for key in keys}, standings, bounded)
+        return DispatchView(defined, seen, {key: _paused(key, paused) for key in keys}, standings, bounded)
 
     def _choose(self, connection: Connection, view: DispatchView) -> tuple[Decision, dict[UUID, str], bool]:
-        """Who goes now, and for which host if for one; True when the batch, and not a limit, kept somebody waiting."""
+        """Who goes now, and for which host if for one; True when the batch, and not a limit, kept a task waiting."""
         seen, standings = view.seen, view.standings
-        capacity = _capacity(view.offers, seen)
+        capacity = _capacity(view.classes, seen)
         free = policy.free_slots(capacity, seen.live - seen.draining)
         held_up: dict[tuple[Mode, str, str], tuple[str, ...]] = {}
-        open_lines: list[QueueKey] = []
-        for key, paused in view.lines.items():
+        open_queues: list[QueueKey] = []
+        for key, paused in view.queues.items():
             bare = TaskQueue(key.user_name, key.mode, key.resource_class)
             why = paused or policy.obstacles(bare, capacity, free, standings[key.user_name])
             if why:
                 held_up[key] = why
             else:
-                open_lines.append(key)
+                open_queues.append(key)
         rooms = {run.run_id: run.room for run in view.bounded}
-        found = self._lines(connection, open_lines, free, seen.spread, [i for i, room in rooms.items() if not room])
-        lines = [line for line, _ in found]
+        found = self._queues(connection, open_queues, free, seen.spread, [i for i, room in rooms.items() if not room])
+        queues = [queue for queue, _ in found]
         batch = self._settings.dispatch_batch
         decision = policy.admit(
-            lines,
+            queues,
             capacity,
             free,
             standings,
@@ -178,12 +178,12 @@ class Dispatcher:
             most=batch,
             rooms=rooms,
         )
-        behind = any(line.more and line.identity not in decision.limiting for line in lines)
+        behind = any(queue.more and queue.identity not in decision.limiting for queue in queues)
         more = len(decision.chosen) >= batch or behind
         chosen, hosts = self._placer.place(connection, seen.spread, found, decision.chosen)
         return Decision(chosen, {**held_up, **decision.limiting}), hosts, more
 
-    def _lines(
+    def _queues(
         self,
         connection: Connection,
         keys: Sequence[QueueKey],
@@ -191,8 +191,8 @@ class Dispatcher:
         spread: Collection[str],
         full: Collection[UUID],
     ) -> list[tuple[TaskQueue, list[Head]]]:
-        """The heads of the lines that have room: as many as may go, shared out when there are many lines; and with
-        each line those who may change places."""
+        """The heads of the queues that have room: as many as may go, shared out when there are many queues; and with
+        each queue those who may change places."""
         batch = self._settings.dispatch_batch
         wanted = {}
         for key in keys:
@@ -220,26 +220,26 @@ class Dispatcher:
         if self._bound is None:
             self._bound = set(waiting.open_limits(connection))
         now = {QueueLimit(name, QueueKey(*key)) for key, names in decision.limiting.items() for name in names}
-        now |= {QueueLimit(run.limit, run.line) for run in bounded if not run.room}
+        now |= {QueueLimit(run.limit, run.queue) for run in bounded if not run.room}
         if now != self._bound:
             waiting.record_limits(connection, now - self._bound, self._bound - now)
             self._bound = now
 
     # --- Instances --------------------------------------------------------------------------------------------------
 
-    def _wanted(self, connection: Connection, view: DispatchView) -> list[InstanceDemand]:
-        seen, offers = view.seen, view.offers
+    def _demands(self, connection: Connection, view: DispatchView) -> list[InstanceDemand]:
+        seen, defined = view.seen, view.classes
         wanted = []
         for (mode, name), gap in policy.missing_ephemeral(seen.unclaimed, seen.coming).items():
-            if name in offers:
-                provider, lifetime_s = offers[name].ephemeral_provider, self._settings.ephemeral_lifetime_s
+            if name in defined:
+                provider, lifetime_s = defined[name].ephemeral_provider, self._settings.ephemeral_lifetime_s
                 wanted.append(InstanceDemand(provider, mode, name, 1, gap, lifetime_s))
         backlogs = self._backlogs(connection, view)
-        for offer in offers.values():
-            growth = pools.target(offer, seen, backlogs, view.standings) - seen.instances[Mode.PERSISTENT, offer.name]
-            self._surplus.note(offer.name, -growth)
+        for each in defined.values():
+            growth = pools.target(each, seen, backlogs, view.standings) - seen.instances[Mode.PERSISTENT, each.name]
+            self._surplus.note(each.name, -growth)
             if growth > 0:
-                pool = (offer.persistent_provider, Mode.PERSISTENT, offer.name, offer.pool_slots)
+                pool = (each.persistent_provider, Mode.PERSISTENT, each.name, each.pool_slots)
                 wanted.append(InstanceDemand(*pool, growth, None))
         return [
             want
@@ -249,10 +249,10 @@ class Dispatcher:
 
     def _backlogs(self, connection: Connection, view: DispatchView) -> dict[QueueKey, int]:
         """What waits for pools that follow their backlog, as far as it matters to them."""
-        sizes = {name: o.pool_max * o.pool_slots for name, o in view.offers.items() if pools.elastic(o)}
+        sizes = {name: o.pool_max * o.pool_slots for name, o in view.classes.items() if pools.elastic(o)}
         keys = [
             key
-            for key, paused in view.lines.items()
+            for key, paused in view.queues.items()
             if not paused and key.mode is not Mode.EPHEMERAL and key.resource_class in sizes
         ]
         return waiting.backlogs(connection, keys, max(sizes.values(), default=0), view.bounded)
@@ -288,17 +288,17 @@ class Dispatcher:
             self._rests.worked(want.provider)
         instances.exited_many(self._database, lost, self._retry)
 
-    def _keep_house(self, offers: dict[str, ResourceClass]) -> None:
-        """What no event tells: rows whose provider was never asked, instances that nobody needs, money spent."""
-        if spent := budgets.hold_spent(self._database):
+    def _keep_house(self, defined: dict[str, ResourceClass]) -> None:
+        """What no event tells: rows whose provider was never asked, idle instances, spent budgets."""
+        if spent := pauses.hold_spent(self._database):
             log.info("dispatcher.budgets_spent", runs=[str(run_id) for run_id in spent])
         model_sessions.settle_lost(self._database)
         with self._database.begin() as connection:
             forgotten = instances.pending_requests(connection, _HOUSEKEEPING_S, 1000)
             seen = waiting.occupancy(connection)
-            gone = [o.name for o in offers.values() if not o.pool_max and not seen.instances[Mode.PERSISTENT, o.name]]
+            gone = [o.name for o in defined.values() if not o.pool_max and not seen.instances[Mode.PERSISTENT, o.name]]
             admission.unseat(connection, gone, older_than_s=_POOL_GONE_S)
-            due = {o.name: self._surplus.due(o.name, o.pool_cooldown_s) for o in offers.values()}
+            due = {o.name: self._surplus.due(o.name, o.pool_cooldown_s) for o in defined.values()}
             spare = [
                 one for name, count in due.items() if count for one in instances.least_busy(connection, name, count)
             ]
@@ -327,25 +327,25 @@ class Dispatcher:
 
 @dataclass(frozen=True, slots=True)
 class DispatchView:
-    """What one look saw. `lines`: each with the pauses that hold it; `standings`: of the users who stand in them.
+    """What one look saw. `queues`: each with the pauses that hold it; `standings`: of the users who stand in them.
 
     `bounded`: the runs in them that have a bound on their attempts at once.
     """
 
-    offers: dict[str, ResourceClass]
+    classes: dict[str, ResourceClass]
     seen: Occupancy
-    lines: dict[QueueKey, tuple[str, ...]]
+    queues: dict[QueueKey, tuple[str, ...]]
     standings: dict[str, UserShare]
     bounded: list[BoundedRun]
 
 
-def _capacity(offers: dict[str, ResourceClass], seen: Occupancy) -> dict[Key, int]:
+def _capacity(defined: dict[str, ResourceClass], seen: Occupancy) -> dict[Key, int]:
     """Slots by mode and class: what is allowed for ephemeral, what the standing instances offer for persistent."""
     capacity = {key: slots for key, slots in seen.slots.items() if key[0] is Mode.PERSISTENT}
-    return capacity | {(Mode.EPHEMERAL, offer.name): offer.ephemeral_capacity for offer in offers.values()}
+    return capacity | {(Mode.EPHEMERAL, name): each.ephemeral_capacity for name, each in defined.items()}
 
 
-def _standing(user_name: str, book: quotas.QuotaBook, seen: Occupancy) -> UserShare:
+def _standing(user_name: str, book: quotas.Quotas, seen: Occupancy) -> UserShare:
     quota = book.of(user_name)
     standing = UserShare(
         weight=quota.weight,

@@ -1,6 +1,6 @@
 """On which host a standing pool's next tasks run: where their images are. Pure, so that a simulator can run it.
 
-Only a preference, in two ways that cost nobody anything: each task that goes now is sent to one of the hosts with a
+Only a preference, in two ways that cost no task anything: each task that goes now is sent to one of the hosts with a
 free slot; and of one user's tasks that are equal but for their arrival, one whose image is where the slot is may go
 first. How many go, and whose they are, is decided before (`policy.admit`) and stays.
 Source: Zaharia et al., Delay Scheduling (2010), whose tasks let slots pass for a bounded time; here a slot never waits.
@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from app.models.spec import SEVERAL
 
 LOOK_AHEAD = 64
-"""Of one turn, so many of the first may go next."""
+"""How many of the first tasks of one turn may go next."""
 MOST_OVERTAKEN = 64
-"""A task that so many others of its turn have overtaken is overtaken no more."""
+"""A task that this many others of its turn have overtaken is overtaken no more."""
 
 
 class Contender(NamedTuple):
@@ -33,7 +33,7 @@ class Contender(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlacementChoice:
-    """Who goes, in order, and to which host (None: whoever takes it); and how often those who stay were overtaken."""
+    """Who goes, in order, and to which host (None: any); and how often those who stay were overtaken."""
 
     chosen: list[tuple[Any, str | None]]
     overtaken: dict[Any, int]
@@ -52,7 +52,7 @@ def place(
     """As many of each turn as were `chosen`, each for a host with a free slot as long as there is one.
 
     chosen: in their order; behind: those who come after them, in theirs. free: slots by host, also of those that have
-    none. where: the hosts that have an image, or will. overtaken: how often each task was, until now. Nobody is
+    none. where: the hosts that have an image, or will. overtaken: how often each task was, until now. No task is
     overtaken by more than `most_overtaken`, nor by one who stands `look_ahead` places behind.
     """
     hosts = _Hosts(free, where)
@@ -69,7 +69,7 @@ def place(
 
 
 def home_of(image: str, hosts: Iterable[str]) -> str | None:
-    """The host that should have an image that none has: the same for whoever asks, and evenly spread.
+    """The host that should have an image that none has: the same for every caller, and evenly spread.
 
     None for the images of several containers: they are of use only where an engine is, and hosts do not say.
 
@@ -99,7 +99,7 @@ class _Hosts:
         self._where = {image: set(hosts) for image, hosts in where.items()}
 
     def with_image(self, image: str) -> str | None:
-        """One with a free slot that has it: the one with most; None when nobody has both."""
+        """One with a free slot that has it: the one with most; None when no host has both."""
         return self._freest(self._where.get(image, ())) if image else None
 
     def at_home(self, image: str) -> str | None:
@@ -143,7 +143,7 @@ class _TurnQueue:
         return self._take(0), hosts.freest()
 
     def _reach(self) -> int:
-        """How many of the first may go: nobody behind one who has been overtaken often enough."""
+        """How many of the first may go: none behind one that has been overtaken often enough."""
         reach = min(self.look_ahead, len(self.queue))
         for place in range(reach):
             if self._count(self.queue[place].identity) >= self.most:

@@ -22,12 +22,12 @@ from app.scheduling.placement import Contender
 from app.scheduling.policy import TaskQueue
 
 _EXPECTED_S = 300.0
-"""A host that was sent a task is taken to have its image for so long without saying so: it may be pulling it."""
+"""A host that was sent a task is taken to have its image for this long without a report: it may be pulling it."""
 _MOST_REMEMBERED = 20_000
 
 
 class Head(NamedTuple):
-    """A task near the head of a line. Those of one `turn` are equal but for their arrival."""
+    """A task near the head of a queue. Those of one `turn` are equal but for their arrival."""
 
     task_id: UUID
     turn: Any
@@ -41,22 +41,22 @@ class Placer:
         self._overtaken: dict[UUID, int] = {}
         self._expected: dict[tuple[str, str], float] = {}  # image and host: monotonic seconds until when
 
-    def looks_behind(self, key: QueueKey, spread: Collection[str], lines: int) -> int:
-        """How many more tasks of this line to read than may go."""
+    def looks_behind(self, key: QueueKey, spread: Collection[str], queues: int) -> int:
+        """How many more tasks of this queue to read than may go."""
         if self._images is None or key.mode is Mode.EPHEMERAL or key.resource_class not in spread:
             return 0
-        return min(placement.LOOK_AHEAD, max(4, 4 * placement.LOOK_AHEAD // lines))  # shared out, as what may go is
+        return min(placement.LOOK_AHEAD, max(4, 4 * placement.LOOK_AHEAD // queues))  # shared out, as what may go is
 
     def place(
         self,
         connection: Connection,
         spread: Collection[str],
-        lines: Sequence[tuple[TaskQueue, Sequence[Head]]],
+        queues: Sequence[tuple[TaskQueue, Sequence[Head]]],
         chosen: Sequence[tuple[UUID, Mode]],
     ) -> tuple[list[tuple[UUID, Mode]], dict[UUID, str]]:
         """The same choice, with tasks of one turn exchanged for each other, and the hosts that they are for.
 
-        lines: each with its heads, those who may go and those behind them.
+        queues: each with its heads, those who may go and those behind them.
         """
         if self._images is None or not spread:
             return list(chosen), {}
@@ -64,7 +64,7 @@ class Placer:
         exchanged: dict[UUID, UUID] = {}
         hosts: dict[UUID, str] = {}
         for name in spread:
-            heads = {head.task_id: head for line, found in lines if line.resource_class == name for head in found}
+            heads = {head.task_id: head for queue, found in queues if queue.resource_class == name for head in found}
             going = [heads[i] for i, mode in chosen if i in heads and mode is Mode.PERSISTENT]
             if going:
                 turns = {head.turn for head in going}
@@ -113,6 +113,6 @@ class Placer:
                 self._expected[images[task_id], host] = time.monotonic() + _EXPECTED_S
 
     def forget(self) -> None:
-        """Somebody else has decided meanwhile."""
+        """Another dispatcher has decided meanwhile."""
         self._overtaken.clear()
         self._expected.clear()

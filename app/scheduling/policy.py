@@ -29,7 +29,7 @@ class DispatchOrder(StrEnum):
 
 
 class QueuedTask(NamedTuple):
-    """One task at the head of a line. `arrival` is its run, and sorts runs as they came; `again`: it runs once more."""
+    """One task at the head of a queue. `arrival` is its run, by which runs are sorted; `again`: it runs once more."""
 
     identity: Any
     priority: int
@@ -80,24 +80,24 @@ class UserShare:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Who goes now, in which mode; and, by line, the limits that keep the rest waiting."""
+    """Who goes now, in which mode; and, by queue, the limits that keep the rest waiting."""
 
     chosen: list[tuple[Any, Mode]]
     limiting: dict[tuple[Mode, str, str], tuple[str, ...]]
 
 
 def free_slots(capacity: Mapping[Key, int], live: Mapping[Key, int]) -> Counter[Key]:
-    """Slots that nobody holds; never negative (capacity may have shrunk under what runs)."""
+    """Free slots; never negative (capacity may have shrunk under what runs)."""
     return Counter({key: max(0, total - live.get(key, 0)) for key, total in capacity.items()})
 
 
-def choose_mode(line: TaskQueue, free: Mapping[Key, int], standing: UserShare) -> Mode | None:
+def choose_mode(queue: TaskQueue, free: Mapping[Key, int], standing: UserShare) -> Mode | None:
     """The mode to run in now, or None to wait.
 
     `auto` takes a free slot of the standing pool, which costs nothing to start, and else an instance of its own.
     """
-    for mode in _options(line.mode):
-        if free.get((mode, line.resource_class), 0) > 0 and (
+    for mode in _options(queue.mode):
+        if free.get((mode, queue.resource_class), 0) > 0 and (
             mode is not Mode.EPHEMERAL or standing.instances_left() > 0
         ):
             return mode
@@ -109,28 +109,28 @@ def _options(asked: Mode) -> tuple[Mode, ...]:
 
 
 def obstacles(
-    line: TaskQueue, capacity: Mapping[Key, int], free: Mapping[Key, int], standing: UserShare
+    queue: TaskQueue, capacity: Mapping[Key, int], free: Mapping[Key, int], standing: UserShare
 ) -> tuple[str, ...]:
-    """The limits that keep the whole line waiting, by name; empty when its first task may go."""
-    user = line.user_name
+    """The limits that keep the whole queue waiting, by name; empty when its first task may go."""
+    user = queue.user_name
     if standing.spent_up:
         return (f"quota:spend:{user}",)
     if standing.running_left() <= 0:
         return (f"quota:running:{user}",)
-    if choose_mode(line, free, standing) is not None:
+    if choose_mode(queue, free, standing) is not None:
         return ()
-    return tuple(_obstacle(mode, line, capacity, standing) for mode in _options(line.mode))
+    return tuple(_obstacle(mode, queue, capacity, standing) for mode in _options(queue.mode))
 
 
-def _obstacle(mode: Mode, line: TaskQueue, capacity: Mapping[Key, int], standing: UserShare) -> str:
-    name = line.resource_class
+def _obstacle(mode: Mode, queue: TaskQueue, capacity: Mapping[Key, int], standing: UserShare) -> str:
+    name = queue.resource_class
     if mode is Mode.EPHEMERAL:
-        return f"quota:instances:{line.user_name}" if standing.instances_left() <= 0 else f"slots:ephemeral.{name}"
+        return f"quota:instances:{queue.user_name}" if standing.instances_left() <= 0 else f"slots:ephemeral.{name}"
     return f"slots:persistent.{name}" if capacity.get((mode, name), 0) > 0 else f"pool:persistent.{name}"
 
 
 def admit(
-    lines: Iterable[TaskQueue],
+    queues: Iterable[TaskQueue],
     capacity: Mapping[Key, int],
     free: Mapping[Key, int],
     standings: Mapping[str, UserShare],
@@ -139,7 +139,7 @@ def admit(
     most: int = 1_000_000,
     rooms: Mapping[Any, int] | None = None,
 ) -> Decision:
-    """Who goes now: up to `most`. A task that must wait does not hold up one of another line that need not.
+    """Who goes now: up to `most`. A task that must wait does not hold up one of another queue that need not.
 
     rooms: of bounded runs, by their `QueuedTask.arrival`: how many more may go. What is beyond that is passed over.
 
@@ -148,34 +148,34 @@ def admit(
     left, room = Counter(free), dict(rooms or {})
     chosen: list[tuple[Any, Mode]] = []
     limiting: dict[tuple[Mode, str, str], tuple[str, ...]] = {}
-    heap = [entry for line in lines if (entry := _entry(line, 0, standings[line.user_name], order))]
+    heap = [entry for queue in queues if (entry := _entry(queue, 0, standings[queue.user_name], order))]
     heapq.heapify(heap)
     while heap and len(chosen) < most:
-        rank, _, position, line = heapq.heappop(heap)
-        standing, run = standings[line.user_name], line.waiting[position].arrival
-        hindered = obstacles(line, capacity, left, standing)
+        rank, _, position, queue = heapq.heappop(heap)
+        standing, run = standings[queue.user_name], queue.waiting[position].arrival
+        hindered = obstacles(queue, capacity, left, standing)
         if hindered:
-            limiting[line.identity] = hindered
+            limiting[queue.identity] = hindered
             continue
         if room.get(run, 1) <= 0:
-            if entry := _entry(line, position + 1, standing, order):
+            if entry := _entry(queue, position + 1, standing, order):
                 heapq.heappush(heap, entry)
             continue
-        now = _rank(line, position, standing, order)
-        if now > rank:  # another line of this user went meanwhile
-            heapq.heappush(heap, (now, line.identity, position, line))
+        now = _rank(queue, position, standing, order)
+        if now > rank:  # another queue of this user went meanwhile
+            heapq.heappush(heap, (now, queue.identity, position, queue))
             continue
-        mode = choose_mode(line, left, standing)
+        mode = choose_mode(queue, left, standing)
         assert mode is not None
-        left[mode, line.resource_class] -= 1
-        standing.live[mode, line.resource_class] += 1
+        left[mode, queue.resource_class] -= 1
+        standing.live[mode, queue.resource_class] += 1
         if run in room:
             room[run] -= 1
-        chosen.append((line.waiting[position].identity, mode))
-        if entry := _entry(line, position + 1, standing, order):
+        chosen.append((queue.waiting[position].identity, mode))
+        if entry := _entry(queue, position + 1, standing, order):
             heapq.heappush(heap, entry)
-        elif line.more and (behind := obstacles(line, capacity, left, standing)):
-            limiting[line.identity] = behind
+        elif queue.more and (behind := obstacles(queue, capacity, left, standing)):
+            limiting[queue.identity] = behind
     return Decision(chosen, limiting)
 
 
@@ -183,15 +183,15 @@ _Rank = tuple[int, bool, float, Any]
 _Entry = tuple[_Rank, tuple[Mode, str, str], int, TaskQueue]
 
 
-def _entry(line: TaskQueue, position: int, standing: UserShare, order: DispatchOrder) -> _Entry | None:
-    if position >= len(line.waiting):
+def _entry(queue: TaskQueue, position: int, standing: UserShare, order: DispatchOrder) -> _Entry | None:
+    if position >= len(queue.waiting):
         return None
-    return _rank(line, position, standing, order), line.identity, position, line
+    return _rank(queue, position, standing, order), queue.identity, position, queue
 
 
-def _rank(line: TaskQueue, position: int, standing: UserShare, order: DispatchOrder) -> _Rank:
-    task = line.waiting[position]
-    share = standing.share(line.resource_class) if order is DispatchOrder.FAIR else 0.0
+def _rank(queue: TaskQueue, position: int, standing: UserShare, order: DispatchOrder) -> _Rank:
+    task = queue.waiting[position]
+    share = standing.share(queue.resource_class) if order is DispatchOrder.FAIR else 0.0
     return -task.priority, not task.again, share, task.arrival
 
 
@@ -205,7 +205,7 @@ def missing_ephemeral(unclaimed: Mapping[Key, int], coming: Mapping[Key, int]) -
 
 
 def servable(waiting: Iterable[tuple[str, int]], standings: Mapping[str, UserShare]) -> int:
-    """Of so many waiting tasks of each user, those that free slots could take: quotas keep the rest waiting."""
+    """How many of each user's waiting tasks free slots could take: quotas keep the rest waiting."""
     counts: Counter[str] = Counter()
     for user_name, count in waiting:
         counts[user_name] += count

@@ -13,34 +13,34 @@ from app.scheduling import policy
 from app.scheduling.policy import UserShare
 
 
-def elastic(offer: ResourceClass) -> bool:
+def elastic(resource_class: ResourceClass) -> bool:
     """True when its pool follows the backlog."""
-    return offer.pool_min != offer.pool_max
+    return resource_class.pool_min != resource_class.pool_max
 
 
 def target(
-    offer: ResourceClass, seen: Occupancy, backlogs: Mapping[QueueKey, int], standings: Mapping[str, UserShare]
+    resource_class: ResourceClass, seen: Occupancy, backlogs: Mapping[QueueKey, int], standings: Mapping[str, UserShare]
 ) -> int:
-    """Instances that the class's pool should have now; `backlogs`: of the lines that may be served at all."""
-    if not elastic(offer):
-        return offer.pool_max
-    key = (Mode.PERSISTENT, offer.name)
+    """Instances that the class's pool should have now; `backlogs`: of the queues that may be served at all."""
+    if not elastic(resource_class):
+        return resource_class.pool_max
+    key = (Mode.PERSISTENT, resource_class.name)
     waiting = [
-        (line.user_name, count)
-        for line, count in backlogs.items()
-        if line.resource_class == offer.name and line.mode is not Mode.EPHEMERAL
+        (queue.user_name, count)
+        for queue, count in backlogs.items()
+        if queue.resource_class == resource_class.name and queue.mode is not Mode.EPHEMERAL
     ]
     return policy.pool_target(
         held=seen.live[key] - seen.draining[key],
         waiting=policy.servable(waiting, standings),
-        slots=offer.pool_slots,
-        at_least=offer.pool_min,
-        at_most=offer.pool_max,
+        slots=resource_class.pool_slots,
+        at_least=resource_class.pool_min,
+        at_most=resource_class.pool_max,
     )
 
 
 class Surplus:
-    """What each pool has had too much of, all the time since when; in memory of whoever decides."""
+    """What each pool has had too much of, all the time since when; in the memory of the deciding dispatcher."""
 
     def __init__(self) -> None:
         self._least: dict[str, tuple[float, int]] = {}  # class: monotonic seconds since then, at least so many
@@ -62,7 +62,7 @@ class Surplus:
         return least
 
     def forget(self) -> None:
-        """Somebody else has decided meanwhile."""
+        """Another dispatcher has decided meanwhile."""
         self._least.clear()
 
 

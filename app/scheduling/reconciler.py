@@ -25,11 +25,11 @@ log = structlog.get_logger()
 _YOUNG_S = 5.0
 """An instance this young may not be in its provider's list yet."""
 _SILENT_S = 60.0
-"""A standing instance that nobody watches and that says nothing for so long is gone."""
+"""A standing instance without a provider that says nothing for this long is gone."""
 _CLOCKS_S = 1.0
 """Between two looks at what runs out: leases, deadlines, places at semaphores."""
 _GONE_GRACE_S = 20.0
-"""An ephemeral instance whose attempt has ended may tear down and leave for so long."""
+"""An ephemeral instance whose attempt has ended may tear down and leave within this time."""
 
 
 @dataclass(frozen=True, slots=True)

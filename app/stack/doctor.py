@@ -42,7 +42,7 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True)
-class Check:
+class DoctorCheck:
     """One thing looked at."""
 
     name: str
@@ -52,14 +52,14 @@ class Check:
     """What to try; empty when all is well."""
 
 
-def checks(settings: Settings) -> list[Check]:
+def checks(settings: Settings) -> list[DoctorCheck]:
     """Look at everything that a task needs; changes nothing. A check that breaks is itself a finding."""
     return [_looked_at(name, look, settings) for name, look in _LOOKS.items()]
 
 
-def _looked_at(name: str, look: Callable[[Settings], tuple[Level, str, str]], settings: Settings) -> Check:
+def _looked_at(name: str, look: Callable[[Settings], tuple[Level, str, str]], settings: Settings) -> DoctorCheck:
     try:
-        return Check(name, *look(settings))
+        return DoctorCheck(name, *look(settings))
     except (
         MegaFlowError,
         OSError,
@@ -68,7 +68,7 @@ def _looked_at(name: str, look: Callable[[Settings], tuple[Level, str, str]], se
         DockerException,
         requests.RequestException,
     ) as error:
-        return Check(name, Level.FAIL, str(error).strip(), _MENDS.get(name, ""))
+        return DoctorCheck(name, Level.FAIL, str(error).strip(), _MENDS.get(name, ""))
 
 
 def _ok(found: str) -> tuple[Level, str, str]:

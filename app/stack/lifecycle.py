@@ -20,7 +20,7 @@ from app.stack import base_image, engine, flower, leftovers, ports, postgres, re
 from app.stack.engine import DOCKERD, Dockerd, EngineReport
 from app.stack.home import exclusively, logs_folder, prepare, run_folder, tail
 from app.stack.leftovers import Removed
-from app.stack.programs import Program, Stage, programs
+from app.stack.programs import Program, StartStage, programs
 
 log = structlog.get_logger(__name__)
 
@@ -184,12 +184,12 @@ def _start_missing(settings: Settings, wanted: tuple[Program, ...], report: Repo
     # A program that supervisord was not started with cannot be added to it: `restart_needed` says so.
     missing = {state.name for state in supervisor.states(settings) if not state.runs}
     started: list[str] = []
-    for stage in Stage:
+    for stage in StartStage:
         names = [program.name for program in wanted if program.stage is stage and program.name in missing]
         if names:
             report(f"starting {', '.join(names)}")
             supervisor.start_programs(settings, names)
-        if stage is Stage.SERVERS:
+        if stage is StartStage.SERVERS:
             _make_servers_ready(settings)
         started += names
     supervisor.wait_until_running(settings, started)
@@ -249,16 +249,16 @@ def _stop_supervised(settings: Settings, report: Report, table: Table) -> tuple[
     running = [program for program in wanted if program.name in known]
     # What other settings started, such as more gateways: it may need the servers for its last words.
     others = sorted(known - {program.name for program in wanted})
-    running += [Program(name, Stage.MODELS, (), stop_wait_s=_OTHERS_STOP_S) for name in others]
+    running += [Program(name, StartStage.MODELS, (), stop_wait_s=_OTHERS_STOP_S) for name in others]
     stopped: list[str] = []
     stragglers: list[str] = []
-    for stage in reversed(Stage):
+    for stage in reversed(StartStage):
         names = supervisor.stop_programs(settings, [program for program in running if program.stage is stage])
         if names:
             report(f"stopped {', '.join(names)}")
         stopped += names
-        if stage is Stage.HOSTS:
-            # Before the servers go: instances that outlived the nursery would take their going for a fault.
+        if stage is StartStage.HOSTS:
+            # Before the servers go: instances that outlived the launcher would take their going for a fault.
             stragglers = leftovers.end_processes(settings, sparing=supervisor.family(settings))
     supervisor.shutdown(settings)
     return stopped, stragglers

@@ -33,7 +33,7 @@ from app.settings import Settings
 from app.stack import postgres, redis
 from app.stack.home import logs_folder, prepare, process_environment, tail
 from app.stack.processes import wait_for_end
-from app.stack.programs import Program, Stage
+from app.stack.programs import Program, StartStage
 
 POSTGRES, REDIS, SIMULATION = "postgres", "redis", "simulation"
 
@@ -44,7 +44,7 @@ _LIBC = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ProcessUsage:
     """What a process and those below it have used so far; memory that they share is counted once."""
 
     cpu_s: float
@@ -105,7 +105,7 @@ class PrivateStack:
         self.stop(name)
         self.start(self._programs[name])
 
-    def usage(self) -> dict[str, Usage]:
+    def usage(self) -> dict[str, ProcessUsage]:
         """What each running program has cost since it was started."""
         return {name: _usage(pid) for name, pid in self.pids.items()}
 
@@ -117,7 +117,7 @@ class PrivateStack:
         """End everything, the servers last."""
         self._starter.submit(lambda: None).result()  # what was being started when we were told to stop is there now
         for name in list(self._running):
-            if self._programs[name].stage is not Stage.SERVERS:
+            if self._programs[name].stage is not StartStage.SERVERS:
                 self._tell_to_stop(name)  # together: each takes its time
         for name in sorted(self._running, key=lambda name: self._programs[name].stage, reverse=True):
             self.stop(name)
@@ -193,7 +193,7 @@ def private_stack(
     """A stack with a database, a broker and a home of its own, for the length of the block; nothing of it stays.
 
     overrides: settings. simulation: both modes' instances are simulated ones that behave so. durable: False spares
-    PostgreSQL the waiting for the disk. programs: started last, e.g. a nursery.
+    PostgreSQL the waiting for the disk. programs: started last, e.g. a launcher.
 
     Raises: InstallationFailed, DatabaseUnavailable, BrokerUnavailable: something did not start.
     """
@@ -242,19 +242,21 @@ def _start_servers(stack: PrivateStack, *, durable: bool) -> None:
     redis.prepare(settings)
     careless = () if durable else ("-c", "fsync=off", "-c", "full_page_writes=off")
     command = (*postgres.command(settings), *careless)
-    stack.start(Program(POSTGRES, Stage.SERVERS, command, postgres.owner(), "INT", stop_wait_s=30))
-    stack.start(Program(REDIS, Stage.SERVERS, redis.command(settings), stop_wait_s=30))
+    stack.start(Program(POSTGRES, StartStage.SERVERS, command, postgres.owner(), "INT", stop_wait_s=30))
+    stack.start(Program(REDIS, StartStage.SERVERS, redis.command(settings), stop_wait_s=30))
     schema.migrate(settings.database())
 
 
 def _simulation(simulation: Simulation) -> Program:
     argument = json.dumps(simulation.model_dump(mode="json"))
-    return Program(SIMULATION, Stage.HOSTS, (sys.executable, "-m", "app.workers.simulation", argument), stop_wait_s=15)
+    return Program(
+        SIMULATION, StartStage.HOSTS, (sys.executable, "-m", "app.simulation.host", argument), stop_wait_s=15
+    )
 
 
 def _start_control(stack: PrivateStack, count: int) -> None:
     for number in range(1, count + 1):
-        stack.start(Program(f"control-{number}", Stage.WORK, (sys.executable, "-m", "app.workers.control")))
+        stack.start(Program(f"control-{number}", StartStage.WORK, (sys.executable, "-m", "app.control.worker")))
     if count:
         database = Database(stack.settings.database(), pooled=False)
         stack.wait_for("control-1", lambda: dispatcher_leads(database))
@@ -271,9 +273,9 @@ def _family(pid: int) -> list[psutil.Process]:
         return []
 
 
-def _usage(pid: int) -> Usage:
+def _usage(pid: int) -> ProcessUsage:
     found = [used for used in map(_used, _family(pid)) if used is not None]
-    return Usage(sum(cpu for cpu, _ in found), sum(memory for _, memory in found), len(found))
+    return ProcessUsage(sum(cpu for cpu, _ in found), sum(memory for _, memory in found), len(found))
 
 
 def _used(process: psutil.Process) -> tuple[float, int] | None:

@@ -16,7 +16,7 @@ DEMO_SCRIPTS = Path(app.__file__).parent / "datasets" / "demo" / "replay"
 """Replay scripts of the demo's dataset."""
 
 
-class Stage(IntEnum):
+class StartStage(IntEnum):
     """Started in this order, each when the one before is ready; stopped in the opposite order."""
 
     SERVERS = 0
@@ -24,7 +24,7 @@ class Stage(IntEnum):
     MODELS = 1
     """What agents lean on. It outlives them, so that attempts which are told to stop can have their calls on record."""
     HOSTS = 2
-    """What instances lean on: they die with the nursery."""
+    """What instances lean on: they die with the launcher."""
     WORK = 3
     """Who gives work out."""
 
@@ -34,7 +34,7 @@ class Program:
     """One program under supervisord."""
 
     name: str
-    stage: Stage
+    stage: StartStage
     command: tuple[str, ...]
     user: str | None = None
     """None: the user of supervisord."""
@@ -51,20 +51,20 @@ def programs(settings: Settings) -> tuple[Program, ...]:
     if settings.embeds_postgres:
         # SIGINT is PostgreSQL's fast shutdown: SIGTERM would wait for every client to leave.
         table.append(
-            Program("postgres", Stage.SERVERS, postgres.command(settings), postgres.owner(), "INT", stop_wait_s=30)
+            Program("postgres", StartStage.SERVERS, postgres.command(settings), postgres.owner(), "INT", stop_wait_s=30)
         )
     if settings.embeds_redis:
-        table.append(Program("redis", Stage.SERVERS, redis.command(settings), stop_wait_s=30))
+        table.append(Program("redis", StartStage.SERVERS, redis.command(settings), stop_wait_s=30))
     if settings.replay_url is None:
-        table.append(Program("model", Stage.MODELS, _replay(settings)))
+        table.append(Program("model", StartStage.MODELS, _replay(settings)))
     for number, port in enumerate(settings.gateway_ports(), 1):
         name = "gateway" if number == 1 else f"gateway-{number}"
-        table.append(Program(name, Stage.MODELS, _gateway(settings, port), stop_wait_s=25, keys=True))
+        table.append(Program(name, StartStage.MODELS, _gateway(settings, port), stop_wait_s=25, keys=True))
     table += [
-        Program("nursery", Stage.HOSTS, (sys.executable, "-m", "app.workers.nursery"), stop_wait_s=30),
-        Program("control", Stage.WORK, (sys.executable, "-m", "app.workers.control"), stop_wait_s=15),
-        Program("beat", Stage.WORK, (*_celery("beat"), *_beat_options(settings))),
-        Program("flower", Stage.WORK, (sys.executable, "-m", "app.stack.flower_server", _flower_option(settings))),
+        Program("launcher", StartStage.HOSTS, (sys.executable, "-m", "app.workers.launcher"), stop_wait_s=30),
+        Program("control", StartStage.WORK, (sys.executable, "-m", "app.control.worker"), stop_wait_s=15),
+        Program("beat", StartStage.WORK, (*_celery("beat"), *_beat_options(settings))),
+        Program("flower", StartStage.WORK, (sys.executable, "-m", "app.stack.flower_server", _flower_option(settings))),
     ]
     return tuple(table)
 

@@ -13,7 +13,7 @@ from app.models.endings import BLAME, Blame
 from app.models.instance import queue_of
 from app.models.outcome import WakeUpMessage
 from app.scheduling.placement import queue_at
-from app.workers import seat
+from app.workers import context
 
 _NOT_SCORED = {reason.value for reason, blame in BLAME.items() if blame is Blame.INFRASTRUCTURE}
 _ABOUT_CHARS = 300
@@ -32,7 +32,7 @@ def run(**message: Any) -> str:
 
     Raises: AttemptNotScored: with the end reason.
     """
-    ended = seat.current().take(WakeUpMessage.model_validate(message))
+    ended = context.current().take(WakeUpMessage.model_validate(message))
     if ended in _NOT_SCORED:
         raise AttemptNotScored(ended)
     return ended

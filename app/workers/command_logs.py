@@ -111,7 +111,7 @@ class KeptOutput:
             self._size += written
             data = data[written:]
 
-    def told(self, total_bytes: int) -> str:
+    def location(self, total_bytes: int) -> str:
         if self._size < total_bytes and not self._why_cut:
             self._why_cut = LOGS_FULL
         part = f"the first {self._size} bytes of it are" if self._why_cut else "all of it is"

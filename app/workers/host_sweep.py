@@ -16,11 +16,11 @@ import structlog
 
 from app.environments.sweeper import Sweeper, Swept
 from app.errors import DatabaseUnavailable
-from app.ledger import instances, sweeps
+from app.ledger import host_images, instances
 from app.ledger.database import Database, Listener
 from app.ledger.events import WORK
 from app.settings import Settings
-from app.workers import marks
+from app.workers import heartbeats
 
 log = structlog.get_logger()
 
@@ -79,7 +79,7 @@ class Rounds:
         Raises: DatabaseUnavailable.
         """
         control = leads_here(self._settings)
-        gone = sweeps.unswept(self._database, self._host, control=control)
+        gone = host_images.unswept(self._database, self._host, control=control)
         ended = [one.id for one in gone]
         read_at = time.time()  # before: what is made from here on may be of an instance that the list lacks
         found = self._sweeper.sweep(instances.live_ids(self._database), ended, control=control, read_at=read_at)
@@ -87,13 +87,13 @@ class Rounds:
             log.warning("host_sweep.done", host=self._host, removed=found.removed, refused=len(found.refused))
         if not self._stop.is_set():  # else it may have ended early
             left = {refusal.instance_id for refusal in found.refused}
-            sweeps.swept(self._database, [one.id for one in gone if one.ours and one.id not in left])
+            host_images.swept(self._database, [one.id for one in gone if one.ours and one.id not in left])
         self._seen = frozenset(ended)
         return found
 
     def more(self) -> bool:
         """Whether an instance has ended that the last round did not know of. Raises: DatabaseUnavailable."""
-        gone = sweeps.unswept(self._database, self._host, control=leads_here(self._settings))
+        gone = host_images.unswept(self._database, self._host, control=leads_here(self._settings))
         return any(one.id not in self._seen for one in gone)
 
 
@@ -102,9 +102,9 @@ class Rounds:
 
 def lead_here(settings: Settings) -> None:
     """Called by the leading reconciler, every second or so: whoever sweeps this home then sweeps for it, too."""
-    marks.make(settings, _LEADS)
+    heartbeats.make(settings, _LEADS)
 
 
 def leads_here(settings: Settings) -> bool:
     """Whether the leading reconciler's home is this one: what was launched by it stands here, or on its engine."""
-    return marks.stands(settings, _LEADS, _LEADS_S)
+    return heartbeats.stands(settings, _LEADS, _LEADS_S)

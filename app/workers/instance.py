@@ -26,9 +26,9 @@ from app.models.instance import MARK, InstanceRequest
 from app.models.spec import Mode
 from app.scheduling.placement import queue_at
 from app.settings import Settings, load
-from app.workers import host_care, seat, stations
+from app.workers import context, host_care, services
+from app.workers.context import WorkerContext
 from app.workers.lease import LeaseKeeper
-from app.workers.seat import Seat
 from app.workers.single_task import SingleTask
 
 log = structlog.get_logger()
@@ -44,7 +44,7 @@ class _Heed(bootsteps.StartStopStep):  # type: ignore[misc]
 
     @staticmethod
     def _check(c: Any) -> None:
-        keeper = seat.current().keeper
+        keeper = context.current().keeper
         if keeper.orphaned.is_set():
             state.should_stop = 0
         elif keeper.draining.is_set():
@@ -58,9 +58,9 @@ def host(celery: Celery, request: InstanceRequest, settings: Settings) -> int:
     """Work as this instance until told to leave; the process's exit code."""
     os.environ[MARK] = str(request.instance_id)
     ephemeral = request.mode is Mode.EPHEMERAL
-    built = stations.build(settings, pooled=not ephemeral, max_idle=0 if ephemeral else request.slots)
-    here = Seat(request.instance_id, built, LeaseKeeper(built.database, settings, request.instance_id))
-    seat.sit(here)
+    built = services.build(settings, pooled=not ephemeral, max_idle=0 if ephemeral else request.slots)
+    here = WorkerContext(request.instance_id, built, LeaseKeeper(built.database, settings, request.instance_id))
+    context.sit(here)
     here.keeper.start()
     _connect_signals(here, settings, placed=not ephemeral)
     worker = _worker(celery, request, settings)
@@ -94,7 +94,7 @@ def _worker(celery: Celery, request: InstanceRequest, settings: Settings) -> Any
     )
 
 
-def _connect_signals(here: Seat, settings: Settings, *, placed: bool) -> None:
+def _connect_signals(here: WorkerContext, settings: Settings, *, placed: bool) -> None:
     """Ready when the consumer is; told to stop: finish within the grace, else give everything back.
 
     placed: tasks may be sent to this host because their image is here.
@@ -102,8 +102,8 @@ def _connect_signals(here: Seat, settings: Settings, *, placed: bool) -> None:
 
     def on_ready(**_: Any) -> None:
         if placed:
-            host_images.stands_on(here.stations.database, here.instance_id, host_care.host_name())
-        if not instances.ready(here.stations.database, here.instance_id):
+            host_images.stands_on(here.services.database, here.instance_id, host_care.host_name())
+        if not instances.ready(here.services.database, here.instance_id):
             log.warning("instance.not_expected", instance_id=str(here.instance_id))
             state.should_stop = 0
 

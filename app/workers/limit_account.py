@@ -20,9 +20,9 @@ class LimitAccount:
 
     limits: Resources
     stage: str = "agent"
-    _killed: _Tally = field(default_factory=lambda: _Tally())
-    _refused: _Tally = field(default_factory=lambda: _Tally())
-    _services: dict[str, _Tally] = field(default_factory=dict)  # killed there
+    _killed: _LimitTally = field(default_factory=lambda: _LimitTally())
+    _refused: _LimitTally = field(default_factory=lambda: _LimitTally())
+    _services: dict[str, _LimitTally] = field(default_factory=dict)  # killed there
     _several: list[_Services] = field(default_factory=list)
     _service_limits: dict[str, int] = field(default_factory=dict)  # bytes
 
@@ -35,7 +35,7 @@ class LimitAccount:
             self._several.append(several)
             for name, found in several.found.items():
                 self._service_limits.setdefault(name, found.limit_bytes)
-                self._services.setdefault(name, _Tally()).watch(environment, partial(several.kills, name))
+                self._services.setdefault(name, _LimitTally()).watch(environment, partial(several.kills, name))
 
     def leave(self, environment: object) -> None:
         """It is given back: what is counted in it from now on is somebody else's."""
@@ -67,7 +67,7 @@ class LimitAccount:
 
 
 @dataclass
-class _Tally:
+class _LimitTally:
     """How often one of the limits was met."""
 
     _watched: list[_Watched] = field(default_factory=list)

@@ -22,7 +22,7 @@ from app.ledger.model_calls import StoredCall
 from app.model_service.client import GatewayClient
 from app.models.model_calls import Account
 from app.settings import Settings
-from app.workers.patience import patient
+from app.workers.retry import retrying
 
 log = structlog.get_logger()
 
@@ -117,13 +117,13 @@ class ModelAccess:
         return self.client.close(timeout_s=_IN_FLIGHT_S)
 
     def _within(self, verb: Callable[[Connection], Found]) -> Found:
-        """One transaction, patiently. Raises: DatabaseUnavailable."""
+        """One transaction, retry. Raises: DatabaseUnavailable."""
 
         def once() -> Found:
             with self.database.begin() as connection:
                 return verb(connection)
 
-        return patient(self.patience_s, hurried=self.stopped)(once)
+        return retrying(self.patience_s, hurried=self.stopped)(once)
 
 
 @contextmanager
@@ -137,7 +137,7 @@ def model_access(
     model = claimed.spec.model
     assert model is not None
     token = f"mf-{secrets.token_urlsafe(32)}"
-    patient(settings.lease_s, hurried=stopped)(model_sessions.open_session, database, claimed, token)
+    retrying(settings.lease_s, hurried=stopped)(model_sessions.open_session, database, claimed, token)
     gateway = settings.gateway_of(claimed.attempt_id)
     with GatewayClient(gateway, token) as client:
         endpoint = ModelEndpoint(f"{gateway}/v1", model.name, SecretStr(token))

@@ -19,7 +19,7 @@ from app.ledger.database import Database
 from app.ledger.instances import InstanceDemand
 from app.models.spec import AgentTask, Bundle, EnvironmentSpec, Limits, Mode, ModelChoice, ScriptGoal, TaskSpec
 from app.stack.private import PrivateStack, private_stack
-from app.stack.programs import Program, Stage
+from app.stack.programs import Program, StartStage
 from bench.control_system import forget_installation
 from bench.gateway import wire
 
@@ -78,7 +78,7 @@ def gateway(engine_url: str, port: int) -> Iterator[Gateway]:
     overrides = {"model_base_url": engine_url, "gateway_port": port}
     with private_stack(overrides, control_workers=0) as stack:
         command = (sys.executable, "-m", "app.model_service.gateway", "--host", "127.0.0.1", "--port", str(port))
-        stack.start(Program(GATEWAY, Stage.HOSTS, command, stop_wait_s=15))
+        stack.start(Program(GATEWAY, StartStage.HOSTS, command, stop_wait_s=15))
         stack.wait_for(GATEWAY, lambda: answers(f"http://127.0.0.1:{port}/health"))
         database = Database(stack.settings.database())
         try:

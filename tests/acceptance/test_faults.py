@@ -97,12 +97,12 @@ def test_the_control_plane_may_die_in_the_middle_of_a_run(system: System, task_f
     assert [result.reward for result in _results(system, run_id, 180)] == [1.0] * 6
 
 
-def test_a_lost_nursery_takes_its_instances_along_and_the_tasks_run_again(
+def test_a_lost_launcher_takes_its_instances_along_and_the_tasks_run_again(
     system: System, task_folder: Callable[..., Path]
 ) -> None:
-    folder = task_folder("nursery", solve="sleep 4; echo done > answer")
+    folder = task_folder("launcher", solve="sleep 4; echo done > answer")
     run_id, pid = _start_slow_task(system, folder, "ephemeral")
-    os.kill(_pid(system, "nursery"), signal.SIGKILL)
+    os.kill(_pid(system, "launcher"), signal.SIGKILL)
     eventually(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, within_s=30)
     (result,) = _results(system, run_id, 120)
     assert result.reward == 1.0
@@ -121,7 +121,7 @@ def test_a_second_control_worker_has_no_effect(system: System, task_folder: Call
 @contextmanager
 def _another_control(system: System) -> Iterator[None]:
     with subprocess.Popen(
-        [sys.executable, "-m", "app.workers.control"],
+        [sys.executable, "-m", "app.control.worker"],
         env=process_environment(system.settings),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -111,9 +111,9 @@ class Ground:
 
     def start(self, *names: str, within_s: float = 60, led: bool = True, **plans: Sequence[Any]) -> None:
         """Start programs, each with its plan (`control=[…]`), and return when a dispatcher leads, if one will."""
-        for name in names or ("nursery", "control"):
+        for name in names or ("launcher", "control"):
             self.programs.start(name, plans.get(name.replace("-", "_"), ()))
-        self._wait_until_up("nursery.sock", within_s, led=led)
+        self._wait_until_up("launcher.sock", within_s, led=led)
 
     def simulate(self, *controls: str, **behaviour: Any) -> None:
         """Start the simulated provider's host and control workers; the settings must name that provider."""

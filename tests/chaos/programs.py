@@ -18,7 +18,7 @@ from tests.chaos.launchers import faults
 from tests.chaos.launchers.faults import Rule
 
 _RESTART_S = 0.3
-_LAST = ("beat", "control", "nursery", "simulation")
+_LAST = ("beat", "control", "launcher", "simulation")
 """The order of stopping: who gives out work first, what instances lean on last."""
 
 
@@ -64,7 +64,7 @@ class Programs:
     def start(
         self, name: str, plan: Sequence[Rule] = (), *, arguments: Sequence[str] = (), kept: bool = True
     ) -> Program:
-        """Start `nursery`, `control`, `simulation` or `beat`; `control-2` is another control worker."""
+        """Start `launcher`, `control`, `simulation` or `beat`; `control-2` is another control worker."""
         env = process_environment(self.settings)
         role = name.partition("-")[0]
         if role == "beat":

@@ -12,7 +12,7 @@ import psutil
 from app.errors import StackNotRunning
 from app.settings import Settings
 from app.stack import leftovers, postgres, redis, supervisor
-from app.stack.programs import Stage, programs
+from app.stack.programs import StartStage, programs
 
 
 @dataclass
@@ -47,9 +47,9 @@ class SupervisedPrograms:
         return [f"{state.name} is {state.state}" for state in supervisor.states(self.settings) if not state.runs]
 
     def instances(self) -> list[psutil.Process]:
-        """The workers that the nursery has made."""
+        """The workers that the launcher has made."""
         with suppress(psutil.Error, KeyError, StackNotRunning):
-            return psutil.Process(self.pids()["nursery"]).children()
+            return psutil.Process(self.pids()["launcher"]).children()
         return []
 
     def family(self) -> set[int]:
@@ -61,7 +61,7 @@ class SupervisedPrograms:
     def stop_all(self) -> list[str]:
         """Stop everything but the servers, as `megaflow down` does; what outlived that."""
         table = programs(self.settings)
-        for stage in (Stage.WORK, Stage.HOSTS, Stage.MODELS):
+        for stage in (StartStage.WORK, StartStage.HOSTS, StartStage.MODELS):
             supervisor.stop_programs(self.settings, [program for program in table if program.stage is stage])
         family = self.family()
         return [f"{one.pid} {one.name()}" for one in leftovers.processes(self.settings) if one.pid not in family]

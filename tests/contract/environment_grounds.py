@@ -20,7 +20,7 @@ __all__ = [
     "GROUNDS",
     "Ground",
     "base_image",
-    "by_way",
+    "by_transport",
     "composed",
     "engine_made",
     "of_kind",
@@ -62,15 +62,15 @@ def engine_made(settings: Settings) -> EnvironmentProvider:
     return of_kind(EnvironmentKind.DOCKER)(settings.model_copy(update={"container_runtime": "docker"}))
 
 
-def by_way(*names: str) -> Callable[[Settings], EnvironmentProvider]:
-    """Containers that are entered by these ways alone."""
+def by_transport(*names: str) -> Callable[[Settings], EnvironmentProvider]:
+    """Containers that are entered by these transports alone."""
 
     def provider(settings: Settings) -> EnvironmentProvider:
         from app.environments.runtimes.docker.provider import DockerProvider
         from app.environments.session import transports
 
         kinds = tuple(getattr(transports, name) for name in names)
-        return DockerProvider(settings, fetch_bundle=lambda bundle: b"", ways=kinds, tools=found_in(settings))
+        return DockerProvider(settings, fetch_bundle=lambda bundle: b"", transports=kinds, tools=found_in(settings))
 
     return provider
 
@@ -110,7 +110,7 @@ GROUNDS = [
     Ground(
         "docker-helper-copied",
         "docker",
-        by_way("CopiedHelper"),
+        by_transport("CopiedHelper"),
         base_image,
         shares=False,
         shows_tools=True,

@@ -20,7 +20,7 @@ import pytest
 
 from app.environments.contract import Environment, EnvironmentProvider
 from app.environments.runtimes.local import processes as local_processes
-from app.environments.session import mounted
+from app.environments.session import transports
 from app.environments.sweeper import Sweeper
 from app.errors import EngineUnavailable, EnvironmentFailed, ImageUnavailable, StationError
 from app.host import environment_records
@@ -373,10 +373,10 @@ def test_a_maker_that_is_killed_leaves_nothing_after_a_sweep(
         assert time.monotonic() < until, left
         time.sleep(0.5)
     # A folder of a start that was cut short is nobody's until it is old; then the next maker removes it.
-    monkeypatch.setattr(mounted, "_STALE_S", 0.0)
+    monkeypatch.setattr(transports, "_STALE_S", 0.0)
     monkeypatch.setattr(environment_records, "_YOUNG_S", 0.0)
     monkeypatch.setattr(local_processes, "_YOUNG_S", 0.0)
     if ground.kind in ("docker", "compose"):
-        mounted.MountedHelper(engine_of(settings), settings.home)
+        transports.MountedHelper(engine_of(settings), settings.home)
     provider.sweep(installation=settings.installation)
     assert watcher.settled(before) == {}

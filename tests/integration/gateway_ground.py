@@ -26,7 +26,7 @@ from app.model_service.dialects import codec_for
 from app.model_service.gateway.app import Gateway
 from app.model_service.gateway.congestion import CongestionWindow
 from app.model_service.gateway.keys import Keys
-from app.model_service.recording.rows import offers_tools
+from app.model_service.recording.rows import has_tools
 from app.models.model_calls import Account, CallEnd, Dialect, Exchange, ModelSession, TokenUse
 from app.models.spec import ModelChoice, TaskSpec
 from app.settings import Settings
@@ -244,7 +244,7 @@ class Notes:
         self.exchanges.append(exchange)
         usage = codec_for(exchange.dialect).usage(exchange.response, streamed=exchange.streamed)
         old = self.accounts.get(exchange.session.attempt_id, Account())
-        tools = offers_tools(exchange.request)
+        tools = has_tools(exchange.request)
         answered = exchange.end is CallEnd.ANSWERED and (tools or not old.offered_tools)
         if answered and tools and not old.offered_tools:
             old = replace(old, turns=0, offered_tools=True)

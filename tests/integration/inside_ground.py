@@ -14,10 +14,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.agents.framework import Bundle
-from app.agents.trial import Stage, write_scripts
+from app.agents.framework import FrameworkBundle
+from app.agents.trial import TrialStage, write_scripts
 from app.environments import provider_for
-from app.environments.networks.model_port import model_outlet
+from app.environments.networks.model_port import open_model_egress
 from app.environments.tools import tool_inside
 from app.models.spec import EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
@@ -61,16 +61,16 @@ def _answers(url: str) -> bool:
 
 
 @contextmanager
-def container_stage(settings: Settings, image: str, bundle: Bundle, engine: str) -> Iterator[Stage]:
+def container_stage(settings: Settings, image: str, bundle: FrameworkBundle, engine: str) -> Iterator[TrialStage]:
     """The trial's repository in a container without a network, with the framework and a way to the model."""
     by = settings.model_copy(update={"container_runtime": "docker"})
     provider = provider_for(EnvironmentKind.DOCKER, by, lambda _: b"", tools=lambda _: bundle.folder)
     spec = EnvironmentSpec(image=image, tools=(bundle.name,))
     environment = provider.create(spec, tags_of(settings.installation), timeout_s=120)
     try:
-        inside, _ = model_outlet(environment.forward, engine, port=0)  # it ends with the environment
+        inside, _ = open_model_egress(environment.forward, engine, port=0)  # it ends with the environment
         tools = {bundle.name: tool_inside(EnvironmentKind.DOCKER, bundle.name, bundle.folder)}
-        stage = Stage(environment, engine, inside, tools)
+        stage = TrialStage(environment, engine, inside, tools)
         stage.prepare()
         yield stage
     finally:

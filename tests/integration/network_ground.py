@@ -43,7 +43,7 @@ class Place:
 
 
 def connect_inside(pid: int, port: int, host: str = "127.0.0.1") -> socket.socket:
-    process = namespace.process(pid, lambda: True)
+    process = namespace.pin(pid, lambda: True)
     try:
         return namespace.inside(process, lambda: socket.create_connection((host, port), timeout=PATIENCE_S))
     finally:
@@ -89,7 +89,7 @@ def forward_threads() -> list[str]:
 
 
 def open_files() -> int:
-    """Descriptors of the kinds that forwards and outlets have."""
+    """Descriptors of the kinds that forwards have."""
     return len([kind for kind in map(_kind, os.listdir("/proc/self/fd")) if kind.startswith(_KINDS)])
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from app.agents.framework import Bundle
+from app.agents.framework import FrameworkBundle
 from app.agents.installation import Installer, Needs, checkouts, require
 from app.environments import provider_for
 from app.environments.contract import Environment
@@ -67,12 +67,12 @@ def lock(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def python(tools: Path, lock: Path) -> Bundle:
+def python(tools: Path, lock: Path) -> FrameworkBundle:
     return Installer(tools).python("toy", lock, python=OURS, first_use=("-c", "import six"))
 
 
 @pytest.fixture(scope="module")
-def npm(tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def npm(tools: Path, tmp_path_factory: pytest.TempPathFactory) -> FrameworkBundle:
     package = npm_package(tmp_path_factory.mktemp("package"), PACKAGE_LOCK)
     return Installer(tools).npm("toy-node", package, first_use=("-e", "process.exit(0)"))
 
@@ -98,7 +98,7 @@ def looked(bundle: Path, **env: str) -> dict[str, object]:
 # --- Python ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_python_bundle_runs_from_wherever_it_is(python: Bundle, tmp_path: Path) -> None:
+def test_a_python_bundle_runs_from_wherever_it_is(python: FrameworkBundle, tmp_path: Path) -> None:
     moved = tmp_path / "else where" / "moved"
     shutil.copytree(python.folder, moved)
     told = looked(moved, PYTHONPATH="/of/the/image", LD_LIBRARY_PATH="/of/the/image/too")
@@ -113,7 +113,7 @@ def test_a_python_bundle_runs_from_wherever_it_is(python: Bundle, tmp_path: Path
     assert looked(moved)["kept"] == {"PYTHONPATH": None, "LD_LIBRARY_PATH": None, "PYTHONHOME": None}
 
 
-def test_running_it_writes_nothing_into_it(python: Bundle) -> None:
+def test_running_it_writes_nothing_into_it(python: FrameworkBundle) -> None:
     def state() -> dict[str, int]:
         return {str(file): file.lstat().st_mtime_ns for file in python.folder.rglob("*")}
 
@@ -123,7 +123,7 @@ def test_running_it_writes_nothing_into_it(python: Bundle) -> None:
     assert list(python.folder.rglob("__pycache__/six.*.pyc")), "its byte code is there already"
 
 
-def test_everybody_may_read_it_and_nobody_else_write(python: Bundle) -> None:
+def test_everybody_may_read_it_and_nobody_else_write(python: FrameworkBundle) -> None:
     for path in python.folder.rglob("*"):
         if not path.is_symlink():
             mode = path.stat().st_mode
@@ -131,7 +131,7 @@ def test_everybody_may_read_it_and_nobody_else_write(python: Bundle) -> None:
             assert not mode & 0o022, path
 
 
-def test_it_says_what_it_needs(python: Bundle, npm: Bundle) -> None:
+def test_it_says_what_it_needs(python: FrameworkBundle, npm: FrameworkBundle) -> None:
     for bundle in (python, npm):
         needs = Needs.of(bundle)
         assert needs.machine == os.uname().machine
@@ -167,7 +167,7 @@ def test_what_was_left_half_made_is_made_anew(lock: Path, tmp_path: Path) -> Non
     assert (made / "bin" / "python").exists()
 
 
-def test_without_permission_nothing_is_installed(tools: Path, python: Bundle, lock: Path) -> None:
+def test_without_permission_nothing_is_installed(tools: Path, python: FrameworkBundle, lock: Path) -> None:
     looking = Installer(tools, may_install=False)
     assert looking.python("toy", lock, python=OURS) == python
     with pytest.raises(AgentUnavailable, match="installed on this host"):
@@ -206,7 +206,7 @@ def test_a_first_use_that_fails_is_no_installation(lock: Path, tmp_path: Path) -
 # --- npm ------------------------------------------------------------------------------------------------------------
 
 
-def test_an_npm_bundle_has_its_packages_and_its_node(npm: Bundle, tmp_path: Path) -> None:
+def test_an_npm_bundle_has_its_packages_and_its_node(npm: FrameworkBundle, tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     shutil.copytree(npm.folder, moved, symlinks=True)
     script = f"console.log(require('{moved}/node_modules/is-number')(5), process.version)"
@@ -245,7 +245,7 @@ def commit(folder: Path) -> None:
     git(folder, "commit", "-q", "-m", "change")
 
 
-def version_of(bundle: Bundle) -> str:
+def version_of(bundle: FrameworkBundle) -> str:
     done = subprocess.run(
         [str(bundle.folder / "bin" / "python3"), "-c", "import toyagent, six; print(toyagent.VERSION)"],
         capture_output=True,
@@ -315,7 +315,7 @@ def test_a_checkout_from_git_is_one_that_does_not_move(source: Path, lock: Path,
 
 @pytest.fixture(params=["docker", "oci"])
 def environment(
-    request: pytest.FixtureRequest, base_image_tag: str, python: Bundle, npm: Bundle, tmp_path: Path
+    request: pytest.FixtureRequest, base_image_tag: str, python: FrameworkBundle, npm: FrameworkBundle, tmp_path: Path
 ) -> Iterator[Environment]:
     bundles = {bundle.name: bundle.folder for bundle in (python, npm)}
     settings = Settings(home=tmp_path, installation="test-bundles")
@@ -329,7 +329,7 @@ def environment(
 
 
 @pytest.mark.docker
-def test_bundles_run_inside(environment: Environment, python: Bundle, npm: Bundle) -> None:
+def test_bundles_run_inside(environment: Environment, python: FrameworkBundle, npm: FrameworkBundle) -> None:
     for bundle in (python, npm):
         require(environment, bundle)
     place = tool_inside(EnvironmentKind.DOCKER, python.name, python.folder)

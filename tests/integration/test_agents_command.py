@@ -20,7 +20,7 @@ from app.agents.external import read
 from app.agents.external.framework import ExternalFramework
 from app.agents.installation import Installer
 from app.cli import agents
-from app.cli.agent_trial import Findings, Where, _environment
+from app.cli.agent_trial import TrialFindings, Where, _environment
 from app.environments.sweeper import Sweeper
 from app.errors import MegaFlowError
 from app.models.spec import EnvironmentKind
@@ -167,7 +167,7 @@ def test_a_wrong_manifest_is_named(tmp_path: Path, megaflow: Run) -> None:
 def test_a_running_stacks_sweeper_lets_a_trial_be(tmp_path: Path, base_image_tag: str) -> None:
     settings = Settings(home=tmp_path / "home", installation=f"test-{uuid.uuid4().hex[:8]}", container_runtime="docker")
     framework = ExternalFramework(read(EXAMPLE), Installer(tmp_path / "tools"))
-    where, found = Where(EnvironmentKind.DOCKER, base_image_tag), Findings("sketch", "1")
+    where, found = Where(EnvironmentKind.DOCKER, base_image_tag), TrialFindings("sketch", "1")
     with _environment(framework, settings, where, tmp_path, found) as environment:
         time.sleep(3.5)  # older than what a sweeper takes for just made
         assert Sweeper(settings).sweep(live_instances=set()).removed == 0

@@ -19,10 +19,10 @@ from app.models.endings import EndReason
 from app.models.spec import AgentTask, EnvironmentKind, Mode, ModelChoice, Network
 from app.models.states import TaskState
 from app.settings import Settings
-from app.workers import stations
+from app.workers import services
+from app.workers.attempt import carry_out
 from app.workers.lease import StopToken
-from app.workers.rollout import carry_out
-from app.workers.stations import Stations
+from app.workers.services import WorkerServices
 from tests.building import dispatched, ready_instance
 from tests.contract.agents.example import EXAMPLE
 from tests.integration.rows import one
@@ -73,7 +73,7 @@ def test_one_that_acts_inside_is_found_by_its_worker(settings: Settings) -> None
     (spec,) = evaluation.specs_of(Submission(dataset="demo", agent="within", model=MODEL, limit=1), settings)
     environment = spec.task.environment
     assert (environment.tools, environment.network) == (("within",), Network.MODEL_ONLY)
-    here = stations.build(settings, pooled=True, max_idle=0)
+    here = services.build(settings, pooled=True, max_idle=0)
     assert here.agent("within").needs_model
     assert here.tools_inside(environment) == {"within": "/opt/megaflow/tools/within"}
     assert (here.tool("within") / "run").is_file()
@@ -94,7 +94,7 @@ def test_an_unknown_agent_is_told_the_external_ones_too(settings: Settings, flow
         flow.enqueue(_task(settings), agent="nobody", model=MODEL)
     with pytest.raises(UnknownName, match=known):
         evaluation.specs_of(Submission(dataset="demo", agent="oracle,nobody"), settings)
-    here = stations.build(settings, pooled=True, max_idle=0)
+    here = services.build(settings, pooled=True, max_idle=0)
     with pytest.raises(UnknownName, match=known):
         here.agent("nobody")
     here.close()
@@ -110,8 +110,8 @@ def test_a_manifest_that_is_wrong_is_told_before_anything_is_submitted(settings:
 
 
 @pytest.fixture
-def here(settings: Settings) -> Iterator[Stations]:
-    built = stations.build(settings, pooled=True, max_idle=0)
+def here(settings: Settings) -> Iterator[WorkerServices]:
+    built = services.build(settings, pooled=True, max_idle=0)
     yield built
     built.close()
 
@@ -126,7 +126,7 @@ def claimed(flow: MegaFlow, agent: str, model: ModelChoice | None = None) -> Cla
     return found
 
 
-def test_an_agent_of_a_manifest_carries_out_its_task(flow: MegaFlow, here: Stations) -> None:
+def test_an_agent_of_a_manifest_carries_out_its_task(flow: MegaFlow, here: WorkerServices) -> None:
     claim = claimed(flow, "bare")
     assert carry_out(claim, here, StopToken()) is EndReason.SUBMITTED
     (result,) = flow.run(claim.run_id).results(timeout=0)
@@ -134,10 +134,10 @@ def test_an_agent_of_a_manifest_carries_out_its_task(flow: MegaFlow, here: Stati
 
 
 def test_who_is_told_to_stop_while_a_framework_is_installed_makes_no_environment(
-    flow: MegaFlow, here: Stations, monkeypatch: pytest.MonkeyPatch
+    flow: MegaFlow, here: WorkerServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token, agent = StopToken(), here.agent("bare")
-    monkeypatch.setattr(Stations, "agent", lambda *_: agent)
+    monkeypatch.setattr(WorkerServices, "agent", lambda *_: agent)
     monkeypatch.setattr(agent, "check", lambda: token.stop(EndReason.CANCELLED))
     monkeypatch.setattr(LocalProvider, "prepare_image", lambda *_, **__: pytest.fail("it went on"))
     assert carry_out(claimed(flow, "bare"), here, token) is EndReason.CANCELLED
@@ -146,7 +146,7 @@ def test_who_is_told_to_stop_while_a_framework_is_installed_makes_no_environment
 @pytest.mark.parametrize("source", [None, "https://git.example.org/swe-agent"])
 def test_an_agent_that_nobody_has_set_up_is_not_tried_again(make_settings: MakeSettings, source: str | None) -> None:
     settings = make_settings(swe_agent_source=source)
-    here = stations.build(settings, pooled=True, max_idle=0)
+    here = services.build(settings, pooled=True, max_idle=0)
     with MegaFlow(settings) as flow:
         claim = claimed(flow, "swe-agent", MODEL)
         assert carry_out(claim, here, StopToken()) is EndReason.INFRASTRUCTURE

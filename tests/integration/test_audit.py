@@ -33,7 +33,7 @@ def settings(make_settings: MakeSettings) -> Settings:
 
 def look(database: Database, settings: Settings, seen: AuditResult | None = None) -> AuditResult:
     memory = seen.memory if seen else None
-    return audit.look(database, settings, audit.capacity_of(settings), memory)
+    return audit.look(database, settings, memory)
 
 
 def found(database: Database, settings: Settings) -> dict[str, AuditFinding]:
@@ -529,7 +529,7 @@ def test_what_has_moved_since_the_look_is_left_alone(database: Database, setting
     seen = look(database, settings)
     assert [finding.name for finding in seen.findings] == ["attempt.without_lease"]
     lease(database, attempt_id, instance_id)
-    (finding,) = audit.mend(database, settings, seen, RETRY)
+    (finding,) = audit.repair(database, settings, seen, RETRY)
     assert finding.mended == 0
     assert one(database, "SELECT state FROM tasks WHERE id = :id", id=task_id).state == "running"
 
@@ -540,9 +540,9 @@ def test_what_somebody_else_has_in_hand_is_left_to_them(database: Database, sett
     with database.raw() as other:
         other.execute("BEGIN")
         other.execute("SELECT 1 FROM attempts FOR UPDATE")
-        (finding,) = audit.mend(database, settings, seen, RETRY)
+        (finding,) = audit.repair(database, settings, seen, RETRY)
         assert finding.mended == 0
-    (finding,) = audit.mend(database, settings, seen, RETRY)
+    (finding,) = audit.repair(database, settings, seen, RETRY)
     assert finding.mended == 1
 
 

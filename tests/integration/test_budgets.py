@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from app.errors import SpecInvalid, UnknownName
-from app.ledger import budgets, pauses, results
+from app.ledger import pauses, results
 from app.ledger.accept import NewRun, accept
 from app.ledger.database import Database
 from app.models.endings import EndReason
@@ -28,8 +28,8 @@ def test_a_run_that_has_spent_its_budget_is_paused_once_and_says_why(database: D
         a_call(database, cost_usd=0.75, run_id=run)
         a_call(database, cost_usd=0.25, run_id=run)
         a_call(database, cost_usd=None, run_id=run)
-    assert budgets.hold_spent(database) == [run_id]
-    assert budgets.hold_spent(database) == []
+    assert pauses.hold_spent(database) == [run_id]
+    assert pauses.hold_spent(database) == []
     assert list(paused(database)) == [str(run_id)]
     assert "$1" in paused(database)[str(run_id)]
     assert one(database, "SELECT in_line FROM tasks WHERE run_id = :r", r=run_id).in_line is False
@@ -39,22 +39,22 @@ def test_a_run_that_has_nothing_waiting_is_left_alone(database: Database) -> Non
     run_id = a_run(database, budget_usd=1.0)
     a_task(database, run_id, state="succeeded")
     a_call(database, cost_usd=5.0, run_id=run_id)
-    assert budgets.hold_spent(database) == []
+    assert pauses.hold_spent(database) == []
 
 
 def test_more_money_lets_it_go_on_and_less_does_not(database: Database) -> None:
     run_id = a_run(database, budget_usd=1.0)
     a_task(database, run_id)
     a_call(database, cost_usd=1.5, run_id=run_id)
-    budgets.hold_spent(database)
-    assert budgets.set_budget(database, str(run_id), 1.25) == (run_id, 1.5)
+    pauses.hold_spent(database)
+    assert pauses.set_budget(database, str(run_id), 1.25) == (run_id, 1.5)
     assert paused(database)
-    budgets.set_budget(database, str(run_id)[-12:], 2.0)
+    pauses.set_budget(database, str(run_id)[-12:], 2.0)
     assert not paused(database)
-    assert budgets.hold_spent(database) == []
+    assert pauses.hold_spent(database) == []
     a_call(database, cost_usd=0.5, run_id=run_id)
-    assert budgets.hold_spent(database) == [run_id]
-    budgets.set_budget(database, str(run_id), None)
+    assert pauses.hold_spent(database) == [run_id]
+    pauses.set_budget(database, str(run_id), None)
     assert not paused(database)
 
 
@@ -68,7 +68,7 @@ def test_money_that_is_given_while_it_looks_leaves_the_run_as_it_is(database: Da
     with ThreadPoolExecutor(1) as thread:
         with database.begin() as connection:
             connection.execute(text("UPDATE runs SET budget_usd = 9 WHERE id = :id"), {"id": run_id})
-            held = thread.submit(budgets.hold_spent, database)
+            held = thread.submit(pauses.hold_spent, database)
             while not held.done() and not one(database, waiting).n:
                 time.sleep(0.01)
         assert held.result(30) == []
@@ -79,16 +79,16 @@ def test_a_pause_by_hand_is_not_lifted_by_money(database: Database) -> None:
     run_id = a_run(database, budget_usd=1.0)
     a_task(database, run_id)
     pauses.pause(database, "run", str(run_id), "disk is full")
-    budgets.set_budget(database, str(run_id), 5.0)
+    pauses.set_budget(database, str(run_id), 5.0)
     assert paused(database) == {str(run_id): "disk is full"}
 
 
 def test_impossible_budgets_and_unknown_runs_are_refused(database: Database) -> None:
     run_id = a_run(database)
     with pytest.raises(ValueError, match="more than 0"):
-        budgets.set_budget(database, str(run_id), 0.0)
+        pauses.set_budget(database, str(run_id), 0.0)
     with pytest.raises(UnknownName):
-        budgets.set_budget(database, "nobody", 1.0)
+        pauses.set_budget(database, "nobody", 1.0)
     for wrong in (0.0, -1.0, float("nan")):
         with pytest.raises(SpecInvalid, match="budget"):
             accept(database, NewRun([a_spec()], budget_usd=wrong))

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from app.agents.claude_code.adapter import ClaudeCode
-from app.agents.framework import Bundle
+from app.agents.framework import FrameworkBundle
 from app.agents.installation import Installer
 from app.agents.running import FrameworkAgent
-from app.agents.trial import KEY, NeverCancelled, Stage
+from app.agents.trial import KEY, NeverCancelled, TrialStage
 from app.models.endings import EndReason
 from app.models.spec import Limits
 from app.settings import Settings
@@ -46,12 +46,12 @@ def framework() -> ClaudeCode:
 
 
 @pytest.fixture
-def bundle(framework: ClaudeCode) -> Bundle:
+def bundle(framework: ClaudeCode) -> FrameworkBundle:
     return framework.install()
 
 
 @pytest.fixture
-def stage(settings: Settings, base_image_tag: str, bundle: Bundle, engine: str) -> Iterator[Stage]:
+def stage(settings: Settings, base_image_tag: str, bundle: FrameworkBundle, engine: str) -> Iterator[TrialStage]:
     with container_stage(settings, base_image_tag, bundle, engine) as made:
         yield made
 
@@ -60,7 +60,7 @@ def lines(file: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in file.read_text().splitlines() if line.startswith("{")]
 
 
-def test_it_solves_a_task_and_leaves_its_session(stage: Stage, framework: ClaudeCode, tmp_path: Path) -> None:
+def test_it_solves_a_task_and_leaves_its_session(stage: TrialStage, framework: ClaudeCode, tmp_path: Path) -> None:
     framework.suits(stage.environment)
     trial = stage.play(FrameworkAgent(framework), "solve", tmp_path, LIMITS, NeverCancelled())
     report = trial.report
@@ -76,7 +76,7 @@ def test_it_solves_a_task_and_leaves_its_session(stage: Stage, framework: Claude
 
 
 def test_its_commands_run_as_the_tasks_own_and_see_nothing_of_it(
-    stage: Stage, framework: ClaudeCode, tmp_path: Path
+    stage: TrialStage, framework: ClaudeCode, tmp_path: Path
 ) -> None:
     trial = stage.play(FrameworkAgent(framework), "look", tmp_path, LIMITS, NeverCancelled())
     assert trial.report.end_reason is EndReason.SUBMITTED, trial.report
@@ -89,7 +89,7 @@ def test_its_commands_run_as_the_tasks_own_and_see_nothing_of_it(
     assert left == "", "its state belongs into a folder of its own"
 
 
-def test_it_takes_its_arguments(stage: Stage, framework: ClaudeCode, tmp_path: Path) -> None:
+def test_it_takes_its_arguments(stage: TrialStage, framework: ClaudeCode, tmp_path: Path) -> None:
     arguments = {"append_system_prompt": "--Be brief.\nAlways.", "max_thinking_tokens": "0"}
     job = replace(stage.job("quick", tmp_path, LIMITS), arguments=arguments)
     report = FrameworkAgent(framework).run(job, stage.environment, NeverCancelled())
@@ -107,21 +107,23 @@ def test_it_takes_its_arguments(stage: Stage, framework: ClaudeCode, tmp_path: P
     ],
 )
 def test_endings_by_name(
-    stage: Stage, framework: ClaudeCode, tmp_path: Path, scene: str, reason: EndReason, said: str
+    stage: TrialStage, framework: ClaudeCode, tmp_path: Path, scene: str, reason: EndReason, said: str
 ) -> None:
     report = stage.play(FrameworkAgent(framework), scene, tmp_path, LIMITS, NeverCancelled()).report
     assert report.end_reason is reason, report
     assert report.detail.startswith(said)
 
 
-def test_a_command_over_its_limit_does_not_hold_it_up(stage: Stage, framework: ClaudeCode, tmp_path: Path) -> None:
+def test_a_command_over_its_limit_does_not_hold_it_up(stage: TrialStage, framework: ClaudeCode, tmp_path: Path) -> None:
     hasty = LIMITS.model_copy(update={"command_timeout_s": 1.0})
     trial = stage.play(FrameworkAgent(framework), "slow", tmp_path, hasty, NeverCancelled())
     assert trial.report.end_reason is EndReason.SUBMITTED, trial.report
     assert trial.report.steps == 2
 
 
-def test_a_repository_cannot_lead_it_away_from_its_model(stage: Stage, framework: ClaudeCode, tmp_path: Path) -> None:
+def test_a_repository_cannot_lead_it_away_from_its_model(
+    stage: TrialStage, framework: ClaudeCode, tmp_path: Path
+) -> None:
     """A project's settings go before the process's variables, but not before the settings that we name."""
     project = {"env": {"ANTHROPIC_BASE_URL": "http://127.0.0.1:9", "CLAUDE_CODE_MAX_RETRIES": "0"}}
     stage.environment.put("/testbed/.claude/settings.json", json.dumps(project).encode())
@@ -130,7 +132,7 @@ def test_a_repository_cannot_lead_it_away_from_its_model(stage: Stage, framework
 
 
 @pytest.mark.parametrize("more", ["", "x" * 300_000], ids=["short", "longer than an argument may be"])
-def test_the_tasks_text_arrives_as_it_is(stage: Stage, framework: ClaudeCode, tmp_path: Path, more: str) -> None:
+def test_the_tasks_text_arrives_as_it_is(stage: TrialStage, framework: ClaudeCode, tmp_path: Path, more: str) -> None:
     text = f"--mend it: 'quotes', $(no command), \\ and ümläute.\n{more}"
     job = replace(stage.job("quick", tmp_path, LIMITS), description=text)
     report = FrameworkAgent(framework).run(job, stage.environment, NeverCancelled())

@@ -21,7 +21,7 @@ from app.artifacts.bundles import store_bundle
 from app.cli import images
 from app.errors import SettingsInvalid, UnknownName
 from app.host.engine import Engine, engine_of
-from app.images.metadata import Book
+from app.images.metadata import ImageMetadata
 from app.ledger import accept
 from app.ledger.accept import NewRun
 from app.ledger.database import Database
@@ -133,7 +133,7 @@ def test_a_dataset_is_synced_listed_prefetched_and_evicted(
 
 def age(settings: Settings) -> None:
     """Two minutes pass: what was just used may go."""
-    for file in Book(settings)._folder.glob("*.json"):
+    for file in ImageMetadata(settings)._folder.glob("*.json"):
         os.utime(file, (time.time() - 120, time.time() - 120))
 
 

@@ -41,9 +41,9 @@ from app.errors import (
     SpecInvalid,
 )
 from app.grading import grader_for
-from app.grading.base import Submission
+from app.grading.base import GradingInput
 from app.host.engine import ROLE, Engine, engine_of
-from app.images.metadata import Book
+from app.images.metadata import ImageMetadata
 from app.images.presence import Presence
 from app.images.references import key_of
 from app.models.hosts import AllowedHosts
@@ -390,10 +390,10 @@ def test_a_host_that_has_all_of_a_projects_images_says_so(
     assert key_of(spec) not in presence.here()
     provider.prepare_image(spec, timeout_s=60)
     assert key_of(spec) in presence.here()
-    (web,) = (key for key in Book(settings).parts(key_of(spec)) or () if key != base_image_tag)
-    (image_id,) = (found for found, entry in Book(settings).entries().items() if web in entry.keys)
+    (web,) = (key for key in ImageMetadata(settings).parts(key_of(spec)) or () if key != base_image_tag)
+    (image_id,) = (found for found, entry in ImageMetadata(settings).entries().items() if web in entry.keys)
     engine_of(settings).api.remove_image(image_id, force=True)
-    Book(settings).forget(image_id)
+    ImageMetadata(settings).forget(image_id)
     assert key_of(spec) not in presence.here()
 
 
@@ -779,7 +779,7 @@ def test_a_harbor_task_of_two_services_is_solved_and_graded(settings: Settings, 
     assert isinstance(task.solution, ScriptSolution)
     provider = AutoProvider(settings, fetch_bundle=lambda bundle: STORED[bundle.sha256])
     provider.prepare_image(task.environment, timeout_s=200)
-    submission = Submission(task, None, STORED[task.goal.tests.sha256])
+    submission = GradingInput(task, None, STORED[task.goal.tests.sha256])
     environment = provider.create(task.environment, tags_of(settings.installation), timeout_s=60)
     try:
         assert grader_for(task.goal).grade(submission, environment).verdict.reward == 0.0
@@ -839,7 +839,7 @@ def test_main_and_a_service_beside_it_judge_one_task(settings: Settings, base_im
     [task] = load(str(tmp_path / "buy-apples"), Reading(pack=keep))
     assert isinstance(task.goal, ScriptGoal)
     provider = AutoProvider(settings, fetch_bundle=lambda bundle: STORED[bundle.sha256])
-    submission = Submission(task, None, STORED[task.goal.tests.sha256])
+    submission = GradingInput(task, None, STORED[task.goal.tests.sha256])
     environment = provider.create(task.environment, tags_of(settings.installation), timeout_s=60)
     try:
         environment.put("/bill", b"")

@@ -213,22 +213,24 @@ def test_labels_tell_whose_it_is(
 # --- Processes ------------------------------------------------------------------------------------------------------
 
 
-WAYS = {
+TRANSPORTS = {
     "mounted": (transports.MountedHelper,),
     "copied": (transports.CopiedHelper,),
 }
 
 
-@pytest.fixture(params=WAYS)
-def by_way(request: pytest.FixtureRequest, settings: Settings, docker_engine: str) -> DockerProvider:
-    """A provider that knows one way into its containers."""
-    return DockerProvider(settings, fetch_bundle=lambda bundle: b"", ways=WAYS[request.param])
+@pytest.fixture(params=TRANSPORTS)
+def by_transport(request: pytest.FixtureRequest, settings: Settings, docker_engine: str) -> DockerProvider:
+    """A provider that knows one transport into its containers."""
+    return DockerProvider(settings, fetch_bundle=lambda bundle: b"", transports=TRANSPORTS[request.param])
 
 
 def test_who_cleared_its_environment_and_left_the_session_dies_too(
-    by_way: DockerProvider, base_image_tag: str, settings: Settings
+    by_transport: DockerProvider, base_image_tag: str, settings: Settings
 ) -> None:
-    environment = by_way.create(EnvironmentSpec(image=base_image_tag), tags_of(settings.installation), timeout_s=60)
+    environment = by_transport.create(
+        EnvironmentSpec(image=base_image_tag), tags_of(settings.installation), timeout_s=60
+    )
     environment.run("setsid sleep 777 > /dev/null 2>&1 &", timeout_s=20)
     hide = "env -i setsid sh -c 'env -i setsid sleep 888 & sleep 999' & env -i sleep 666 & sleep 555"
     assert environment.run(hide, timeout_s=1).timed_out
@@ -239,13 +241,13 @@ def test_who_cleared_its_environment_and_left_the_session_dies_too(
 
 
 def test_an_image_with_hardly_more_than_a_shell_is_enough(
-    engine: Engine, by_way: DockerProvider, settings: Settings
+    engine: Engine, by_transport: DockerProvider, settings: Settings
 ) -> None:
     tag = f"megaflow/test-shell:{uuid.uuid4().hex[:8]}"
     engine.api.import_image_from_data(shell_only(), repository=tag.partition(":")[0], tag=tag.partition(":")[2])
     try:
         spec = EnvironmentSpec(image=tag, workdir="/work")
-        environment = by_way.create(spec, tags_of(settings.installation), timeout_s=60)
+        environment = by_transport.create(spec, tags_of(settings.installation), timeout_s=60)
         environment.put("/deep/er/file", b"x\n")
         assert out(environment, "cat /deep/er/file; pwd") == "x\n/work\n"
         assert environment.run("sleep 50 & sleep 61.7", timeout_s=1).timed_out
@@ -284,10 +286,10 @@ def shell_only() -> bytes:
 
 
 def test_a_container_that_vanished_or_died_is_told(
-    by_way: DockerProvider, base_image_tag: str, settings: Settings, engine: Engine
+    by_transport: DockerProvider, base_image_tag: str, settings: Settings, engine: Engine
 ) -> None:
     spec = EnvironmentSpec(image=base_image_tag)
-    vanished, died = (by_way.create(spec, tags_of(settings.installation), timeout_s=60) for _ in range(2))
+    vanished, died = (by_transport.create(spec, tags_of(settings.installation), timeout_s=60) for _ in range(2))
     running = ThreadPoolExecutor(1).submit(vanished.run, "sleep 60", timeout_s=90)
     dying = ThreadPoolExecutor(1).submit(died.run, "sleep 60", timeout_s=90)
     for environment in (vanished, died):
@@ -325,10 +327,10 @@ def test_nothing_of_the_session_can_be_reached_from_inside(create: Create, setti
 
 
 def test_commands_run_as_the_images_user(
-    engine: Engine, by_way: DockerProvider, settings: Settings, base_image_tag: str
+    engine: Engine, by_transport: DockerProvider, settings: Settings, base_image_tag: str
 ) -> None:
     with derived_image(engine, base_image_tag, "USER nobody") as tag:
-        environment = by_way.create(EnvironmentSpec(image=tag), tags_of(settings.installation), timeout_s=60)
+        environment = by_transport.create(EnvironmentSpec(image=tag), tags_of(settings.installation), timeout_s=60)
         assert out(environment, "id -un; id -Gn; echo $HOME") == "nobody\nnogroup\n/nonexistent\n"
         assert not environment.run("touch /etc/mine", timeout_s=20).ok
         environment.put("/testbed/file", b"x")
@@ -356,20 +358,19 @@ from pathlib import Path
 from app.environments.contract import Tags
 from app.environments.runtimes.docker.provider import DockerProvider
 from app.host.engine import engine_of
-from app.environments import ways
-from app.environments.session.transports import contract, copied, mounted
+from app.environments.session import transports
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 
 home, installation, image, orphan_exit_s = sys.argv[1:]
-mounted.ORPHAN_EXIT_S = copied.ORPHAN_EXIT_S = int(orphan_exit_s)
+transports.ORPHAN_EXIT_S = int(orphan_exit_s)
 settings = Settings(home=Path(home), installation=installation)
 provider = DockerProvider(settings, fetch_bundle=lambda bundle: b"")
 tags = Tags(installation, *(uuid.uuid4() for _ in range(4)), time.time() + 600)
 environment = provider.create(EnvironmentSpec(image=image), tags, timeout_s=60)
 assert environment.run("echo well", timeout_s=20).stdout == b"well\\n"
-way = ways.choice_for(engine_of(settings), settings.home, ways.WAYS).proven
-print("ready", environment.id, type(way).__name__, flush=True)
+used = transports.transport_choice(engine_of(settings), settings.home, transports.TRANSPORTS).proven
+print("ready", environment.id, type(used).__name__, flush=True)
 """
 
 
@@ -454,8 +455,10 @@ def test_nothing_is_left_after_a_reset(create: Create) -> None:
     assert environment.describe()["origin"] == "recycled"
 
 
-def test_a_reset_can_be_repeated(by_way: DockerProvider, base_image_tag: str, settings: Settings) -> None:
-    environment = by_way.create(EnvironmentSpec(image=base_image_tag), tags_of(settings.installation), timeout_s=60)
+def test_a_reset_can_be_repeated(by_transport: DockerProvider, base_image_tag: str, settings: Settings) -> None:
+    environment = by_transport.create(
+        EnvironmentSpec(image=base_image_tag), tags_of(settings.installation), timeout_s=60
+    )
     for turn in range(2):
         environment.put("/testbed/x", b"x")
         assert environment.reset().clean, f"turn {turn}"

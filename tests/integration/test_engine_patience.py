@@ -27,10 +27,10 @@ from app.ledger.accept import Accepted
 from app.models.endings import EndReason
 from app.models.spec import AgentTask, Compose, EnvironmentSpec, Mode, ScriptGoal
 from app.settings import Settings
-from app.workers import stations
+from app.workers import services
+from app.workers.attempt import carry_out
 from app.workers.lease import StopToken
-from app.workers.rollout import carry_out
-from app.workers.stations import Stations
+from app.workers.services import WorkerServices
 from tests.building import dispatched, ready_instance
 from tests.integration.engine_proxy import EngineProxy, engine_proxy
 from tests.integration.rows import one
@@ -79,9 +79,9 @@ class Ground:
         return reason, one(self.flow.database, statement, id=claim.attempt_id)
 
     @contextmanager
-    def _worker(self, patience_s: float) -> Iterator[Stations]:
+    def _worker(self, patience_s: float) -> Iterator[WorkerServices]:
         patient = self.settings.model_copy(update={"engine_patience_s": patience_s})
-        here = stations.build(patient, pooled=True, max_idle=0)
+        here = services.build(patient, pooled=True, max_idle=0)
         try:
             yield here
         finally:

@@ -24,11 +24,11 @@ from app.ledger.accept import Accepted
 from app.models.outcome import Phase
 from app.models.spec import AgentTask, Compose, EnvironmentKind, EnvironmentSpec, Limits, Mode, ScriptGoal
 from app.settings import Settings
-from app.workers import stations
-from app.workers.environment_hold import environment_for
+from app.workers import services
+from app.workers.attempt_context import AttemptContext
+from app.workers.environments import environment_for
 from app.workers.lease import StopToken
-from app.workers.stations import Stations
-from app.workers.under_way import Rollout
+from app.workers.services import WorkerServices
 from tests.building import dispatched, ready_instance
 from tests.integration import test_images
 from tests.integration.docker_ground import remove_images
@@ -48,7 +48,7 @@ class Ground:
     """Where attempts get their environments, of one kind."""
 
     flow: MegaFlow
-    stations: Stations
+    services: WorkerServices
     scratch: Path
 
     def had(self, spec: EnvironmentSpec, mode: Mode = Mode.EPHEMERAL) -> dict[str, Any]:
@@ -58,37 +58,37 @@ class Ground:
 
     def attempt(self, spec: EnvironmentSpec, mode: Mode, *purposes: str) -> dict[str, Any]:
         """The same for all of them, one after the other."""
-        rollout = self._rollout(spec, mode)
+        context = self._context(spec, mode)
         for purpose in purposes:
             begun = time.monotonic()
-            with environment_for(rollout, purpose) as environment:
+            with environment_for(context, purpose) as environment:
                 waited_s = time.monotonic() - begun
                 if purpose == "agent":
-                    rollout.passed(Phase.ENVIRONMENT_READY, **environment.describe() | rollout.torn[purpose])
+                    context.record_phase(Phase.ENVIRONMENT_READY, **environment.describe() | context.teardown[purpose])
                 assert environment.run("true", timeout_s=20).ok
-            _adds_up(rollout.torn[purpose], waited_s)
-        rollout.write(ends.record_teardown, {"teardown": rollout.torn})
-        return rollout.torn
+            _adds_up(context.teardown[purpose], waited_s)
+        context.write(ends.record_teardown, {"teardown": context.teardown})
+        return context.teardown
 
     def failed(self, spec: EnvironmentSpec, error: type[Exception]) -> dict[str, Any]:
         """What an attempt records that asks for such an environment and gets none."""
-        rollout, begun = self._rollout(spec, Mode.EPHEMERAL), time.monotonic()
-        with pytest.raises(error), environment_for(rollout, "agent"):
+        context, begun = self._context(spec, Mode.EPHEMERAL), time.monotonic()
+        with pytest.raises(error), environment_for(context, "agent"):
             raise AssertionError("it came")
-        told: dict[str, Any] = rollout.torn["agent"]
+        told: dict[str, Any] = context.teardown["agent"]
         _adds_up(told, time.monotonic() - begun)
-        rollout.write(ends.record_teardown, {"teardown": rollout.torn})
+        context.write(ends.record_teardown, {"teardown": context.teardown})
         return told
 
-    def _rollout(self, spec: EnvironmentSpec, mode: Mode) -> Rollout:
-        goal = ScriptGoal(tests=store_bundle(self.stations.store, self.scratch))
+    def _context(self, spec: EnvironmentSpec, mode: Mode) -> AttemptContext:
+        goal = ScriptGoal(tests=store_bundle(self.services.store, self.scratch))
         limits = Limits(environment_timeout_s=120.0)
         task = AgentTask(name="task", description="Do it.", environment=spec, goal=goal, limits=limits)
         handle = self.flow.enqueue(task, agent="nop", mode=mode)
         (item,) = dispatched(self.flow.database, Accepted(handle.run_id, (handle.task_id,)), mode)
         claim = attempts.claim(self.flow.database, item.message, ready_instance(self.flow.database, mode), lease_s=300)
         assert claim is not None
-        return Rollout(claim, self.stations, StopToken(), self.scratch)
+        return AttemptContext.of(claim, self.services, StopToken(), self.scratch)
 
 
 def _adds_up(told: dict[str, Any], waited_s: float) -> None:
@@ -112,7 +112,7 @@ def settings(make_settings: MakeSettings, base_image_tag: str, kind: str) -> Set
 
 @pytest.fixture
 def ground(settings: Settings, tmp_path: Path) -> Iterator[Ground]:
-    built = stations.build(settings, pooled=True, max_idle=2)
+    built = services.build(settings, pooled=True, max_idle=2)
     (tmp_path / "scratch").mkdir()
     with MegaFlow(settings) as flow:
         yield Ground(flow, built, tmp_path / "scratch")

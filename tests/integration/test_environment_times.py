@@ -14,12 +14,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from app.cli import environments
+from app.control.metrics import LedgerCollector, exposition, serve
 from app.errors import SettingsInvalid, UnknownName
 from app.ledger import environment_times, limits
 from app.ledger.database import Database
 from app.ledger.environment_times import PhaseTimes
 from app.settings import Settings
-from app.workers.metrics import LedgerCollector, exposition, serve
 from tests.integration import rows
 from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance
 

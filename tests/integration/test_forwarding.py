@@ -13,7 +13,7 @@ import pytest
 from app.environments.contract import Forward
 from app.environments.networks.forwarding import forward, forward_here, namespace
 from app.errors import EnvironmentFailed
-from app.models.shell import Interactive
+from app.models.shell import InteractiveProgram
 from tests.integration.network_ground import (
     PATIENCE_S,
     Place,
@@ -35,7 +35,7 @@ def _nothing_left() -> Iterator[None]:
         yield
 
 
-def no_stream(argv: object) -> Interactive:
+def no_stream(argv: object) -> InteractiveProgram:
     raise AssertionError("nothing is started inside")
 
 
@@ -150,7 +150,7 @@ def test_closing_ends_connections_and_is_safe_twice_and_from_a_connection(place:
     found.close()
 
 
-def test_one_thread_accepts_for_fifty_environments() -> None:
+def test_fifty_environments_have_the_same_port() -> None:
     with places(50) as made:
         forwards = [
             opened(place, lambda connection, number=number: connection.sendall(b"%d" % number), 3128)
@@ -158,7 +158,7 @@ def test_one_thread_accepts_for_fifty_environments() -> None:
         ]
         connections = [place.connect(3128) for place in made]
         assert [everything(connection) for connection in connections] == [b"%d" % number for number in range(50)]
-        eventually(lambda: forward_threads() == ["forward-accept"])
+        eventually(lambda: forward_threads() == ["forward-accept"] * 50)
         for connection in connections:
             connection.close()
         for found in forwards:
@@ -209,9 +209,9 @@ def test_a_worker_that_may_not_enter_the_network_has_a_program_carry(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def closed(process: object, work: object) -> None:
-        raise namespace.Forbidden("not root")
+        raise namespace.NetworkForbidden("not root")
 
-    def stream(argv: object) -> Interactive:
+    def stream(argv: object) -> InteractiveProgram:
         raise EnvironmentFailed("a program is started inside")
 
     monkeypatch.setattr(namespace, "inside", closed)

@@ -70,10 +70,10 @@ async def test_who_hangs_up_at_once_has_changed_its_mind(make_settings: MakeSett
 async def test_who_hangs_up_on_a_limit_was_stopped_by_it(make_settings: MakeSettings) -> None:
     async with ground(make_settings(model_timeout_s=1)) as g:
         await asyncio.to_thread(limits.set_limit, g.database, "model_requests:user:default", 0)
-        while not await g.app.parts.limiter._capacities():
+        while not await g.app.services.limiter._capacities():
             await asyncio.sleep(0.02)
         call = asyncio.create_task(g.ask())
-        await g.knows(lambda: any(one.waiting_since for one in g.app.parts.attempts._by_id.values()))
+        await g.knows(lambda: any(one.waiting_since for one in g.app.services.attempts._by_id.values()))
         await asyncio.sleep(0.7)
         call.cancel()
         await g.notes.until(1)
@@ -124,8 +124,8 @@ async def test_the_time_of_an_engine_does_not_run_while_a_call_waits(make_settin
 async def test_a_limit_gets_what_is_left_of_a_calls_patience(make_settings: MakeSettings) -> None:
     async with ground(make_settings(gateway_patience_s=1)) as g:
         asked: list[float | None] = []
-        real = g.app.parts.limiter.call
-        g.app.parts.limiter.call = lambda **said: asked.append(said["patience_s"]) or real(**said)  # type: ignore[method-assign,func-returns-value]
+        real = g.app.services.limiter.call
+        g.app.services.limiter.call = lambda **said: asked.append(said["patience_s"]) or real(**said)  # type: ignore[method-assign,func-returns-value]
         assert (await g.ask())[0] == 200
         assert asked == [1.0]
 
@@ -140,7 +140,7 @@ async def test_limits_of_a_model_hold_whatever_an_agent_calls_it(make_settings: 
             model=ModelChoice(name="stable", base_url=g.engine.url, side_models=("side", MODEL)),
         )
         await asyncio.to_thread(limits.set_limit, g.database, "model_requests:model:stable", 0)
-        while not await g.app.parts.limiter._capacities():
+        while not await g.app.services.limiter._capacities():
             await asyncio.sleep(0.02)
         assert (await g.ask(token="t2", model="side"))[0] == 429
         assert (await g.ask(token="t2", model=MODEL))[0] == 200, "a model with limits of its own"
@@ -171,7 +171,7 @@ async def test_a_session_stays_closed_for_every_gateway(make_settings: MakeSetti
             closed = await asyncio.to_thread(client.close)
             assert closed is not None
             assert first.gateway == closed.gateway != ""
-            g.app.parts.attempts._by_id.clear()  # swept
+            g.app.services.attempts._by_id.clear()  # swept
             assert (await g.ask())[0] == 403
             status, _ = await g.post("/v1/messages/count_tokens", request(Dialect.MESSAGES))
             assert status == 403
@@ -185,8 +185,8 @@ async def test_a_session_stays_closed_for_every_gateway(make_settings: MakeSetti
 
 async def test_tokens_are_not_counted_for_a_session_that_is_being_closed(make_settings: MakeSettings) -> None:
     async with ground(make_settings()) as g:
-        session = await g.app.parts.callers.session("t1")
-        g.app.parts.attempts.of(session.attempt_id).close()
+        session = await g.app.services.callers.session("t1")
+        g.app.services.attempts.of(session.attempt_id).close()
         status, said = await g.post("/v1/messages/count_tokens", request(Dialect.MESSAGES))
         assert (status, "closed" in json.loads(said)["error"]["message"]) == (403, True)
 
@@ -194,7 +194,7 @@ async def test_tokens_are_not_counted_for_a_session_that_is_being_closed(make_se
 async def test_a_look_that_fails_is_not_the_last_one(make_settings: MakeSettings) -> None:
     async with ground(make_settings()) as g:
         assert (await g.ask())[0] == 200
-        callers = g.app.parts.callers
+        callers = g.app.services.callers
         looked = asyncio.Event()
         loop = asyncio.get_running_loop()
 

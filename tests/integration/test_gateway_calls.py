@@ -179,7 +179,7 @@ async def test_our_own_engine_is_told_of_task_and_attempt(make_settings: MakeSet
 MALFORMED = [
     (b'{"model": "m", ', "JSON"),
     (b"", "empty"),
-    (b"[1]", "a list"),
+    (b"[1]", "list"),
     (b'{"messages": []}', "model"),
     (b'{"model": 3}', "3"),
     (b"\xff\xfe", "JSON"),
@@ -247,7 +247,7 @@ async def test_a_worker_closes_the_session_when_all_is_on_record(make_settings: 
         await inside.wait()
         client = GatewayClient(g.url, "t1")
         closing = asyncio.create_task(asyncio.to_thread(client.close, 20.0))
-        await g.knows(lambda: any(one.closed for one in g.app.parts.attempts._by_id.values()))
+        await g.knows(lambda: any(one.closed for one in g.app.services.attempts._by_id.values()))
         assert (await g.ask())[0] == 403, "no more are taken"
         assert not closing.done()
         go_on.set()
@@ -297,7 +297,7 @@ async def test_a_client_that_hangs_up_stops_the_engine(make_settings: MakeSettin
         call = asyncio.create_task(g.post(body=request(Dialect.CHAT, stream=stream)))
         await inside.wait()
         if stream:
-            await g.knows(lambda: g.app.parts.attempts.in_flight > 0)
+            await g.knows(lambda: g.app.services.attempts.in_flight > 0)
         call.cancel()
         await stopped.wait()
         await g.notes.until(1)

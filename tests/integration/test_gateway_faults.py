@@ -145,7 +145,7 @@ async def test_a_restart_of_the_engine_is_not_seen_by_agents(make_settings: Make
         await g.engine.stop()
         more = [asyncio.create_task(g.ask(dialect)) for dialect in Dialect]
         engine = g.app.routes.engine(g.engine.url)
-        await g.knows(lambda: not engine.healthy and g.app.parts.attempts.in_flight == 4)
+        await g.knows(lambda: not engine.healthy and g.app.services.attempts.in_flight == 4)
         g.engine.handler = g.engine.well
         await g.engine.start(port)
         assert (await call)[0] == 200

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -13,24 +14,15 @@ from aiohttp import web
 from app.ledger import limits, model_replicas
 from app.model_service.dialects import codec_for
 from app.models.model_calls import Account, CallEnd, Dialect
-from app.models.spec import ModelChoice
-from tests.integration.gateway_ground import (
-    MODEL,
-    Engine,
-    Ground,
-    an_attempt,
-    events,
-    ground,
-    request,
-    says,
-    streamed,
-)
+from app.models.spec import ModelChoice, Sampling, TaskSpec
+from tests.building import a_task
+from tests.integration.gateway_ground import MODEL, Engine, Ground, an_attempt, events, ground, request, says, streamed
 from tests.services import MakeSettings, missing
 
 
 async def _in_force(g: Ground, name: str, capacity: int) -> None:
     await asyncio.to_thread(limits.set_limit, g.database, name, capacity)
-    while (await g.app.parts.limiter._capacities()).get(name) != capacity:
+    while (await g.app.services.limiter._capacities()).get(name) != capacity:
         await asyncio.sleep(0.02)
 
 
@@ -72,7 +64,7 @@ async def test_a_limit_that_leaves_no_room_is_told(make_settings: MakeSettings) 
 async def test_without_limits_redis_is_not_asked(make_settings: MakeSettings) -> None:
     async with ground(make_settings()) as g:
         assert (await g.ask())[0] == 200
-        client = g.app.parts.limiter._client
+        client = g.app.services.limiter._client
 
         async def never(*args: object, **named: object) -> None:
             raise AssertionError("Redis was asked")
@@ -308,3 +300,65 @@ async def test_a_dialect_that_nobody_translates_is_refused(make_settings: MakeSe
         assert status == 501
         assert "megaflow models add" in said["error"]["message"]
         assert (await g.ask(Dialect.MESSAGES))[0] == 200
+
+
+ALL = Sampling(temperature=0.25, top_p=0.5, max_tokens=64, seed=7)
+OWN = {"temperature": 1.0, "top_p": 0.9}
+BOUND = {Dialect.CHAT: "max_tokens", Dialect.RESPONSES: "max_output_tokens", Dialect.MESSAGES: "max_tokens"}
+
+
+@pytest.mark.parametrize("dialect", list(Dialect))
+async def test_options_replace_the_agents_own_in_each_dialect(make_settings: MakeSettings, dialect: Dialect) -> None:
+    async with ground(make_settings(), attempt=False) as g:
+        model = ModelChoice(name=MODEL, sampling=ALL)
+        await asyncio.to_thread(an_attempt, g.database, "t1", model=model)
+        assert (await g.ask(dialect, **OWN, **{BOUND[dialect]: 1000}))[0] == 200
+        asked = g.engine.last
+        assert (asked["temperature"], asked["top_p"], asked[BOUND[dialect]]) == (0.25, 0.5, 64)
+        seed = {"seed": 7} if dialect is Dialect.CHAT else {}
+        assert {key: asked[key] for key in ("seed",) if key in asked} == seed
+        assert g.notes.last.sampled.describe() == {
+            "applied": {"temperature": 0.25, "top_p": 0.5, "max_tokens": 64} | seed,
+            "dropped": [] if seed else ["seed"],
+        }
+
+
+async def test_an_attempts_own_bound_holds_and_nothing_changes_without_options(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        assert (await g.ask(**OWN))[0] == 200
+        assert (g.engine.last["temperature"], "seed" in g.engine.last) == (1.0, False)
+        assert not g.notes.last.sampled
+        model = ModelChoice(name=MODEL, sampling=Sampling(max_tokens=500))
+        await asyncio.to_thread(an_attempt, g.database, "t2", model=model, max_turn_tokens=100)
+        assert (await g.ask(token="t2"))[0] == 200
+        assert g.engine.last["max_tokens"] == 100
+
+
+async def test_an_option_that_the_model_does_not_take_is_dropped_and_that_is_recorded(
+    make_settings: MakeSettings,
+) -> None:
+    async with ground(make_settings(), attempt=False) as g:
+        model = ModelChoice(name=MODEL, sampling=Sampling(temperature=0.25, top_p=0.5))
+        await asyncio.to_thread(an_attempt, g.database, "t1", model=model)
+        well = g.engine.well
+
+        async def strict(request: web.Request) -> web.StreamResponse:
+            if "temperature" in g.engine.last:
+                said = "Unsupported parameter: 'temperature' is not supported with this model."
+                return web.json_response({"error": {"message": said, "code": "unsupported_parameter"}}, status=400)
+            return await well(request)
+
+        g.engine.handler = strict
+        for _ in range(2):
+            assert (await g.ask())[0] == 200
+            assert g.notes.last.sampled.describe() == {"applied": {"top_p": 0.5}, "dropped": ["temperature"]}
+        assert len(g.engine.seen) == 3, "asked once in vain, then it is known"
+
+
+def test_a_submission_without_options_keeps_its_digest() -> None:
+    def digest(**more: Any) -> str:
+        return TaskSpec(task=a_task(), agent="nop", model=ModelChoice(name="m", **more)).digest()
+
+    assert "sampling" not in ModelChoice(name="m").model_dump_json()
+    assert digest() == digest(sampling=None) != digest(sampling=ALL)
+    assert ModelChoice.model_validate_json(ModelChoice(name="m", sampling=ALL).model_dump_json()).sampling == ALL

@@ -20,9 +20,9 @@ from app.environments.runtimes.compose.resources import PROJECT
 from app.environments.runtimes.local import LocalProvider
 from app.environments.runtimes.oci import OciProvider, available
 from app.host.engine import engine_of
-from app.ledger import host_images, instances, sweeps
+from app.ledger import host_images, instances
 from app.ledger.database import Database
-from app.ledger.sweeps import EndedInstance
+from app.ledger.host_images import EndedInstance
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from app.workers import host_care, host_sweep
@@ -155,7 +155,7 @@ def an_ended(database: Database, host: str | None = None, **values: object) -> U
 
 
 def told(database: Database, host: str, *, control: bool = False) -> set[EndedInstance]:
-    return set(sweeps.unswept(database, host, control=control))
+    return set(host_images.unswept(database, host, control=control))
 
 
 def test_an_instance_is_swept_by_the_host_that_it_stood_on(settings: Settings, database: Database) -> None:
@@ -218,7 +218,7 @@ def test_a_deadline_goes_by_the_ledgers_clock(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "time", lambda: clock() + 86400)  # this host's is a day ahead
         assert Rounds(settings, database, HERE).sweep().removed == 0
-    monkeypatch.setattr(sweeps, "clock_ahead_s", lambda database: 86400.0)
+    monkeypatch.setattr(host_images, "clock_ahead_s", lambda database: 86400.0)
     assert Rounds(settings, database, HERE).sweep().removed == 1
     environment.destroy()
 
@@ -230,6 +230,6 @@ def test_what_a_person_tries_out_is_left_alone_until_it_is_overdue(
     provider = LocalProvider(settings, fetch_bundle=lambda bundle: CONTEXT)
     environment = provider.create(SPEC, agent_trial._tags(settings), timeout_s=20)
     assert Rounds(settings, database, HERE).sweep().removed == 0
-    monkeypatch.setattr(sweeps, "clock_ahead_s", lambda database: 86400.0)
+    monkeypatch.setattr(host_images, "clock_ahead_s", lambda database: 86400.0)
     assert Rounds(settings, database, HERE).sweep().removed == 0, "no attempt's: it goes by this host's clock"
     environment.destroy()

@@ -21,8 +21,8 @@ from app.host.engine import Engine, engine_of
 from app.images import overview
 from app.images.cache import ImageCache
 from app.images.compose_images import Parts
-from app.images.metadata import Book
-from app.images.overview import Wanted
+from app.images.metadata import ImageMetadata
+from app.images.overview import ImageDemand
 from app.images.prefetch import Prefetcher, SpareGate
 from app.images.references import key_of
 from app.images.task_images import Images
@@ -223,7 +223,7 @@ def test_what_is_shown_of_a_host(cache: ImageCache, make: Make) -> None:
     cache.book.note_queue(keys[:2])
     age(cache)
     view = cache.look()
-    lines = overview.lines(view, {keys[0]: Wanted(0, 2), keys[1]: Wanted(7, 16)})
+    lines = overview.lines(view, {keys[0]: ImageDemand(0, 2), keys[1]: ImageDemand(7, 16)})
     shown = {line.id: line for line in lines}
     here = [shown[image_id.removeprefix("sha256:")[:12]] for _, image_id in made]
     assert [(line.needed_at, line.waiting, line.goes) for line in here] == [(0, 2, 3), (7, 16, 2), (None, 0, 1)]
@@ -244,7 +244,7 @@ def test_an_image_without_a_shell_is_told_at_creation_and_leaves_nothing(
     with pytest.raises(ImageUnavailable, match=r"has no /bin/sh"):
         provider.create(spec, tags, timeout_s=60)
     label = f"megaflow={settings.installation}"
-    assert not Book(settings).fit(provider.prepare_image(spec, timeout_s=10))
+    assert not ImageMetadata(settings).fit(provider.prepare_image(spec, timeout_s=10))
     assert engine.api.containers(all=True, filters={"label": label}) == []
 
 
@@ -410,7 +410,7 @@ def test_a_full_disk_does_not_keep_the_prefetcher_from_its_work_and_nothing_half
             (home / "filled").write_bytes(b"x" * (1 << 19))
         assert ahead.look(), "what does not fit is left"
         with pytest.raises(DiskFull, match="free some"):
-            Book(full).note_queue(["x" * 5000])
+            ImageMetadata(full).note_queue(["x" * 5000])
         assert [file for file in (home / "cache").rglob("*") if file.is_file()] == []
     finally:
         subprocess.run(["umount", home], check=True)

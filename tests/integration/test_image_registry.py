@@ -24,8 +24,8 @@ from app.errors import ImageDenied, ImageUnavailable, ImageUnfit
 from app.host.engine import Engine, engine_of
 from app.images import references
 from app.images.engine_registry import Registries, retry_after_s
-from app.images.registry_errors import Refusal, Refused
-from app.images.sync import Item, Outcome, Sync, items_of
+from app.images.registry_errors import RefusalKind, RegistryRefusal
+from app.images.sync import Item, Sync, SyncOutcome, items_of
 from app.images.task_images import Images
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
@@ -163,8 +163,8 @@ def test_a_registry_that_stays_busy_is_given_up_with_its_words(
     with pytest.raises(ImageUnavailable, match="429") as caught:
         Images(settings, fetch_bundle=lambda _: b"").ensure(EnvironmentSpec(image=f"{address}/{path}"), timeout_s=60)
     assert time.monotonic() - begun < 10  # it will not be ready before our time is over: no use in waiting
-    assert isinstance(caught.value.__cause__, Refused)
-    assert caught.value.__cause__.refusal is Refusal.BUSY
+    assert isinstance(caught.value.__cause__, RegistryRefusal)
+    assert caught.value.__cause__.refusal is RefusalKind.BUSY
     assert retry_after_s(f"{address}/{path}") == 120
 
 
@@ -238,14 +238,14 @@ def test_a_closed_registry_opens_to_the_settings_login_alone(
     [item] = items_of([spec], closed, settings.base_image)
     assert item.target is not None
     refused = Sync(settings, closed, fetch_bundle=contexts.fetch).one(item)
-    assert (refused.outcome, refused.error) == (Outcome.FAILED, "ImageDenied")
+    assert (refused.outcome, refused.error) == (SyncOutcome.FAILED, "ImageDenied")
     assert "basic auth" in str(refused.message)
-    assert Sync(login, closed, fetch_bundle=contexts.fetch).one(item).outcome is Outcome.BUILT
+    assert Sync(login, closed, fetch_bundle=contexts.fetch).one(item).outcome is SyncOutcome.BUILT
     image_id = Images(settings, fetch_bundle=contexts.fetch).ensure(spec, timeout_s=60)
     forget(engine, image_id)
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RegistryRefusal) as caught:
         Registries(engine, settings).pull(item.target, until(20))
-    assert caught.value.refusal is Refusal.DENIED
+    assert caught.value.refusal is RefusalKind.DENIED
     with pytest.raises(ImageDenied, match="basic auth"):
         Images(settings, fetch_bundle=contexts.fetch).ensure(EnvironmentSpec(image=item.target), timeout_s=20)
     Registries(engine, login).pull(item.target, until(20))
@@ -271,10 +271,10 @@ def test_a_closed_registry_opens_to_the_helper_that_docker_login_uses(
     program.chmod(0o755)
     (kept / "config.json").write_text(json.dumps({"credHelpers": {closed: "mine"}}))
     refused = Sync(settings, closed, fetch_bundle=contexts.fetch).one(item)
-    assert refused.outcome is Outcome.FAILED
+    assert refused.outcome is SyncOutcome.FAILED
     assert "docker-credential-mine failed (the keyring is locked)" in str(refused.message)
     program.write_text(f"""#!/bin/sh\necho '{json.dumps({"Username": "me", "Secret": _WORD})}'\n""")
-    assert Sync(settings, closed, fetch_bundle=contexts.fetch).one(item).outcome is Outcome.BUILT
+    assert Sync(settings, closed, fetch_bundle=contexts.fetch).one(item).outcome is SyncOutcome.BUILT
     assert item.target is not None
     forget(engine, item.target)
     Registries(engine, settings).pull(item.target, until(20))
@@ -284,7 +284,7 @@ def test_a_closed_registry_opens_to_the_helper_that_docker_login_uses(
 # --- A dataset --------------------------------------------------------------------------------------------------------
 
 
-def outcomes(sync: Sync, items: list[Item]) -> dict[str, Outcome]:
+def outcomes(sync: Sync, items: list[Item]) -> dict[str, SyncOutcome]:
     return {done.item.key: done.outcome for done in sync.run(items, jobs=3)}
 
 
@@ -304,17 +304,17 @@ def test_a_dataset_is_synced_once_and_one_failure_keeps_nobody(
     sync = Sync(settings, prefix, fetch_bundle=contexts.fetch)
     found = {done.item.key: done for done in sync.run(items, jobs=3)}
     assert {key: (done.outcome, done.error) for key, done in found.items()} == {
-        references.key_of(good): (Outcome.BUILT, None),
-        references.key_of(bad): (Outcome.FAILED, "ImageBuildFailed"),
-        references.key_of(source): (Outcome.COPIED, None),
-        references.key_of(nowhere): (Outcome.FAILED, "ImageMissing"),
+        references.key_of(good): (SyncOutcome.BUILT, None),
+        references.key_of(bad): (SyncOutcome.FAILED, "ImageBuildFailed"),
+        references.key_of(source): (SyncOutcome.COPIED, None),
+        references.key_of(nowhere): (SyncOutcome.FAILED, "ImageMissing"),
     }
     fetched = contexts.fetched
     again = outcomes(Sync(settings, prefix, fetch_bundle=contexts.fetch), items[::2])
-    assert set(again.values()) == {Outcome.PRESENT}
+    assert set(again.values()) == {SyncOutcome.PRESENT}
     assert contexts.fetched == fetched
     anew = outcomes(Sync(settings, prefix, fetch_bundle=contexts.fetch, again=True), items[::2])
-    assert anew == {references.key_of(good): Outcome.BUILT, references.key_of(source): Outcome.COPIED}
+    assert anew == {references.key_of(good): SyncOutcome.BUILT, references.key_of(source): SyncOutcome.COPIED}
 
 
 def test_a_worker_takes_what_was_synced_and_builds_nothing(
@@ -327,7 +327,7 @@ def test_a_worker_takes_what_was_synced_and_builds_nothing(
     mirror = f"{registry}/set-{uuid.uuid4().hex[:8]}"
     spec = contexts.spec(SMALL)
     [item] = items_of([spec], mirror, settings.base_image)
-    assert Sync(settings, mirror, fetch_bundle=contexts.fetch).one(item).outcome is Outcome.BUILT
+    assert Sync(settings, mirror, fetch_bundle=contexts.fetch).one(item).outcome is SyncOutcome.BUILT
     image_id = Images(settings, fetch_bundle=contexts.fetch).ensure(spec, timeout_s=60)
     forget(engine, image_id)
     elsewhere = settings.model_copy(update={"image_mirror": mirror, "home": tmp_path / "other"})
@@ -365,7 +365,7 @@ def test_an_image_pinned_by_digest_is_found_in_the_mirror(
     pinned = EnvironmentSpec(image=f"{registry}/{path.rpartition(':')[0]}@{found.digest}")
     mirror = f"{registry}/set-{uuid.uuid4().hex[:8]}"
     [item] = items_of([pinned], mirror, settings.base_image)
-    assert Sync(settings, mirror, fetch_bundle=contexts.fetch).one(item).outcome is Outcome.COPIED
+    assert Sync(settings, mirror, fetch_bundle=contexts.fetch).one(item).outcome is SyncOutcome.COPIED
     forget(engine, image_id)
     lost = pinned.model_copy(update={"image": str(pinned.image).replace(registry, "127.0.0.1:1", 1)})
     worker = Images(settings.model_copy(update={"image_mirror": mirror}), fetch_bundle=contexts.fetch)
@@ -410,4 +410,4 @@ def test_a_sync_that_is_killed_goes_on_where_it_was(
     assert said[0] == "present", second.stderr
     assert sorted(set(said)) == ["built", "present"]
     items = items_of(specs, to, settings.base_image)
-    assert set(outcomes(Sync(settings, to, fetch_bundle=contexts.fetch), items).values()) == {Outcome.PRESENT}
+    assert set(outcomes(Sync(settings, to, fetch_bundle=contexts.fetch), items).values()) == {SyncOutcome.PRESENT}

@@ -15,7 +15,7 @@ import redis.asyncio
 from app.errors import BrokerUnavailable, CallThrottled, DatabaseUnavailable
 from app.ledger import limits
 from app.ledger.database import Database
-from app.model_service.limiter import ModelLimiter, Permit, _cancellation_heeded, in_use, ledger_capacities
+from app.model_service.limiter import ModelLimiter, Permit, _raise_if_cancelled, in_use, ledger_capacities
 
 PREFIX = "megaflow:test:limits"
 CALL = {"run_id": "r1", "user": "alice", "model": "m"}
@@ -208,7 +208,7 @@ async def test_a_cancellation_is_heeded_whenever_it_comes(redis_url: str) -> Non
 @pytest.mark.parametrize("outcome", [None, ConnectionResetError("gone")])
 async def test_a_cancellation_that_was_swallowed_is_found_whatever_came_instead(outcome: Exception | None) -> None:
     async def swallowing() -> None:
-        with _cancellation_heeded():
+        with _raise_if_cancelled():
             try:
                 await asyncio.sleep(20)
             except asyncio.CancelledError:

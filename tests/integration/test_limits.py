@@ -45,7 +45,7 @@ from app.models.endings import EndReason
 from app.models.outcome import Failure, Phase
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
-from app.workers.gates import LedgerGate
+from app.workers.semaphores import LedgerGate
 from tests.building import RETRY, claimed, new_id
 from tests.integration.registry_stand import standing
 from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, facts, insert, one
@@ -54,7 +54,7 @@ from tests.services import MakeSettings
 # --- Quotas ---------------------------------------------------------------------------------------------------------
 
 
-def _book(database: Database) -> quotas.QuotaBook:
+def _book(database: Database) -> quotas.Quotas:
     with database.begin() as connection:
         return quotas.load(connection)
 
@@ -385,7 +385,7 @@ def test_renewals_sweeps_and_askers_never_wait_for_each_other_for_good(database_
 _HOLD_AND_SLEEP = """
 import sys, time, uuid
 from app.ledger.database import Database
-from app.workers.gates import LedgerGate
+from app.workers.semaphores import LedgerGate
 gate = LedgerGate(Database(sys.argv[1]), attempt_id=uuid.UUID(sys.argv[2]), instance_id=uuid.uuid4(), lease_s=1.5)
 with gate.hold("image_builds:here", 1, timeout_s=5):
     print("in", flush=True)
@@ -587,11 +587,11 @@ def test_the_fleets_pulls_from_one_registry_have_a_bound_that_is_shown_and_audit
     shown = {use.name: use for use in limits.show(database, settings)}["image_pulls:ghcr.io"]
     assert (shown.used, shown.waiting, shown.capacity, shown.source) == (3, 1, 3, "default")
     with database.begin() as connection:
-        capacity = audit.capacity_of(settings)(connection)
+        capacity = audit.capacity_of(connection, settings)
     assert capacity.limits("image_pulls:ghcr.io") == 3
     limits.set_limit(database, "image_pulls:*", 5)
     with database.begin() as connection:
-        assert audit.capacity_of(settings)(connection).limits("image_pulls:ghcr.io") == 5
+        assert audit.capacity_of(connection, settings).limits("image_pulls:ghcr.io") == 5
 
 
 @pytest.mark.docker

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
@@ -42,16 +42,12 @@ async def _refused(g: Ground, model: ModelChoice, *said: str, **candidate: Any) 
     assert "sk-good-key" not in str(refused.value)
 
 
-def story(make_settings: MakeSettings, tell: Callable[[Ground], Any], **options: Any) -> None:
-    async def within() -> None:
-        async with ground(make_settings(**options), replica=False, keys=KEYS) as g:
-            await tell(g)
-
-    asyncio.run(within())
+def checked(settings: Settings) -> AbstractAsyncContextManager[Ground]:
+    return ground(settings, replica=False, keys=KEYS)
 
 
-def test_a_dead_url_a_refused_key_and_an_unknown_model_are_refused(make_settings: MakeSettings) -> None:
-    async def tell(g: Ground) -> None:
+async def test_a_dead_url_a_refused_key_and_an_unknown_model_are_refused(make_settings: MakeSettings) -> None:
+    async with checked(make_settings()) as g:
         await _refused(g, ModelChoice(name="m", base_url=DEAD), DEAD, "takes no connections")
         own = ModelChoice(name="m", base_url=g.engine.url)
         for status in (401, 403):
@@ -65,13 +61,11 @@ def test_a_dead_url_a_refused_key_and_an_unknown_model_are_refused(make_settings
         await _refused(g, side, "does not have the model 'small'")
         assert not g.engine.seen, "a list answers without a call"
 
-    story(make_settings, tell)
 
-
-def test_a_key_that_the_gateway_does_not_have_is_refused_before_the_engine_is_asked(
+async def test_a_key_that_the_gateway_does_not_have_is_refused_before_the_engine_is_asked(
     make_settings: MakeSettings,
 ) -> None:
-    async def tell(g: Ground) -> None:
+    async with checked(make_settings()) as g:
         await g.add(g.engine.url, "writer-2", api_key_env="MISSING_API_KEY")
         await _refused(g, ModelChoice(name="writer-2"), "variable MISSING_API_KEY, found none", "`megaflow up`")
         assert not g.engine.keys
@@ -87,11 +81,9 @@ def test_a_key_that_the_gateway_does_not_have_is_refused_before_the_engine_is_as
         g.engine.models = 401
         await _refused(g, ModelChoice(name="writer-2"), "the key in GOOD_API_KEY is not accepted")
 
-    story(make_settings, tell)
 
-
-def test_without_a_list_the_model_is_called_for_one_token(make_settings: MakeSettings) -> None:
-    async def tell(g: Ground) -> None:
+async def test_without_a_list_the_model_is_called_for_one_token(make_settings: MakeSettings) -> None:
+    async with checked(make_settings()) as g:
         own = ModelChoice(name="m", base_url=g.engine.url)
         g.engine.models = 404
         assert await _checked(g, own) == []
@@ -113,40 +105,32 @@ def test_without_a_list_the_model_is_called_for_one_token(make_settings: MakeSet
         (warning,) = await _checked(g, own)
         assert "out of order" in warning
 
-    story(make_settings, tell)
 
-
-def test_of_several_engines_one_that_answers_is_enough(make_settings: MakeSettings) -> None:
-    async def tell(g: Ground) -> None:
+async def test_of_several_engines_one_that_answers_is_enough(make_settings: MakeSettings) -> None:
+    async with checked(make_settings()) as g:
         g.engine.models = ["writer-2"]
         await g.add(g.engine.url, "writer-2")
         await g.add(DEAD, "writer-2")
         (warning,) = await _checked(g, ModelChoice(name="writer-2"))
         assert DEAD in warning
 
-    story(make_settings, tell)
 
-
-def test_a_redirect_of_the_list_is_not_followed(make_settings: MakeSettings) -> None:
-    async def tell(g: Ground) -> None:
+async def test_a_redirect_of_the_list_is_not_followed(make_settings: MakeSettings) -> None:
+    async with checked(make_settings()) as g:
         g.engine.models = 302
         await _refused(g, ModelChoice(name="m", base_url=g.engine.url), "redirect")
 
-    story(make_settings, tell)
 
-
-def test_what_a_call_would_be_refused_for_is_refused_by_the_check(make_settings: MakeSettings) -> None:
-    async def tell(g: Ground) -> None:
+async def test_what_a_call_would_be_refused_for_is_refused_by_the_check(make_settings: MakeSettings) -> None:
+    async with checked(make_settings()) as g:
         await _refused(g, ModelChoice(name="nobody-has-it"), "no engine answers for it")
         theft = ModelChoice(name="m", base_url=g.engine.url, api_key_env="GOOD_API_KEY")
         await _refused(g, theft, "is not registered")
         assert not g.engine.keys
 
-    story(make_settings, tell)
 
-
-def test_an_engine_is_checked_before_it_is_registered(make_settings: MakeSettings) -> None:
-    async def tell(g: Ground) -> None:
+async def test_an_engine_is_checked_before_it_is_registered(make_settings: MakeSettings) -> None:
+    async with checked(make_settings()) as g:
         new = {"url": g.engine.url, "api_key_env": "GOOD_API_KEY", "upstream_model": "own-name"}
         g.engine.models = ["m"]
         await _refused(g, ModelChoice(name="m"), "'own-name'", **new)
@@ -154,11 +138,9 @@ def test_an_engine_is_checked_before_it_is_registered(make_settings: MakeSetting
         assert await _checked(g, ModelChoice(name="*"), **(new | {"upstream_model": None})) == []
         assert set(g.engine.keys) == {"Bearer sk-good-key"}
 
-    story(make_settings, tell)
 
-
-def test_a_control_token_is_good_once_and_an_attempts_token_never(make_settings: MakeSettings) -> None:
-    async def tell(g: Ground) -> None:
+async def test_a_control_token_is_good_once_and_an_attempts_token_never(make_settings: MakeSettings) -> None:
+    async with checked(make_settings()) as g:
         body = {"model": {"name": "m", "base_url": g.engine.url}}
         g.engine.models = ["m"]
         assert (await g.post("/megaflow/check", body, token="t1"))[0] == 401
@@ -169,8 +151,6 @@ def test_a_control_token_is_good_once_and_an_attempts_token_never(make_settings:
         assert len(g.engine.keys) == 1
         token = await asyncio.to_thread(new_token, g.database)
         assert (await g.post("/megaflow/check", {"model": 3}, token=token))[0] == 400
-
-    story(make_settings, tell)
 
 
 # --- Commands -------------------------------------------------------------------------------------------------------
@@ -196,10 +176,10 @@ def _command(settings: Settings, monkeypatch: pytest.MonkeyPatch, *words: str) -
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_a_dead_url_is_refused_by_each_command_that_takes_one(
+async def test_a_dead_url_is_refused_by_each_command_that_takes_one(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
-    async def tell(g: Ground) -> None:
+    async with checked(make_settings()) as g:
         settings = g.settings.model_copy(update={"gateway_url": (g.url,)})
         before = _rows(g.database)
         with pytest.raises(ModelEndpointUnavailable, match="takes no connections"):
@@ -207,8 +187,6 @@ def test_a_dead_url_is_refused_by_each_command_that_takes_one(
         assert _rows(g.database) == before
         await asyncio.to_thread(_command, settings, monkeypatch, *words, "--no-check")
         assert ("--dry-run" in words) is (_rows(g.database) == before)
-
-    story(make_settings, tell)
 
 
 def _rows(database: Database) -> Any:

@@ -24,8 +24,8 @@ from app.host.slots import HostGate
 from app.images import overview
 from app.images.cache import ImageCache
 from app.images.layer_store import ImageStore
-from app.images.metadata import Book
-from app.images.overview import Wanted
+from app.images.metadata import ImageMetadata
+from app.images.overview import ImageDemand
 from app.images.prefetch import Prefetcher
 from app.images.presence import Presence
 from app.images.references import built_for_all, key_of
@@ -128,7 +128,7 @@ def evicted(settings: Settings, over_bytes: int) -> list[str]:
 def age(settings: Settings) -> None:
     """Two minutes pass."""
     then = time.time() - 120
-    for file in (*Book(settings)._folder.glob("*.json"), *settings.home.glob("images/oci/*/*.json")):
+    for file in (*ImageMetadata(settings)._folder.glob("*.json"), *settings.home.glob("images/oci/*/*.json")):
         os.utime(file, (then, then))
 
 
@@ -227,7 +227,7 @@ def test_a_person_sees_and_evicts_them_as_on_an_engine(
     assert run.json("evict", specs[0].image)["evicted"] == [specs[0].image]
     assert [line["image"] for line in run.json("list")] == [specs[1].image]
     view = ImageCache(settings).look()
-    [line] = overview.lines(view, {key_of(specs[1]): Wanted(7, 3)})
+    [line] = overview.lines(view, {key_of(specs[1]): ImageDemand(7, 3)})
     assert (line.needed_at, line.waiting, line.goes, line.own_bytes) == (7, 3, 1, 10 * KILO)
 
 
@@ -251,7 +251,7 @@ def test_the_next_images_are_pulled_and_what_takes_an_engine_is_passed_over(sett
     assert ahead.look()
     assert not ahead.look()
     assert here(settings) == {*ids, *pull(settings, specs[0], specs[2])}
-    assert Book(settings).queue() == [key_of(spec) for spec in specs]
+    assert ImageMetadata(settings).queue() == [key_of(spec) for spec in specs]
 
 
 def prefetcher(settings: Settings, queue: list[EnvironmentSpec], **more: object) -> Prefetcher:

@@ -11,7 +11,7 @@ import pytest
 from app.agents.installation import Installer
 from app.agents.openhands.adapter import OpenHands
 from app.agents.running import FrameworkAgent
-from app.agents.trial import KEY, NeverCancelled, Stage
+from app.agents.trial import KEY, NeverCancelled, TrialStage
 from app.models.endings import EndReason
 from app.models.spec import Limits
 from app.settings import Settings
@@ -43,13 +43,13 @@ def framework() -> OpenHands:
 
 
 @pytest.fixture
-def stage(settings: Settings, base_image_tag: str, framework: OpenHands, engine: str) -> Iterator[Stage]:
+def stage(settings: Settings, base_image_tag: str, framework: OpenHands, engine: str) -> Iterator[TrialStage]:
     with container_stage(settings, base_image_tag, framework.install(), engine) as made:
         yield made
 
 
 def test_its_commands_run_as_the_tasks_own_and_see_nothing_of_it(
-    stage: Stage, framework: OpenHands, tmp_path: Path
+    stage: TrialStage, framework: OpenHands, tmp_path: Path
 ) -> None:
     trial = stage.play(FrameworkAgent(framework), "look", tmp_path, LIMITS, NeverCancelled())
     report = trial.report
@@ -76,11 +76,11 @@ def test_its_commands_run_as_the_tasks_own_and_see_nothing_of_it(
     assert kept == []
 
 
-def test_going_round_in_circles_ends_it(stage: Stage, framework: OpenHands, tmp_path: Path) -> None:
+def test_going_round_in_circles_ends_it(stage: TrialStage, framework: OpenHands, tmp_path: Path) -> None:
     report = stage.play(FrameworkAgent(framework), "same", tmp_path, LIMITS, NeverCancelled()).report
     assert (report.end_reason, report.detail) == (EndReason.AGENT_ERROR, "stuck")
 
 
-def test_words_alone_are_its_end(stage: Stage, framework: OpenHands, tmp_path: Path) -> None:
+def test_words_alone_are_its_end(stage: TrialStage, framework: OpenHands, tmp_path: Path) -> None:
     report = stage.play(FrameworkAgent(framework), "words", tmp_path, LIMITS, NeverCancelled()).report
     assert (report.end_reason, report.steps) == (EndReason.SUBMITTED, 1), report

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, event, text
 
-from app.ledger import admission, attempts, budgets, deadlines, ends, instances, quotas, tasks, waiting
+from app.ledger import admission, attempts, deadlines, ends, instances, pauses, quotas, tasks, waiting
 from app.ledger.attempts import Claim
 from app.ledger.database import Database
 from app.models.endings import EndReason
@@ -83,7 +83,7 @@ def _work(database: Database, claim: Claim) -> dict[str, Callable[[], object]]:
         "end the cancelled": lambda: tasks.settle_cancelled(database),
         "close an instance": lambda: instances.exited(database, idle, 0, "it left", RETRY),
         "check a quota": lambda: _within(database, lambda connection: quotas.check_pending(connection, "user1", 1)),
-        "check budgets": lambda: budgets.hold_spent(database),
+        "check budgets": lambda: pauses.hold_spent(database),
         "accept": lambda: accepted(database),
     }
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from app.agents.framework import Bundle
+from app.agents.framework import FrameworkBundle
 from app.agents.installation import Installer
 from app.agents.qwen_code.adapter import QwenCode
 from app.agents.running import FrameworkAgent
-from app.agents.trial import KEY, NeverCancelled, Stage
+from app.agents.trial import KEY, NeverCancelled, TrialStage
 from app.models.endings import EndReason
-from app.models.shell import Interactive, Shell
+from app.models.shell import InteractiveProgram, Shell
 from app.models.spec import Limits
 from app.settings import Settings
 from tests.integration.inside_ground import ENV_SCENE, SEEN, container_stage, kept_tools, scripted_engine, settings
@@ -49,12 +49,12 @@ def framework() -> QwenCode:
 
 
 @pytest.fixture
-def bundle(framework: QwenCode) -> Bundle:
+def bundle(framework: QwenCode) -> FrameworkBundle:
     return framework.install()
 
 
 @pytest.fixture
-def stage(settings: Settings, base_image_tag: str, bundle: Bundle, engine: str) -> Iterator[Stage]:
+def stage(settings: Settings, base_image_tag: str, bundle: FrameworkBundle, engine: str) -> Iterator[TrialStage]:
     with container_stage(settings, base_image_tag, bundle, engine) as made:
         yield made
 
@@ -65,7 +65,7 @@ class Exporting:
     def __init__(self, shell: Shell, **variables: str) -> None:
         self._shell, self._variables = shell, variables
 
-    def stream(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **more: Any) -> Interactive:
+    def stream(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **more: Any) -> InteractiveProgram:
         return self._shell.stream(argv, env={**self._variables, **(env or {})}, **more)
 
     def __getattr__(self, name: str) -> Any:
@@ -76,7 +76,7 @@ def lines(file: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in file.read_text().splitlines() if line.startswith("{")]
 
 
-def test_it_solves_a_task_and_leaves_its_session(stage: Stage, framework: QwenCode, tmp_path: Path) -> None:
+def test_it_solves_a_task_and_leaves_its_session(stage: TrialStage, framework: QwenCode, tmp_path: Path) -> None:
     framework.suits(stage.environment)
     trial = stage.play(FrameworkAgent(framework), "solve", tmp_path, LIMITS, NeverCancelled())
     report = trial.report
@@ -92,7 +92,7 @@ def test_it_solves_a_task_and_leaves_its_session(stage: Stage, framework: QwenCo
 
 
 def test_its_commands_run_as_the_tasks_own_and_see_nothing_of_it(
-    stage: Stage, framework: QwenCode, tmp_path: Path
+    stage: TrialStage, framework: QwenCode, tmp_path: Path
 ) -> None:
     trial = stage.play(FrameworkAgent(framework), "look", tmp_path, LIMITS, NeverCancelled())
     assert trial.report.end_reason is EndReason.SUBMITTED, trial.report
@@ -105,7 +105,7 @@ def test_its_commands_run_as_the_tasks_own_and_see_nothing_of_it(
     assert left == "", "its state belongs into a folder of its own"
 
 
-def test_what_an_image_has_bash_read_first_is_read(stage: Stage, framework: QwenCode, tmp_path: Path) -> None:
+def test_what_an_image_has_bash_read_first_is_read(stage: TrialStage, framework: QwenCode, tmp_path: Path) -> None:
     stage.environment.put("/etc/first.sh", b"export FROM_THE_IMAGE=yes\n")
     here = Exporting(stage.environment, BASH_ENV="/etc/first.sh")
     report = FrameworkAgent(framework).run(stage.job("look", tmp_path, LIMITS), here, NeverCancelled())
@@ -128,21 +128,23 @@ def test_what_an_image_has_bash_read_first_is_read(stage: Stage, framework: Qwen
     ],
 )
 def test_endings_by_name(
-    stage: Stage, framework: QwenCode, tmp_path: Path, scene: str, reason: EndReason, said: str
+    stage: TrialStage, framework: QwenCode, tmp_path: Path, scene: str, reason: EndReason, said: str
 ) -> None:
     report = stage.play(FrameworkAgent(framework), scene, tmp_path, LIMITS, NeverCancelled()).report
     assert report.end_reason is reason, report
     assert report.detail.startswith(said)
 
 
-def test_a_command_over_its_limit_does_not_hold_it_up(stage: Stage, framework: QwenCode, tmp_path: Path) -> None:
+def test_a_command_over_its_limit_does_not_hold_it_up(stage: TrialStage, framework: QwenCode, tmp_path: Path) -> None:
     hasty = LIMITS.model_copy(update={"command_timeout_s": 1.0})
     trial = stage.play(FrameworkAgent(framework), "slow", tmp_path, hasty, NeverCancelled())
     assert trial.report.end_reason is EndReason.SUBMITTED, trial.report
     assert trial.report.steps == 2
 
 
-def test_a_repository_cannot_lead_it_away_from_its_model(stage: Stage, framework: QwenCode, tmp_path: Path) -> None:
+def test_a_repository_cannot_lead_it_away_from_its_model(
+    stage: TrialStage, framework: QwenCode, tmp_path: Path
+) -> None:
     """A project's settings go before the user's, but not before those of the system, which are ours."""
     project = {
         "model": {"name": "another", "generationConfig": {"timeout": 1}},
@@ -155,7 +157,7 @@ def test_a_repository_cannot_lead_it_away_from_its_model(stage: Stage, framework
 
 
 @pytest.mark.parametrize("more", ["", "x" * 300_000], ids=["short", "longer than an argument may be"])
-def test_the_tasks_text_arrives_as_it_is(stage: Stage, framework: QwenCode, tmp_path: Path, more: str) -> None:
+def test_the_tasks_text_arrives_as_it_is(stage: TrialStage, framework: QwenCode, tmp_path: Path, more: str) -> None:
     text = f"--mend it: 'quotes', $(no command), \\ and ümläute.\n{more}"
     job = replace(stage.job("quick", tmp_path, LIMITS), description=text)
     report = FrameworkAgent(framework).run(job, stage.environment, NeverCancelled())

@@ -39,9 +39,9 @@ from app.ledger.receipts import NewResource, ObjectKind, Owner, Remover, of_run
 from app.models.endings import EndReason
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec, Mode, Network
 from app.settings import Settings
-from app.workers import stations
+from app.workers import services
+from app.workers.attempt import carry_out
 from app.workers.lease import StopToken
-from app.workers.rollout import carry_out
 from tests.building import new_id
 from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, facts, insert, one
 from tests.recorded import Recording
@@ -503,7 +503,7 @@ def _claim(database: Database, job: Job, settings: Settings, kind: EnvironmentKi
 
 def test_an_attempt_leaves_a_receipt_that_agrees_with_this_host(database: Database, settings: Settings) -> None:
     job = a_job(database)
-    here = stations.build(settings, pooled=True, max_idle=0)
+    here = services.build(settings, pooled=True, max_idle=0)
     claimed = _claim(database, job, settings, EnvironmentKind.LOCAL, Mode.EPHEMERAL)
     assert carry_out(claimed, here, StopToken()) is EndReason.SUBMITTED
     here.close()
@@ -520,17 +520,17 @@ def test_a_task_that_is_stopped_has_the_end_of_its_environment_on_record(
     database: Database, settings: Settings
 ) -> None:
     job = a_job(database)
-    here = stations.build(settings, pooled=True, max_idle=0)
+    here = services.build(settings, pooled=True, max_idle=0)
     token = StopToken()
 
-    def stop_at_the_door(connection_database: Database, *values: Any, **named: Any) -> None:
+    def stop_at_the_phase(connection_database: Database, *values: Any, **named: Any) -> None:
         if "environment_ready" in str(values):
             token.stop(EndReason.CANCELLED)
         original(connection_database, *values, **named)
 
     original = attempts.record_phase
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attempts, "pass_door", stop_at_the_door)
+        patch.setattr(attempts, "record_phase", stop_at_the_phase)
         claimed = _claim(database, job, settings, EnvironmentKind.LOCAL, Mode.EPHEMERAL)
         assert carry_out(claimed, here, token) is EndReason.CANCELLED
     here.close()

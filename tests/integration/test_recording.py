@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -85,15 +85,13 @@ def an_exchange(
     return Exchange(**(given | values))
 
 
-def recording(database: Database, work: Callable[[Recorder], Coroutine[Any, Any, None]], **values: Any) -> None:
-    async def run() -> None:
-        recorder = Recorder(Settings(_env_file=None, **values.pop("settings", {})), database, **values)
-        try:
-            await work(recorder)
-        finally:
-            await recorder.close()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def recording(database: Database, **values: Any) -> AsyncIterator[Recorder]:
+    recorder = Recorder(Settings(_env_file=None, **values.pop("settings", {})), database, **values)
+    try:
+        yield recorder
+    finally:
+        await recorder.close()
 
 
 def calls_of(database: Database, session: ModelSession) -> list[StoredCall]:
@@ -138,16 +136,15 @@ class Dawdling(Database):
 
 @pytest.mark.parametrize("dialect", list(Dialect))
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_call_comes_back_as_it_was(database: Database, dialect: Dialect, streamed: bool) -> None:
+async def test_a_call_comes_back_as_it_was(database: Database, dialect: Dialect, streamed: bool) -> None:
     session = a_session()
     marks: dict[str, Any] = {"scripted": True, "sampled": Sampled({"temperature": 0.2}, ("seed",))}
     exchange = an_exchange(session, said="I looked.", dialect=dialect, streamed=streamed, **marks)
 
-    async def work(recorder: Recorder) -> None:
+    async with recording(database) as recorder:
         assert recorder.record(exchange) == TokenUse(100, 10, 40, *_further(dialect))
         await recorder.flush(session.attempt_id)
 
-    recording(database, work)
     [found] = calls_of(database, session)
     assert found.messages == ({"role": "user", "content": "hello"},)
     assert (found.scripted, found.sampling) == (True, {"applied": {"temperature": 0.2}, "dropped": ["seed"]})
@@ -163,11 +160,11 @@ def _further(dialect: Dialect) -> tuple[int | None, ...]:
     return {Dialect.CHAT: (), Dialect.RESPONSES: (0,), Dialect.MESSAGES: (None, 0)}[dialect]
 
 
-def test_each_message_of_an_attempt_is_kept_once(database: Database) -> None:
+async def test_each_message_of_an_attempt_is_kept_once(database: Database) -> None:
     session = a_session()
     said: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
 
-    async def work(recorder: Recorder) -> None:
+    async with recording(database) as recorder:
         for turn in range(20):
             recorder.record(an_exchange(session, *said, said=f"answer {turn}"))
             said.extend(
@@ -177,7 +174,6 @@ def test_each_message_of_an_attempt_is_kept_once(database: Database) -> None:
                 await recorder.flush(session.attempt_id)
         await recorder.flush(session.attempt_id)
 
-    recording(database, work)
     found = calls_of(database, session)
     assert [len(call.messages) for call in found] == list(range(1, 41, 2))
     assert found[-1].messages == tuple(said[:-2])
@@ -185,17 +181,16 @@ def test_each_message_of_an_attempt_is_kept_once(database: Database) -> None:
     assert kept == 1 + 20 + 19 + 1  # the question, the answers, the goings on, the tools
 
 
-def test_what_postgres_has_no_room_for_is_kept_all_the_same(database: Database) -> None:
+async def test_what_postgres_has_no_room_for_is_kept_all_the_same(database: Database) -> None:
     session = a_session()
     strange = an_exchange(session, {"role": "user", "content": "a\0b"}, said="c\0d", detail="e\0f \udc80")
     halves = replace(an_exchange(session), id=new_id(), request=strange.request.replace(b"a\\u0000b", b"\\ud83d \xff"))
 
-    async def work(recorder: Recorder) -> None:
+    async with recording(database) as recorder:
         recorder.record(strange)
         recorder.record(halves)
         await recorder.flush(session.attempt_id)
 
-    recording(database, work)
     found, other = calls_of(database, session)
     assert found.messages[0]["content"] == "a\0b"
     assert found.reply == {"role": "assistant", "content": "c\0d"}
@@ -203,17 +198,16 @@ def test_what_postgres_has_no_room_for_is_kept_all_the_same(database: Database) 
     assert other.messages[0]["content"].startswith("? ")
 
 
-def test_what_cannot_be_read_is_kept_raw(database: Database) -> None:
+async def test_what_cannot_be_read_is_kept_raw(database: Database) -> None:
     session = a_session()
     broken = an_exchange(session, request=b'{"model": "x", "messages": 3}', response=b"<html>no</html>")
     refused = an_exchange(session, response=b'{"error": {"message": "no"}}', end=CallEnd.UPSTREAM_ERROR, status=500)
 
-    async def work(recorder: Recorder) -> None:
+    async with recording(database) as recorder:
         recorder.record(broken)
         recorder.record(refused)
         await recorder.flush(session.attempt_id)
 
-    recording(database, work)
     first, second = calls_of(database, session)
     assert first.raw == {"request": '{"model": "x", "messages": 3}', "response": "<html>no</html>"}
     assert second.raw == {"response": '{"error": {"message": "no"}}'}
@@ -222,16 +216,15 @@ def test_what_cannot_be_read_is_kept_raw(database: Database) -> None:
     assert first.reply is second.reply is None
 
 
-def test_a_cut_answer_is_kept_as_far_as_it_came(database: Database) -> None:
+async def test_a_cut_answer_is_kept_as_far_as_it_came(database: Database) -> None:
     session = a_session()
     whole = an_exchange(session, said="one two three", streamed=True, end=CallEnd.CUT)
     cut = replace(whole, response=whole.response[: whole.response.index(b"three")])
 
-    async def work(recorder: Recorder) -> None:
+    async with recording(database) as recorder:
         recorder.record(cut)
         await recorder.flush(session.attempt_id)
 
-    recording(database, work)
     [found] = calls_of(database, session)
     assert found.reply == {"role": "assistant", "content": "one two"}
     assert not found.complete
@@ -241,10 +234,10 @@ def test_a_cut_answer_is_kept_as_far_as_it_came(database: Database) -> None:
 # --- Accounts -------------------------------------------------------------------------------------------------------
 
 
-def test_accounts_agree_with_the_ledger_and_survive_the_gateway(database: Database) -> None:
+async def test_accounts_agree_with_the_ledger_and_survive_the_gateway(database: Database) -> None:
     session = a_session()
 
-    async def first(recorder: Recorder) -> None:
+    async with recording(database) as recorder:
         assert (await recorder.account(session)).calls == 0
         for end in (CallEnd.ANSWERED, CallEnd.UPSTREAM_BUSY, CallEnd.ANSWERED, CallEnd.STEP_LIMIT):
             response = {} if end is CallEnd.ANSWERED else {"response": b"{}"}
@@ -258,21 +251,18 @@ def test_accounts_agree_with_the_ledger_and_survive_the_gateway(database: Databa
         with database.begin() as connection:
             assert model_calls.account_of(connection, session.attempt_id) == account
 
-    async def second(recorder: Recorder) -> None:
+    async with recording(database) as recorder:
         recorder.record(an_exchange(session))  # before anybody asked
         account = await recorder.account(session)
         assert (account.calls, account.turns) == (5, 3)
         recorder.record(an_exchange(session, tools=()))
         assert (await recorder.account(session)).turns == 3
 
-    recording(database, first)
-    recording(database, second)
 
-
-def test_turns_are_answers_to_requests_with_tools_or_all_where_there_are_none(database: Database) -> None:
+async def test_turns_are_answers_to_requests_with_tools_or_all_where_there_are_none(database: Database) -> None:
     plain, mixed = a_session(), a_session()
 
-    async def work(recorder: Recorder) -> None:
+    async with recording(database) as recorder:
         for session in (plain, mixed):
             await recorder.account(session)
         for _ in range(3):
@@ -283,14 +273,13 @@ def test_turns_are_answers_to_requests_with_tools_or_all_where_there_are_none(da
         assert (await recorder.account(mixed)).turns == 2
         await recorder.flush(mixed.attempt_id)
 
-    recording(database, work)
     assert [call.is_turn for call in calls_of(database, mixed)] == [True, False, True, False]
 
 
-def test_what_came_before_the_first_tools_is_no_turn_any_more(database: Database) -> None:
+async def test_what_came_before_the_first_tools_is_no_turn_any_more(database: Database) -> None:
     session, late = a_session(), a_session()
 
-    async def work(recorder: Recorder) -> None:
+    async with recording(database) as recorder:
         await recorder.account(session)
         for tools, turns in (((), 1), ((), 2), (TOOLS, 1), ((), 1), (TOOLS, 2)):
             recorder.record(an_exchange(session, tools=tools))
@@ -303,27 +292,24 @@ def test_what_came_before_the_first_tools_is_no_turn_any_more(database: Database
             recorder.record(an_exchange(late, tools=tools))  # of an account that is not at hand
         await recorder.flush(late.attempt_id)
 
-    recording(database, work)
     assert [call.is_turn for call in calls_of(database, session)] == [False, False, True, False, True]
     assert [call.is_turn for call in calls_of(database, late)] == [False, True, False]
 
 
-def test_the_ledger_knows_of_tools_when_what_was_said_is_forgotten(database: Database) -> None:
+async def test_the_ledger_knows_of_tools_when_what_was_said_is_forgotten(database: Database) -> None:
     session = a_session()
 
-    async def first(recorder: Recorder) -> None:
+    async with recording(database) as recorder:
         recorder.record(an_exchange(session))
 
-    async def second(recorder: Recorder) -> None:
-        assert (await recorder.account(session)).offered_tools
-
-    recording(database, first)
     with database.begin() as connection:
         model_calls.forget_messages(connection, session.attempt_id)
-    recording(database, second)
+
+    async with recording(database) as recorder:
+        assert (await recorder.account(session)).offered_tools
 
 
-def test_how_the_newest_turn_ended_leaves_out_asides_and_calls_that_the_agent_gave_up(database: Database) -> None:
+async def test_how_the_newest_turn_ended_leaves_out_asides_and_calls_that_the_agent_gave_up(database: Database) -> None:
     session = a_session()
     broken, gone, answered = CallEnd.UPSTREAM_ERROR, CallEnd.CLIENT_GONE, CallEnd.ANSWERED
     calls = [
@@ -335,7 +321,7 @@ def test_how_the_newest_turn_ended_leaves_out_asides_and_calls_that_the_agent_ga
         (broken, (), answered),
     ]
 
-    async def work(recorder: Recorder) -> None:
+    async with recording(database) as recorder:
         assert (await recorder.account(session)).turn_end is None
         for at, (end, tools, turn_end) in enumerate(calls):
             recorder.record(an_exchange(session, end=end, tools=tools))
@@ -344,33 +330,30 @@ def test_how_the_newest_turn_ended_leaves_out_asides_and_calls_that_the_agent_ga
         with database.begin() as connection:
             assert model_calls.account_of(connection, session.attempt_id).turn_end is answered, "an aside that failed"
 
-    recording(database, work)
 
-
-def test_what_is_recorded_while_an_account_is_read_counts_once(database_url: str) -> None:
+async def test_what_is_recorded_while_an_account_is_read_counts_once(database_url: str) -> None:
     database = Dawdling(database_url)
     session = a_session()
 
-    async def work(recorder: Recorder) -> None:
+    async with recording(database) as recorder:
         asked = [asyncio.create_task(recorder.account(session)) for _ in range(3)]
         await asyncio.to_thread(database.has_read.wait)
         recorder.record(an_exchange(session))
         database.may_go_on.set()
-        await asyncio.gather(*asked)
+        assert [account.calls for account in await asyncio.gather(*asked)] == [1, 1, 1]
         assert (await recorder.account(session)).calls == 1
         await recorder.flush(session.attempt_id)
 
-    recording(database, work)
     assert len(calls_of(database, session)) == 1
     database.close()
 
 
-def test_prices_make_dollars_and_a_run_knows_what_it_spent(database: Database, tmp_path: Any) -> None:
+async def test_prices_make_dollars_and_a_run_knows_what_it_spent(database: Database, tmp_path: Any) -> None:
     (tmp_path / "prices.yaml").write_text("replay: {prompt: 10, completion: 100, cached: 1}")
     session = a_session()
     insert(database, "runs", id=session.run_id, name="n", user_name="a", purpose="evaluation", total=1, budget_usd=2.5)
 
-    async def work(recorder: Recorder) -> None:
+    async with recording(database, settings={"model_prices": tmp_path / "prices.yaml"}) as recorder:
         await recorder.account(session)
         assert await recorder.run_spend(session) == (0.0, 2.5)
         recorder.record(an_exchange(session))
@@ -379,17 +362,16 @@ def test_prices_make_dollars_and_a_run_knows_what_it_spent(database: Database, t
         spent, _ = await recorder.run_spend(session)
         assert spent == pytest.approx(account.cost_usd)
 
-    recording(database, work, settings={"model_prices": tmp_path / "prices.yaml"})
     with database.begin() as connection:
         assert model_calls.run_spend(connection, session.run_id)[0] == pytest.approx(0.00164)
 
 
-def test_a_call_costs_what_the_model_costs_that_was_asked_for(database: Database, tmp_path: Any) -> None:
+async def test_a_call_costs_what_the_model_costs_that_was_asked_for(database: Database, tmp_path: Any) -> None:
     (tmp_path / "prices.yaml").write_text("cheap: {prompt: 1, completion: 1}\ndear: {prompt: 1000, completion: 1000}")
     session = a_session(model=ModelChoice(name="cheap"))
     at = {"replica": "http://engine.test/v1", "built_in": False}
 
-    async def work(recorder: Recorder) -> None:
+    async with recording(database, settings={"model_prices": tmp_path / "prices.yaml"}) as recorder:
         await recorder.account(session)
         recorder.record(an_exchange(session, asked_model="dear", **at))
         account = await recorder.account(session)
@@ -398,7 +380,6 @@ def test_a_call_costs_what_the_model_costs_that_was_asked_for(database: Database
         assert (await recorder.account(session)).unpriced_calls == 1, "an engine that does not look at names"
         recorder.record(an_exchange(session, asked_model="dear", request=b"{", response=b"", **at))
 
-    recording(database, work, settings={"model_prices": tmp_path / "prices.yaml"})
     assert calls_of(database, session)[-1].model == "dear"
 
 
@@ -412,22 +393,21 @@ def test_a_run_without_a_budget_is_not_added_up(database: Database) -> None:
     assert not any("sum(" in query for query in queries)
 
 
-def test_counts_beyond_what_a_column_holds_are_cut(database: Database) -> None:
+async def test_counts_beyond_what_a_column_holds_are_cut(database: Database) -> None:
     session = a_session()
     usage = b'{"usage":{"input_tokens":2147483647,"cache_read_input_tokens":2147483647,"output_tokens":1}}'
 
-    async def work(recorder: Recorder) -> None:
+    async with recording(database) as recorder:
         recorder.record(an_exchange(session, dialect=Dialect.MESSAGES, response=usage))
 
-    recording(database, work)
     [found] = calls_of(database, session)
     assert (found.use.prompt, found.use.completion) == (2**31 - 1, 1)
 
 
-def test_an_unknown_price_is_unknown_and_not_nothing(database: Database) -> None:
+async def test_an_unknown_price_is_unknown_and_not_nothing(database: Database) -> None:
     session = a_session(model=ModelChoice(name="my-own"))
 
-    async def work(recorder: Recorder) -> None:
+    async with recording(database) as recorder:
         await recorder.account(session)
         recorder.record(an_exchange(session, upstream_model="gpt-4o", replica="http://engine.test/v1", built_in=False))
         recorder.record(an_exchange(session, end=CallEnd.STEP_LIMIT, response=b"{}"))
@@ -435,18 +415,17 @@ def test_an_unknown_price_is_unknown_and_not_nothing(database: Database) -> None
         assert (account.calls, account.unpriced_calls) == (2, 1)
         assert "cost_usd" not in account.describe()
 
-    recording(database, work)
     assert [call.cost_usd for call in calls_of(database, session)] == [None, 0.0]
 
 
 # --- A ledger that is away ------------------------------------------------------------------------------------------
 
 
-def test_calls_are_kept_back_while_the_ledger_is_away(database_url: str) -> None:
+async def test_calls_are_kept_back_while_the_ledger_is_away(database_url: str) -> None:
     database = Flaky(database_url)
     session = a_session()
 
-    async def work(recorder: Recorder) -> None:
+    async with recording(database) as recorder:
         await recorder.account(session)
         database.away = True
         for _ in range(5):
@@ -460,7 +439,6 @@ def test_calls_are_kept_back_while_the_ledger_is_away(database_url: str) -> None
         database.away = False
         await recorder.flush(session.attempt_id)
 
-    recording(database, work)
     assert len(calls_of(database, session)) == 5
     database.close()
 
@@ -474,11 +452,11 @@ def test_calls_are_kept_back_while_the_ledger_is_away(database_url: str) -> None
         RuntimeError("something else"),
     ],
 )
-def test_no_call_is_lost_to_a_ledger_that_cannot_take_any(database_url: str, fault: Exception) -> None:
+async def test_no_call_is_lost_to_a_ledger_that_cannot_take_any(database_url: str, fault: Exception) -> None:
     database = Flaky(database_url)
     session = a_session()
 
-    async def work(recorder: Recorder) -> None:
+    async with recording(database) as recorder:
         await recorder.account(session)
         database.fault = fault
         recorder.record(an_exchange(session))
@@ -487,7 +465,6 @@ def test_no_call_is_lost_to_a_ledger_that_cannot_take_any(database_url: str, fau
         database.fault = None
         await recorder.flush(session.attempt_id)
 
-    recording(database, work)
     assert len(calls_of(database, session)) == 1
     database.close()
 
@@ -505,12 +482,12 @@ def test_a_pool_without_a_free_connection_is_a_database_that_is_away(database_ur
     database.close()
 
 
-def test_too_much_kept_back_lets_the_oldest_bodies_go_and_no_row(database_url: str) -> None:
+async def test_too_much_kept_back_lets_the_oldest_bodies_go_and_no_row(database_url: str) -> None:
     database = Flaky(database_url)
     session = a_session()
     exchanges = [an_exchange(session, {"role": "user", "content": "x" * 1000}) for _ in range(10)]
 
-    async def work(recorder: Recorder) -> None:
+    async with recording(database, kept_bytes=4 * (len(exchanges[0].request) + len(exchanges[0].response))) as recorder:
         await recorder.account(session)
         database.away = True
         for exchange in exchanges:
@@ -518,31 +495,28 @@ def test_too_much_kept_back_lets_the_oldest_bodies_go_and_no_row(database_url: s
         database.away = False
         await recorder.flush(session.attempt_id)
 
-    recording(database, work, kept_bytes=4 * (len(exchanges[0].request) + len(exchanges[0].response)))
     found = calls_of(database, session)
     assert [bool(call.lost) for call in found] == [True] * 6 + [False] * 4
     assert all(call.use.prompt == 100 for call in found)
     database.close()
 
 
-def test_closing_writes_what_is_left(database: Database) -> None:
+async def test_closing_writes_what_is_left(database: Database) -> None:
     session = a_session()
 
-    async def work(recorder: Recorder) -> None:
+    async with recording(database) as recorder:
         for _ in range(300):
             recorder.record(an_exchange(session))
 
-    recording(database, work)
     assert len(calls_of(database, session)) == 300
 
 
-def test_forgotten_messages_leave_the_counts(database: Database) -> None:
+async def test_forgotten_messages_leave_the_counts(database: Database) -> None:
     session = a_session()
 
-    async def work(recorder: Recorder) -> None:
+    async with recording(database) as recorder:
         recorder.record(an_exchange(session))
 
-    recording(database, work)
     with database.begin() as connection:
         model_calls.forget_messages(connection, session.attempt_id)
         [found] = model_calls.calls_of(connection, session.attempt_id)

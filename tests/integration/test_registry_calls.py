@@ -21,7 +21,7 @@ from app.images.engine_registry import retry_after_s
 from app.images.layer_store import ImageStore, StoredImage, layer_name
 from app.images.logins import Login, login_for
 from app.images.references import Reference
-from app.images.registry_errors import TRIES, Refusal, Refused, persist
+from app.images.registry_errors import TRIES, RefusalKind, RegistryRefusal, persist
 from app.images.registry_layers import Registry
 from app.settings import Settings
 from tests.integration.registry_stand import CONTENT, Fault, Stand, after, sha, standing
@@ -98,9 +98,9 @@ def test_a_registry_that_stays_busy_is_asked_so_often_and_no_more(monkeypatch: p
 
     def once() -> None:
         asked.append(time.monotonic())
-        raise Refused("pull x", "503", Refusal.BUSY)
+        raise RegistryRefusal("pull x", "503", RefusalKind.BUSY)
 
-    with pytest.raises(Refused, match=r"^pull x: 503$"):
+    with pytest.raises(RegistryRefusal, match=r"^pull x: 503$"):
         persist(once, time.monotonic() + 60)
     assert len(asked) == TRIES
 

@@ -18,7 +18,7 @@ import pytest
 from pydantic import SecretStr
 
 from app.agents.base import AgentJob, AgentReport, ModelEndpoint
-from app.agents.framework import Bundle, Command, Ended, Ending, Place, Placement
+from app.agents.framework import AgentEnding, Ended, FrameworkBundle, FrameworkCommand, FrameworkPaths, Placement
 from app.agents.running import FrameworkAgent
 from app.environments import provider_for
 from app.environments.contract import Environment
@@ -83,15 +83,15 @@ class Toy:
     dialect: ClassVar[Dialect] = Dialect.CHAT
     endings: ClassVar[dict[str, EndReason]] = {"fine": EndReason.SUBMITTED}
 
-    def install(self) -> Bundle:
-        return Bundle("toy", self.folder)
+    def install(self) -> FrameworkBundle:
+        return FrameworkBundle("toy", self.folder)
 
     def suits(self, shell: Shell) -> None:
         if self.unsuited:
             raise AgentUnsuitable("expected another C library")
 
-    def command(self, job: AgentJob, place: Place) -> Command:
-        return Command(
+    def command(self, job: AgentJob, place: FrameworkPaths) -> FrameworkCommand:
+        return FrameworkCommand(
             (f"{place.tool}/{self.program}", self.scene),
             env={"TOY_KEY": TOKEN, "HOME_OF_TOY": place.home},
             files={"given/it": b"what was given\n"},
@@ -99,10 +99,10 @@ class Toy:
             stdin=f"{job.description}\nmore\n".encode(),
         )
 
-    def ending(self, ended: Ended) -> Ending:
+    def ending(self, ended: Ended) -> AgentEnding:
         fine = (ended.home / "result").exists()
         reason = EndReason.SUBMITTED if fine else EndReason.AGENT_ERROR
-        return Ending(reason, f"code {ended.returncode}", steps=3, usage={"turns": 3.0})
+        return AgentEnding(reason, f"code {ended.returncode}", steps=3, usage={"turns": 3.0})
 
 
 @dataclass

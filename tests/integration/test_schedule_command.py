@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from sqlalchemy import text
 
+from app.control.calendar import Calendar
 from app.errors import SpecInvalid
 from app.evaluation import Submission
 from app.ledger import accept, results, schedules
@@ -14,7 +15,6 @@ from app.ledger.database import Database
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import ModelChoice, Network, Reuse, Sampling
 from app.settings import Settings
-from app.workers.calendar import Calendar
 from tests.integration.command import CommandLine
 from tests.integration.rows import one
 

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from sqlalchemy import text
 
+from app.control.calendar import Calendar
 from app.errors import InstanceFailed, LaunchUnclear
 from app.ledger import attempts, ends, instances, results, schedules, semaphores
 from app.ledger.admission import QueuedMessage
@@ -26,7 +27,6 @@ from app.scheduling import dispatcher as dispatcher_module
 from app.scheduling.dispatcher import Dispatcher
 from app.scheduling.reconciler import Hands, Reconciler
 from app.settings import Settings
-from app.workers.calendar import Calendar
 from tests.building import RETRY, accepted, claimed
 from tests.patience import eventually
 from tests.services import MakeSettings

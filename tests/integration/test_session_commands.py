@@ -448,13 +448,13 @@ def test_without_a_client_the_helper_and_its_environment_end(program: Path) -> N
         session = made.client()
         session.run("sleep 5678 > /dev/null 2>&1 &", timeout_s=20)
         time.sleep(0.6)
-        assert made.process.poll() is None, "a lane that stays open keeps it"
+        assert made.process.poll() is None, "a connection that stays open keeps it"
         session.close()
         assert made.process.wait(5) == 0
     assert subprocess.run(["pgrep", "-f", "[s]leep 5678"], check=False).returncode == 1
 
 
-def test_the_orphans_time_begins_when_the_last_lane_ends_not_when_it_was_opened(program: Path) -> None:
+def test_the_orphans_time_begins_when_the_last_connection_ends_not_when_it_was_opened(program: Path) -> None:
     with ground(program, as_init=False, orphan_exit_s=1) as made:
         session = made.client()
         time.sleep(1.3)
@@ -463,7 +463,9 @@ def test_the_orphans_time_begins_when_the_last_lane_ends_not_when_it_was_opened(
         assert tell(made.client(), "echo here") == b"here\n"
 
 
-def test_a_client_that_only_had_a_stream_or_lost_its_lane_is_no_orphans_client(program: Path, tmp_path: Path) -> None:
+def test_a_client_that_only_had_a_stream_or_lost_its_connection_is_no_orphans_client(
+    program: Path, tmp_path: Path
+) -> None:
     (tmp_path / "two").write_bytes(b"xx")
     with ground(program, as_init=False, orphan_exit_s=0.4) as made:
         session = made.client()
@@ -508,7 +510,7 @@ def test_when_the_helper_dies_everybody_hears_it(inside: Ground) -> None:
         session.run("true", timeout_s=5)
 
 
-def test_one_whose_main_process_is_killed_leaves_no_lane(program: Path) -> None:
+def test_one_whose_main_process_is_killed_leaves_no_connection(program: Path) -> None:
     with ground(program, as_init=False) as made:
         session = made.client()
         with ThreadPoolExecutor(1) as threads:
@@ -529,7 +531,7 @@ def test_over_stdin_and_stdout_it_is_the_same(program: Path, tmp_path: Path) -> 
         session.run(f"(sleep 0.3; echo x > {tmp_path}/alive) > /dev/null 2>&1 &", timeout_s=20)
         assert session.run("sleep 60", timeout_s=0.3).timed_out
         assert tell(session, "echo next") == b"next\n"
-    assert eventually((tmp_path / "alive").exists), "what was left in the background outlives the lane"
+    assert eventually((tmp_path / "alive").exists), "what was left in the background outlives the connection"
 
 
 def test_a_bridge_leads_to_a_helper_that_listens(program: Path, place: Ground) -> None:

@@ -103,7 +103,7 @@ def test_what_is_no_file_is_not_found(client: SessionClient, tmp_path: Path) -> 
             client.get(path)
 
 
-def test_what_cannot_be_written_says_why_and_the_lane_goes_on(client: SessionClient, tmp_path: Path) -> None:
+def test_what_cannot_be_written_says_why_and_the_connection_goes_on(client: SessionClient, tmp_path: Path) -> None:
     (tmp_path / "plain").write_bytes(b"")
     os.mkfifo(tmp_path / "pipe")
     for path in (str(tmp_path), f"{tmp_path}/plain/below", f"{tmp_path}/pipe"):
@@ -236,7 +236,7 @@ def test_what_no_task_needs_is_refused(client: SessionClient, tmp_path: Path, ki
         client.put_tree(tar_of(member("x", type=kind)), str(tmp_path))
 
 
-def test_what_is_no_tar_is_refused_and_the_lane_goes_on(client: SessionClient, tmp_path: Path) -> None:
+def test_what_is_no_tar_is_refused_and_the_connection_goes_on(client: SessionClient, tmp_path: Path) -> None:
     whole = tar_of(member("x", b"x" * 5000))
     for archive in (b"", b"no tar" * 1000, b"x", os.urandom(4096), whole[:600], whole[:512]):
         with pytest.raises(SpecInvalid, match="tar"):

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from app.environments.prebuilt import binary
-from app.environments.session import Interactive, SessionClient, ShellSession
-from app.environments.session.lane import Lane
+from app.environments.session import InteractiveProgram, SessionClient, ShellSession
+from app.environments.session.connection import HelperConnection
 from app.errors import EnvironmentFailed
 from app.workers.command_logs import CommandLogs
 from tests.integration.session_ground import ground, may_unshare
@@ -199,7 +199,7 @@ def test_another_users_shell_works(client: SessionClient) -> None:
 # --- Streams --------------------------------------------------------------------------------------------------------
 
 
-def until(stream: Interactive, mark: bytes) -> bytes:
+def until(stream: InteractiveProgram, mark: bytes) -> bytes:
     seen = b""
     while mark not in seen:
         piece = stream.read(5)
@@ -258,14 +258,14 @@ def test_a_reader_that_is_about_to_wait_when_it_is_closed_waits_for_nobody_else(
     client: SessionClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = client.stream(["sleep", "60"])
-    about, go_on, wait = threading.Event(), threading.Event(), Lane.wait
+    about, go_on, wait = threading.Event(), threading.Event(), HelperConnection.wait
 
-    def held_up(lane: Lane, timeout_s: float | None) -> bool:
+    def held_up(connection: HelperConnection, timeout_s: float | None) -> bool:
         about.set()
         assert go_on.wait(20)
-        return wait(lane, timeout_s)
+        return wait(connection, timeout_s)
 
-    monkeypatch.setattr(Lane, "wait", held_up)
+    monkeypatch.setattr(HelperConnection, "wait", held_up)
     with ThreadPoolExecutor(1) as threads:
         reading = threads.submit(stream.read)
         assert about.wait(20)

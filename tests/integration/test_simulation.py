@@ -29,12 +29,12 @@ from app.models.instance import InstanceRequest
 from app.models.outcome import Phase, WakeUpMessage
 from app.models.simulation import Simulation
 from app.models.spec import Mode
+from app.simulation import report
+from app.simulation.instances import Instance
+from app.simulation.slots import Seats
 from app.stack import private
 from app.stack.private import PrivateStack, private_stack
 from app.tasks.attempt import publish
-from app.workers import simulation_report
-from app.workers.simulation_actors import Instance
-from app.workers.simulation_seats import Seats
 from tests.building import a_task, new_id
 from tests.patience import eventually
 from tests.services import MakeSettings
@@ -340,7 +340,7 @@ def test_a_private_stack_leaves_neither_processes_nor_files() -> None:
 def test_the_report_adds_up(stack: PrivateStack, flow: MegaFlow) -> None:
     stack.provider().behave(Simulation.of(run_s="constant:0.1", infrastructure=1.0))
     assert states(submitted(flow, 2)) == {"failed": 2}
-    found = simulation_report.report(flow.database, CAPACITY)
+    found = report.report(flow.database, CAPACITY)
     assert found.total.ended == found.total.tasks == sum(found.users[name].tasks for name in found.users)
     assert found.total.retries == sum(found.attempt_ends.values()) - found.total.tasks
     assert found.total.not_measured >= 2

@@ -43,10 +43,10 @@ from app.models.outcome import ArtifactKind, Phase
 from app.models.shell import CancelToken, Shell
 from app.models.spec import EnvironmentKind, Mode, ModelChoice
 from app.settings import Settings
-from app.workers import model_access, stations
+from app.workers import model_access, services
+from app.workers.attempt import carry_out
 from app.workers.lease import StopToken
-from app.workers.rollout import carry_out
-from app.workers.stations import Stations
+from app.workers.services import WorkerServices
 from tests.building import dispatched, ready_instance
 from tests.integration.gateway_ground import MODEL, Engine, request, says
 from tests.services import MakeSettings
@@ -102,8 +102,8 @@ class Ground:
 
     async def play(self, agent: Agent, patch: pytest.MonkeyPatch) -> EndReason:
         """Carry the attempt out with this agent."""
-        here = stations.build(self.settings, pooled=True, max_idle=0)
-        patch.setattr(Stations, "agent", lambda this, name: agent)
+        here = services.build(self.settings, pooled=True, max_idle=0)
+        patch.setattr(WorkerServices, "agent", lambda this, name: agent)
         try:
             return await asyncio.to_thread(carry_out, self.claim, here, self.token)
         finally:
@@ -120,7 +120,7 @@ class Ground:
     def kept(self) -> dict[ArtifactKind, bytes]:
         with self.database.begin() as connection:
             rows = connection.execute(text("SELECT kind, key FROM artifacts WHERE key IS NOT NULL")).all()
-        store = stations.open_store(self.settings.artifacts(), endpoint_url=None)
+        store = services.open_store(self.settings.artifacts(), endpoint_url=None)
         return {ArtifactKind(row.kind): store.get(row.key) for row in rows}
 
     def missing(self, kind: ArtifactKind) -> str:
@@ -133,7 +133,7 @@ class Ground:
     def is_paid_for(self) -> bool:
         """The attempt and its user were charged for one call, and its account was closed."""
         spent = self.row("SELECT spent_usd FROM accounts").spent_usd
-        closed = self.claim.attempt_id not in self.app.parts.recorder._accounts  # type: ignore[attr-defined]
+        closed = self.claim.attempt_id not in self.app.services.recorder._accounts  # type: ignore[attr-defined]
         return closed and self.attempt.cost_usd == pytest.approx(COST_USD) == spent
 
 

@@ -25,7 +25,7 @@ from app.settings import Settings
 from app.stack import doctor, engine, flower, leftovers, lifecycle, supervisor
 from app.stack.home import MARKER, exclusively
 from app.stack.processes import has_ended
-from app.stack.programs import Program, Stage, programs
+from app.stack.programs import Program, StartStage, programs
 from tests.patience import eventually
 
 _WAIT = ("-c", "import signal; signal.pause()")
@@ -36,14 +36,14 @@ def _nothing(line: str) -> None:
 
 
 def _servers(settings: Settings) -> tuple[Program, ...]:
-    return tuple(program for program in programs(settings) if program.stage is Stage.SERVERS)
+    return tuple(program for program in programs(settings) if program.stage is StartStage.SERVERS)
 
 
 def _servers_and(*more: Program) -> Callable[[Settings], tuple[Program, ...]]:
     return lambda settings: (*_servers(settings), *more)
 
 
-def _python(name: str, *arguments: str, stage: Stage = Stage.WORK) -> Program:
+def _python(name: str, *arguments: str, stage: StartStage = StartStage.WORK) -> Program:
     return Program(name, stage, (sys.executable, *arguments), stop_wait_s=2)
 
 
@@ -93,13 +93,13 @@ def test_a_second_up_finds_the_stack_running_and_starts_nothing(settings: Settin
 
 def test_the_whole_stack_comes_up_and_the_doctor_finds_it_well(settings: Settings) -> None:
     found = _up(settings, programs)
-    assert {"nursery", "control", "beat", "flower", "model"} <= set(found.started)
+    assert {"launcher", "control", "beat", "flower", "model"} <= set(found.started)
     looked_at = {check.name: check for check in doctor.checks(settings)}
     for name in ("python", "uv", "ports", "stack", "postgresql", "migrations", "redis", "artifacts"):
         assert looked_at[name].level == "ok", looked_at[name]
     stopped = lifecycle.down(settings, _nothing).programs
     assert set(stopped) == set(found.programs)
-    assert stopped.index("nursery") < stopped.index("gateway") < stopped.index("postgres")
+    assert stopped.index("launcher") < stopped.index("gateway") < stopped.index("postgres")
     assert leftovers.processes(settings) == []
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from app.agents.framework import Bundle
+from app.agents.framework import FrameworkBundle
 from app.agents.installation import Installer
 from app.agents.running import FrameworkAgent
 from app.agents.swe_agent.adapter import SweAgent
-from app.agents.trial import KEY, STARTED, NeverCancelled, Stage
+from app.agents.trial import KEY, STARTED, NeverCancelled, TrialStage
 from app.models.endings import EndReason
 from app.models.spec import Limits
 from app.settings import Settings
@@ -64,17 +64,17 @@ def framework(source: str) -> SweAgent:
 
 
 @pytest.fixture
-def bundle(framework: SweAgent) -> Bundle:
+def bundle(framework: SweAgent) -> FrameworkBundle:
     return framework.install()
 
 
 @pytest.fixture
-def stage(settings: Settings, base_image_tag: str, bundle: Bundle, engine: str) -> Iterator[Stage]:
+def stage(settings: Settings, base_image_tag: str, bundle: FrameworkBundle, engine: str) -> Iterator[TrialStage]:
     with container_stage(settings, base_image_tag, bundle, engine) as made:
         yield made
 
 
-def test_it_solves_a_task_and_leaves_its_trajectory(stage: Stage, framework: SweAgent, tmp_path: Path) -> None:
+def test_it_solves_a_task_and_leaves_its_trajectory(stage: TrialStage, framework: SweAgent, tmp_path: Path) -> None:
     trial = stage.play(FrameworkAgent(framework), "solve", tmp_path, LIMITS, NeverCancelled())
     report = trial.report
     assert report.end_reason is EndReason.SUBMITTED, report
@@ -90,7 +90,7 @@ def test_it_solves_a_task_and_leaves_its_trajectory(stage: Stage, framework: Swe
 
 
 def test_its_commands_run_as_the_tasks_own_and_see_nothing_of_it(
-    stage: Stage, framework: SweAgent, tmp_path: Path
+    stage: TrialStage, framework: SweAgent, tmp_path: Path
 ) -> None:
     trial = stage.play(FrameworkAgent(framework), "look", tmp_path, LIMITS, NeverCancelled())
     assert trial.report.end_reason is EndReason.SUBMITTED, trial.report
@@ -119,7 +119,7 @@ def test_its_commands_run_as_the_tasks_own_and_see_nothing_of_it(
     ],
 )
 def test_endings_by_name(
-    stage: Stage, framework: SweAgent, tmp_path: Path, scene: str, reason: EndReason, said: str
+    stage: TrialStage, framework: SweAgent, tmp_path: Path, scene: str, reason: EndReason, said: str
 ) -> None:
     report = stage.play(FrameworkAgent(framework), scene, tmp_path, LIMITS, NeverCancelled()).report
     assert report.end_reason is reason, report
@@ -127,21 +127,23 @@ def test_endings_by_name(
     assert KEY not in report.detail
 
 
-def test_a_model_that_does_not_answer_is_given_up(stage: Stage, source: str, tmp_path: Path) -> None:
+def test_a_model_that_does_not_answer_is_given_up(stage: TrialStage, source: str, tmp_path: Path) -> None:
     impatient = framework_of(source, call_timeout_s=2)
     report = stage.play(FrameworkAgent(impatient), "silent", tmp_path, LIMITS, NeverCancelled()).report
     assert report.end_reason is EndReason.MODEL_ERROR, report
     assert "Timeout" in report.detail
 
 
-def test_commands_that_take_too_long_end_it_at_the_third(stage: Stage, framework: SweAgent, tmp_path: Path) -> None:
+def test_commands_that_take_too_long_end_it_at_the_third(
+    stage: TrialStage, framework: SweAgent, tmp_path: Path
+) -> None:
     hasty = LIMITS.model_copy(update={"command_timeout_s": 1.0})
     report = stage.play(FrameworkAgent(framework), "slow", tmp_path, hasty, NeverCancelled()).report
     assert report.end_reason is EndReason.AGENT_ERROR, report
     assert "exit_command_timeout" in report.detail
 
 
-def test_its_time_ends_it_with_all_that_it_started(stage: Stage, framework: SweAgent, tmp_path: Path) -> None:
+def test_its_time_ends_it_with_all_that_it_started(stage: TrialStage, framework: SweAgent, tmp_path: Path) -> None:
     short = LIMITS.model_copy(update={"agent_timeout_s": 15.0})
     report = stage.play(FrameworkAgent(framework), "works", tmp_path, short, NeverCancelled()).report
     assert report.end_reason is EndReason.AGENT_TIMEOUT, report
@@ -152,7 +154,7 @@ def test_its_time_ends_it_with_all_that_it_started(stage: Stage, framework: SweA
 
 
 def test_a_setting_that_it_does_not_know_is_told_in_its_words(
-    stage: Stage, framework: SweAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stage: TrialStage, framework: SweAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.agents.swe_agent.adapter.settings", lambda *_: b"agent: {no_such_setting: 1}")
     report = stage.play(FrameworkAgent(framework), "solve", tmp_path, LIMITS, NeverCancelled()).report

@@ -10,10 +10,10 @@ import pytest
 from pydantic import SecretStr
 
 from app.agents.base import AgentJob, ModelEndpoint
-from app.agents.framework import Bundle, Place
+from app.agents.framework import FrameworkBundle, FrameworkPaths
 from app.agents.installation import Installer
 from app.agents.swe_agent.adapter import SweAgent
-from app.agents.trial import KEY, Stage
+from app.agents.trial import KEY, TrialStage
 from app.models.spec import Limits
 from app.settings import Settings
 from tests.integration.inside_ground import container_stage, kept_tools, settings
@@ -47,24 +47,26 @@ asyncio.run(main())
 
 
 @pytest.fixture(scope="module")
-def bundle() -> Bundle:
+def bundle() -> FrameworkBundle:
     return Installer(kept_tools()).python("swe-rex", LOCK, first_use=("-c", "import swerex.deployment.local"))
 
 
 @pytest.fixture
-def stage(settings: Settings, base_image_tag: str, bundle: Bundle) -> Iterator[Stage]:
+def stage(settings: Settings, base_image_tag: str, bundle: FrameworkBundle) -> Iterator[TrialStage]:
     with container_stage(settings, base_image_tag, bundle, "http://127.0.0.1:1/v1") as made:
         yield made
 
 
 def test_its_shell_starts_however_long_the_users_own_file_takes(
-    stage: Stage, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stage: TrialStage, bundle: FrameworkBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapter = SweAgent(Installer(tmp_path), "somewhere")
     monkeypatch.setattr(adapter, "install", lambda: bundle)
     job = AgentJob("t", "a task", "/testbed", Limits(), None, None, None, tmp_path)
     tool = stage.tools_inside[bundle.name]
-    command = adapter.command(job, Place(tool, HOME, "/testbed", ModelEndpoint("http://m/v1", "m", SecretStr(KEY))))
+    command = adapter.command(
+        job, FrameworkPaths(tool, HOME, "/testbed", ModelEndpoint("http://m/v1", "m", SecretStr(KEY)))
+    )
     shell = stage.environment
     shell.put(f"{HOME}/.bashrc", command.files[".bashrc"])
     shell.put(f"{HOME}/program.py", PROGRAM.encode())

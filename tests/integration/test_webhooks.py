@@ -15,12 +15,12 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import text
 
+from app.control.webhooks import SIGNATURE, WEBHOOKS, Webhooks, signature
 from app.errors import SpecInvalid, UnknownName
 from app.ledger import stream, webhooks
 from app.ledger.database import Database
 from app.ledger.events import Fact, append, wake_dispatcher
 from app.settings import Settings
-from app.workers.webhooks import SIGNATURE, WEBHOOKS, Webhooks, signature
 from tests.patience import eventually
 from tests.services import MakeSettings
 

@@ -164,7 +164,7 @@ def test_a_busy_system_raises_no_alarm(database: Database, settings: Settings) -
         working = [threads.submit(busy.keep, loop) for loop in loops]
         try:
             while time.monotonic() < until and not any(one.done() for one in working):
-                seen = audit.look(database, settings, audit.capacity_of(settings), memory)
+                seen = audit.look(database, settings, memory)
                 memory = seen.memory
                 looks += 1
                 assert seen.findings == ()
@@ -175,4 +175,4 @@ def test_a_busy_system_raises_no_alarm(database: Database, settings: Settings) -
     assert looks > 5
     assert busy.claimed > 20
     assert busy.ended > 10
-    assert audit.look(database, settings, audit.capacity_of(settings), memory).findings == ()
+    assert audit.look(database, settings, memory).findings == ()

@@ -75,7 +75,7 @@ def test_whatever_breaks_is_mended_and_the_rest_left_alone(database: Database, i
         before = _healthy(database, fine)
         auditor = Auditor(database, installation)
         auditor.audit()
-        seen = audit.look(database, installation, audit.capacity_of(installation))
+        seen = audit.look(database, installation)
         assert seen.findings == (), [fault.__name__ for fault in breaks]
         assert auditor.audit().findings == ()
         assert _healthy(database, fine) == before

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from app.environments.prebuilt import SOURCES
 from app.environments.session import protocol
-from app.environments.session.protocol import Kind, field, frame
+from app.environments.session.protocol import FrameKind, field, frame
 from tests.services import missing
 
 _HELPER = SOURCES["helper"]
@@ -116,8 +116,8 @@ def put_tree(chance: random.Random) -> bytes:
         if chance.random() < 0.3:
             at = chance.randrange(len(archive) + 1)
             pieces = [archive[:at], archive[at:]]
-        parts = b"".join(frame(Kind.DATA, one) for one in pieces if one)
-        cases.append(frame(Kind.PUT_TREE, field(b"/in")) + parts + frame(Kind.END))
+        parts = b"".join(frame(FrameKind.DATA, one) for one in pieces if one)
+        cases.append(frame(FrameKind.PUT_TREE, field(b"/in")) + parts + frame(FrameKind.END))
     return b"".join(cases)
 
 
@@ -211,12 +211,12 @@ def _request(chance: random.Random) -> bytes:
         lambda: protocol.shell_run(b"true", timeout_ms=50, log_bytes=limit),
         lambda: protocol.stream_open(["none"], cwd="/", user=None, env=NO_VARIABLES, size=(2, 3)),
         lambda: protocol.stream_open(["none"], cwd="/", user=None, env=NO_VARIABLES, size=None),
-        lambda: frame(Kind.PUT, struct.pack("<I", 0o644) + field(b"/in/file")) + frame(Kind.DATA, b"x" * 9),
-        lambda: frame(Kind.GET, field(b"/in/file")),
-        lambda: frame(Kind.GET_TREE, field(b"/in")),
-        lambda: frame(Kind.PUT_TREE, field(b"/in")),
-        lambda: frame(chance.choice(list(Kind)), chance.randbytes(chance.choice(_EDGES[:10]))),
-        lambda: frame(Kind.END),
+        lambda: frame(FrameKind.PUT, struct.pack("<I", 0o644) + field(b"/in/file")) + frame(FrameKind.DATA, b"x" * 9),
+        lambda: frame(FrameKind.GET, field(b"/in/file")),
+        lambda: frame(FrameKind.GET_TREE, field(b"/in")),
+        lambda: frame(FrameKind.PUT_TREE, field(b"/in")),
+        lambda: frame(chance.choice(list(FrameKind)), chance.randbytes(chance.choice(_EDGES[:10]))),
+        lambda: frame(FrameKind.END),
     )  # fmt: skip
     made = bytearray(chance.choice(valid)())
     for _ in range(chance.choice((0, 0, 1, 2, 3))):

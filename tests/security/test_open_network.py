@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.networks import firewall, model_outlet
+from app.environments.networks import firewall, open_model_egress
 from app.environments.runtimes.docker.provider import DockerProvider
 from app.errors import EnvironmentFailed
 from app.host.engine import Engine, engine_of
 from app.models.spec import EnvironmentSpec, Network
 from app.settings import Settings
 from tests.integration.docker_ground import out, provider_of, tags_of
-from tests.integration.outlet_ground import serving
+from tests.integration.egress_servers import serving
 from tests.services import missing
 
 PREFIX = firewall.prefix_of("ns")
@@ -258,7 +258,7 @@ def test_an_open_task_reaches_its_model_all_the_same(
     environment = provider.create(spec, tags_of(settings.installation), timeout_s=60)
     try:
         with serving() as server:
-            url, _ = model_outlet(environment.forward, f"http://127.0.0.1:{server.port}/v1")
+            url, _ = open_model_egress(environment.forward, f"http://127.0.0.1:{server.port}/v1")
             fetch = f'import urllib.request as u; print(u.urlopen("{url}/models", timeout=5).read().decode())'
             assert '"path": "/v1/models"' in out(environment, f"python3 -c '{fetch}'")
     finally:

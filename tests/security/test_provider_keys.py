@@ -179,7 +179,7 @@ async def test_a_name_that_is_resolved_anew_to_such_an_address_is_refused(
         assert (await g.ask(token="t2", model="m"))[0] == 200, "loopback is allowed on a single user's installation"
         addresses[0] = "169.254.169.254"
         await g.app._http.close()  # its connections and what it remembers of names
-        g.app._http = g.app.parts.upstream._http = http_client(5.0)
+        g.app._http = g.app.services.upstream._http = http_client(5.0)
         status, said = await g.ask(token="t2", model="m")
         await g.app._http.close()
         assert (status, g.notes.last.end) == (403, CallEnd.UNAUTHORISED), said
@@ -248,8 +248,8 @@ def test_of_all_processes_of_a_stack_the_gateway_alone_has_keys(stack: Settings)
     assert with_keys == {gateway}
     for name in (b"OPENAI_API_KEY", b"ANTHROPIC_AUTH_TOKEN", b"SOME_ENGINE_KEY", b"UNUSUAL"):
         assert name + b"=" in _environ(gateway)
-    nursery = next(one.pid for one in supervisor.states(stack) if one.name == "nursery")
-    assert b"AWS_SECRET_ACCESS_KEY=of-the-store" in _environ(nursery), "artifacts are stored from there"
+    launcher = next(one.pid for one in supervisor.states(stack) if one.name == "launcher")
+    assert b"AWS_SECRET_ACCESS_KEY=of-the-store" in _environ(launcher), "artifacts are stored from there"
     for file in (stack.home / "run").rglob("*"):
         if file.is_file():
             assert SECRET.encode() not in file.read_bytes(), file
@@ -266,10 +266,10 @@ def test_of_all_processes_of_a_stack_the_gateway_alone_has_keys(stack: Settings)
 def test_a_worker_that_is_started_by_hand_drops_the_keys(tmp_path: Path) -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("MEGAFLOW_")}
     environ |= {"MEGAFLOW_HOME": str(tmp_path), "OPENAI_API_KEY": SECRET, "AWS_SECRET_ACCESS_KEY": "of-the-store"}
-    command = [sys.executable, "-c", "from app.cli import main; main()", "worker", "nursery"]
+    command = [sys.executable, "-c", "from app.cli import main; main()", "worker", "launcher"]
     with subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as worker:
         try:
-            eventually(lambda: (tmp_path / "run" / "nursery.sock").exists() or worker.poll() is not None)
+            eventually(lambda: (tmp_path / "run" / "launcher.sock").exists() or worker.poll() is not None)
             assert worker.poll() is None
             found = _environ(worker.pid)
         finally:

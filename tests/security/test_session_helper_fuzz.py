@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.session.protocol import Kind, field, frame
+from app.environments.session.protocol import FrameKind, field, frame
 from tests.security.fuzzed_helper import Target, built, frames, fuzz, put_tree, running
 
 TARGETS = pytest.mark.parametrize("make", [put_tree, frames], ids=["archives", "frames"])
@@ -40,4 +40,4 @@ def test_much_broken_input_is_refused(target: Target, make: Callable[[random.Ran
 
 @pytest.mark.parametrize("path", [b"", b"/", b"x"])
 def test_a_path_without_folders_is_read_to_its_end_only(target: Target, path: bytes) -> None:
-    target.send(frame(Kind.PUT, bytes(4) + field(path)) + frame(Kind.END))
+    target.send(frame(FrameKind.PUT, bytes(4) + field(path)) + frame(FrameKind.END))

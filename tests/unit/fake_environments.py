@@ -12,7 +12,7 @@ from typing import Any
 
 from app.environments.contract import CommandResult, Forward, ResetProof, Route, Serve, Stats, Tags
 from app.errors import EnvironmentFailed, ImageUnavailable
-from app.models.shell import Interactive, StatefulShell
+from app.models.shell import InteractiveProgram, StatefulShell
 from app.models.spec import EnvironmentSpec
 
 
@@ -87,7 +87,7 @@ class FakeEnvironment:
         tty: bool = False,
         rows: int = 24,
         columns: int = 80,
-    ) -> Interactive:
+    ) -> InteractiveProgram:
         raise NotImplementedError
 
     def forward(self, port: int, serve: Serve) -> Forward:

@@ -11,7 +11,7 @@ import yaml
 from app.agents.base import AgentJob, ModelEndpoint
 from app.agents.catalogue import AGENTS, Traits
 from app.agents.claude_code.adapter import ClaudeCode
-from app.agents.framework import Command, Place
+from app.agents.framework import FrameworkCommand, FrameworkPaths
 from app.agents.installation import Installer
 from app.agents.mini_swe_agent.adapter import MiniSweAgent
 from app.cli.submission_options import arguments_of
@@ -75,13 +75,13 @@ def test_the_option_is_a_key_and_all_that_follows() -> None:
             arguments_of(wrong)
 
 
-def command_of(agent: ClaudeCode | MiniSweAgent, tmp_path: Path, arguments: dict[str, str]) -> Command:
+def command_of(agent: ClaudeCode | MiniSweAgent, tmp_path: Path, arguments: dict[str, str]) -> FrameworkCommand:
     job = AgentJob(
         task_name="t", description="Fix it.", workdir="/testbed", limits=Limits(), model=None, solution=None,
         solution_files=None, scratch=tmp_path, arguments=arguments,
     )  # fmt: skip
     model = ModelEndpoint("http://127.0.0.1:4000/v1", "a-model")
-    return agent.command(job, Place(tool="/tool", home="/home", workdir="/testbed", model=model, bridge=None))
+    return agent.command(job, FrameworkPaths(tool="/tool", home="/home", workdir="/testbed", model=model, bridge=None))
 
 
 def test_claude_code_gets_its_thinking_and_its_prompt(tmp_path: Path) -> None:

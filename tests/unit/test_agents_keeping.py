@@ -65,7 +65,7 @@ def test_a_keeper_that_fails_ends_its_program(tmp_path: Path) -> None:
     code = (
         "import os, sys; from app.agents.running import keeper\n"
         "def fail(*_): raise RuntimeError('unforeseen')\n"
-        "keeper.Kept.await_end = fail\n"
+        "keeper.ChildProgram.await_end = fail\n"
         "keeper.main(os.pipe()[0], os.pipe()[1], 1.0, ['sleep', '1000'])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)

@@ -18,8 +18,8 @@ import pytest
 from pydantic import SecretStr
 
 from app.agents.base import AgentJob, ModelEndpoint
-from app.agents.framework import Ended, Ending, Place, Placement, Stop
-from app.agents.frameworks import FRAMEWORKS, Making, framework_named
+from app.agents.framework import AgentEnding, Ended, FrameworkPaths, Placement, Stop
+from app.agents.frameworks import FRAMEWORKS, FrameworkOptions, framework_named
 from app.agents.installation import Installer
 from app.agents.openhands.adapter import OpenHands
 from app.agents.running import collecting
@@ -172,7 +172,9 @@ def test_every_result_that_an_adapter_inside_reads_is_named(tmp_path: Path, monk
         task_name="t", description="", workdir="/testbed", limits=Limits(), model=None, solution=None,
         solution_files=None, scratch=tmp_path,
     )  # fmt: skip
-    place = Place(tool="/tool", home="/home", workdir="/testbed", model=ModelEndpoint("http://engine.test/v1", "m"))
+    place = FrameworkPaths(
+        tool="/tool", home="/home", workdir="/testbed", model=ModelEndpoint("http://engine.test/v1", "m")
+    )
     assert OpenHands(Installer(tmp_path)).command(job, place).results == ("result.json",)
     assert SweAgent(Installer(tmp_path), "x").command(job, place).results == ("output/task/task.traj",)
 
@@ -273,10 +275,10 @@ class Says:
     version: ClassVar[str] = "1"
     dialect: ClassVar[Dialect] = Dialect.CHAT
 
-    def ending(self, ended: Ended) -> Ending:
+    def ending(self, ended: Ended) -> AgentEnding:
         if isinstance(self.answer, Exception):
             raise self.answer
-        found: Ending = self.answer
+        found: AgentEnding = self.answer
         return found
 
 
@@ -286,7 +288,7 @@ def ended(folder: Path, returncode: int = 0) -> Ended:
     return Ended(Stop.ITSELF, returncode, folder / "out", folder / "err", folder)
 
 
-def tell(answer: Any, at: Ended, placement: Placement = Placement.INSIDE, **more: bool) -> Ending:
+def tell(answer: Any, at: Ended, placement: Placement = Placement.INSIDE, **more: bool) -> AgentEnding:
     return told(Says(answer, placement), at, **more)  # type: ignore[arg-type]
 
 
@@ -301,13 +303,13 @@ def tell(answer: Any, at: Ended, placement: Placement = Placement.INSIDE, **more
     ],
 )
 def test_counts_that_are_none_are_not_kept_and_the_ending_is(tmp_path: Path, steps: Any, usage: Any) -> None:
-    ending = tell(Ending(EndReason.SUBMITTED, "", steps, usage), ended(tmp_path))
+    ending = tell(AgentEnding(EndReason.SUBMITTED, "", steps, usage), ended(tmp_path))
     assert (ending.reason, ending.steps, ending.usage) == (EndReason.SUBMITTED, None, {})
 
 
 def test_counts_are_kept_and_not_too_many(tmp_path: Path) -> None:
     usage: Any = {"a": 1, "b": 0.5, "bad": None} | {f"n{number}": 1 for number in range(1000)}
-    ending = tell(Ending(EndReason.SUBMITTED, "x\0\ud800" + "y" * 9999, 3, usage), ended(tmp_path))
+    ending = tell(AgentEnding(EndReason.SUBMITTED, "x\0\ud800" + "y" * 9999, 3, usage), ended(tmp_path))
     assert ending.steps == 3
     assert {"a": 1.0, "b": 0.5}.items() <= ending.usage.items()
     assert len(ending.usage) == 64
@@ -339,8 +341,8 @@ def test_a_result_that_is_nested_without_end_is_none(tmp_path: Path) -> None:
 
 # --- Its signals ----------------------------------------------------------------------------------------------------
 
-FINE = Ending(EndReason.SUBMITTED)
-OURS = Ending(EndReason.INFRASTRUCTURE, "killed")
+FINE = AgentEnding(EndReason.SUBMITTED)
+OURS = AgentEnding(EndReason.INFRASTRUCTURE, "killed")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -356,7 +358,7 @@ def test_no_adapter_inside_can_have_an_attempt_done_again_for_a_crash(tmp_path: 
     at = ended(tmp_path, -signal.SIGSEGV)
     assert tell(OURS, at).reason is EndReason.AGENT_ERROR
     assert tell(OURS, at, Placement.OUTSIDE).reason is EndReason.INFRASTRUCTURE
-    making = Making(Installer(tmp_path, may_install=False))
+    making = FrameworkOptions(Installer(tmp_path, may_install=False))
     for name in FRAMEWORKS:
         framework = framework_named(name, making)
         if framework.placement is Placement.INSIDE:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from app.agents.base import AgentJob
-from app.agents.recorded import Command, Edit, Insert, Write, actions, recorded_run
+from app.agents.recorded import Edit, Insert, RecordedCommand, Write, actions, recorded_run
 from app.agents.replay import ReplayAgent
 from app.errors import SpecInvalid
 from app.models.endings import EndReason
@@ -234,8 +234,8 @@ def test_actions_are_read_as_what_they_are() -> None:
         ("str_replace_editor", {"command": "insert", "path": "/h", "insert_line": 0, "new_str": "l"}),
     )
     assert actions(told) == [
-        Command("make", apart=True, cwd="/src", background=True),
-        Command("as a text"),
+        RecordedCommand("make", apart=True, cwd="/src", background=True),
+        RecordedCommand("as a text"),
         Write("/new", "x"),
         Edit("/f", "a", "b", everywhere=True),
         Write("/g", "all"),
@@ -262,7 +262,7 @@ def test_what_other_branches_did_is_done_in_its_place_and_what_nobody_did_is_not
         ],
         "subagent_trajectories": [{"steps": below, "subagent_trajectories": [{"steps": [step(3, "Bash", "deeper")]}]}],
     }
-    texts = [action.text for action in actions(json.dumps(told).encode()) if isinstance(action, Command)]
+    texts = [action.text for action in actions(json.dumps(told).encode()) if isinstance(action, RecordedCommand)]
     assert texts == ["first", "by a sub-agent", "deeper", "last"]
 
 

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from app.agents.base import AgentJob, ModelEndpoint
 from app.agents.claude_code.adapter import ClaudeCode
-from app.agents.framework import Command, Ended, Place, Stop
+from app.agents.framework import Ended, FrameworkCommand, FrameworkPaths, Stop
 from app.agents.installation import Installer
 from app.models.endings import EndReason
 from app.models.spec import Limits
@@ -47,12 +47,12 @@ def agent(tmp_path: Path) -> ClaudeCode:
 
 
 @pytest.fixture
-def place() -> Place:
+def place() -> FrameworkPaths:
     model = ModelEndpoint("http://127.0.0.1:4000/v1", "a-model", SecretStr(KEY))
-    return Place(tool="/tools/claude-code", home="/home-of-it", workdir="/testbed", model=model)
+    return FrameworkPaths(tool="/tools/claude-code", home="/home-of-it", workdir="/testbed", model=model)
 
 
-def told(agent: ClaudeCode, place: Place, limits: Limits, task: str = "Mend it.") -> Command:
+def told(agent: ClaudeCode, place: FrameworkPaths, limits: Limits, task: str = "Mend it.") -> FrameworkCommand:
     job = AgentJob(
         task_name="t", description=task, workdir="/testbed", limits=limits, model=None, solution=None,
         solution_files=None, scratch=Path("/nowhere"),
@@ -66,7 +66,7 @@ def ended(folder: Path, *lines: str, code: int = 1, stderr: str = "") -> Ended:
     return Ended(Stop.ITSELF, code, folder / "out", folder / "err", folder)
 
 
-def test_the_limits_reach_it(agent: ClaudeCode, place: Place) -> None:
+def test_the_limits_reach_it(agent: ClaudeCode, place: FrameworkPaths) -> None:
     limits = Limits(max_steps=7, command_timeout_s=45, max_turn_tokens=900, context_tokens=50_000)
     command = told(agent, place, limits)
     words = command.argv[1:]
@@ -77,12 +77,12 @@ def test_the_limits_reach_it(agent: ClaudeCode, place: Place) -> None:
     assert (env["CLAUDE_CODE_MAX_OUTPUT_TOKENS"], env["CLAUDE_CODE_AUTO_COMPACT_WINDOW"]) == ("900", "50000")
 
 
-def test_limits_that_nobody_set_are_its_own(agent: ClaudeCode, place: Place) -> None:
+def test_limits_that_nobody_set_are_its_own(agent: ClaudeCode, place: FrameworkPaths) -> None:
     env = told(agent, place, Limits()).env
     assert {"CLAUDE_CODE_MAX_OUTPUT_TOKENS", "CLAUDE_CODE_AUTO_COMPACT_WINDOW"}.isdisjoint(env)
 
 
-def test_its_model_is_the_tasks_whatever_it_asks_for(agent: ClaudeCode, place: Place) -> None:
+def test_its_model_is_the_tasks_whatever_it_asks_for(agent: ClaudeCode, place: FrameworkPaths) -> None:
     env = told(agent, place, Limits()).env
     assert env["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:4000"
     models = [value for name, value in env.items() if name.endswith("_MODEL")]
@@ -90,20 +90,20 @@ def test_its_model_is_the_tasks_whatever_it_asks_for(agent: ClaudeCode, place: P
     assert set(models) == {"a-model"}
 
 
-def test_the_key_is_in_the_variables_alone(agent: ClaudeCode, place: Place) -> None:
+def test_the_key_is_in_the_variables_alone(agent: ClaudeCode, place: FrameworkPaths) -> None:
     command = told(agent, place, Limits())
     assert command.env["ANTHROPIC_API_KEY"] == KEY
     assert not any(KEY in word for word in command.argv)
     assert not any(KEY.encode() in content for content in command.files.values())
 
 
-def test_its_commands_lose_every_variable_of_ours(agent: ClaudeCode, place: Place) -> None:
+def test_its_commands_lose_every_variable_of_ours(agent: ClaudeCode, place: FrameworkPaths) -> None:
     command = told(agent, place, Limits())
     (first,) = (content.decode() for name, content in command.files.items() if name.endswith(".sh"))
     assert set(command.env) == set(first.split()[1:])
 
 
-def test_a_text_of_any_length_is_its_input(agent: ClaudeCode, place: Place) -> None:
+def test_a_text_of_any_length_is_its_input(agent: ClaudeCode, place: FrameworkPaths) -> None:
     text = "ü" * 200_000
     command = told(agent, place, Limits(), text)
     assert command.stdin == text.encode()

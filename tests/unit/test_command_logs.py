@@ -64,5 +64,5 @@ def test_a_log_that_cannot_be_written_is_cut_and_costs_nothing_else(tmp_path: Pa
     log.write(b"lost")
     log.write(b"and this")
     log.close()
-    assert "the first 0 bytes of it are 0001.stdout" in log.told(12)
-    assert "could not be written" in log.told(12)
+    assert "the first 0 bytes of it are 0001.stdout" in log.location(12)
+    assert "could not be written" in log.location(12)

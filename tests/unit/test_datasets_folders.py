@@ -13,7 +13,7 @@ from app.datasets import load
 from app.datasets.base import Reading
 from app.errors import DatasetInvalid
 from app.grading import grader_for
-from app.grading.base import Submission
+from app.grading.base import GradingInput
 from app.models.spec import AgentTask, Bundle, EnvironmentKind, Network, Reuse, ScriptGoal, ScriptSolution
 from tests.unit.folder_shell import FolderShell
 
@@ -347,7 +347,7 @@ def test_a_terminal_bench_task_says_more_in_our_words(tmp_path: Path) -> None:
 
 def judged(task: AgentTask, tmp_path: Path) -> float | None:
     assert isinstance(task.goal, ScriptGoal)
-    submission = Submission(task, None, STORED[task.goal.tests.sha256])
+    submission = GradingInput(task, None, STORED[task.goal.tests.sha256])
     return grader_for(task.goal).grade(submission, FolderShell(tmp_path / "environment", "/app")).verdict.reward
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from app.errors import SpecInvalid
 from app.model_service.dialects import codec_for
-from app.model_service.dialects.identity import exact, same
+from app.model_service.dialects.identity import exact_digest, meaning_digest
 from app.models.model_calls import Dialect, TokenUse
 
 CHAT, RESPONSES, MESSAGES = (codec_for(dialect) for dialect in (Dialect.CHAT, Dialect.RESPONSES, Dialect.MESSAGES))
@@ -173,13 +173,13 @@ def test_what_is_no_request_is_refused(codec: Any, asked: dict[str, Any]) -> Non
     ],
 )
 def test_wishes_are_cut(codec: Any, given: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert codec.limited(given, 100) == {**given, **expected}
+    assert codec.with_max_tokens(given, 100) == {**given, **expected}
 
 
 def test_a_budget_for_thinking_stays_below_the_bound() -> None:
     given = {"max_tokens": 32000, "thinking": {"type": "enabled", "budget_tokens": 31999}}
-    assert MESSAGES.limited(given, 8000)["thinking"] == {"type": "enabled", "budget_tokens": 4000}
-    assert MESSAGES.limited(given, 32000)["thinking"]["budget_tokens"] == 31999
+    assert MESSAGES.with_max_tokens(given, 8000)["thinking"] == {"type": "enabled", "budget_tokens": 4000}
+    assert MESSAGES.with_max_tokens(given, 32000)["thinking"]["budget_tokens"] == 31999
 
 
 # --- Anthropic's messages -------------------------------------------------------------------------------------------
@@ -346,9 +346,9 @@ def test_what_makes_no_other_message() -> None:
         "role": "assistant",
         "tool_calls": [{"name": "f", "id": "new", "arguments": '{"b":2,"a":1}'}],
     }
-    assert same(one) == same(other)
-    assert exact(one) != exact(other)
-    assert same({"role": "tool", "content": "", "tool_call_id": "1"}) == same(
+    assert meaning_digest(one) == meaning_digest(other)
+    assert exact_digest(one) != exact_digest(other)
+    assert meaning_digest({"role": "tool", "content": "", "tool_call_id": "1"}) == meaning_digest(
         {"role": "tool", "content": [], "tool_call_id": "2"}
     )
 
@@ -363,4 +363,4 @@ def test_what_makes_no_other_message() -> None:
     ],
 )
 def test_what_makes_another(other: dict[str, Any]) -> None:
-    assert same({"role": "assistant", "content": "x"}) != same(other)
+    assert meaning_digest({"role": "assistant", "content": "x"}) != meaning_digest(other)

@@ -75,7 +75,7 @@ async def test_what_a_model_says_neither_ends_nor_breaks_a_stream(dialect: Diale
     async def end_of(content: bytes) -> CallEnd:
         content = content.replace(b"\n", line_end)
         stream = stream_of(dialect, [content[at : at + size] for at in range(0, len(content), size)])
-        assert await passed(stream) == content == stream.kept
+        assert await passed(stream) == content == stream.recorded
         return stream.end
 
     talk, last = TALK[dialect]
@@ -94,13 +94,13 @@ async def test_an_error_in_a_stream_shows_no_key(size: int) -> None:
     content = said("a") + b'data: {"error": {"message": "wrong key ' + KEY.encode() + b'"}}\n\ndata: [DONE]\n\n'
     stream = stream_of(Dialect.CHAT, [content[at : at + size] for at in range(0, len(content), size)], keys)
     shown = await passed(stream)
-    assert shown == stream.kept == content.replace(KEY.encode(), b"[key]")
+    assert shown == stream.recorded == content.replace(KEY.encode(), b"[key]")
     cut = stream_of(Dialect.CHAT, [said("a"), b'data: {"error": "' + KEY.encode()], keys)
-    assert KEY.encode() not in await passed(cut) + cut.kept, "also in a line that has no end"
+    assert KEY.encode() not in await passed(cut) + cut.recorded, "also in a line that has no end"
 
 
 async def test_of_a_very_long_stream_the_end_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "KEPT_BYTES", 400)
+    monkeypatch.setattr(relay, "RECORDED_BYTES", 400)
     monkeypatch.setattr(relay, "TAIL_BYTES", 400)
 
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3}}\n\n'
@@ -108,9 +108,9 @@ async def test_of_a_very_long_stream_the_end_is_kept_too(monkeypatch: pytest.Mon
     stream = stream_of(Dialect.CHAT, [content[at : at + 33] for at in range(0, len(content), 33)])
     assert await passed(stream) == content
     assert stream.cut_off
-    assert len(stream.kept) < 900
-    assert codec_for(Dialect.CHAT).usage(stream.kept, streamed=True).total == 10
-    words = codec_for(Dialect.CHAT).reply(stream.kept, streamed=True).message["content"]
+    assert len(stream.recorded) < 900
+    assert codec_for(Dialect.CHAT).usage(stream.recorded, streamed=True).total == 10
+    words = codec_for(Dialect.CHAT).reply(stream.recorded, streamed=True).message["content"]
     assert words.startswith("word 0word 1")
     assert words.endswith("word 49")
 

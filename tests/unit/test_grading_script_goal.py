@@ -12,7 +12,7 @@ import pytest
 from app.artifacts.bundles import pack
 from app.errors import GradingFailed, TestRunnerMissing
 from app.grading import grader_for, script_goal
-from app.grading.base import Grade, Submission
+from app.grading.base import Grade, GradingInput
 from app.models.shell import CommandResult
 from app.models.spec import AgentTask, Bundle, EnvironmentSpec, Limits, ScriptGoal, ServiceScript
 from tests.unit.folder_shell import FolderShell
@@ -40,7 +40,7 @@ def grade(shell: FolderShell, script: str, *, timeout_s: float = 30.0, goal: Scr
         goal=goal,
         limits=Limits(grading_timeout_s=timeout_s),
     )
-    return grader_for(goal).grade(Submission(task, None, pack(folder)[1]), shell)
+    return grader_for(goal).grade(GradingInput(task, None, pack(folder)[1]), shell)
 
 
 def test_a_number_in_reward_txt_is_the_reward_whatever_the_exit_code(shell: FolderShell) -> None:
@@ -234,7 +234,7 @@ def test_the_script_starts_in_the_tasks_working_folder(shell: FolderShell) -> No
 def test_a_task_without_its_tests_folder_is_not_measured(shell: FolderShell) -> None:
     task = AgentTask(name="t", description="d", environment=EnvironmentSpec(image="i"), goal=GOAL)
     with pytest.raises(GradingFailed, match="expected the task's tests folder"):
-        grader_for(GOAL).grade(Submission(task, None, None), shell)
+        grader_for(GOAL).grade(GradingInput(task, None, None), shell)
 
 
 class Starved(FolderShell):

@@ -13,7 +13,7 @@ import pytest
 
 from app.errors import GradingFailed, TestRunnerMissing
 from app.grading import grader_for, tests_goal
-from app.grading.base import Grade, Submission
+from app.grading.base import Grade, GradingInput
 from app.grading.tests_goal import END, START, apply_patch, between_markers, touched_files
 from app.models.outcome import TestStatus
 from app.models.shell import CommandResult
@@ -88,7 +88,7 @@ def grade(shell: FolderShell, patch: bytes | None, **changes) -> Grade:
         goal=goal,
         limits=Limits(grading_timeout_s=timeout_s),
     )
-    return grader_for(goal).grade(Submission(task, patch, None), shell)
+    return grader_for(goal).grade(GradingInput(task, patch, None), shell)
 
 
 def test_a_patch_that_mends_the_bug_gets_reward_1_and_the_whole_report_is_kept(shell: FolderShell) -> None:

@@ -9,25 +9,25 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.images.eviction import Held, Layer, choose_victims, freed_bytes, total_bytes
+from app.images.eviction import HeldImage, ImageLayer, choose_victims, freed_bytes, total_bytes
 
 KEYS = "abcdefg"
 
 
 @st.composite
-def hosts(draw: st.DrawFn) -> list[Held]:
+def hosts(draw: st.DrawFn) -> list[HeldImage]:
     """Images that share layers: each is a path in a tree, as on an engine."""
     parents = draw(st.lists(st.integers(-1, 20), min_size=1, max_size=12))
     sizes = draw(st.lists(st.integers(0, 100), min_size=len(parents), max_size=len(parents)))
 
-    def chain(number: int) -> tuple[Layer, ...]:
+    def chain(number: int) -> tuple[ImageLayer, ...]:
         parent = min(parents[number], number - 1)
         below = chain(parent) if parent >= 0 else ()
-        return (*below, Layer(str(number), sizes[number]))
+        return (*below, ImageLayer(str(number), sizes[number]))
 
     tops = draw(st.lists(st.integers(0, len(parents) - 1), max_size=7, unique=True))
     used = draw(st.lists(st.integers(0, 5), min_size=len(tops), max_size=len(tops)))
-    return [Held(f"id-{KEYS[n]}", frozenset(KEYS[n]), chain(top), float(used[n])) for n, top in enumerate(tops)]
+    return [HeldImage(f"id-{KEYS[n]}", frozenset(KEYS[n]), chain(top), float(used[n])) for n, top in enumerate(tops)]
 
 
 QUEUES = st.lists(st.sampled_from(KEYS), max_size=12)
@@ -36,7 +36,7 @@ NEEDS = st.integers(-10, 600)
 
 @given(hosts(), QUEUES, st.sets(st.sampled_from([f"id-{key}" for key in KEYS])), NEEDS)
 def test_what_is_in_use_stays_and_enough_goes_when_enough_may(
-    images: list[Held], queue: list[str], in_use: set[str], need: int
+    images: list[HeldImage], queue: list[str], in_use: set[str], need: int
 ) -> None:
     victims = choose_victims(images, queue, in_use, need)
     assert len(victims) == len(set(victims))
@@ -46,7 +46,7 @@ def test_what_is_in_use_stays_and_enough_goes_when_enough_may(
 
 
 @given(hosts(), QUEUES, NEEDS)
-def test_no_victim_is_needless(images: list[Held], queue: list[str], need: int) -> None:
+def test_no_victim_is_needless(images: list[HeldImage], queue: list[str], need: int) -> None:
     victims = choose_victims(images, queue, (), need)
     if freed_bytes(images, victims) >= need:
         assert all(freed_bytes(images, set(victims) - {one}) < need for one in victims)
@@ -54,7 +54,7 @@ def test_no_victim_is_needless(images: list[Held], queue: list[str], need: int) 
 
 @given(hosts())
 @settings(max_examples=40)
-def test_what_is_freed_is_what_the_rest_does_not_hold(images: list[Held]) -> None:
+def test_what_is_freed_is_what_the_rest_does_not_hold(images: list[HeldImage]) -> None:
     for count in range(len(images) + 1):
         for gone in combinations([image.id for image in images], count):
             rest = [image for image in images if image.id not in gone]
@@ -63,14 +63,14 @@ def test_what_is_freed_is_what_the_rest_does_not_hold(images: list[Held]) -> Non
 
 def test_the_furthest_in_the_future_goes_first_and_of_those_nobody_needs_the_longest_unused() -> None:
     last_used = {"a": 9.0, "b": 9.0, "c": 2.0, "d": 1.0}
-    images = [Held(f"id-{key}", frozenset(key), (Layer(key, 10),), used) for key, used in last_used.items()]
+    images = [HeldImage(f"id-{key}", frozenset(key), (ImageLayer(key, 10),), used) for key, used in last_used.items()]
     assert choose_victims(images, ["a", "b", "a"], (), 35) == ["id-d", "id-c", "id-b", "id-a"]
     assert choose_victims(images, ["a", "b", "a"], (), 21) == ["id-d", "id-c", "id-b"]
 
 
 def test_a_layer_stays_for_as_long_as_one_image_has_it() -> None:
-    base = Layer("base", 400)
-    images = [Held(f"id-{key}", frozenset(key), (base, Layer(key, 20)), 0.0) for key in "abc"]
+    base = ImageLayer("base", 400)
+    images = [HeldImage(f"id-{key}", frozenset(key), (base, ImageLayer(key, 20)), 0.0) for key in "abc"]
     assert choose_victims(images, "abc", (), 30) == ["id-c", "id-b"]
     assert freed_bytes(images, {"id-c", "id-b"}) == 40
     assert choose_victims(images, "abc", {"id-a"}, 1000) == ["id-c", "id-b"]
@@ -81,7 +81,7 @@ def test_a_layer_stays_for_as_long_as_one_image_has_it() -> None:
 
 def pulls_of_ours(requests: Sequence[str], room: int) -> int:
     """Images of one size on a disk for `room` of them; what is asked for now may not go."""
-    here: dict[str, Held] = {}
+    here: dict[str, HeldImage] = {}
     pulls = 0
     for place, key in enumerate(requests):
         if key not in here:
@@ -89,7 +89,7 @@ def pulls_of_ours(requests: Sequence[str], room: int) -> int:
             need = len(here) + 1 - room
             for victim in choose_victims(list(here.values()), requests[place:], (), need):
                 del here[victim]
-            here[key] = Held(key, frozenset(key), (Layer(key, 1),), float(place))
+            here[key] = HeldImage(key, frozenset(key), (ImageLayer(key, 1),), float(place))
     return pulls
 
 
@@ -117,11 +117,11 @@ def test_no_other_choice_pulls_less_when_images_are_of_one_size(requests: list[s
 
 
 def test_what_a_set_up_made_goes_before_the_image_and_before_others_that_nobody_needs() -> None:
-    base, top = Layer("base", 100), Layer("top", 10)
-    made = Held("made", frozenset("a"), (base, top), used_at=9.0, derived=True)
-    image = Held("image", frozenset("a"), (base,), used_at=5.0)
-    other = Held("other", frozenset("b"), (Layer("other", 50),), used_at=1.0)
-    needed = Held("needed", frozenset("c"), (Layer("needed", 50),), used_at=0.0)
+    base, top = ImageLayer("base", 100), ImageLayer("top", 10)
+    made = HeldImage("made", frozenset("a"), (base, top), used_at=9.0, derived=True)
+    image = HeldImage("image", frozenset("a"), (base,), used_at=5.0)
+    other = HeldImage("other", frozenset("b"), (ImageLayer("other", 50),), used_at=1.0)
+    needed = HeldImage("needed", frozenset("c"), (ImageLayer("needed", 50),), used_at=0.0)
     held = [needed, other, image, made]
     assert choose_victims(held, ["c"], (), 5) == ["made"]
     assert choose_victims(held, ["c"], (), 60) == ["made", "other"]

@@ -17,8 +17,8 @@ from app.images import logins, references
 from app.images.disk_thresholds import Disk, Watermarks, above
 from app.images.engine_index import layers_of
 from app.images.logins import Login, login_for, logins_of
-from app.images.metadata import Book
-from app.images.registry_errors import Refusal, refusal_of, seconds
+from app.images.metadata import ImageMetadata
+from app.images.registry_errors import RefusalKind, refusal_of, seconds
 from app.images.sync import items_of
 from app.models.spec import SEVERAL, Build, Bundle, Compose, EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
@@ -75,18 +75,18 @@ def test_an_image_of_a_dataset_is_synced_once_and_other_recipes_apart() -> None:
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        ('error parsing HTTP 429 response body: unexpected end of JSON input: ""', Refusal.BUSY),
-        ("toomanyrequests: You have reached your pull rate limit.", Refusal.BUSY),
-        ("received unexpected HTTP status: 503 Service Unavailable", Refusal.BUSY),
-        ("manifest unknown", Refusal.ABSENT),
-        ("manifest for 127.0.0.1:5000/x:1 not found: manifest unknown: manifest unknown", Refusal.ABSENT),
-        ("unauthorized: authentication required", Refusal.DENIED),
-        ("pull access denied for x, repository does not exist or may require 'docker login'", Refusal.DENIED),
-        ("no matching manifest for linux/amd64 in the manifest list entries", Refusal.PLATFORM),
-        ('Get "http://127.0.0.1:429/v2/": dial tcp 127.0.0.1:500: connect: connection refused', Refusal.OTHER),
+        ('error parsing HTTP 429 response body: unexpected end of JSON input: ""', RefusalKind.BUSY),
+        ("toomanyrequests: You have reached your pull rate limit.", RefusalKind.BUSY),
+        ("received unexpected HTTP status: 503 Service Unavailable", RefusalKind.BUSY),
+        ("manifest unknown", RefusalKind.ABSENT),
+        ("manifest for 127.0.0.1:5000/x:1 not found: manifest unknown: manifest unknown", RefusalKind.ABSENT),
+        ("unauthorized: authentication required", RefusalKind.DENIED),
+        ("pull access denied for x, repository does not exist or may require 'docker login'", RefusalKind.DENIED),
+        ("no matching manifest for linux/amd64 in the manifest list entries", RefusalKind.PLATFORM),
+        ('Get "http://127.0.0.1:429/v2/": dial tcp 127.0.0.1:500: connect: connection refused', RefusalKind.OTHER),
     ],
 )
-def test_what_a_registry_says_is_understood(said: str, expected: Refusal) -> None:
+def test_what_a_registry_says_is_understood(said: str, expected: RefusalKind) -> None:
     assert refusal_of(said) is expected
 
 
@@ -206,7 +206,7 @@ def test_a_low_mark_that_makes_no_sense_is_the_high_one() -> None:
 
 
 def test_the_book_tells_ours_from_those_that_were_here(tmp_path: Path) -> None:
-    book = Book(Settings(home=tmp_path))
+    book = ImageMetadata(Settings(home=tmp_path))
     book.used("sha256:aa", "x")
     book.made("sha256:bb", "y", ["m/y:1"])
     book.used("sha256:bb", "y")
@@ -223,7 +223,7 @@ def test_the_book_tells_ours_from_those_that_were_here(tmp_path: Path) -> None:
 
 
 def test_who_keeps_an_image_keeps_evictors_off_but_not_other_users(tmp_path: Path) -> None:
-    book = Book(Settings(home=tmp_path))
+    book = ImageMetadata(Settings(home=tmp_path))
     with book.kept("x", timeout_s=1), book.kept("x", timeout_s=1), book.alone(["w", "x"]) as free:
         assert not free
     with book.alone(["w", "x"]) as free:
@@ -233,7 +233,7 @@ def test_who_keeps_an_image_keeps_evictors_off_but_not_other_users(tmp_path: Pat
 
 
 def test_the_book_knows_what_a_project_consists_of_until_nobody_asks_for_it(tmp_path: Path) -> None:
-    book = Book(Settings(home=tmp_path))
+    book = ImageMetadata(Settings(home=tmp_path))
     assert book.parts("compose:x") is None
     before = book.marks()
     book.note_parts("compose:x", {"redis:7": {"image": "redis:7", "build": None}, "build:y": {"image": None}})

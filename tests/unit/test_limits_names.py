@@ -8,7 +8,7 @@ from app.errors import LimitInvalid
 from app.images.task_images import registry_of
 from app.ledger.limits import KINDS, everybody, kind_of
 from app.ledger.timeline import phase_of_limit
-from app.model_service.limiter import Bound, bounds_of
+from app.model_service.limiter import CallLimit, limits_of
 
 WHO = {"user": "alice", "run": "r1", "model": "org/m:7b"}
 
@@ -50,11 +50,11 @@ def test_a_call_is_bound_by_what_is_set_for_it_and_else_for_all() -> None:
         "model_concurrency:model:org/m:7b": 2,
         "model_concurrency:user:bob": 1,
     }
-    found = bounds_of(capacities, WHO, 30)
+    found = limits_of(capacities, WHO, 30)
     assert found == [
-        Bound("model_requests:user:alice", "requests", 5, 1),
-        Bound("model_tokens:run:r1", "tokens", 100, 30),
-        Bound("model_concurrency:model:org/m:7b", "concurrency", 2, 1),
+        CallLimit("model_requests:user:alice", "requests", 5, 1),
+        CallLimit("model_tokens:run:r1", "tokens", 100, 30),
+        CallLimit("model_concurrency:model:org/m:7b", "concurrency", 2, 1),
     ]
     assert all(kind_of(bound.name) for bound in found), "what binds can be set"
 

@@ -13,7 +13,7 @@ from app.agents.oracle import OracleAgent
 from app.agents.patch import head_commit, take_patch
 from app.environments.contract import Environment
 from app.environments.runtimes.local import LocalProvider
-from app.grading.base import Submission
+from app.grading.base import GradingInput
 from app.grading.script_goal import ScriptGrader
 from app.models.endings import EndReason
 from app.models.spec import (
@@ -95,8 +95,8 @@ def test_the_oracle_solves_and_the_grader_sees_it(make: Make, tmp_path: Path) ->
     assert head_commit(environment, SPEC.workdir) is None
     solve(environment, tmp_path)
     assert take_patch(environment, SPEC.workdir, None) is None  # no repository
-    assert ScriptGrader(GOAL).grade(Submission(TASK, None, TESTS), environment).verdict.reward == 1.0
+    assert ScriptGrader(GOAL).grade(GradingInput(TASK, None, TESTS), environment).verdict.reward == 1.0
 
 
 def test_who_does_nothing_gets_nothing(make: Make) -> None:
-    assert ScriptGrader(GOAL).grade(Submission(TASK, None, TESTS), make()).verdict.reward == 0.0
+    assert ScriptGrader(GOAL).grade(GradingInput(TASK, None, TESTS), make()).verdict.reward == 0.0

@@ -11,7 +11,7 @@ import pytest
 from pydantic import SecretStr
 
 from app.agents.base import AgentJob, ModelEndpoint
-from app.agents.framework import Ended, Place, Stop
+from app.agents.framework import Ended, FrameworkPaths, Stop
 from app.agents.installation import Installer
 from app.agents.openhands import adapter
 from app.agents.openhands.adapter import ENDINGS, OpenHands
@@ -31,9 +31,9 @@ def agent(tmp_path: Path) -> OpenHands:
 
 
 @pytest.fixture
-def place() -> Place:
+def place() -> FrameworkPaths:
     model = ModelEndpoint("http://127.0.0.1:4000/v1", "m", SecretStr(KEY))
-    return Place(tool="/tools/openhands", home="/home-of-it", workdir="/testbed", model=model)
+    return FrameworkPaths(tool="/tools/openhands", home="/home-of-it", workdir="/testbed", model=model)
 
 
 @pytest.fixture
@@ -56,7 +56,9 @@ def result(status: str, error: str | None = None, detail: str = "") -> dict[str,
     return {"status": status, "error": error, "detail": detail, "raised": "", "steps": 5, "usage": USE}
 
 
-def test_it_is_told_the_task_the_limits_and_where_the_model_is(agent: OpenHands, job: AgentJob, place: Place) -> None:
+def test_it_is_told_the_task_the_limits_and_where_the_model_is(
+    agent: OpenHands, job: AgentJob, place: FrameworkPaths
+) -> None:
     command = agent.command(job, place)
     assert command.argv[0] == "/tools/openhands/bin/python3"
     assert command.cwd is None, "the task's folder, wherever that is here"
@@ -74,7 +76,9 @@ def test_it_is_told_the_task_the_limits_and_where_the_model_is(agent: OpenHands,
     }
 
 
-def test_the_driver_reads_what_it_is_told_and_nothing_else(agent: OpenHands, job: AgentJob, place: Place) -> None:
+def test_the_driver_reads_what_it_is_told_and_nothing_else(
+    agent: OpenHands, job: AgentJob, place: FrameworkPaths
+) -> None:
     files = agent.command(job, place).files
     read = {
         node.slice.value
@@ -88,7 +92,7 @@ def test_the_driver_reads_what_it_is_told_and_nothing_else(agent: OpenHands, job
 
 
 def test_the_key_is_in_its_environment_alone_and_its_shell_forgets_it(
-    agent: OpenHands, job: AgentJob, place: Place
+    agent: OpenHands, job: AgentJob, place: FrameworkPaths
 ) -> None:
     command = agent.command(job, place)
     assert command.env["OPENAI_API_KEY"] == KEY

@@ -11,7 +11,7 @@ import pytest
 
 from app.settings import Settings
 from app.stack.private import PrivateStack
-from app.stack.programs import Program, Stage
+from app.stack.programs import Program, StartStage
 
 
 class ToldToStop(BaseException):
@@ -40,7 +40,7 @@ def test_what_was_just_being_started_is_ended_too(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(stack, "_starter", Interrupting())
     mark = f"9{tmp_path.stat().st_ino % 10**6}.5"
     with pytest.raises(ToldToStop):
-        stack.spawn(Program("sleeper", Stage.WORK, ("/bin/sleep", mark)))
+        stack.spawn(Program("sleeper", StartStage.WORK, ("/bin/sleep", mark)))
     stack.close()
     assert stack.pids == {}
     assert not [one for one in psutil.process_iter(["cmdline"]) if mark in (one.info["cmdline"] or [])]

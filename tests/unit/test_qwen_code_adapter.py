@@ -10,7 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from app.agents.base import AgentJob, ModelEndpoint
-from app.agents.framework import Command, Ended, Place, Stop
+from app.agents.framework import Ended, FrameworkCommand, FrameworkPaths, Stop
 from app.agents.installation import Installer
 from app.agents.qwen_code.adapter import QwenCode
 from app.models.endings import EndReason
@@ -32,12 +32,12 @@ def agent(tmp_path: Path) -> QwenCode:
 
 
 @pytest.fixture
-def place() -> Place:
+def place() -> FrameworkPaths:
     model = ModelEndpoint("http://127.0.0.1:4000/v1", "a-model", SecretStr(KEY))
-    return Place(tool="/tools/qwen-code", home="/home-of-it", workdir="/testbed", model=model)
+    return FrameworkPaths(tool="/tools/qwen-code", home="/home-of-it", workdir="/testbed", model=model)
 
 
-def told(agent: QwenCode, place: Place, limits: Limits, task: str = "Mend it.") -> Command:
+def told(agent: QwenCode, place: FrameworkPaths, limits: Limits, task: str = "Mend it.") -> FrameworkCommand:
     job = AgentJob(
         task_name="t", description=task, workdir="/testbed", limits=limits, model=None, solution=None,
         solution_files=None, scratch=Path("/nowhere"),
@@ -45,7 +45,7 @@ def told(agent: QwenCode, place: Place, limits: Limits, task: str = "Mend it.") 
     return agent.command(job, place)
 
 
-def settings_of(command: Command) -> dict[str, Any]:
+def settings_of(command: FrameworkCommand) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(command.files["settings.json"])
     return found
 
@@ -62,7 +62,7 @@ def failed(message: str) -> str:
     return json.dumps({"type": "result", **told, "usage": usage})
 
 
-def test_the_limits_reach_it(agent: QwenCode, place: Place) -> None:
+def test_the_limits_reach_it(agent: QwenCode, place: FrameworkPaths) -> None:
     command = told(agent, place, Limits(max_steps=7, command_timeout_s=45, max_turn_tokens=900, context_tokens=50_000))
     assert command.argv[command.argv.index("--max-session-turns") + 1] == "7"
     settings = settings_of(command)
@@ -72,20 +72,20 @@ def test_the_limits_reach_it(agent: QwenCode, place: Place) -> None:
     assert (calls["samplingParams"], calls["contextWindowSize"]) == ({"max_tokens": 900}, 50_000)
 
 
-def test_limits_that_nobody_set_are_its_own(agent: QwenCode, place: Place) -> None:
+def test_limits_that_nobody_set_are_its_own(agent: QwenCode, place: FrameworkPaths) -> None:
     settings = settings_of(told(agent, place, Limits(command_timeout_s=7200)))
     assert {"samplingParams", "contextWindowSize"}.isdisjoint(settings["model"]["generationConfig"])
     assert settings["tools"]["shell"]["defaultTimeoutMs"] == 600_000, "the most that it takes"
 
 
-def test_nobody_else_hears_of_it(agent: QwenCode, place: Place) -> None:
+def test_nobody_else_hears_of_it(agent: QwenCode, place: FrameworkPaths) -> None:
     settings = settings_of(told(agent, place, Limits()))
     assert settings["privacy"]["usageStatisticsEnabled"] is False
     assert settings["telemetry"]["enabled"] is False
     assert settings["general"]["enableAutoUpdate"] is False
 
 
-def test_the_key_is_in_the_variables_alone(agent: QwenCode, place: Place) -> None:
+def test_the_key_is_in_the_variables_alone(agent: QwenCode, place: FrameworkPaths) -> None:
     command = told(agent, place, Limits())
     assert command.env["OPENAI_API_KEY"] == KEY
     assert command.env["OPENAI_BASE_URL"] == "http://127.0.0.1:4000/v1"
@@ -95,7 +95,7 @@ def test_the_key_is_in_the_variables_alone(agent: QwenCode, place: Place) -> Non
 
 @pytest.mark.parametrize(("text", "by_input"), [("-y ü", False), ("ü" * 50_000, False), ("ü" * 50_001, True)])
 def test_a_text_is_an_argument_as_long_as_it_may_be_one(
-    agent: QwenCode, place: Place, text: str, by_input: bool
+    agent: QwenCode, place: FrameworkPaths, text: str, by_input: bool
 ) -> None:
     command = told(agent, place, Limits(), text)
     assert (f"--prompt={text}" in command.argv) is not by_input

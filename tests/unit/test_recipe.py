@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from app.images.build_context import put_recipe
-from app.images.dockerfile import Recipe
+from app.images.dockerfile import Dockerfile
 from app.images.dockerfile_words import expanded
 
 
 def bases(text: str, **values: str) -> list[str]:
-    return [base.reference for base in Recipe(text, values).bases]
+    return [base.reference for base in Dockerfile(text, values).bases]
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ def test_arguments_before_the_first_stage_name_bases() -> None:
 
 
 def test_what_it_declares_is_known() -> None:
-    assert Recipe("FROM a\narg X \\\n BASE_IMAGE=1\n").takes("BASE_IMAGE")
-    assert not Recipe("# ARG BASE_IMAGE\nFROM a\nENV BASE_IMAGE=1\n").takes("BASE_IMAGE")
+    assert Dockerfile("FROM a\narg X \\\n BASE_IMAGE=1\n").takes("BASE_IMAGE")
+    assert not Dockerfile("# ARG BASE_IMAGE\nFROM a\nENV BASE_IMAGE=1\n").takes("BASE_IMAGE")
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_the_recipe_on_other_images_keeps_every_other_line_where_it_was() -> Non
         "FROM one\n"
         "COPY --from=kept /x /y"
     )
-    found = Recipe(text).on({"linux:1": "sha256:aa", "tools": "sha256:bb"})
+    found = Dockerfile(text).on({"linux:1": "sha256:aa", "tools": "sha256:bb"})
     assert found.split("\n") == [
         "ARG V=1",
         "FROM --platform=linux sha256:aa AS one",
@@ -101,7 +101,7 @@ def test_the_recipe_on_other_images_keeps_every_other_line_where_it_was() -> Non
         "FROM one",
         "COPY --from=kept /x /y",
     ]
-    assert Recipe(text).on({}) == text
+    assert Dockerfile(text).on({}) == text
 
 
 @pytest.mark.parametrize(

@@ -15,15 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.session import SessionClient, outcomes, unix_connector
-from app.environments.session import connect as connecting
-from app.environments.session.lane import Lane, LaneLost
-from app.environments.session.protocol import Kind
+from app.environments.session import SessionClient, commands, unix_connector
+from app.environments.session import connection as connecting
+from app.environments.session.connection import ConnectionLost, HelperConnection
+from app.environments.session.protocol import FrameKind
 from app.errors import EnvironmentFailed
 from app.workers.command_logs import CommandLogs
 
-HELLO = struct.pack("<BBHIII", 2, Kind.HELLO, 0, 8, 0x4853464D, 1)
+HELLO = struct.pack("<BBHIII", 2, FrameKind.HELLO, 0, 8, 0x4853464D, 1)
 RESULT = struct.Struct("<6I6Q")
+Pair = tuple[HelperConnection, socket.socket]
 
 
 def frame(kind: int, payload: bytes = b"", *, version: int = 2, size: int | None = None) -> bytes:
@@ -33,7 +34,7 @@ def frame(kind: int, payload: bytes = b"", *, version: int = 2, size: int | None
 def result(code: int = 0, out: bytes = b"", *, out_size: int | None = None, total: int | None = None) -> bytes:
     size = len(out) if out_size is None else out_size
     fixed = RESULT.pack(code, 0, 0, 0, size, 0, size if total is None else total, 0, 0, 0, 0, 0)
-    return frame(Kind.RESULT, fixed + out)
+    return frame(FrameKind.RESULT, fixed + out)
 
 
 class Liar:
@@ -81,15 +82,15 @@ def test_an_honest_answer_is_taken(against: Callable[..., SessionClient]) -> Non
     [
         b"",
         b"HTTP/1.1 400 Bad Request\r\n\r\n",
-        frame(Kind.RESULT, b"", size=0xFFFFFFFF),
-        frame(Kind.RESULT, b"", size=64 << 20),
-        frame(Kind.RESULT, b"short"),
-        frame(Kind.RESULT, b"x" * 72, version=1),
-        frame(Kind.OUT, b"x") + result(),
-        frame(Kind.ERR, b"x") + result(),
+        frame(FrameKind.RESULT, b"", size=0xFFFFFFFF),
+        frame(FrameKind.RESULT, b"", size=64 << 20),
+        frame(FrameKind.RESULT, b"short"),
+        frame(FrameKind.RESULT, b"x" * 72, version=1),
+        frame(FrameKind.OUT, b"x") + result(),
+        frame(FrameKind.ERR, b"x") + result(),
         frame(99),
-        frame(Kind.OK),
-        frame(Kind.DATA, b"x"),
+        frame(FrameKind.OK),
+        frame(FrameKind.DATA, b"x"),
         result(out=b"x", out_size=2),
         result(out=b"xx", total=1),
         result()[:-1],
@@ -105,7 +106,7 @@ def test_an_answer_that_is_none_is_a_failure_of_the_environment(
 def test_more_of_a_long_stream_than_was_asked_for_is_refused(
     against: Callable[..., SessionClient], tmp_path: Path
 ) -> None:
-    liar = against(frame(Kind.OUT, b"x" * 60) + frame(Kind.OUT, b"x" * 60) + result())
+    liar = against(frame(FrameKind.OUT, b"x" * 60) + frame(FrameKind.OUT, b"x" * 60) + result())
     liar.logs = CommandLogs(tmp_path, 100)
     with pytest.raises(EnvironmentFailed, match="at most 100 bytes of OUT, found 120"):
         liar.run("x", timeout_s=5)
@@ -115,8 +116,8 @@ def test_more_of_a_long_stream_than_was_asked_for_is_refused(
 def test_long_streams_do_not_put_the_end_off(
     against: Callable[..., SessionClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outcomes, "AFTER_TIMEOUT_S", -10.0)
-    liar = against(frame(Kind.OUT) * 1000 + result())
+    monkeypatch.setattr(commands, "AFTER_TIMEOUT_S", -10.0)
+    liar = against(frame(FrameKind.OUT) * 1000 + result())
     liar.logs = CommandLogs(tmp_path, 100)
     with pytest.raises(EnvironmentFailed, match="no end"):
         liar.run("x", timeout_s=5)
@@ -134,93 +135,107 @@ def test_only_a_connection_that_ended_means_killed_from_inside() -> None:
     client = SessionClient(Forgiving(HELLO, b"").connect, label="killed")
     assert client.run("x", timeout_s=5).exit_code == 137
     client.close()
-    for nonsense in (frame(Kind.OK), frame(99), frame(Kind.RESULT, b"short"), result(out=b"x", out_size=2) + b"more"):
+    for nonsense in (
+        frame(FrameKind.OK),
+        frame(99),
+        frame(FrameKind.RESULT, b"short"),
+        result(out=b"x", out_size=2) + b"more",
+    ):
         client = SessionClient(Forgiving(HELLO, nonsense).connect, label="liar")
         with pytest.raises(EnvironmentFailed, match="liar is gone"):
             client.run("x", timeout_s=5)
         client.close()
 
 
-@pytest.mark.parametrize("greeting", [b"", frame(Kind.OK), frame(Kind.HELLO, b"who?"), frame(Kind.HELLO, b"x" * 65)])
+@pytest.mark.parametrize(
+    "greeting", [b"", frame(FrameKind.OK), frame(FrameKind.HELLO, b"who?"), frame(FrameKind.HELLO, b"x" * 65)]
+)
 def test_who_does_not_greet_as_a_helper_is_not_spoken_to(
     against: Callable[..., SessionClient], greeting: bytes
 ) -> None:
-    client = against(result(), greeting or frame(Kind.END))
+    client = against(result(), greeting or frame(FrameKind.END))
     with pytest.raises(EnvironmentFailed):
         client.run("x", timeout_s=5)
 
 
 @pytest.mark.parametrize(
-    "answer", [frame(Kind.DATA), frame(Kind.DATA, b"x" * ((256 << 10) + 1)), frame(Kind.FAILED, b"x"), frame(Kind.OK)]
+    "answer",
+    [
+        frame(FrameKind.DATA),
+        frame(FrameKind.DATA, b"x" * ((256 << 10) + 1)),
+        frame(FrameKind.FAILED, b"x"),
+        frame(FrameKind.OK),
+    ],
 )
 def test_a_file_that_is_none_is_a_failure(against: Callable[..., SessionClient], answer: bytes) -> None:
     with pytest.raises(EnvironmentFailed):
         against(answer).get("/x")
 
 
-@pytest.mark.parametrize("answer", [frame(Kind.OK, b"\xff nonsense\n"), frame(Kind.OK, b"x" * 5000), frame(Kind.END)])
+@pytest.mark.parametrize(
+    "answer", [frame(FrameKind.OK, b"\xff nonsense\n"), frame(FrameKind.OK, b"x" * 5000), frame(FrameKind.END)]
+)
 def test_statistics_that_are_none_are_a_failure(against: Callable[..., SessionClient], answer: bytes) -> None:
     with pytest.raises(EnvironmentFailed):
         against(answer).stats()
 
 
-def test_a_promised_length_takes_no_memory_before_it_comes() -> None:
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """A connection, and the other end of it."""
     ours, theirs = socket.socketpair()
-    lane = Lane(ours)
-    lane.deadline = time.monotonic() + 0.2
-    theirs.sendall(frame(Kind.RESULT, b"x", size=1 << 30))
+    connection = HelperConnection(ours)
+    connection.deadline = time.monotonic() + 60
+    yield connection, theirs
+    connection.close()
+    theirs.close()
+
+
+def test_a_promised_length_takes_no_memory_before_it_comes(pair: Pair) -> None:
+    connection, theirs = pair
+    connection.deadline = time.monotonic() + 0.2
+    theirs.sendall(frame(FrameKind.RESULT, b"x", size=1 << 30))
     tracemalloc.start()
     try:
-        with pytest.raises(LaneLost) as silent:
-            lane.receive(1 << 30)
+        with pytest.raises(ConnectionLost) as silent:
+            connection.receive(1 << 30)
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
     assert not silent.value.ended
-    lane.close()
-    theirs.close()
 
 
-def test_more_than_was_asked_for_is_refused_before_it_comes() -> None:
-    ours, theirs = socket.socketpair()
-    lane = Lane(ours)
-    lane.deadline = time.monotonic() + 5
-    theirs.sendall(frame(Kind.RESULT, b"", size=1001))
-    with pytest.raises(LaneLost, match="at most 1000 bytes"):
-        lane.receive(1000)
-    lane.close()
-    theirs.close()
+def test_more_than_was_asked_for_is_refused_before_it_comes(pair: Pair) -> None:
+    connection, theirs = pair
+    theirs.sendall(frame(FrameKind.RESULT, b"", size=1001))
+    with pytest.raises(ConnectionLost, match="at most 1000 bytes"):
+        connection.receive(1000)
 
 
-def test_one_who_drips_is_given_up_in_time() -> None:
-    ours, theirs = socket.socketpair()
-    lane = Lane(ours)
+def test_one_who_drips_is_given_up_in_time(pair: Pair) -> None:
+    connection, theirs = pair
     stop = threading.Event()
 
     def drip() -> None:
-        theirs.sendall(frame(Kind.RESULT, b"", size=1000))
+        theirs.sendall(frame(FrameKind.RESULT, b"", size=1000))
         while not stop.wait(0.02):
             theirs.send(b"x")
 
     with ThreadPoolExecutor(1) as threads:
         dripping = threads.submit(drip)
         begun = time.monotonic()
-        lane.deadline = begun + 0.3
-        with pytest.raises(LaneLost):
-            lane.receive(1000)
+        connection.deadline = begun + 0.3
+        with pytest.raises(ConnectionLost):
+            connection.receive(1000)
         assert time.monotonic() - begun < 20
         stop.set()
         dripping.result()
-    lane.close()
-    theirs.close()
 
 
-def test_frames_that_come_in_pieces_or_together_are_the_same() -> None:
-    ours, theirs = socket.socketpair()
-    lane = Lane(ours)
-    lane.deadline = time.monotonic() + 10
+def test_frames_that_come_in_pieces_or_together_are_the_same(pair: Pair) -> None:
+    connection, theirs = pair
     contents = [os.urandom(n) for n in (0, 1, 200_000, 5, 262_144, 262_144, 7)]
-    stream = b"".join(frame(Kind.DATA, content) for content in contents)
+    stream = b"".join(frame(FrameKind.DATA, content) for content in contents)
 
     def send() -> None:
         for at in range(0, len(stream), 9973):
@@ -228,16 +243,12 @@ def test_frames_that_come_in_pieces_or_together_are_the_same() -> None:
 
     with ThreadPoolExecutor(1) as threads:
         sending = threads.submit(send)
-        assert [bytes(lane.receive(1 << 20)[1]) for _ in contents] == contents
+        assert [bytes(connection.receive(1 << 20)[1]) for _ in contents] == contents
         sending.result()
-    lane.close()
-    theirs.close()
 
 
-def test_one_who_takes_slowly_gets_it_whole_and_one_who_takes_nothing_is_given_up() -> None:
-    ours, theirs = socket.socketpair()
-    lane = Lane(ours)
-    lane.deadline = time.monotonic() + 60
+def test_one_who_takes_slowly_gets_it_whole_and_one_who_takes_nothing_is_given_up(pair: Pair) -> None:
+    connection, theirs = pair
     content = os.urandom(4 << 20)  # more than a socket holds
 
     def take() -> bytes:
@@ -249,20 +260,19 @@ def test_one_who_takes_slowly_gets_it_whole_and_one_who_takes_nothing_is_given_u
 
     with ThreadPoolExecutor(1) as threads:
         taking = threads.submit(take)
-        lane.send(content)
+        connection.send(content)
         assert taking.result() == content
-    lane.deadline = time.monotonic() + 0.2
-    with pytest.raises(LaneLost, match="takes nothing any more") as silent:
-        lane.send(content)
+    connection.deadline = time.monotonic() + 0.2
+    with pytest.raises(ConnectionLost, match="takes nothing any more") as silent:
+        connection.send(content)
     assert not silent.value.ended
     theirs.close()
-    with pytest.raises(LaneLost) as ended:
-        lane.send(content)
+    with pytest.raises(ConnectionLost) as ended:
+        connection.send(content)
     assert ended.value.ended
-    lane.close()
 
 
-# --- The way to it --------------------------------------------------------------------------------------------------
+# --- Connecting to it -----------------------------------------------------------------------------------------------
 
 
 def test_a_link_in_the_sockets_place_is_not_followed(tmp_path: Path) -> None:
@@ -290,7 +300,7 @@ def test_a_long_path_is_no_hindrance(tmp_path: Path) -> None:
 
 
 def test_a_listener_that_accepts_nobody_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connecting, "_PATIENCE_S", 1)
+    monkeypatch.setattr(connecting, "_ACCEPT_S", 1)
     connect = unix_connector(tmp_path / "s")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "s"))

@@ -12,8 +12,8 @@ from app.ledger.attempts import Claim
 from app.models.outcome import Phase
 from app.models.simulation import FATES, Simulation
 from app.models.spec import Mode
-from app.workers.simulation_actors import Dice, Step
-from app.workers.simulation_clock import Clock
+from app.simulation.clock import SimulationClock
+from app.simulation.instances import Dice, Step
 from tests.building import a_spec, new_id
 
 
@@ -86,7 +86,7 @@ def test_one_seed_gives_the_same_times_again_and_one_die_does_not_move_another()
 
 
 def test_the_clock_does_what_falls_due_in_the_order_of_time_and_what_is_handed_over_at_once() -> None:
-    clock, done = Clock(), list[str]()
+    clock, done = SimulationClock(), list[str]()
     clock.after(0.02, done.append, "later")
     clock.after(0.01, done.append, "sooner")
     clock.after(60.0, done.append, "never")

@@ -13,16 +13,16 @@ from app.model_service.gateway.app import LAST_S
 from app.model_service.recording.recorder import CLOSE_S
 from app.settings import Settings
 from app.stack.ports import refuse_taken
-from app.stack.programs import Stage, programs
+from app.stack.programs import StartStage, programs
 from tests.chaos.supervised import free_port
 
 
 def test_the_way_to_the_models_outlives_whoever_walks_it(tmp_path: Path) -> None:
     """Attempts that are told to stop have their calls put on record: by the gateway, in PostgreSQL."""
     table = {one.name: one.stage for one in programs(Settings(home=tmp_path, database_url=None, broker_url=None))}
-    order = sorted(Stage, reverse=True)  # of stopping
+    order = sorted(StartStage, reverse=True)  # of stopping
     for name in ("gateway", "model"):
-        assert order.index(table["nursery"]) < order.index(table[name]) < order.index(table["postgres"])
+        assert order.index(table["launcher"]) < order.index(table[name]) < order.index(table["postgres"])
 
 
 def _needed_s(command: Sequence[str]) -> float:

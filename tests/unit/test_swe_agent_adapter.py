@@ -10,7 +10,7 @@ import yaml
 from pydantic import SecretStr
 
 from app.agents.base import AgentJob, ModelEndpoint
-from app.agents.framework import Bundle, Ended, Place, Stop
+from app.agents.framework import Ended, FrameworkBundle, FrameworkPaths, Stop
 from app.agents.installation import Installer
 from app.agents.swe_agent import adapter
 from app.agents.swe_agent.adapter import ENDINGS, SweAgent
@@ -30,8 +30,8 @@ class Shelf(Installer):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
 
-    def checkout(self, name: str, source: str, lock: Path, **_: object) -> Bundle:  # type: ignore[override]
-        return Bundle(name, self.folder)
+    def checkout(self, name: str, source: str, lock: Path, **_: object) -> FrameworkBundle:  # type: ignore[override]
+        return FrameworkBundle(name, self.folder)
 
 
 @pytest.fixture
@@ -50,9 +50,9 @@ def agent(checkout: Path) -> SweAgent:
 
 
 @pytest.fixture
-def place() -> Place:
+def place() -> FrameworkPaths:
     model = ModelEndpoint("http://127.0.0.1:4000/v1", "m", SecretStr(KEY))
-    return Place(tool="/tools/swe-agent", home="/home-of-it", workdir="/srv/bed", model=model)
+    return FrameworkPaths(tool="/tools/swe-agent", home="/home-of-it", workdir="/srv/bed", model=model)
 
 
 @pytest.fixture
@@ -79,7 +79,9 @@ def left(home: Path, status: str | None, message: str = "") -> Ended:
     return ended(home)
 
 
-def test_it_is_told_the_task_the_limits_and_where_the_model_is(agent: SweAgent, job: AgentJob, place: Place) -> None:
+def test_it_is_told_the_task_the_limits_and_where_the_model_is(
+    agent: SweAgent, job: AgentJob, place: FrameworkPaths
+) -> None:
     command = agent.command(job, place)
     told = dict(word.removeprefix("--").split("=", 1) for word in command.argv if word.startswith("--"))
     assert told["agent.model.name"] == "openai/m"
@@ -100,7 +102,9 @@ def test_it_is_told_the_task_the_limits_and_where_the_model_is(agent: SweAgent, 
     assert settings["model"]["completion_kwargs"] == {"timeout": 60, "max_retries": 0}
 
 
-def test_its_prompts_are_the_checkouts_own(agent: SweAgent, job: AgentJob, place: Place, checkout: Path) -> None:
+def test_its_prompts_are_the_checkouts_own(
+    agent: SweAgent, job: AgentJob, place: FrameworkPaths, checkout: Path
+) -> None:
     def templates() -> dict[str, str]:
         texts: dict[str, str] = yaml.safe_load(agent.command(job, place).files["settings.yaml"])["agent"]["templates"]
         return texts
@@ -112,7 +116,7 @@ def test_its_prompts_are_the_checkouts_own(agent: SweAgent, job: AgentJob, place
 
 
 def test_the_key_is_in_its_environment_alone_and_its_shell_forgets_it(
-    agent: SweAgent, job: AgentJob, place: Place
+    agent: SweAgent, job: AgentJob, place: FrameworkPaths
 ) -> None:
     command = agent.command(job, place)
     assert command.env["OPENAI_API_KEY"] == KEY

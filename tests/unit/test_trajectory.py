@@ -16,7 +16,7 @@ import zstandard
 
 from app.ledger.model_calls import StoredCall
 from app.model_service.dialects.base import text_of
-from app.model_service.trajectory import About, Kind, atif, branches, check_tokens, export, join, read
+from app.model_service.trajectory import About, BranchKind, atif, branches, check_tokens, export, join, read
 from app.model_service.trajectory.artifact import FORMAT
 from app.models.model_calls import CallEnd, Dialect, TokenUse
 
@@ -203,7 +203,7 @@ def test_what_goes_on_after_a_summary_is_a_branch_that_says_so() -> None:
     after = a_conversation("d", "e", "f", "g", "h", head=head)
     calls = [*before, compaction, *after]
     longer, earlier = branches(join(calls))
-    assert (longer.kind, longer.of, longer.at) == (Kind.MAIN, 1, earlier.nodes[2])
+    assert (longer.kind, longer.of, longer.at) == (BranchKind.MAIN, 1, earlier.nodes[2])
     assert [text_of(node.call.reply["content"]) for node in earlier.nodes][:3] == ["a", "b", "c"]
     trajectory = checked(calls)
     assert trajectory["steps"][2]["is_copied_context"] is True

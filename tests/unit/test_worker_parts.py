@@ -20,7 +20,7 @@ from app.models.outcome import ArtifactKind, Verdict
 from app.settings import Settings
 from app.workers.evidence import Evidence
 from app.workers.lease import StopToken
-from app.workers.stations import workshop_of
+from app.workers.services import workshop_of
 
 
 def test_a_callback_is_called_once_when_told_to_stop_and_at_once_when_late() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from app.agents.base import AgentJob
-from app.agents.framework import Bundle, Command, Ended, Ending, Place, Placement
+from app.agents.framework import AgentEnding, Ended, FrameworkBundle, FrameworkCommand, FrameworkPaths, Placement
 from app.agents.installation import Installer, require
 from app.agents.stream_json import result, short, tail, tokens
 from app.agents.task_shell import require_programs
@@ -63,7 +63,7 @@ class ClaudeCode:
         self._call_timeout_s = call_timeout_s
         self._call_attempts = call_attempts
 
-    def install(self) -> Bundle:
+    def install(self) -> FrameworkBundle:
         """Raises: AgentUnavailable."""
         return self._installer.npm(self.name, _PACKAGE, with_node=False, first_use=(_PROGRAM, "--version"))
 
@@ -72,7 +72,7 @@ class ClaudeCode:
         require(shell, self.install())
         require_programs(shell, self.name, "bash")
 
-    def command(self, job: AgentJob, place: Place) -> Command:
+    def command(self, job: AgentJob, place: FrameworkPaths) -> FrameworkCommand:
         """Its command line; the task's text comes as its input, because it may be longer than an argument may be."""
         env = self._environ(job, place)
         settings = {
@@ -80,7 +80,7 @@ class ClaudeCode:
             "env": {name: value for name, value in env.items() if name != "ANTHROPIC_API_KEY"},
             "skipWebFetchPreflight": True,  # asks the vendor about every host
         }
-        return Command(
+        return FrameworkCommand(
             argv=(
                 f"{place.tool}/{_PROGRAM}",
                 "--print",
@@ -98,7 +98,7 @@ class ClaudeCode:
             stdin=job.description.encode(),
         )
 
-    def _environ(self, job: AgentJob, place: Place) -> dict[str, str]:
+    def _environ(self, job: AgentJob, place: FrameworkPaths) -> dict[str, str]:
         limits, model = job.limits, place.model
         call_ms, command_ms = _milliseconds(self._call_timeout_s), _milliseconds(limits.command_timeout_s)
         env = {
@@ -131,13 +131,15 @@ class ClaudeCode:
             env["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = str(limits.context_tokens)
         return env
 
-    def ending(self, ended: Ended) -> Ending:
+    def ending(self, ended: Ended) -> AgentEnding:
         """By the last line of its output that tells a result; without it, by the signal or the end of the output."""
         told = result(ended.stdout)
         if not told:
             word = "no result, signal" if ended.returncode < 0 else "no result"
             said = tail(ended.stderr) or tail(ended.stdout)
-            return Ending(ENDINGS[word], f"expected a result line; found exit code {ended.returncode}: {said}".strip())
+            return AgentEnding(
+                ENDINGS[word], f"expected a result line; found exit code {ended.returncode}: {said}".strip()
+            )
         word = str(told.get("terminal_reason") or told.get("subtype"))
         reason = ENDINGS.get(word, EndReason.AGENT_ERROR)
         if reason is EndReason.SUBMITTED and told.get("is_error"):
@@ -145,7 +147,7 @@ class ClaudeCode:
         said = told.get("result") or "; ".join(map(str, told.get("errors") or ()))
         detail = "" if reason is EndReason.SUBMITTED else short(f"{word}: {said}".rstrip(": "))
         turns = told.get("num_turns")
-        return Ending(reason, detail, turns if isinstance(turns, int) else None, _usage(told))
+        return AgentEnding(reason, detail, turns if isinstance(turns, int) else None, _usage(told))
 
 
 # Whatever model it thinks of, for the task or beside it, is the one that the task has.

@@ -11,7 +11,7 @@ from app.agents.base import AgentJob
 from app.agents.bridge_requests import PROTOCOL as BRIDGE_PROTOCOL
 from app.agents.external import result
 from app.agents.external.manifest import PROTOCOL, TOOL, Manifest
-from app.agents.framework import Bundle, Command, Ended, Ending, Place, Placement
+from app.agents.framework import AgentEnding, Ended, FrameworkBundle, FrameworkCommand, FrameworkPaths, Placement
 from app.agents.installation import Installer, indexes
 from app.agents.installation.once import digest_of, step
 from app.models.endings import EndReason
@@ -44,15 +44,15 @@ class ExternalFramework:
         self._call_attempts = call_attempts
         self._checked = False
 
-    def install(self) -> Bundle:
+    def install(self) -> FrameworkBundle:
         """Raises: AgentUnavailable: its own install or check command fails; with the end of what it said."""
         manifest = self.manifest
         if not manifest.install:
             if manifest.check and not self._checked and self._installer.may_install:
                 self._step(manifest.check, manifest.folder)
                 self._checked = True
-            return Bundle(self.name, manifest.folder)
-        return Bundle(self.name, self._installer.shelf.ensure(self.name, _digest(manifest), self._fill))
+            return FrameworkBundle(self.name, manifest.folder)
+        return FrameworkBundle(self.name, self._installer.shelf.ensure(self.name, _digest(manifest), self._fill))
 
     def _fill(self, folder: Path) -> None:
         self._step(self.manifest.install, folder)
@@ -66,16 +66,16 @@ class ExternalFramework:
     def suits(self, shell: Shell) -> None:
         """Left to the adapter: it knows what it needs, and says so in its result."""
 
-    def command(self, job: AgentJob, place: Place) -> Command:
+    def command(self, job: AgentJob, place: FrameworkPaths) -> FrameworkCommand:
         words = (word.replace(TOOL, place.tool) for word in self.manifest.argv)
         job_file = f"{place.home}/{_JOB}"
         env = {**self.manifest.env, JOB_VARIABLE: job_file}
         if self.needs_model and place.model.api_key is not None:
             env[KEY_VARIABLE] = place.model.api_key.get_secret_value()
         told = json.dumps(self._job(job, place), ensure_ascii=False, indent=2).encode()
-        return Command(argv=(*words, job_file), env=env, files={_JOB: told}, results=(result.RESULT,))
+        return FrameworkCommand(argv=(*words, job_file), env=env, files={_JOB: told}, results=(result.RESULT,))
 
-    def _job(self, job: AgentJob, place: Place) -> dict[str, Any]:
+    def _job(self, job: AgentJob, place: FrameworkPaths) -> dict[str, Any]:
         limits, model = job.limits, place.model
         return {
             "protocol": PROTOCOL,
@@ -105,7 +105,7 @@ class ExternalFramework:
             "result": f"{place.home}/{result.RESULT}",
         }
 
-    def ending(self, ended: Ended) -> Ending:
+    def ending(self, ended: Ended) -> AgentEnding:
         return result.ending(ended)
 
 

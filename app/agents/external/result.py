@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from app.agents.external.manifest import PROTOCOL
-from app.agents.framework import Ended, Ending
+from app.agents.framework import AgentEnding, Ended
 from app.models.endings import EndReason
 
 RESULT = "result.json"
@@ -45,7 +45,7 @@ class BadResult(Exception):
     """Not a result of the protocol; what was expected and found."""
 
 
-def ending(ended: Ended) -> Ending:
+def ending(ended: Ended) -> AgentEnding:
     """The result as it stands in the adapter's home; whatever is wrong with it is the adapter's error."""
     file = ended.home / RESULT
     try:
@@ -55,7 +55,7 @@ def ending(ended: Ended) -> Ending:
         why = f"expected {RESULT} in its home; found none, and exit code {ended.returncode}: {ended.last_words()}"
     except BadResult as error:
         word, why = BAD_RESULT, f"{RESULT}: {error}; it ended with exit code {ended.returncode}"
-    return Ending(ENDINGS[word], why)
+    return AgentEnding(ENDINGS[word], why)
 
 
 def _loaded(file: Path) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def _loaded(file: Path) -> dict[str, Any]:
     return told
 
 
-def _checked(told: Mapping[str, Any]) -> Ending:
+def _checked(told: Mapping[str, Any]) -> AgentEnding:
     if told.get("protocol") != PROTOCOL:
         raise BadResult(f"expected the protocol {PROTOCOL!r}; found {told.get('protocol')!r:.80}")
     if unknown := sorted(set(told) - _KEYS):
@@ -85,7 +85,9 @@ def _checked(told: Mapping[str, Any]) -> Ending:
     detail = told.get("detail", "")
     if not isinstance(detail, str):
         raise BadResult(f"expected a detail that is a text; found {type(detail).__name__}")
-    return Ending(EndReason(said), detail[:_DETAIL_CHARS], _steps(told.get("steps")), _usage(told.get("usage", {})))
+    return AgentEnding(
+        EndReason(said), detail[:_DETAIL_CHARS], _steps(told.get("steps")), _usage(told.get("usage", {}))
+    )
 
 
 def _steps(value: object) -> int | None:

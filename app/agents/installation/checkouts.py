@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from app.agents.framework import Bundle
+from app.agents.framework import FrameworkBundle
 from app.agents.installation.once import Shelf, digest_of, step
-from app.agents.installation.pythons import Wanted, fill
+from app.agents.installation.pythons import VenvRequest, fill
 from app.errors import AgentNotSetUp
 
 _RECIPE = "checkout-1"
@@ -24,7 +24,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _QUIET = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "GIT_SSH_COMMAND": "ssh -oBatchMode=yes"}
 
 
-def bundle(shelf: Shelf, name: str, source: str, wanted: Wanted) -> Bundle:
+def bundle(shelf: Shelf, name: str, source: str, wanted: VenvRequest) -> FrameworkBundle:
     """See `Installer.checkout`."""
     folder = Path(source).expanduser()
     if folder.is_dir():
@@ -54,7 +54,7 @@ def bundle(shelf: Shelf, name: str, source: str, wanted: Wanted) -> Bundle:
     place = shelf.ensure(
         name, digest, lambda place: fill(place, name, wanted, beside=lambda site: add_source(place, site))
     )
-    return Bundle(name, place)
+    return FrameworkBundle(name, place)
 
 
 def _content_of(folder: Path) -> str:

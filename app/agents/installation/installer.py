@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.agents.framework import Bundle
+from app.agents.framework import FrameworkBundle
 from app.agents.installation import checkouts, node, pythons, venvs
 from app.agents.installation.once import Shelf
 
@@ -46,7 +46,7 @@ class Installer:
         *,
         first_use: Sequence[str] = (),
         first_use_env: Mapping[str, str] | None = None,
-    ) -> Bundle:
+    ) -> FrameworkBundle:
         """A virtual environment of our own Python, for OUTSIDE: programs are in TOOL/bin. It cannot be mounted."""
         return venvs.bundle(self.shelf, name, lock, first_use, first_use_env or {})
 
@@ -58,14 +58,14 @@ class Installer:
         python: str = "3.12",
         first_use: Sequence[str] = (),
         first_use_env: Mapping[str, str] | None = None,
-    ) -> Bundle:
+    ) -> FrameworkBundle:
         """A Python that runs from any mount point, with the packages of `lock`: start TOOL/bin/python3.
 
         python: the version; an interpreter of it must be on this host (uv, pyenv, PATH). TOOL/bin/python3 is a launcher
         that keeps the image's PYTHONPATH and its like from our interpreter and gives them back to the commands that it
         starts; `sys.executable` is the launcher. Start console programs as `-m MODULE`.
         """
-        wanted = pythons.Wanted(lock, python, first_use, first_use_env or {})
+        wanted = pythons.VenvRequest(lock, python, first_use, first_use_env or {})
         return pythons.bundle(self.shelf, name, wanted)
 
     def npm(
@@ -77,7 +77,7 @@ class Installer:
         flags: Sequence[str] = (),
         first_use: Sequence[str] = (),
         first_use_env: Mapping[str, str] | None = None,
-    ) -> Bundle:
+    ) -> FrameworkBundle:
         """The packages of a folder with package.json and package-lock.json, in TOOL/node_modules.
 
         The lock has integrity hashes and no registry addresses (`npm install --package-lock-only
@@ -85,7 +85,7 @@ class Installer:
         `first_use` is a program with its arguments. What in it names a file of TOOL is made absolute. flags: further
         ones of `npm ci`.
         """
-        wanted = node.Wanted(package, with_node, tuple(flags), tuple(first_use), dict(first_use_env or {}))
+        wanted = node.NodeRequest(package, with_node, tuple(flags), tuple(first_use), dict(first_use_env or {}))
         return node.bundle(self.shelf, name, wanted)
 
     def checkout(
@@ -97,11 +97,11 @@ class Installer:
         python: str = "3.12",
         first_use: Sequence[str] = (),
         first_use_env: Mapping[str, str] | None = None,
-    ) -> Bundle:
+    ) -> FrameworkBundle:
         """A framework that is on no package index: its checkout in TOOL/source, importable, and the packages of `lock`.
 
         source: a folder of this host, copied as it is now (a change makes another bundle), or a URL for git
         with `@REF`: a tag or a whole commit, fetched once. Neither brings its `.git`. The rest is as with `python`.
         """
-        wanted = pythons.Wanted(lock, python, first_use, first_use_env or {})
+        wanted = pythons.VenvRequest(lock, python, first_use, first_use_env or {})
         return checkouts.bundle(self.shelf, name, source, wanted)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.agents.framework import Bundle
+from app.agents.framework import FrameworkBundle
 from app.agents.installation import indexes, libraries
 from app.agents.installation.once import Shelf, digest_of, step, try_out, uv
 from app.agents.installation.pythons import open_for_all
@@ -23,7 +23,7 @@ _NPM = "lib/node_modules/npm/bin/npm-cli.js"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class NodeRequest:
     package: Path  # folder with package.json and package-lock.json
     with_node: bool = True
     flags: tuple[str, ...] = ()
@@ -31,15 +31,15 @@ class Wanted:
     first_use_env: Mapping[str, str] = field(default_factory=dict)
 
 
-def bundle(shelf: Shelf, name: str, wanted: Wanted) -> Bundle:
+def bundle(shelf: Shelf, name: str, wanted: NodeRequest) -> FrameworkBundle:
     """See `Installer.npm`."""
     own, lock = wanted.package / "package.json", wanted.package / "package-lock.json"
     node = [_LOCK] if wanted.with_node else []
     digest = digest_of(name, [own, lock, *node, *wanted.flags, _RECIPE])
-    return Bundle(name, shelf.ensure(name, digest, lambda place: _fill(shelf, place, name, wanted)))
+    return FrameworkBundle(name, shelf.ensure(name, digest, lambda place: _fill(shelf, place, name, wanted)))
 
 
-def _fill(shelf: Shelf, place: Path, name: str, wanted: Wanted) -> None:
+def _fill(shelf: Shelf, place: Path, name: str, wanted: NodeRequest) -> None:
     for part in ("package.json", "package-lock.json"):
         shutil.copyfile(wanted.package / part, place / part)
     _refuse_unpinned(name, place / "package-lock.json")

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.agents.framework import Bundle
+from app.agents.framework import FrameworkBundle
 from app.agents.installation import indexes, libraries
 from app.agents.installation.once import Shelf, digest_of, step, try_out, uv
 from app.errors import AgentNotSetUp, AgentUnavailable
@@ -42,20 +42,20 @@ _ABOUT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class VenvRequest:
     lock: Path
     version: str  # such as 3.12
     first_use: Sequence[str] = ()
     first_use_env: Mapping[str, str] = field(default_factory=dict)
 
 
-def bundle(shelf: Shelf, name: str, wanted: Wanted) -> Bundle:
+def bundle(shelf: Shelf, name: str, wanted: VenvRequest) -> FrameworkBundle:
     """See `Installer.python`."""
     digest = digest_of(name, [wanted.lock, wanted.version, _RECIPE])
-    return Bundle(name, shelf.ensure(name, digest, lambda place: fill(place, name, wanted)))
+    return FrameworkBundle(name, shelf.ensure(name, digest, lambda place: fill(place, name, wanted)))
 
 
-def fill(place: Path, name: str, wanted: Wanted, *, beside: Callable[[Path], None] = lambda _: None) -> None:
+def fill(place: Path, name: str, wanted: VenvRequest, *, beside: Callable[[Path], None] = lambda _: None) -> None:
     """Make the bundle in `place`. beside: adds to it what else is to be found out about; gets its site-packages.
 
     Raises: AgentUnavailable.
@@ -85,7 +85,7 @@ def fill(place: Path, name: str, wanted: Wanted, *, beside: Callable[[Path], Non
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class BasePython:
     """An interpreter of this host."""
 
     version: str
@@ -94,7 +94,7 @@ class Base:
     libraries: Path
 
     @classmethod
-    def of(cls, program: str) -> Base | None:
+    def of(cls, program: str) -> BasePython | None:
         """None: it does not run."""
         try:
             done = subprocess.run(  # noqa: S603  an interpreter that was found
@@ -111,10 +111,10 @@ class Base:
         return cls(told["version"], Path(told["executable"]), Path(told["stdlib"]), Path(told["libraries"]))
 
 
-def interpreter(name: str, version: str) -> Base:
+def interpreter(name: str, version: str) -> BasePython:
     """One of that version: ours, one that uv knows, one of pyenv, one on PATH. Raises: AgentNotSetUp."""
     for program in _candidates(name, version):
-        if (found := Base.of(program)) is not None and found.version == version:
+        if (found := BasePython.of(program)) is not None and found.version == version:
             return found
     raise AgentNotSetUp(
         f"agent {name}: expected a Python {version} on this host, from which its bundle is made; found none by uv, "
@@ -135,7 +135,7 @@ def _candidates(name: str, version: str) -> Iterator[str]:
         yield found
 
 
-def _copy(base: Base, place: Path) -> None:
+def _copy(base: BasePython, place: Path) -> None:
     """The interpreter and its library, without what no framework uses, and our launcher in front of it."""
     root = place / "python"
     program, stdlib = root / "bin" / f"python{base.version}", root / "lib" / f"python{base.version}"
@@ -152,7 +152,7 @@ def _copy(base: Base, place: Path) -> None:
     launcher.chmod(0o755)
 
 
-def _compile(python: str, base: Base, place: Path) -> None:
+def _compile(python: str, base: BasePython, place: Path) -> None:
     """Byte code that is believed without a look at its source: times of files need not survive a copy.
 
     A file that cannot be compiled (a template, another version's) is nobody's loss.

@@ -7,7 +7,7 @@ import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from app.agents.framework import Bundle
+from app.agents.framework import FrameworkBundle
 from app.errors import AgentUnsuitable
 from app.models.shell import Shell
 
@@ -43,12 +43,12 @@ class Needs:
         (folder / MANIFEST).write_text(json.dumps(asdict(self)) + "\n")
 
     @classmethod
-    def of(cls, bundle: Bundle) -> Needs:
+    def of(cls, bundle: FrameworkBundle) -> Needs:
         told = json.loads((bundle.folder / MANIFEST).read_text())
         return cls(str(told["machine"]), told["glibc"])
 
 
-def require(shell: Shell, bundle: Bundle) -> None:
+def require(shell: Shell, bundle: FrameworkBundle) -> None:
     """For `Framework.suits`: what was found out about the bundle when it was installed.
 
     Raises: AgentUnsuitable: what was expected, found, and what to try.

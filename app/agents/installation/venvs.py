@@ -6,12 +6,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from app.agents.framework import Bundle
+from app.agents.framework import FrameworkBundle
 from app.agents.installation import indexes
 from app.agents.installation.once import Shelf, digest_of, step, try_out, uv
 
 
-def bundle(shelf: Shelf, name: str, lock: Path, first_use: Sequence[str], first_use_env: Mapping[str, str]) -> Bundle:
+def bundle(
+    shelf: Shelf, name: str, lock: Path, first_use: Sequence[str], first_use_env: Mapping[str, str]
+) -> FrameworkBundle:
     """See `Installer.venv`. Compiled, whatever PYTHONDONTWRITEBYTECODE says: or every start would compile it."""
 
     def make(place: Path) -> None:
@@ -27,4 +29,4 @@ def bundle(shelf: Shelf, name: str, lock: Path, first_use: Sequence[str], first_
     # that shares the folder has another.
     base = "{} {}.{}".format(Path(sys.executable).resolve(), *sys.version_info[:2])
     place = shelf.ensure(name, digest_of(name, [lock, base]), make, fit=lambda it: (it / "bin" / "python").exists())
-    return Bundle(name, place)
+    return FrameworkBundle(name, place)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import yaml
 
 from app.agents.base import AgentJob
-from app.agents.framework import Bundle, Command, Ended, Ending, Place, Placement
+from app.agents.framework import AgentEnding, Ended, FrameworkBundle, FrameworkCommand, FrameworkPaths, Placement
 from app.agents.installation import Installer
 from app.models.endings import EndReason
 from app.models.model_calls import Dialect
@@ -96,18 +96,18 @@ class MiniSweAgent:
         self._call_timeout_s = call_timeout_s
         self._call_attempts = call_attempts
 
-    def install(self) -> Bundle:
+    def install(self) -> FrameworkBundle:
         """Raises: AgentUnavailable."""
         return self._installer.venv(self.name, _LOCK, first_use=_FIRST_USE, first_use_env=_QUIET)
 
     def suits(self, shell: Shell) -> None:
         """Any environment does: only commands go there."""
 
-    def command(self, job: AgentJob, place: Place) -> Command:
+    def command(self, job: AgentJob, place: FrameworkPaths) -> FrameworkCommand:
         """The task's text goes into a file: it may be longer than an argument may be, and arguments are public."""
         base = job.arguments.get("config", "mini")
         configuration = yaml.safe_dump(self._configuration(job, place)).encode()
-        return Command(
+        return FrameworkCommand(
             argv=(
                 f"{place.tool}/bin/mini",
                 "-c",
@@ -122,16 +122,16 @@ class MiniSweAgent:
             files={"job.yaml": configuration, f"plugin/{_PLUGIN}": (_HERE / _PLUGIN).read_bytes()},
         )
 
-    def ending(self, ended: Ended) -> Ending:
+    def ending(self, ended: Ended) -> AgentEnding:
         told = _read(ended.home / _TRAJECTORY)
         word, detail = _word(ended, told)
         stats = told.get("info", {}).get("model_stats", {})
         calls = stats.get("api_calls") if isinstance(stats, dict) else None
-        return Ending(
+        return AgentEnding(
             ENDINGS.get(word, ENDINGS[OTHER]), detail, calls if isinstance(calls, int) else None, _usage(told)
         )
 
-    def _configuration(self, job: AgentJob, place: Place) -> dict[str, Any]:
+    def _configuration(self, job: AgentJob, place: FrameworkPaths) -> dict[str, Any]:
         """What is laid over the framework's `mini.yaml` or `mini_textbased.yaml`.
 
         Not its `swebench.yaml`: that one is about a folder /testbed and has the model leave a patch.txt in the
@@ -164,7 +164,7 @@ class MiniSweAgent:
             },
         }
 
-    def _environ(self, place: Place) -> dict[str, str]:
+    def _environ(self, place: FrameworkPaths) -> dict[str, str]:
         """What the process sees beside what every framework's does; the key is here and nowhere else."""
         key = place.model.api_key
         return {

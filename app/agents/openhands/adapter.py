@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from app.agents import task_shell
 from app.agents.base import AgentJob
-from app.agents.framework import Bundle, Command, Ended, Ending, Place, Placement
+from app.agents.framework import AgentEnding, Ended, FrameworkBundle, FrameworkCommand, FrameworkPaths, Placement
 from app.agents.installation import Installer, require
 from app.agents.stream_json import read_object, short, tail
 from app.agents.task_shell import require_programs
@@ -77,7 +77,7 @@ class OpenHands:
         self._call_timeout_s = call_timeout_s
         self._call_attempts = call_attempts
 
-    def install(self) -> Bundle:
+    def install(self) -> FrameworkBundle:
         """Raises: AgentUnavailable."""
         return self._installer.python(self.name, _LOCK, first_use=_FIRST_USE, first_use_env=_QUIET)
 
@@ -86,7 +86,7 @@ class OpenHands:
         require(shell, self.install())
         require_programs(shell, self.name, "bash")
 
-    def command(self, job: AgentJob, place: Place) -> Command:
+    def command(self, job: AgentJob, place: FrameworkPaths) -> FrameworkCommand:
         """The driver in OpenHands' Python; what it shall do is in a file, because a task's text may be long."""
         key = place.model.api_key
         env = {
@@ -95,7 +95,7 @@ class OpenHands:
             "TMUX_TMPDIR": place.home,  # where there is a tmux: a server of this attempt's alone
             "OPENAI_API_KEY": key.get_secret_value() if key else "none",
         }
-        return Command(
+        return FrameworkCommand(
             argv=(f"{place.tool}/bin/python3", "-B", f"{place.home}/{_DRIVER}", f"{place.home}/job.json"),
             env=env,
             files={
@@ -106,7 +106,7 @@ class OpenHands:
             results=(_RESULT,),
         )
 
-    def _told(self, job: AgentJob, place: Place) -> dict[str, Any]:
+    def _told(self, job: AgentJob, place: FrameworkPaths) -> dict[str, Any]:
         return {
             "task": job.description,
             "model": place.model.name,
@@ -117,15 +117,15 @@ class OpenHands:
             "call_attempts": self._call_attempts,
         }
 
-    def ending(self, ended: Ended) -> Ending:
+    def ending(self, ended: Ended) -> AgentEnding:
         """By what the driver wrote last; without it the end of the output says what there is to say."""
         told = read_object(ended.home / _RESULT)
         if not told:
             said = tail(ended.stderr) or tail(ended.stdout)
             found = f"expected result.json; found none, and exit code {ended.returncode}: {said}"
-            return Ending(ENDINGS["no result"], found)
+            return AgentEnding(ENDINGS["no result"], found)
         status, code = str(told.get("status")), told.get("error")
         word = f"{status}: {code}" if status == "error" and code else status
         reason = ENDINGS.get(word, ENDINGS.get(status, EndReason.AGENT_ERROR))
         detail = "" if reason is EndReason.SUBMITTED else short(f"{word}: {told.get('detail') or ''}".rstrip(": "))
-        return Ending(reason, detail, told.get("steps"), told.get("usage") or {})
+        return AgentEnding(reason, detail, told.get("steps"), told.get("usage") or {})

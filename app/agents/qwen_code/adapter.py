@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from app.agents.base import AgentJob
-from app.agents.framework import Bundle, Command, Ended, Ending, Place, Placement
+from app.agents.framework import AgentEnding, Ended, FrameworkBundle, FrameworkCommand, FrameworkPaths, Placement
 from app.agents.installation import Installer, require
 from app.agents.stream_json import result, short, tail, tokens
 from app.agents.task_shell import require_programs
@@ -80,7 +80,7 @@ class QwenCode:
         self._installer = installer
         self._call_timeout_s = call_timeout_s
 
-    def install(self) -> Bundle:
+    def install(self) -> FrameworkBundle:
         """Raises: AgentUnavailable."""
         return self._installer.npm(self.name, _PACKAGE, first_use=_FIRST_USE)
 
@@ -89,14 +89,14 @@ class QwenCode:
         require(shell, self.install())
         require_programs(shell, self.name, "bash")
 
-    def command(self, job: AgentJob, place: Place) -> Command:
+    def command(self, job: AgentJob, place: FrameworkPaths) -> FrameworkCommand:
         """Its command line; a task's text that is longer than an argument may be comes as its input.
 
         Not every text: it waits half a second for its input and then works without, which a loaded host may take.
         """
         env, task = self._environ(place), job.description.encode()
         short_enough = len(task) <= _LONGEST_ARGUMENT_BYTES
-        return Command(
+        return FrameworkCommand(
             argv=(
                 *("/bin/sh", "-c", _START, f"{place.home}/{_COMMANDS}"),
                 f"{place.tool}/bin/node",
@@ -118,7 +118,7 @@ class QwenCode:
             stdin=b"" if short_enough else task,
         )
 
-    def _environ(self, place: Place) -> dict[str, str]:
+    def _environ(self, place: FrameworkPaths) -> dict[str, str]:
         key = place.model.api_key
         return {
             "QWEN_HOME": f"{place.home}/qwen",
@@ -154,7 +154,7 @@ class QwenCode:
             "tools": {"shell": {"defaultTimeoutMs": command_ms, "heartbeatIntervalMs": 0}},
         }
 
-    def ending(self, ended: Ended) -> Ending:
+    def ending(self, ended: Ended) -> AgentEnding:
         """By its result line; where there is none by its own exit codes, by the signal, or the end of its output."""
         told = result(ended.stdout)
         if not told:
@@ -162,10 +162,12 @@ class QwenCode:
         turns, usage = told.get("num_turns"), _usage(told)
         steps = turns if isinstance(turns, int) else None
         if told.get("subtype") == "success" and not told.get("is_error"):
-            return Ending(ENDINGS["success"], "", steps, usage)
+            return AgentEnding(ENDINGS["success"], "", steps, usage)
         error = told.get("error")
         message = str(error.get("message", "")) if isinstance(error, dict) else str(error or told.get("result") or "")
-        return Ending(ENDINGS[_word(message)], short(f"{told.get('subtype')}: {message}".rstrip(": ")), steps, usage)
+        return AgentEnding(
+            ENDINGS[_word(message)], short(f"{told.get('subtype')}: {message}".rstrip(": ")), steps, usage
+        )
 
 
 def _before_commands(env: Mapping[str, str]) -> bytes:
@@ -185,12 +187,12 @@ def _word(message: str) -> str:
     return "error_during_execution: API Error"
 
 
-def _unsaid(ended: Ended) -> Ending:
+def _unsaid(ended: Ended) -> AgentEnding:
     word = f"exit code {ended.returncode}"
     if word not in ENDINGS:
         word = "no result, signal" if ended.returncode < 0 else "no result"
     said = tail(ended.stderr) or tail(ended.stdout)
-    return Ending(ENDINGS[word], f"exit code {ended.returncode} and no result line: {said}".rstrip(": "))
+    return AgentEnding(ENDINGS[word], f"exit code {ended.returncode} and no result line: {said}".rstrip(": "))
 
 
 def _usage(told: dict[str, Any]) -> dict[str, float]:

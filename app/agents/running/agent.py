@@ -12,7 +12,7 @@ import structlog
 
 from app.agents.base import AgentJob, AgentReport, ModelEndpoint
 from app.agents.bridge import serve
-from app.agents.framework import Command, Ended, Framework, Place, Placement, Stop
+from app.agents.framework import Ended, Framework, FrameworkCommand, FrameworkPaths, Placement, Stop
 from app.agents.running.blotting import blot
 from app.agents.running.clock import Clock
 from app.agents.running.collecting import collect_inside, tidy
@@ -34,11 +34,12 @@ _PROBE_S = 30.0
 class FrameworkAgent:
     """Runs a framework, where its adapter says. One object may run any number of jobs at a time.
 
-    process_env: variables for a process OUTSIDE beside the adapter's own, such as SSL_CERT_FILE; never a secret.
+        process_env: variables for a process OUTSIDE beside the adapter's own, such as SSL_CERT_FILE; never a secret.
 
-    What the process gets, below `Command.env`: OUTSIDE `PATH` (TOOL/bin first), `HOME` (`Place.home`), `LANG`,
-    `process_env`, nothing else. INSIDE the environment's own variables, as every command there: `HOME` stays the
-    user's, for what the framework runs is the task's business; an adapter that wants another says so in `env`.
+        What the process gets, below `FrameworkCommand.env`: OUTSIDE `PATH` (TOOL/bin first), `HOME`
+    (`FrameworkPaths.home`), `LANG`,
+        `process_env`, nothing else. INSIDE the environment's own variables, as every command there: `HOME` stays the
+        user's, for what the framework runs is the task's business; an adapter that wants another says so in `env`.
     """
 
     needs_model = True
@@ -104,7 +105,7 @@ class _Run:
         bundle, model = self.framework.install(), self._model(self.job.model, "for task")
         with serve(self.shell, default_timeout_s=self.job.limits.command_timeout_s) as bridge:
             tool, home = str(bundle.folder), str(self._home)
-            place = Place(tool, home, self.job.workdir, model, bridge=str(bridge.address))
+            place = FrameworkPaths(tool, home, self.job.workdir, model, bridge=str(bridge.address))
             command = self.framework.command(self.job, place)
             for name, content in command.files.items():
                 _write_below(self._home, name, content)
@@ -140,7 +141,7 @@ class _Run:
         try:
             self.framework.suits(self.shell)
             lodging = Lodging.made(self.shell, self.job.workdir)
-            command = self.framework.command(self.job, Place(tool, lodging.home, self.job.workdir, model))
+            command = self.framework.command(self.job, FrameworkPaths(tool, lodging.home, self.job.workdir, model))
             lodging.furnish(self.shell, command)
             ended = self._kept(
                 lambda outputs: self._run_inside(command, lodging, outputs),
@@ -154,7 +155,7 @@ class _Run:
             self._raise_unless_started(ended, command)
         return ended
 
-    def _run_inside(self, command: Command, lodging: Lodging, outputs: Outputs) -> tuple[Stop, int]:
+    def _run_inside(self, command: FrameworkCommand, lodging: Lodging, outputs: Outputs) -> tuple[Stop, int]:
         by, code = run_inside(command, lodging, self.shell, outputs=outputs, clock=self._clock(), cancel=self.cancel)
         if by is Stop.ITSELF and foreign(code):
             # Told once, to the first command after it; and looked for only after one that failed. It also shows that
@@ -162,12 +163,12 @@ class _Run:
             self.out_of_memory = self.shell.run("false", timeout_s=_PROBE_S).out_of_memory
         return by, code
 
-    def _fetch(self, command: Command, lodging: Lodging, by: Stop) -> None:
+    def _fetch(self, command: FrameworkCommand, lodging: Lodging, by: Stop) -> None:
         """Also after a timeout; not when told to stop, since the environment is being ended."""
         if by is not Stop.CANCEL:
             collect_inside(self.shell, lodging.home, self._home, first=command.results)
 
-    def _raise_unless_started(self, ended: Ended, command: Command) -> None:
+    def _raise_unless_started(self, ended: Ended, command: FrameworkCommand) -> None:
         said = tail(ended.stderr)
         if (why := _NOT_STARTED.get(ended.returncode)) and command.argv[0] in said:
             raise AgentFailed(

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from app.agents.framework import Command, Stop
+from app.agents.framework import FrameworkCommand, Stop
 from app.agents.running.clock import Clock, await_end
 from app.agents.running.lodging import Lodging
 from app.agents.running.outputs import Output, Outputs
 from app.errors import DiskFull, StationError
-from app.models.shell import CancelToken, Interactive, Shell
+from app.models.shell import CancelToken, InteractiveProgram, Shell
 
 log = structlog.get_logger(__name__)
 
@@ -29,7 +29,7 @@ _KILLED = -9
 
 
 def run_inside(
-    command: Command, lodging: Lodging, shell: Shell, *, outputs: Outputs, clock: Clock, cancel: CancelToken
+    command: FrameworkCommand, lodging: Lodging, shell: Shell, *, outputs: Outputs, clock: Clock, cancel: CancelToken
 ) -> tuple[Stop, int]:
     """Run `command` inside until it ends, its time is up, or `cancel` says stop: who ended it, and its exit code.
 
@@ -39,10 +39,10 @@ def run_inside(
     Raises: EnvironmentFailed, or what else the shell says of its end; DiskFull: of its outputs on this host.
     """
     bell = threading.Event()
-    errors = _Reader(shell.stream(lodging.errors), outputs, outputs.stderr, bell)
+    errors = _OutputReader(shell.stream(lodging.errors), outputs, outputs.stderr, bell)
     try:
         program = shell.stream(lodging.argv(command), cwd=command.cwd, env=command.env)
-        main = _Reader(program, outputs, outputs.stdout, bell)
+        main = _OutputReader(program, outputs, outputs.stdout, bell)
         try:
             by = await_end(bell, lambda: main.over.is_set() or errors.full is not None, clock, cancel)
             if by is not Stop.ITSELF:
@@ -64,7 +64,7 @@ def run_inside(
     return by, main.returncode
 
 
-def _ask_to_end(main: _Reader, lodging: Lodging, shell: Shell, cancel: CancelToken) -> None:
+def _ask_to_end(main: _OutputReader, lodging: Lodging, shell: Shell, cancel: CancelToken) -> None:
     """SIGTERM, and some time to write the last file; none when the environment itself is being ended."""
     until = time.monotonic() + _GRACE_S
     with suppress(StationError):
@@ -76,10 +76,10 @@ def _ask_to_end(main: _Reader, lodging: Lodging, shell: Shell, cancel: CancelTok
 
 
 @dataclass
-class _Reader:
+class _OutputReader:
     """Reads one stream to its end in a thread of its own."""
 
-    stream: Interactive
+    stream: InteractiveProgram
     outputs: Outputs
     output: Output
     bell: threading.Event

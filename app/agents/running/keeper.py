@@ -28,7 +28,7 @@ _GIVE_UP_S = 20.0
 _LOOK_S = 0.005
 
 
-class Kept:
+class ChildProgram:
     """The program. `code` is None while it runs."""
 
     def __init__(self, argv: list[str]) -> None:
@@ -131,7 +131,7 @@ def main(control: int, status: int, grace_s: float, argv: list[str]) -> None:
     signal.signal(signal.SIGTERM, lambda *_: os.write(telling, b"s"))  # as a stop: nobody else would clean up
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
-        kept = Kept(argv)
+        kept = ChildProgram(argv)
     except OSError as error:
         os.write(status, f"failed {error}\n".encode())
         return

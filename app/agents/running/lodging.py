@@ -6,7 +6,7 @@ import posixpath
 import shlex
 from dataclasses import dataclass
 
-from app.agents.framework import Command
+from app.agents.framework import FrameworkCommand
 from app.errors import AgentFailed, EnvironmentFailed
 from app.models.shell import Shell
 
@@ -66,7 +66,7 @@ class Lodging:
             raise EnvironmentFailed(f"expected a folder for the agent inside; found none: {result.text()[-500:]}")
         return cls(place)
 
-    def furnish(self, shell: Shell, command: Command) -> None:
+    def furnish(self, shell: Shell, command: FrameworkCommand) -> None:
         """Put the command's files into the home, readable by whom commands run as alone, and its input.
 
         Raises: EnvironmentFailed; AgentFailed: they cannot be written.
@@ -93,7 +93,7 @@ class Lodging:
         """Whether it did, after that. Raises: EnvironmentFailed."""
         return shell.run(f"test -e {shlex.quote(self.place)}/over", timeout_s=_TIMEOUT_S).ok
 
-    def argv(self, command: Command) -> list[str]:
+    def argv(self, command: FrameworkCommand) -> list[str]:
         """What is started for `command`: its errors go to the pipe, its input is what was put there."""
         return ["/bin/sh", "-c", _RUN, "sh", self.place, *command.argv]
 

@@ -114,7 +114,7 @@ class Output:
                 skip = _to_next_line(parts[0])
                 whole.seek(cut)
                 whole.truncate()
-                where = f"; {self._log.told(self._total)}" if self._log is not None else ""
+                where = f"; {self._log.location(self._total)}" if self._log is not None else ""
                 whole.write(f"\n[{self._lost + end - cut + skip} bytes are left out here{where}]\n".encode())
             for part in parts:
                 with part.open("rb") as source:

@@ -46,7 +46,7 @@ def run_outside(
         words.write(stdin)
         words.seek(0)
         try:
-            process = _Process(argv, env, cwd, words, outputs)
+            process = _AgentProcess(argv, env, cwd, words, outputs)
         except OSError as error:
             raise AgentFailed(f"expected to start {argv[0]} in {cwd}; found {error}") from error
     try:
@@ -56,7 +56,7 @@ def run_outside(
     return by, process.code()
 
 
-class _Process:
+class _AgentProcess:
     """The keeper, and threads that carry what comes from it."""
 
     def __init__(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import structlog
 
-from app.agents.framework import Ended, Ending, Framework, Placement, Stop
+from app.agents.framework import AgentEnding, Ended, Framework, Placement, Stop
 from app.agents.stream_json import tail
 from app.errors import MegaFlowError
 from app.models.endings import EndReason
@@ -31,7 +31,7 @@ def foreign(returncode: int) -> bool:
     return returncode < 0 and -returncode in signal.valid_signals() and -returncode not in _CRASHES
 
 
-def told(framework: Framework, ended: Ended, *, out_of_memory: bool = False) -> Ending:
+def told(framework: Framework, ended: Ended, *, out_of_memory: bool = False) -> AgentEnding:
     """What the ending means. INSIDE the environment is known to live.
 
     There, what the agent's commands do to the framework's processes is the agent's own doing: were it called a fault of
@@ -39,17 +39,17 @@ def told(framework: Framework, ended: Ended, *, out_of_memory: bool = False) -> 
     memory has been told by the environment.
     """
     if ended.by is Stop.CANCEL:
-        return Ending(EndReason.CANCELLED, "stopped on request")
+        return AgentEnding(EndReason.CANCELLED, "stopped on request")
     if ended.by is Stop.TIMEOUT:
-        return Ending(EndReason.AGENT_TIMEOUT, "still working when its time was up")
+        return AgentEnding(EndReason.AGENT_TIMEOUT, "still working when its time was up")
     inside = framework.placement is Placement.INSIDE
     if foreign(ended.returncode):
         if out_of_memory:
-            return Ending(EndReason.RESOURCE_LIMIT, "killed when the environment's memory limit was reached")
+            return AgentEnding(EndReason.RESOURCE_LIMIT, "killed when the environment's memory limit was reached")
         reason = EndReason.AGENT_ERROR if inside else EndReason.INFRASTRUCTURE
         where = "in its environment" if inside else "from outside"
         found = f"killed {where}, by signal {-ended.returncode}: {tail(ended.stderr)}"
-        return Ending(reason, _text(found.rstrip(": ")))
+        return AgentEnding(reason, _text(found.rstrip(": ")))
     try:
         ending = _kept(framework.ending(ended))
     except MegaFlowError:
@@ -57,19 +57,19 @@ def told(framework: Framework, ended: Ended, *, out_of_memory: bool = False) -> 
     except Exception as error:  # what a framework writes may be anything, also what its adapter never saw
         log.exception("agent.ending_not_understood", agent=framework.name)
         found = f"its ending cannot be understood: {error!r}; {tail(ended.stderr)}"
-        return Ending(EndReason.AGENT_ERROR, _text(found))
+        return AgentEnding(EndReason.AGENT_ERROR, _text(found))
     if inside and ending.reason is EndReason.INFRASTRUCTURE:
-        return Ending(EndReason.AGENT_ERROR, ending.detail, ending.steps, ending.usage)
+        return AgentEnding(EndReason.AGENT_ERROR, ending.detail, ending.steps, ending.usage)
     return ending
 
 
-def _kept(ending: Ending) -> Ending:
+def _kept(ending: AgentEnding) -> AgentEnding:
     """Without counts that are none: they are for a person to read, and change nothing about how it ended."""
     steps: object = ending.steps
     if steps is not None and not _whole(steps):
         log.warning("agent.steps_not_understood", found=f"{steps!r:.80}")
         steps = None
-    return Ending(EndReason(ending.reason), _text(ending.detail), steps, _usage(ending.usage))  # type: ignore[arg-type]
+    return AgentEnding(EndReason(ending.reason), _text(ending.detail), steps, _usage(ending.usage))  # type: ignore[arg-type]
 
 
 def _whole(value: object) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from app.agents import task_shell
 from app.agents.base import AgentJob
-from app.agents.framework import Bundle, Command, Ended, Ending, Place, Placement
+from app.agents.framework import AgentEnding, Ended, FrameworkBundle, FrameworkCommand, FrameworkPaths, Placement
 from app.agents.installation import Installer, require
 from app.agents.installation.checkouts import version_of
 from app.agents.stream_json import read_object, short, tail
@@ -100,7 +100,7 @@ class SweAgent:
         self._lock = lock
         self._call = {"timeout_s": math.ceil(call_timeout_s), "attempts": call_attempts}
 
-    def install(self) -> Bundle:
+    def install(self) -> FrameworkBundle:
         """Raises: AgentUnavailable; AgentNotSetUp: nobody has said where the checkout is, or at which version."""
         if not self._source:
             raise AgentNotSetUp(
@@ -120,7 +120,7 @@ class SweAgent:
                 "found that it is not; run the task as root, or give it to another agent"
             )
 
-    def command(self, job: AgentJob, place: Place) -> Command:
+    def command(self, job: AgentJob, place: FrameworkPaths) -> FrameworkCommand:
         """Its command line; the task's text and the prompts are in files, because they may be long."""
         checkout, home, model = f"{place.tool}/source", place.home, place.model
         env = {
@@ -143,7 +143,7 @@ class SweAgent:
             "problem_statement.id": _ID,
             "output_dir": f"{home}/output",
         }
-        return Command(
+        return FrameworkCommand(
             argv=(
                 *("/bin/sh", "-c", _START, "sh", f"{place.tool}/bin/python3"),
                 *("-B", "-c", _MAIN, "run"),
@@ -160,7 +160,7 @@ class SweAgent:
             results=(_TRAJECTORY,),
         )
 
-    def ending(self, ended: Ended) -> Ending:
+    def ending(self, ended: Ended) -> AgentEnding:
         """By the status in its trajectory; without one the end of the output says what there is to say."""
         told = read_object(ended.home / _TRAJECTORY)
         info = told.get("info") if isinstance(told.get("info"), dict) else {}
@@ -171,12 +171,12 @@ class SweAgent:
             printed = short(_BOXES.sub(" ", tail(ended.stdout)))
             said = "; ".join(filter(None, (tail(ended.stderr)[-200:], printed)))
             found = f"expected a trajectory with an exit status; found exit code {ended.returncode}: {said}"
-            return Ending(ENDINGS["no trajectory"], found, _steps(info), _usage(info))
+            return AgentEnding(ENDINGS["no trajectory"], found, _steps(info), _usage(info))
         message = _last_words(told)
         word = _word(status, message)
         reason = ENDINGS.get(word, ENDINGS.get(status, EndReason.AGENT_ERROR))
         detail = "" if status == "submitted" else short(f"{status}: {message}".rstrip(": "))
-        return Ending(reason, detail, _steps(info), _usage(info))
+        return AgentEnding(reason, detail, _steps(info), _usage(info))
 
 
 def _word(status: str, message: str) -> str:

@@ -1,7 +1,8 @@
-"""Networks by policy: the ways out of environments that have no network. See docs/networks.md.
+"""Networks by policy: the egress of environments that have no network. See docs/networks.md.
 
-`none` has no outlet. `allowlist` has one while the environment lives (`open_outlet`), `model-only` one for the agent's
-time (`model_outlet`). `open` is a network of the engine's (`bridge`) with packet rules (`firewall`), and none of this.
+`none` has no egress. `allowlist` has one while the environment lives (`open_egress`), `model-only` one for the agent's
+time (`open_model_egress`). `open` is a network of the engine's (`bridge`) with packet rules
+(`firewall`), and none of this.
 """
 
 from __future__ import annotations
@@ -9,23 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from app.environments.networks.allowlist import proxy
-from app.environments.networks.egress import OpenForward, Outlet, Traffic
-from app.environments.networks.model_port import MODEL_PORT, model_base_url, model_outlet, relay
+from app.environments.networks.egress import Egress, OpenForward, Traffic
+from app.environments.networks.model_port import MODEL_PORT, model_base_url, open_model_egress
 from app.models.hosts import AllowedHosts
 from app.models.spec import EnvironmentSpec, Network
 
 __all__ = [
     "MODEL_PORT",
     "PROXY_PORT",
-    "AllowedHosts",
-    "OpenForward",
-    "Outlet",
-    "Traffic",
+    "Egress",
     "exempted",
     "model_base_url",
-    "model_outlet",
-    "open_outlet",
-    "relay",
+    "open_egress",
+    "open_model_egress",
     "variables",
 ]
 
@@ -37,7 +34,7 @@ _NOT_BY_PROXY = ("localhost", "127.0.0.1", "::1")
 
 
 def variables(spec: EnvironmentSpec, beside: Iterable[str] = ()) -> dict[str, str]:
-    """What every command inside needs in its environment variables to find the way out; the task's own go before.
+    """What every command inside needs in its environment variables to find the way out; the task's own override them.
 
     beside: names and addresses that are reached without the proxy, as the loopback is.
     """
@@ -47,7 +44,7 @@ def variables(spec: EnvironmentSpec, beside: Iterable[str] = ()) -> dict[str, st
     return {
         **dict.fromkeys(names, _PROXY),
         **dict.fromkeys(_EXEMPTING, ",".join(dict.fromkeys((*_NOT_BY_PROXY, *beside)))),
-        "NODE_USE_ENV_PROXY": "1",  # Node heeds the others only when it is told so
+        "NODE_USE_ENV_PROXY": "1",  # without it Node ignores the others
     }
 
 
@@ -57,12 +54,12 @@ def exempted(spec: EnvironmentSpec, own: Mapping[str, str], beside: Iterable[str
     return {name: ",".join(filter(None, (own.get(name), ours[name]))) for name in _EXEMPTING if name in ours}
 
 
-def open_outlet(spec: EnvironmentSpec, forward: OpenForward) -> Outlet | None:
-    """The outlet that the environment has all its life, if its policy gives it one; the caller closes it.
+def open_egress(spec: EnvironmentSpec, forward: OpenForward) -> Egress | None:
+    """The egress that the environment has all its life, if its policy gives it one; the caller closes it.
 
     Raises: EnvironmentFailed: the environment has no such ports; SpecInvalid: no name of a host.
     """
     if spec.network is not Network.ALLOWLIST:
         return None
     allowed, traffic = AllowedHosts(spec.allowed_hosts), Traffic(Network.ALLOWLIST)
-    return Outlet(forward(PROXY_PORT, proxy(allowed, traffic)), traffic, allowed_hosts=list(allowed.patterns))
+    return Egress(forward(PROXY_PORT, proxy(allowed, traffic)), traffic, allowed_hosts=list(allowed.patterns))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import socket
-from dataclasses import dataclass
 
 import h11
 
@@ -16,10 +15,9 @@ from app.environments.contract import Serve
 from app.environments.networks import addresses
 from app.environments.networks.addresses import AddressRefused
 from app.environments.networks.egress import Traffic
-from app.environments.networks.exchange import Client, ServerBroken
-from app.environments.networks.proxy_client import Passing, Place
+from app.environments.networks.http_proxy import Client, ProxyUpstream, RequestProxy, ServerBroken
 from app.environments.networks.pump import pump
-from app.models.hosts import AllowedHosts, HostInvalid, joined, split
+from app.models.hosts import AllowedHosts, HostInvalid, split
 
 IDLE_S = 600.0
 """After which a connection on which nothing passes is ended."""
@@ -27,7 +25,7 @@ IDLE_S = 600.0
 _ABSOLUTE = re.compile(rb"http://(?P<authority>[^/?#]*)(?P<rest>[^#]*)(#.*)?", re.IGNORECASE)
 
 
-class Refused(Exception):
+class ProxyRefusal(Exception):
     """Said to the client, counted, and the connection ended."""
 
     def __init__(self, status: int, message: str, kind: str, name: str = "(no host)") -> None:
@@ -39,20 +37,10 @@ class Refused(Exception):
 
 def proxy(allowed: AllowedHosts, traffic: Traffic) -> Serve:
     """What a connection to the proxy is served with."""
-    return lambda inside: _Conversation(inside, allowed, traffic).serve()
+    return lambda inside: _ProxyConnection(inside, allowed, traffic).serve()
 
 
-@dataclass(frozen=True)
-class _Destination:
-    host: str
-    port: int
-
-    @property
-    def name(self) -> str:
-        return joined(self.host, self.port)
-
-
-class _Conversation:
+class _ProxyConnection:
     """One connection from inside."""
 
     def __init__(self, inside: socket.socket, allowed: AllowedHosts, traffic: Traffic) -> None:
@@ -60,7 +48,7 @@ class _Conversation:
         self._allowed = allowed
         self._traffic = traffic
         self._client = Client(inside, idle_s=IDLE_S)
-        self._passing = Passing(self._client, traffic, idle_s=IDLE_S)
+        self._requests = RequestProxy(self._client, traffic, self._connect, idle_s=IDLE_S)
 
     def serve(self) -> None:
         try:
@@ -69,80 +57,71 @@ class _Conversation:
                     self._tunnel(request)
                     return
                 self._pass_on(request)
-        except Refused as refused:
+        except ProxyRefusal as refused:
             self._traffic.refused(refused.name, str(refused))
             allowed = list(self._allowed.patterns)
             self._client.refuse(refused.status, str(refused), refused.kind, host=refused.name, allowed_hosts=allowed)
         except h11.RemoteProtocolError as error:
             self._client.refuse(error.error_status_hint, f"expected a request to a proxy: {error}", "bad_request")
         except ServerBroken:
-            return  # told and counted
+            return  # reported and counted
         finally:
-            self._passing.close()
+            self._requests.close()
 
     # --- The two kinds of requests ------------------------------------------------------------------------------------
 
     def _tunnel(self, request: h11.Request) -> None:
         for _ in self._client.body():
-            raise Refused(400, "expected CONNECT without a body", "bad_request")
-        wanted = self._wanted(request.target, None)
+            raise ProxyRefusal(400, "expected CONNECT without a body", "bad_request")
+        upstream = self._upstream(request.target, None)
         try:
-            outside = self._connect(wanted)
+            outside = self._connect(upstream)
         except OSError as error:
-            self._traffic.failed(wanted.name, str(error))
-            message = f"network 'allowlist': {wanted.name} is allowed and cannot be reached: {error}"
-            self._client.refuse(502, message, "host_unreachable", host=wanted.name)
+            self._traffic.failed(upstream.name, str(error))
+            message = f"network 'allowlist': {upstream.name} is allowed and cannot be reached: {error}"
+            self._client.refuse(502, message, "host_unreachable", host=upstream.name)
             return
         with outside:
-            self._traffic.connected(wanted.name)
+            self._traffic.connected(upstream.name)
             early = self._client.tunnel()
             outside.sendall(early)
-            self._traffic.passed(wanted.name, sent_bytes=len(early))
-            pump(
-                self._inside,
-                outside,
-                idle_s=IDLE_S,
-                sent=lambda count: self._traffic.passed(wanted.name, sent_bytes=count),
-                received=lambda count: self._traffic.passed(wanted.name, received_bytes=count),
-            )
+            self._traffic.passed(upstream.name, sent_bytes=len(early))
+            pump(self._inside, outside, self._traffic, upstream.name, idle_s=IDLE_S)
 
     def _pass_on(self, request: h11.Request) -> None:
         found = _ABSOLUTE.fullmatch(request.target)
         if found is None:
-            raise Refused(
+            raise ProxyRefusal(
                 400,
                 "this is an HTTP proxy: expected CONNECT host:port, or the URL of an http:// resource as the target",
                 "bad_request",
             )
-        wanted = self._wanted(found["authority"], 80)
-        host = f"[{wanted.host}]" if ":" in wanted.host else wanted.host
-        header = host if wanted.port == 80 else wanted.name
         rest = found["rest"]
         target = rest if rest.startswith(b"/") else b"/" + rest
-        self._passing.pass_on(request, target, Place(wanted.name, header, lambda: self._connect(wanted)))
+        self._requests.pass_on(request, target, self._upstream(found["authority"], 80))
 
-    def _wanted(self, authority: bytes, default_port: int | None) -> _Destination:
-        """Raises: Refused: no host, or one that is not allowed."""
+    def _upstream(self, authority: bytes, default_port: int | None) -> ProxyUpstream:
+        """Raises: ProxyRefusal: no host, or one that is not allowed."""
         try:
             host, port = split(authority.decode("ascii", "backslashreplace"), default_port)
         except HostInvalid as error:
-            raise Refused(400, f"expected host:port, found: {error}", "bad_request") from None
+            raise ProxyRefusal(400, f"expected host:port, found: {error}", "bad_request") from None
         if port is None:
-            raise Refused(400, f"expected host:port, found {host} without a port", "bad_request")
-        wanted = _Destination(host, port)
+            raise ProxyRefusal(400, f"expected host:port, found {host} without a port", "bad_request")
+        upstream = ProxyUpstream(host, port)
         if not self._allowed.allows(host, port):
-            raise Refused(403, self._not_allowed(wanted), "host_not_allowed", wanted.name)
-        return wanted
+            raise ProxyRefusal(403, self._not_allowed(upstream), "host_not_allowed", upstream.name)
+        return upstream
 
-    def _not_allowed(self, wanted: _Destination) -> str:
+    def _not_allowed(self, upstream: ProxyUpstream) -> str:
         return (
-            f"{wanted.name} is not among the task's allowed_hosts ({', '.join(self._allowed.patterns)});"
+            f"{upstream.name} is not among the task's allowed_hosts ({', '.join(self._allowed.patterns)});"
             " add it there if the task needs it (a name without a port means ports 80 and 443)"
         )
 
-    def _connect(self, wanted: _Destination) -> socket.socket:
+    def _connect(self, upstream: ProxyUpstream) -> socket.socket:
         try:
-            return addresses.connect(wanted.host, wanted.port, self._allowed)
+            return addresses.connect(upstream.host, upstream.port, self._allowed)
         except AddressRefused as error:
             message = f"network 'allowlist': {error}; list the address itself in allowed_hosts if the task needs it"
-            raise Refused(403, message, "address_not_allowed", wanted.name) from None
+            raise ProxyRefusal(403, message, "address_not_allowed", upstream.name) from None

@@ -1,8 +1,9 @@
-"""What an outlet is: the one way out of an environment that has no network, with an account of what went through."""
+"""The one way out of an environment that has no network, and counts of what went through."""
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,71 +24,50 @@ OpenForward = Callable[[int, Serve], Forward]
 
 
 @dataclass
-class Counts:
-    """What went to one host."""
-
-    connections: int = 0
-    failed: int = 0  # allowed, but could not be reached
-    refused: int = 0
-    sent_bytes: int = 0
-    received_bytes: int = 0
-
-    def describe(self) -> dict[str, int]:
-        """Those that are not 0."""
-        return {name: count for name, count in vars(self).items() if count}
-
-
-@dataclass
 class Traffic:
-    """Counts by host. Safe to share between threads."""
+    """Counts by host: connections, failed (allowed, but not reached), refused, sent_bytes (by the environment) and
+    received_bytes. Safe to share between threads.
+    """
 
     policy: Network
-    _hosts: dict[str, Counts] = field(default_factory=dict)
+    _hosts: dict[str, Counter[str]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def connected(self, host: str) -> None:
-        with self._lock:
-            counts, first = self._of(host)
-            counts.connections += 1
-        if first:
-            log.info("outlet.host_reached", policy=self.policy.value, host=host)
+        if self._count(host, "connections") == 1:
+            log.info("egress.host_reached", policy=self.policy.value, host=host)
 
     def failed(self, host: str, why: str) -> None:
-        with self._lock:
-            counts, _ = self._of(host)
-            counts.failed += 1
-            first = counts.failed == 1
-        if first:
-            log.warning("outlet.host_unreachable", policy=self.policy.value, host=host, reason=why)
+        if self._count(host, "failed") == 1:
+            log.warning("egress.host_unreachable", policy=self.policy.value, host=host, reason=why)
 
     def refused(self, host: str, why: str) -> None:
-        with self._lock:
-            counts, _ = self._of(host)
-            counts.refused += 1
-            first = counts.refused == 1
-        if first:
-            log.warning("outlet.host_refused", policy=self.policy.value, host=host, reason=why)
+        if self._count(host, "refused") == 1:
+            log.warning("egress.host_refused", policy=self.policy.value, host=host, reason=why)
 
     def passed(self, host: str, *, sent_bytes: int = 0, received_bytes: int = 0) -> None:
         """sent: by the environment."""
-        with self._lock:
-            counts, _ = self._of(host)
-            counts.sent_bytes += sent_bytes
-            counts.received_bytes += received_bytes
+        if sent_bytes:
+            self._count(host, "sent_bytes", sent_bytes)
+        if received_bytes:
+            self._count(host, "received_bytes", received_bytes)
 
     def describe(self) -> dict[str, dict[str, int]]:
+        """By host; what is 0 is left out."""
         with self._lock:
-            return {host: counts.describe() for host, counts in self._hosts.items()}
+            return {host: dict(counts) for host, counts in self._hosts.items()}
 
-    def _of(self, host: str) -> tuple[Counts, bool]:
-        first = host not in self._hosts and len(self._hosts) < _MOST_HOSTS
-        if first:
-            self._hosts[host] = Counts()
-        return self._hosts.get(host) or self._hosts.setdefault(OTHERS, Counts()), first
+    def _count(self, host: str, name: str, more: int = 1) -> int:
+        with self._lock:
+            if host not in self._hosts and len(self._hosts) >= _MOST_HOSTS:
+                host = OTHERS
+            counts = self._hosts.setdefault(host, Counter())
+            counts[name] += more
+            return counts[name]
 
 
-class Outlet:
-    """An open way out. Whoever opened it closes it; it ends with its environment in any case."""
+class Egress:
+    """The open way out of an environment, closed by its opener; it ends with its environment in any case."""
 
     def __init__(self, forward: Forward, traffic: Traffic, **about: Any) -> None:
         self._forward = forward

@@ -1,7 +1,7 @@
-"""Bytes between two connections, both ways at once, until both ways have ended.
+"""Carries bytes between two connections, both directions at once, until both have ended.
 
-Each way ends for itself (a client may end its request and go on to read), holds little memory however slowly it is
-read, and a connection that is shut from both sides ends what nobody would read.
+Each direction ends for itself (a client may end its request and go on to read) and holds little memory however slowly
+it is read. A connection that is shut from both sides ends what would not be read.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from app.environments.networks.egress import Traffic
+
 BUFFER_BYTES = 256 << 10
-"""Read ahead of a slow reader, each way."""
+"""Read ahead of a slow reader, each direction."""
 _CHUNK_BYTES = 64 << 10
 _LAST_S = 5.0
 """For what is still under way once one side has gone."""
 
 
 @dataclass
-class _Way:
+class _Direction:
     source: socket.socket
     sink: socket.socket
     count: Callable[[int], None]
@@ -38,7 +40,7 @@ class _Way:
         return bool(self.waiting) and not self.ended
 
     def move(self, events: Mapping[int, int]) -> bool:
-        """Read and write what can be; whether anything was. Raises: OSError: nobody reads."""
+        """Read and write what can be; whether anything was. Raises: OSError: the other side reads no more."""
         before = self.read_all, self.ended
         read = self.reads and bool(events.get(self.source.fileno())) and self._read()
         wrote = self.writes and self._write()
@@ -70,42 +72,45 @@ class _Way:
 def pump(
     inside: socket.socket,
     outside: socket.socket,
+    traffic: Traffic,
+    name: str,
     *,
     idle_s: float,
-    sent: Callable[[int], None],
-    received: Callable[[int], None],
 ) -> None:
-    """Carry bytes until both ways have ended, one side is gone, or nothing passed for `idle_s`.
+    """Carry bytes until both directions have ended, one side is gone, or nothing passed for `idle_s`.
 
-    sent, received: told how many bytes went out and in. Both sockets are left open, and not blocking.
+    name: of the host, whose bytes are counted. Both sockets are left open, and not blocking.
     Raises: OSError: a connection broke.
     """
     inside.setblocking(False)
     outside.setblocking(False)
-    ways = [_Way(inside, outside, sent), _Way(outside, inside, received)]
+    directions = [
+        _Direction(inside, outside, lambda count: traffic.passed(name, sent_bytes=count)),
+        _Direction(outside, inside, lambda count: traffic.passed(name, received_bytes=count)),
+    ]
     gone: set[int] = set()
-    patience_s, moved = idle_s, time.monotonic()
-    while not all(way.ended for way in ways):
-        events = _look(ways, gone, moved + patience_s - time.monotonic())
-        if not events and time.monotonic() >= moved + patience_s:
+    timeout_s, moved = idle_s, time.monotonic()
+    while not all(direction.ended for direction in directions):
+        events = _poll(directions, gone, moved + timeout_s - time.monotonic())
+        if not events and time.monotonic() >= moved + timeout_s:
             return
-        for way in ways:
-            if events.get(way.sink.fileno(), 0) & (select.POLLHUP | select.POLLERR):
-                gone.add(way.sink.fileno())
-                way.ended, patience_s = True, min(patience_s, _LAST_S)
-        moves = [way.move(events) for way in ways]
+        for direction in directions:
+            if events.get(direction.sink.fileno(), 0) & (select.POLLHUP | select.POLLERR):
+                gone.add(direction.sink.fileno())
+                direction.ended, timeout_s = True, min(timeout_s, _LAST_S)
+        moves = [direction.move(events) for direction in directions]
         if any(moves):
             moved = time.monotonic()
 
 
-def _look(ways: list[_Way], gone: set[int], timeout_s: float) -> dict[int, int]:
-    """What can be done now. Of a socket that is gone, only what is left to read: its going would be told for ever."""
-    wanted = {way.source.fileno(): select.POLLIN if way.reads else 0 for way in ways}
-    for way in ways:
-        if way.writes:
-            wanted[way.sink.fileno()] |= select.POLLOUT
+def _poll(directions: list[_Direction], gone: set[int], timeout_s: float) -> dict[int, int]:
+    """What can be done now. Of a socket that is gone, only what is left to read: its end would be reported for ever."""
+    interest = {direction.source.fileno(): select.POLLIN if direction.reads else 0 for direction in directions}
+    for direction in directions:
+        if direction.writes:
+            interest[direction.sink.fileno()] |= select.POLLOUT
     poll = select.poll()
-    for number, events in wanted.items():
+    for number, events in interest.items():
         if events or number not in gone:
             poll.register(number, events)
     return dict(poll.poll(max(0.0, timeout_s) * 1000))

@@ -19,7 +19,7 @@ from app.environments.session import SessionStats
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
 from app.host.memory_watch import MemoryWatch
 from app.host.pids_watch import PidsWatch
-from app.models.shell import Interactive, OutputLogs, Shell, StatefulShell
+from app.models.shell import InteractiveProgram, OutputLogs, Shell, StatefulShell
 from app.models.spec import EnvironmentSpec
 
 log = structlog.get_logger()
@@ -96,7 +96,7 @@ class SessionEnvironment(Environment, ABC):
         tty: bool = False,
         rows: int = 24,
         columns: int = 80,
-    ) -> Interactive:
+    ) -> InteractiveProgram:
         with self._living(f"start {argv[0]}"):
             return self._session.stream(argv, cwd=cwd, env=env, tty=tty, rows=rows, columns=columns)
 

@@ -7,13 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import BinaryIO
 
 from app.environments.session import protocol, transfer
-from app.environments.session.connect import Connect
-from app.environments.session.interactive import Interactive
-from app.environments.session.lane import Lane, LaneLost
-from app.environments.session.lanes import Lanes
-from app.environments.session.outcomes import LongStreams, after_loss, begin, receive_outcome, result_of
-from app.environments.session.protocol import CHUNK_BYTES, KEEP_BYTES, Kind, Outcome, SessionStats, frame
-from app.environments.session.shells import ShellSession
+from app.environments.session.commands import LongStreams, outcome_after_loss, receive_outcome, result_of, start
+from app.environments.session.connection import Connect, ConnectionLost
+from app.environments.session.connection_pool import ConnectionPool
+from app.environments.session.protocol import KEEP_BYTES, CommandOutcome, FrameKind, SessionStats, frame
+from app.environments.session.shells import SessionProgram, ShellSession
 from app.models.shell import CommandResult, OutputLogs
 
 _QUICK_S = 30.0
@@ -21,7 +19,7 @@ _QUICK_S = 30.0
 
 
 class SessionClient:
-    """One environment. Safe for many threads: each command under way has a lane of its own.
+    """One environment. Safe for many threads: each command under way has a connection of its own.
 
     Raises: EnvironmentFailed, from every method, when the environment is gone or `close` was called.
     """
@@ -42,7 +40,7 @@ class SessionClient:
 
         The helper's own environment (the image's) comes first, then `env`, then the command's.
         """
-        self._lanes = Lanes(connect, label, ended)
+        self._pool = ConnectionPool(connect, label, ended)
         self.logs: OutputLogs | None = None
         """Where all of a stream goes that is longer than its limit, while its command runs; without a trace inside."""
         self._cwd = cwd
@@ -51,7 +49,7 @@ class SessionClient:
 
     def wait_ready(self, timeout_s: float) -> None:
         """Return as soon as the helper answers; asks every millisecond."""
-        self._lanes.wait_ready(timeout_s)
+        self._pool.wait_ready(timeout_s)
 
     # --- Commands -------------------------------------------------------------------------------------------------
 
@@ -88,47 +86,34 @@ class SessionClient:
         stdin: bytes | None = None,
         user: str | None = None,
         limit_bytes: int = KEEP_BYTES,
-    ) -> Outcome:
+    ) -> CommandOutcome:
         """As `run`, with all that the helper tells: signal, CPU, memory."""
-        with LongStreams(self.logs, command) as streams:
-            return self._execute(command, streams, cwd, env, timeout_s, stdin, user, limit_bytes)
-
-    def _execute(
-        self,
-        command: str | Sequence[str],
-        streams: LongStreams,
-        cwd: str | None,
-        env: Mapping[str, str] | None,
-        timeout_s: float,
-        stdin: bytes | None,
-        user: str | None,
-        limit_bytes: int,
-    ) -> Outcome:
         argv, script = _argv(command)
-        request = protocol.run(
-            argv,
-            script,
-            cwd=cwd or self._cwd,
-            user=user or self._user,
-            env=self._variables(env),
-            timeout_ms=protocol.milliseconds(timeout_s),
-            limit_bytes=limit_bytes,
-            stdin=stdin,
-            log_bytes=streams.limit_bytes,
-        )
-        lane = self._lanes.take()
-        try:
-            begin(lane, request, timeout_s, more=protocol.follows(stdin))
-            if protocol.follows(stdin):
-                _send_input(lane, memoryview(stdin or b""))
-            outcome = receive_outcome(lane, limit_bytes, streams)
-        except LaneLost as error:
-            self._lanes.drop(lane)
-            return after_loss(self._lanes, error)
-        except BaseException:
-            self._lanes.drop(lane)
-            raise
-        self._lanes.give(lane)
+        with LongStreams(self.logs, command) as streams:
+            request = protocol.run(
+                argv,
+                script,
+                cwd=cwd or self._cwd,
+                user=user or self._user,
+                env=self._variables(env),
+                timeout_ms=protocol.milliseconds(timeout_s),
+                limit_bytes=limit_bytes,
+                stdin=stdin,
+                log_bytes=streams.limit_bytes,
+            )
+            connection = self._pool.acquire()
+            try:
+                start(connection, request, timeout_s, more=protocol.follows(stdin))
+                if protocol.follows(stdin):
+                    transfer.send_pieces(connection, stdin or b"")
+                outcome = receive_outcome(connection, limit_bytes, streams)
+            except ConnectionLost as error:
+                self._pool.discard(connection)
+                return outcome_after_loss(self._pool, error)
+            except BaseException:
+                self._pool.discard(connection)
+                raise
+        self._pool.release(connection)
         return outcome
 
     def _variables(self, env: Mapping[str, str] | None) -> tuple[int, bytes]:
@@ -150,7 +135,7 @@ class SessionClient:
         request = protocol.shell_open(
             program, cwd=cwd or self._cwd, user=user or self._user, env=self._variables(env), limit_bytes=limit_bytes
         )
-        return ShellSession(self._lanes, request, limit_bytes, lambda: self.logs)
+        return ShellSession(self._pool, request, limit_bytes, lambda: self.logs)
 
     def stream(
         self,
@@ -162,7 +147,7 @@ class SessionClient:
         tty: bool = False,
         rows: int = 24,
         columns: int = 80,
-    ) -> Interactive:
+    ) -> SessionProgram:
         """Start a program to talk to. Raises: EnvironmentFailed: also when it cannot be started."""
         request = protocol.stream_open(
             list(argv),
@@ -171,58 +156,58 @@ class SessionClient:
             env=self._variables(env),
             size=(rows, columns) if tty else None,
         )
-        return Interactive(self._lanes, request)
+        return SessionProgram(self._pool, request)
 
     # --- Files ----------------------------------------------------------------------------------------------------
 
     def put(self, path: str, content: bytes | BinaryIO, *, mode: int = 0o644) -> None:
         """Write one file; parents are made. Raises: DiskFull; ValueError: `path` is not absolute."""
-        transfer.put(self._lanes, path, content, mode=mode)
+        transfer.put(self._pool, path, content, mode=mode)
 
     def get(self, path: str, *, limit_bytes: int = 256 << 20) -> bytes:
         """Read one file. Raises: FileNotFoundError: no file there; EnvironmentFailed: it is larger than the limit."""
-        return transfer.get(self._lanes, Kind.GET, path, limit_bytes=limit_bytes)
+        return transfer.get(self._pool, FrameKind.GET, path, limit_bytes=limit_bytes)
 
     def get_to(self, path: str, file: BinaryIO, *, limit_bytes: int | None = None) -> int:
         """Read one file into `file`; its size. Raises as `get`."""
-        return transfer.get_to(self._lanes, Kind.GET, path, file.write, limit_bytes=limit_bytes)
+        return transfer.get_to(self._pool, FrameKind.GET, path, file.write, limit_bytes=limit_bytes)
 
     def put_tree(self, archive: bytes | BinaryIO, path: str) -> None:
         """Unpack an uncompressed tar into the folder `path`, made if missing.
 
         Raises: SpecInvalid: no tar, or a member leads outside or is neither file, folder nor link; DiskFull.
         """
-        transfer.put_tree(self._lanes, path, archive)
+        transfer.put_tree(self._pool, path, archive)
 
     def get_tree(self, path: str, *, limit_bytes: int = 256 << 20) -> bytes:
         """A tar of what is in the folder `path`. Raises: FileNotFoundError."""
-        return transfer.get(self._lanes, Kind.GET_TREE, path, limit_bytes=limit_bytes)
+        return transfer.get(self._pool, FrameKind.GET_TREE, path, limit_bytes=limit_bytes)
 
     # --- The whole ------------------------------------------------------------------------------------------------
 
     def stats(self) -> SessionStats:
-        with self._lanes.lent(_QUICK_S) as lane:
-            lane.send(frame(Kind.STATS))
-            kind, payload = lane.receive(4096)
+        with self._pool.exchange(_QUICK_S) as connection:
+            connection.send(frame(FrameKind.STATS))
+            kind, payload = connection.receive(4096)
             try:
-                if kind is Kind.OK:
+                if kind is FrameKind.OK:
                     return protocol.stats(payload)
             except ValueError as error:
-                raise LaneLost(f"found no statistics: {error}") from error
-            raise LaneLost(f"expected statistics, found {kind.name}")
+                raise ConnectionLost(f"found no statistics: {error}") from error
+            raise ConnectionLost(f"expected statistics, found {kind.name}")
 
     def kill_all(self) -> int:
         """Kill every process of the environment but the helper; how many. Commands under way end with 137."""
-        with self._lanes.lent(_QUICK_S) as lane:
-            lane.send(frame(Kind.KILL_ALL))
-            kind, payload = lane.receive(4)
-            if kind is not Kind.OK:
-                raise LaneLost(f"expected a number, found {kind.name}")
+        with self._pool.exchange(_QUICK_S) as connection:
+            connection.send(frame(FrameKind.KILL_ALL))
+            kind, payload = connection.receive(4)
+            if kind is not FrameKind.OK:
+                raise ConnectionLost(f"expected a number, found {kind.name}")
             return int.from_bytes(payload, "little")
 
     def close(self) -> None:
         """From any thread: what is under way ends with EnvironmentFailed, and is killed inside. Safe to call twice."""
-        self._lanes.close()
+        self._pool.close()
 
 
 def _argv(command: str | Sequence[str]) -> tuple[list[str], bytes | None]:
@@ -232,9 +217,3 @@ def _argv(command: str | Sequence[str]) -> tuple[list[str], bytes | None]:
     if len(raw) < protocol.SCRIPT_BYTES:
         return ["/bin/sh", "-c", command], None
     return ["/bin/sh", "/proc/self/fd/250"], raw
-
-
-def _send_input(lane: Lane, content: memoryview) -> None:
-    for at in range(0, len(content), CHUNK_BYTES):
-        lane.send_data(content[at : at + CHUNK_BYTES])
-    lane.send(frame(Kind.END))

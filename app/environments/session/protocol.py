@@ -31,7 +31,7 @@ _RESULT = struct.Struct("<6I6Q")
 _LENGTH = struct.Struct("<I")
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame is; below 64 from the client (DATA and END from both), above from the helper."""
 
     RUN = 1
@@ -89,7 +89,7 @@ class SessionStats:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CommandOutcome:
     """How a command ended, as the helper tells it."""
 
     exit_code: int
@@ -133,7 +133,7 @@ def variables(env: Mapping[str, str]) -> tuple[int, bytes]:
     return len(env), b"".join(text(f"{name}={value}") for name, value in env.items())
 
 
-def frame(kind: Kind, payload: bytes = b"") -> bytes:
+def frame(kind: FrameKind, payload: bytes = b"") -> bytes:
     return HEADER.pack(VERSION, kind, 0, len(payload)) + payload
 
 
@@ -170,7 +170,7 @@ def run(
             env[1],
         )
     )
-    return frame(Kind.RUN, payload)
+    return frame(FrameKind.RUN, payload)
 
 
 def follows(stdin: bytes | None) -> bool:
@@ -179,11 +179,13 @@ def follows(stdin: bytes | None) -> bool:
 
 def shell_open(program: str, *, cwd: str | None, user: str | None, env: tuple[int, bytes], limit_bytes: int) -> bytes:
     head = _LENGTH.pack(limit_bytes) * 2
-    return frame(Kind.SHELL_OPEN, b"".join((head, text(program), text(cwd), text(user), _LENGTH.pack(env[0]), env[1])))
+    return frame(
+        FrameKind.SHELL_OPEN, b"".join((head, text(program), text(cwd), text(user), _LENGTH.pack(env[0]), env[1]))
+    )
 
 
 def shell_run(command: bytes, *, timeout_ms: int, log_bytes: int) -> bytes:
-    return frame(Kind.SHELL_RUN, _SHELL_RUN.pack(timeout_ms, log_bytes) + field(command))
+    return frame(FrameKind.SHELL_RUN, _SHELL_RUN.pack(timeout_ms, log_bytes) + field(command))
 
 
 def stream_open(
@@ -191,7 +193,9 @@ def stream_open(
 ) -> bytes:
     rows, columns = size or (0, 0)
     head = _STREAM_OPEN.pack(RunFlag.TERMINAL if size else 0, rows, columns)
-    return frame(Kind.STREAM_OPEN, b"".join((head, text(cwd), text(user), texts(argv), _LENGTH.pack(env[0]), env[1])))
+    return frame(
+        FrameKind.STREAM_OPEN, b"".join((head, text(cwd), text(user), texts(argv), _LENGTH.pack(env[0]), env[1]))
+    )
 
 
 def milliseconds(timeout_s: float) -> int:
@@ -207,8 +211,8 @@ def result_limit(limit_bytes: int) -> int:
     return _RESULT.size + 4 * limit_bytes + 4096
 
 
-def outcome(payload: memoryview, limit_bytes: int, told: Callable[[Kind, int], str]) -> Outcome:
-    """told: where what is left out of OUT or ERR, of so many bytes, is to be found.
+def outcome(payload: memoryview, limit_bytes: int, note: Callable[[FrameKind, int], str]) -> CommandOutcome:
+    """note: where what is left out of OUT or ERR, of so many bytes, is to be found.
 
     Raises: ValueError: the reply contradicts itself.
     """
@@ -218,12 +222,12 @@ def outcome(payload: memoryview, limit_bytes: int, told: Callable[[Kind, int], s
     start = _RESULT.size
     if out + err != len(payload) - start or out > out_all or err > err_all:
         raise ValueError("a result whose lengths do not agree")
-    return Outcome(
+    return CommandOutcome(
         exit_code=code,
         signal=number,
         flags=ResultFlag(flags & 7),
-        stdout=_joined(payload[start : start + out], out_all, limit_bytes, partial(told, Kind.OUT)),
-        stderr=_joined(payload[start + out :], err_all, limit_bytes, partial(told, Kind.ERR)),
+        stdout=_joined(payload[start : start + out], out_all, limit_bytes, partial(note, FrameKind.OUT)),
+        stderr=_joined(payload[start + out :], err_all, limit_bytes, partial(note, FrameKind.ERR)),
         dropped_bytes=out_all - out + err_all - err,
         cpu_s=(user_us + system_us) / 1e6,
         max_rss_bytes=rss * 1024,
@@ -231,12 +235,12 @@ def outcome(payload: memoryview, limit_bytes: int, told: Callable[[Kind, int], s
     )
 
 
-def _joined(kept: memoryview, total: int, limit_bytes: int, told: Callable[[int], str]) -> bytes:
+def _joined(kept: memoryview, total: int, limit_bytes: int, note: Callable[[int], str]) -> bytes:
     """The bytes; where some are missing between head and tail, a line says how many, and where they are."""
     if total == len(kept):
         return bytes(kept)
-    note = left_out(total - len(kept), told(total))
-    return b"".join((kept[:limit_bytes], note, kept[limit_bytes:]))
+    gap = left_out(total - len(kept), note(total))
+    return b"".join((kept[:limit_bytes], gap, kept[limit_bytes:]))
 
 
 def failure(payload: memoryview) -> tuple[int, int, str]:

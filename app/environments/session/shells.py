@@ -1,50 +1,69 @@
-"""A shell whose folder, exports, variables and functions live from one command to the next."""
+"""Programs that live longer than one request: a shell with a state, and a program with input and output."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from app.environments.session import protocol
-from app.environments.session.lane import Lane, LaneLost
-from app.environments.session.lanes import Lanes
-from app.environments.session.outcomes import LongStreams, after_loss, begin, receive_outcome, result_of
-from app.environments.session.protocol import Kind, frame
+from app.environments.session.commands import LongStreams, outcome_after_loss, receive_outcome, result_of, start
+from app.environments.session.connection import ConnectionLost, HelperConnection
+from app.environments.session.connection_pool import ConnectionPool
+from app.environments.session.protocol import CHUNK_BYTES, FrameKind, frame
 from app.models.shell import CommandResult, OutputLogs
 
-_START_S = 15.0
+_SHELL_S = 15.0
+_EXCHANGE_S = 30.0
+_UNREAD_BYTES = 16 << 20
+"""Of output that `wait` meets on its way; more stays inside until it is read."""
+
+
+def _open(pool: ConnectionPool, connection: HelperConnection, request: bytes, timeout_s: float, failed: str) -> None:
+    """Start what `request` asks for; a connection on which that fails is discarded. Raises: EnvironmentFailed."""
+    connection.deadline = time.monotonic() + timeout_s
+    try:
+        connection.send(request)
+        kind, payload = connection.receive(2048)
+        if kind is FrameKind.OK:
+            return
+        if kind is not FrameKind.FAILED:
+            raise ConnectionLost(f"expected a started program, found {kind.name}")
+        problem = protocol.failure(payload)[2].strip()
+    except (ConnectionLost, ValueError) as error:
+        pool.discard(connection)
+        raise pool.lost(error if isinstance(error, ConnectionLost) else ConnectionLost(f"found {error}")) from error
+    pool.discard(connection)
+    raise pool.failed(f"{failed}: {problem}")
 
 
 class ShellSession:
-    """One long-lived shell. One command at a time: a second caller waits."""
+    """A shell whose folder, exports, variables and functions live from one command to the next.
+
+    One command at a time: a second caller waits.
+    """
 
     def __init__(
-        self, lanes: Lanes, request: bytes, limit_bytes: int, logs: Callable[[], OutputLogs | None] = lambda: None
+        self,
+        pool: ConnectionPool,
+        request: bytes,
+        limit_bytes: int,
+        logs: Callable[[], OutputLogs | None] = lambda: None,
     ) -> None:
         """`request` opens the shell; it is sent again when what carried it was killed."""
         self._logs = logs
-        self._lanes = lanes
+        self._pool = pool
         self._request = request
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
         self._closed = False
-        self._lane: Lane | None = self._open()
+        self._connection: HelperConnection | None = self._fresh()
 
-    def _open(self) -> Lane:
-        lane = self._lanes.take()
-        lane.deadline = time.monotonic() + _START_S
-        try:
-            lane.send(self._request)
-            kind, payload = lane.receive(2048)
-            problem = None if kind is Kind.OK else reason(kind, payload)
-        except LaneLost as error:
-            self._lanes.drop(lane)
-            raise self._lanes.lost(error) from error
-        if problem is not None:
-            self._lanes.drop(lane)
-            raise self._lanes.failed(f"gives no shell: {problem}")
-        return lane
+    def _fresh(self) -> HelperConnection:
+        connection = self._pool.acquire()
+        _open(self._pool, connection, self._request, _SHELL_S, "gives no shell")
+        return connection
 
     def run(self, command: str, *, timeout_s: float) -> CommandResult:
         """Run `command` in the shell; its input is empty.
@@ -62,21 +81,18 @@ class ShellSession:
                 protocol.encoded(command), timeout_ms=timeout_ms, log_bytes=streams.limit_bytes
             )
             if self._closed:
-                raise self._lanes.failed("is asked to run a command in a shell that was closed")
-            self._lane = lane = self._lane or self._open()
+                raise self._pool.failed("is asked to run a command in a shell that was closed")
+            self._connection = connection = self._connection or self._fresh()
             try:
-                begin(lane, request, timeout_s)
-                outcome = receive_outcome(lane, self._limit_bytes, streams)
-            except LaneLost as error:
-                self._drop(lane)
+                start(connection, request, timeout_s)
+                outcome = receive_outcome(connection, self._limit_bytes, streams)
+            except ConnectionLost as error:
+                self._connection = None
+                self._pool.discard(connection)
                 if self._closed:
-                    raise self._lanes.failed("had a command under way in a shell that was closed") from error
-                outcome = after_loss(self._lanes, error)
+                    raise self._pool.failed("had a command under way in a shell that was closed") from error
+                outcome = outcome_after_loss(self._pool, error)
         return result_of(outcome, time.monotonic() - begun)
-
-    def _drop(self, lane: Lane) -> None:
-        self._lane = None
-        self._lanes.drop(lane)
 
     def close(self) -> None:
         """End the shell; what it left running in the background lives on. Safe to call twice.
@@ -85,34 +101,147 @@ class ShellSession:
         """
         self._closed = True
         if not self._lock.acquire(blocking=False):
-            lane = self._lane
-            if lane is not None:
-                lane.abort()
+            connection = self._connection
+            if connection is not None:
+                connection.abort()
             return
         try:
-            if self._lane is not None:
-                self._leave(self._lane)
+            if self._connection is not None:
+                self._end(self._connection)
         finally:
             self._lock.release()
 
-    def _leave(self, lane: Lane) -> None:
-        self._lane = None
-        lane.deadline = time.monotonic() + _START_S
+    def _end(self, connection: HelperConnection) -> None:
+        self._connection = None
+        connection.deadline = time.monotonic() + _SHELL_S
         try:
-            lane.send(frame(Kind.SHELL_CLOSE))
-            ended = lane.receive(64)[0] is Kind.OK
-        except LaneLost:
+            connection.send(frame(FrameKind.SHELL_CLOSE))
+            ended = connection.receive(64)[0] is FrameKind.OK
+        except ConnectionLost:
             ended = False
         if ended:
-            self._lanes.give(lane)
+            self._pool.release(connection)
         else:
-            self._lanes.drop(lane)
+            self._pool.discard(connection)
 
 
-def reason(kind: Kind, payload: memoryview) -> str:
-    if kind is not Kind.FAILED:
-        raise LaneLost(f"expected a shell, found {kind.name}")
-    try:
-        return protocol.failure(payload)[2].strip()
-    except ValueError as error:
-        raise LaneLost(f"found {error}") from error
+class SessionProgram:
+    """A running program with pipes or a terminal, closed by its opener. For one reader and one writer.
+
+    Raises: EnvironmentFailed, from every method, when the environment is gone.
+    """
+
+    def __init__(self, pool: ConnectionPool, request: bytes) -> None:
+        self._pool = pool
+        self._exit_code: int | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+        self._inside = 0  # calls that use the connection just now
+        self._unread: list[bytes] = []
+        self._connection = connection = pool.acquire_dedicated()
+        _open(pool, connection, request, _EXCHANGE_S, "starts no such program")
+
+    def read(self, timeout_s: float | None = None) -> bytes | None:
+        """What it wrote next (both streams, as it came); b"" at the end, None when nothing came within `timeout_s`."""
+        if self._unread:
+            return self._unread.pop(0)
+        if self._exit_code is not None or self._closed:
+            return b""
+        return self._next(timeout_s)
+
+    def _next(self, timeout_s: float | None) -> bytes | None:
+        with self._using() as connection:
+            if connection is None:
+                return b""
+            try:
+                if not connection.wait(timeout_s):
+                    return None
+                connection.deadline = time.monotonic() + _EXCHANGE_S
+                kind, payload = connection.receive(CHUNK_BYTES)
+                if kind in (FrameKind.OUT, FrameKind.ERR):
+                    return bytes(payload)
+                if kind is not FrameKind.EXIT or len(payload) < 4:
+                    raise ConnectionLost(f"expected output, found {kind.name}")
+            except ConnectionLost as error:
+                if self._closed:
+                    return b""
+                raise self._pool.lost(error) from error
+            self._exit_code = int.from_bytes(payload[:4], "little")
+            return b""
+
+    @contextmanager
+    def _using(self) -> Iterator[HelperConnection | None]:
+        """The connection, which stays open for the block; None once it was closed.
+
+        A descriptor that is closed while another thread is about to wait for it may by then be another file's.
+        """
+        with self._lock:
+            closed = self._closed
+            self._inside += not closed
+        if closed:
+            yield None
+            return
+        try:
+            yield self._connection
+        finally:
+            with self._lock:
+                self._inside -= 1
+                last = self._closed and self._inside == 0
+            if last:
+                self._pool.discard(self._connection)
+
+    def write(self, data: bytes) -> None:
+        """Send input. Input that is not read is refused after some megabytes and half a minute."""
+        view = memoryview(data)
+        for at in range(0, len(view), CHUNK_BYTES):
+            piece = view[at : at + CHUNK_BYTES]
+            self._send(protocol.HEADER.pack(protocol.VERSION, FrameKind.DATA, 0, len(piece)) + piece)
+
+    def close_input(self) -> None:
+        """End of input."""
+        self._send(frame(FrameKind.END))
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Tell the terminal its size."""
+        self._send(frame(FrameKind.RESIZE, rows.to_bytes(4, "little") + columns.to_bytes(4, "little")))
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the program's process group (of a terminal: to the one in front)."""
+        self._send(frame(FrameKind.SIGNAL, number.to_bytes(4, "little")))
+
+    def _send(self, data: bytes) -> None:
+        with self._using() as connection:
+            if self._exit_code is not None or connection is None:
+                return  # as with a pipe whose reader has gone, but without the signal
+            connection.deadline = time.monotonic() + _EXCHANGE_S
+            try:
+                connection.send(data)
+            except ConnectionLost as error:
+                raise self._pool.lost(error) from error
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Its exit code (128 + n for a signal), or None when it runs on after `timeout_s`.
+
+        Output met on the way stays for `read`.
+        """
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._exit_code is None and not self._closed:
+            if sum(map(len, self._unread)) > _UNREAD_BYTES:
+                return None
+            data = self._next(None if until is None else max(0.0, until - time.monotonic()))
+            if data is None:
+                return None
+            if data:
+                self._unread.append(data)
+        return self._exit_code
+
+    def close(self) -> None:
+        """Kill it with all that it started, unless it has ended. Safe to call twice, and from another thread."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            last = self._inside == 0
+            self._connection.abort()  # the helper kills when the connection goes
+        if last:
+            self._pool.discard(self._connection)

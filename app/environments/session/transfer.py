@@ -4,113 +4,110 @@ from __future__ import annotations
 
 import errno
 import io
-import posixpath
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import BinaryIO
 
 from app.environments.session import protocol
-from app.environments.session.lane import Lane, LaneLost
-from app.environments.session.lanes import Lanes
-from app.environments.session.protocol import CHUNK_BYTES, Kind, field, frame
+from app.environments.session.connection import ConnectionLost, HelperConnection
+from app.environments.session.connection_pool import ConnectionPool
+from app.environments.session.protocol import CHUNK_BYTES, FrameKind, field, frame
 from app.errors import DiskFull, SpecInvalid
+from app.host import archives
+from app.host.disk import FULL
 
-_PATIENCE_S = 900.0
+_TRANSFER_S = 900.0
 """For a whole transfer."""
-_ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENXIO}
-_FULL = {errno.ENOSPC, errno.EDQUOT}
-_OF_ARCHIVE = 1
+_MISSING_ERRNOS = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENXIO}
+_ARCHIVE_FAULT = 1
 
 
-def put(lanes: Lanes, path: str, content: bytes | BinaryIO, *, mode: int) -> None:
-    _send(lanes, frame(Kind.PUT, mode.to_bytes(4, "little") + _path(path)), content, f"write {path}")
+def put(pool: ConnectionPool, path: str, content: bytes | BinaryIO, *, mode: int) -> None:
+    _send(pool, frame(FrameKind.PUT, mode.to_bytes(4, "little") + _path(path)), content, f"write {path}")
 
 
-def put_tree(lanes: Lanes, path: str, archive: bytes | BinaryIO) -> None:
-    _send(lanes, frame(Kind.PUT_TREE, _path(path)), archive, f"unpack into {path}")
+def put_tree(pool: ConnectionPool, path: str, archive: bytes | BinaryIO) -> None:
+    _send(pool, frame(FrameKind.PUT_TREE, _path(path)), archive, f"unpack into {path}")
 
 
-def _send(lanes: Lanes, request: bytes, content: bytes | BinaryIO, doing: str) -> None:
-    with lanes.lent(_PATIENCE_S) as lane:
-        lane.send(request)
-        for piece in _pieces(content):
-            lane.send_data(piece)
-        lane.send(frame(Kind.END))
-        kind, payload = lane.receive(2048)
-        problem = _problem(lanes, kind, payload, doing)
-        if problem is None and kind is not Kind.OK:
-            raise LaneLost(f"expected an answer to a file, found {kind.name}")
+def _send(pool: ConnectionPool, request: bytes, content: bytes | BinaryIO, doing: str) -> None:
+    with pool.exchange(_TRANSFER_S) as connection:
+        connection.send(request)
+        send_pieces(connection, content)
+        kind, payload = connection.receive(2048)
+        problem = _problem(pool, kind, payload, doing)
+        if problem is None and kind is not FrameKind.OK:
+            raise ConnectionLost(f"expected an answer to a file, found {kind.name}")
     if problem is not None:
         raise problem
 
 
-def _pieces(content: bytes | BinaryIO) -> Iterator[memoryview]:
-    if isinstance(content, bytes | bytearray | memoryview):
-        whole = memoryview(content)
-        for at in range(0, len(whole), CHUNK_BYTES):
-            yield whole[at : at + CHUNK_BYTES]
-        return
-    while piece := content.read(CHUNK_BYTES):
-        yield memoryview(piece)
+def send_pieces(connection: HelperConnection, content: bytes | BinaryIO) -> None:
+    """As DATA frames, and the END. Raises: ConnectionLost."""
+    file = io.BytesIO(content) if isinstance(content, bytes | bytearray) else content
+    while piece := file.read(CHUNK_BYTES):
+        connection.send_data(memoryview(piece))
+    connection.send(frame(FrameKind.END))
 
 
-def get(lanes: Lanes, what: Kind, path: str, *, limit_bytes: int) -> bytes:
+def get(pool: ConnectionPool, what: FrameKind, path: str, *, limit_bytes: int) -> bytes:
     buffer = io.BytesIO()
-    get_to(lanes, what, path, buffer.write, limit_bytes=limit_bytes)
+    get_to(pool, what, path, buffer.write, limit_bytes=limit_bytes)
     return buffer.getvalue()
 
 
 def get_to(
-    lanes: Lanes, what: Kind, path: str, write: Callable[[memoryview], object], *, limit_bytes: int | None
+    pool: ConnectionPool, what: FrameKind, path: str, write: Callable[[memoryview], object], *, limit_bytes: int | None
 ) -> int:
     """Hand every piece to `write`; how many bytes there were."""
-    with lanes.lent(_PATIENCE_S) as lane:
-        lane.send(frame(what, _path(path)))
-        got, problem = _receive(lanes, lane, f"read {path}", write, limit_bytes)
+    with pool.exchange(_TRANSFER_S) as connection:
+        connection.send(frame(what, _path(path)))
+        got, problem = _receive(pool, connection, f"read {path}", write, limit_bytes)
     if problem is not None:
         raise problem
     return got
 
 
 def _receive(
-    lanes: Lanes, lane: Lane, doing: str, write: Callable[[memoryview], object], limit_bytes: int | None
+    pool: ConnectionPool,
+    connection: HelperConnection,
+    doing: str,
+    write: Callable[[memoryview], object],
+    limit_bytes: int | None,
 ) -> tuple[int, Exception | None]:
     got = 0
     while True:
-        kind, payload = lane.receive(CHUNK_BYTES)
-        if kind is Kind.DATA and payload:
+        kind, payload = connection.receive(CHUNK_BYTES)
+        if kind is FrameKind.DATA and payload:
             got += len(payload)
             if limit_bytes is not None and got > limit_bytes:
-                raise lanes.failed(f"cannot {doing}: expected at most {limit_bytes} bytes, found more")
+                raise pool.failed(f"cannot {doing}: expected at most {limit_bytes} bytes, found more")
             write(payload)
-        elif kind is Kind.END:
+        elif kind is FrameKind.END:
             return got, None
         else:
-            problem = _problem(lanes, kind, payload, doing)
+            problem = _problem(pool, kind, payload, doing)
             if problem is None:
-                raise LaneLost(f"expected a piece of a file, found {kind.name}")
+                raise ConnectionLost(f"expected a piece of a file, found {kind.name}")
             return got, problem
 
 
-def _problem(lanes: Lanes, kind: Kind, payload: memoryview, doing: str) -> Exception | None:
+def _problem(pool: ConnectionPool, kind: FrameKind, payload: memoryview, doing: str) -> Exception | None:
     """The error that a FAILED stands for; None for another frame."""
-    if kind is not Kind.FAILED:
+    if kind is not FrameKind.FAILED:
         return None
     try:
         what, number, message = protocol.failure(payload)
     except ValueError as error:
-        raise LaneLost(f"found {error}") from error
-    if what == _OF_ARCHIVE:
+        raise ConnectionLost(f"found {error}") from error
+    if what == _ARCHIVE_FAULT:
         return SpecInvalid(message)
-    if number in _FULL:
+    if number in FULL:
         return DiskFull(f"cannot {doing}: no space left in the environment ({message}).")
-    if number in _ABSENT and doing.startswith("read"):
+    if number in _MISSING_ERRNOS and doing.startswith("read"):
         return FileNotFoundError(f"cannot {doing}: {message}.")
-    return lanes.failed(f"cannot {doing}: {message}")
+    return pool.failed(f"cannot {doing}: {message}")
 
 
 def _path(path: str) -> bytes:
     """Raises: ValueError: it is relative, or the root itself."""
-    clean = posixpath.normpath("/" + path.lstrip("/")) if path.startswith("/") else "/"
-    if clean == "/" or "\0" in path:
-        raise ValueError(f"expected an absolute path inside the environment, found {path!r}.")
-    return field(protocol.encoded(clean))
+    return field(archives.absolute(path).encode("utf-8", "surrogateescape"))

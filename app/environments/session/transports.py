@@ -1,76 +1,381 @@
-"""The ways into a container: what its first process is, and how commands and files get inside.
+"""How commands and files get into a container of an engine: over a mounted socket, or over execs.
 
-Best first. Which one serves is found out by doing, once per engine and process, not by the look of an address.
+Best first. Which one works is found out by trying, once per engine and process, not by the look of an address.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+import secrets
+import shutil
+import socket
+import stat
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import structlog
+from docker.errors import APIError, DockerException
+from docker.types import Mount
+from requests import RequestException
 
-from app.environments.session.copied import CopiedHelper
-from app.environments.session.mounted import MountedEntrance, MountedHelper
-from app.environments.session.transport import Entrance, Inside, Session, Way, WayClosed
+from app.environments.prebuilt import HelperUnavailable, binary
+from app.environments.session import Connect, SessionClient
+from app.environments.session.connection import connect_to
+from app.errors import EnvironmentFailed
+from app.host import archives
 from app.host.engine import Engine
-
-__all__ = [
-    "WAYS",
-    "Choice",
-    "CopiedHelper",
-    "Entrance",
-    "Inside",
-    "Kinds",
-    "MountedEntrance",
-    "MountedHelper",
-    "Session",
-    "Way",
-    "WayClosed",
-    "choice_for",
-]
 
 log = structlog.get_logger()
 
-Kinds = tuple[Callable[[Engine, Path], Way], ...]
-WAYS: Kinds = (MountedHelper, CopiedHelper)
+ORPHAN_EXIT_S = 60
+"""A container whose worker has vanished (no connection left) ends itself after this time."""
+_READY_S = 20.0
+_UNPROVEN_S = 8.0
+_STALE_S = 3600.0
+_PEER_CREDENTIALS = struct.Struct("iII")  # process, user, group
+_MOUNTED_HELPER = "/dev/.megaflow-helper"  # /dev is the engine's own: no trace in the container's layer
+_SOCKET_FOLDER = "/dev/.megaflow"
+_COPIED_HELPER = "/.megaflow-helper"
+_BRIDGED_SOCKET = "/dev/.megaflow-socket"
+_FRAME = struct.Struct(">BxxxI")
+_STDERR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerTarget:
+    """The container to connect to, and what holds for every command in it."""
+
+    container_id: str
+    cwd: str
+    user: str | None  # as which the image wants its commands run; None: root
+
+
+class TransportUnusable(EnvironmentFailed):
+    """This transport does not lead into this engine's containers."""
+
+
+class Transport(Protocol):
+    """Leads into one container, over all its starts. `close` ends what it holds on this host."""
+
+    first_process: list[str]
+    mounts: list[Mount]
+    shares_files: bool  # the engine sees files of this host: what else is to be seen inside is mounted, too
+
+    def before_start(self, container_id: str) -> None:
+        """Once before each start."""
+        ...
+
+    def open(self, target: ContainerTarget, *, proven: bool) -> SessionClient:
+        """Once after each start. Raises: TransportUnusable."""
+        ...
+
+    def init(self) -> int | None:
+        """The container's first process by this host's numbers, as the last start has it; None: not to be seen."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class TransportKind(Protocol):
+    """Makes transports for the containers of one engine."""
+
+    def __init__(self, engine: Engine, home: Path) -> None:
+        """Raises: TransportUnusable."""
+        ...
+
+    def transport(self) -> Transport: ...
+
+    def blamed_for(self, error: APIError) -> bool:
+        """Whether the engine refused a container because of what this transport needs of it."""
+        ...
+
+
+# --- A mounted socket: for an engine that sees files of this host ---------------------------------------------------
+
+
+class MountedHelper:
+    """Commands go over a unix socket that this host and the container share.
+
+    As soon as it is connected, socket and folder are unlinked: nothing inside can reach or fill them, and nothing is
+    left on this host when a process dies. What remains is a descriptor that leads to the socket.
+    """
+
+    def __init__(self, engine: Engine, home: Path) -> None:
+        self._engine = engine
+        self._binary = binary_for(engine, home)
+        self._folder = home / "run" / "sessions"
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder.chmod(0o700)  # what is below may be written to from inside
+        for left in self._folder.iterdir():  # by a worker that was killed between a start and its connection
+            with suppress(OSError):
+                if time.time() - left.stat().st_mtime > _STALE_S:
+                    shutil.rmtree(left)
+
+    def transport(self) -> Transport:
+        made = _MountedTransport(self._engine, self._binary, self._folder / secrets.token_hex(12))
+        made.before_start("")  # the engine looks for the folder when the container is made
+        return made
+
+    def blamed_for(self, error: APIError) -> bool:
+        return any(part in str(error) for part in ("bind source path", _MOUNTED_HELPER, _SOCKET_FOLDER))
+
+
+class _MountedTransport:
+    shares_files = True
+
+    def __init__(self, engine: Engine, helper: Path, folder: Path) -> None:
+        self._engine = engine
+        self._folder = folder
+        self._listener: int | None = None
+        self._place: int | None = None  # a descriptor of the socket's path
+        self._lock = threading.Lock()
+        self.first_process = [_MOUNTED_HELPER, "--listen", f"{_SOCKET_FOLDER}/s", "--orphan-exit", str(ORPHAN_EXIT_S)]
+        self.mounts = [
+            Mount(_MOUNTED_HELPER, str(helper), type="bind", read_only=True),
+            Mount(_SOCKET_FOLDER, str(folder), type="bind"),
+        ]
+
+    def before_start(self, container_id: str) -> None:
+        self._folder.mkdir(exist_ok=True)
+        self._folder.chmod(0o777)  # the engine may map root to another user
+
+    def open(self, target: ContainerTarget, *, proven: bool) -> SessionClient:
+        deadline = time.monotonic() + _ready_s(proven=proven)
+        self._forget_socket()
+        self._place = self._await_socket(target.container_id, deadline)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return _opened(self._connect, target, deadline)
+
+    def init(self) -> int | None:
+        return self._listener
+
+    def _connect(self) -> socket.socket:
+        with self._lock:  # the descriptor's number must not become another file's meanwhile
+            if self._place is None:
+                raise ConnectionRefusedError("this environment's socket was given up")
+            place = os.dup(self._place)
+        try:
+            connection = connect_to(place)
+        finally:
+            os.close(place)
+        if self._listener is None:
+            peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+            self._listener = _PEER_CREDENTIALS.unpack(peer)[0] or None  # 0: of no namespace that is seen from here
+        return connection
+
+    def _await_socket(self, container_id: str, deadline: float) -> int:
+        """A descriptor of the socket, itself, not of what a link may lead to."""
+        next_look = time.monotonic() + 0.25
+        while True:
+            with suppress(FileNotFoundError):
+                place = os.open(self._folder / "s", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+                about = os.fstat(place)
+                if stat.S_ISSOCK(about.st_mode) and os.geteuid() in (0, about.st_uid):
+                    return place
+                os.close(place)
+                raise TransportUnusable(f"the socket of environment {container_id[:12]} is not ours to connect to.")
+            now = time.monotonic()
+            if now > deadline or (now > next_look and not _running(self._engine, container_id)):
+                raise TransportUnusable(f"no session helper came up in environment {container_id[:12]}.")
+            next_look = now + 0.25 if now > next_look else next_look
+            time.sleep(0.001)
+
+    def _forget_socket(self) -> None:
+        with self._lock:
+            place, self._place, self._listener = self._place, None, None
+        if place is not None:
+            os.close(place)
+
+    def close(self) -> None:
+        self._forget_socket()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+# --- Execs: for an engine elsewhere ---------------------------------------------------------------------------------
+
+
+class CopiedHelper:
+    """The helper is copied in, and each connection is an exec that carries bytes.
+
+    An exec outlives a worker that is killed, and with it the container: there the sweeper ends it.
+    """
+
+    def __init__(self, engine: Engine, home: Path) -> None:
+        self._engine = engine
+        self._archive = archives.of_file(_COPIED_HELPER, binary_for(engine, home).read_bytes(), mode=0o755)
+
+    def transport(self) -> Transport:
+        return _CopiedTransport(self._engine, self._archive)
+
+    def blamed_for(self, error: APIError) -> bool:
+        return _COPIED_HELPER in str(error) or "exec format error" in str(error)
+
+
+class _CopiedTransport:
+    shares_files = False
+
+    def __init__(self, engine: Engine, archive: bytes) -> None:
+        self._engine = engine
+        self._archive = archive
+        self.first_process = [_COPIED_HELPER, "--listen", _BRIDGED_SOCKET, "--orphan-exit", str(ORPHAN_EXIT_S)]
+        self.mounts: list[Mount] = []
+
+    def before_start(self, container_id: str) -> None:
+        if not container_id:
+            return
+        try:
+            self._engine.api.put_archive(container_id, "/", self._archive)
+        except APIError as error:
+            if "read-only" not in str(error):
+                raise
+            raise EnvironmentFailed(
+                "expected `fresh` or `recycled` on an engine that does not see this host's files, found"
+                " `shared-readonly`: nothing can be copied into a read-only container; use an engine on this host"
+            ) from error
+
+    def open(self, target: ContainerTarget, *, proven: bool) -> SessionClient:
+        argv = [_COPIED_HELPER, "--bridge", _BRIDGED_SOCKET]
+        deadline = time.monotonic() + _ready_s(proven=proven)
+        return _opened(lambda: exec_stream(self._engine, target.container_id, argv), target, deadline)
+
+    def init(self) -> int | None:
+        """Not to be seen: the engine may be elsewhere."""
+        return None
+
+    def close(self) -> None: ...
+
+
+class ExecStream:
+    """A running exec as a stream of bytes: of the engine's frames, stdout is handed on and the rest dropped.
+
+    Nothing is read ahead, so polling `fileno` shows everything that is there.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._head = b""
+        self._source = 0
+        self._left = 0  # of the frame under way
+        self.setblocking, self.send = connection.setblocking, connection.send
+        self.shutdown, self.fileno = connection.shutdown, connection.fileno
+
+    def recv_into(self, buffer: memoryview, /) -> int:
+        """As a socket's: 0 at the end. Raises: OSError."""
+        while True:
+            if self._left and self._source != _STDERR:
+                size = self._connection.recv_into(buffer[: self._left])
+                self._left -= size
+                return size
+            piece = self._connection.recv(min(self._left, len(buffer)) or _FRAME.size - len(self._head))
+            if not piece:
+                return 0
+            if self._left:
+                self._left -= len(piece)
+                continue
+            self._head += piece
+            if len(self._head) == _FRAME.size:
+                self._source, self._left = _FRAME.unpack(self._head)
+                self._head = b""
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+
+def exec_stream(engine: Engine, container_id: str, argv: list[str], *, user: str = "0") -> ExecStream:
+    """Start `argv` inside, with input, and take its stream. user: empty for the container's own.
+
+    Raises: OSError: it cannot be started, or there is no container.
+    """
+    try:
+        exec_id = engine.api.exec_create(container_id, argv, stdin=True, user=user, workdir="/")["Id"]
+        return ExecStream(engine.attach(exec_id))
+    except (DockerException, RequestException) as error:
+        raise ConnectionError(str(error)) from error
+
+
+# --- What both need -------------------------------------------------------------------------------------------------
+
+
+def binary_for(engine: Engine, home: Path) -> Path:
+    """Raises: TransportUnusable."""
+    try:
+        return binary(home, engine.architecture)
+    except HelperUnavailable as error:
+        raise TransportUnusable(str(error)) from error
+
+
+def _opened(connect: Connect, target: ContainerTarget, deadline: float) -> SessionClient:
+    client = SessionClient(connect, label=target.container_id[:12], cwd=target.cwd, user=target.user)
+    try:
+        client.wait_ready(max(0.1, deadline - time.monotonic()))
+    except BaseException as error:
+        client.close()
+        if isinstance(error, EnvironmentFailed):
+            raise TransportUnusable(str(error)) from error
+        raise
+    return client
+
+
+def _running(engine: Engine, container_id: str) -> bool:
+    try:
+        return bool(engine.api.inspect_container(container_id)["State"]["Running"])
+    except (DockerException, RequestException):
+        return False
+
+
+def _ready_s(*, proven: bool) -> float:
+    """How long a helper may take to answer: less while another transport may be the right one."""
+    return _READY_S if proven else _UNPROVEN_S
+
+
+# --- Which one ------------------------------------------------------------------------------------------------------
+
+TransportKinds = tuple[type[TransportKind], ...]
+TRANSPORTS: TransportKinds = (MountedHelper, CopiedHelper)
 
 
 @dataclass
-class Choice:
-    """Which way an engine's containers have. Safe for many threads: at worst two of them find out the same."""
+class TransportChoice:
+    """Which transport an engine's containers have. Safe for many threads: at worst two of them find out the same."""
 
     engine: Engine
     home: Path
-    kinds: Kinds
-    proven: Way | None = None
-    _closed: set[int] = field(default_factory=set)
+    kinds: TransportKinds
+    proven: TransportKind | None = None
+    _unusable: set[type[TransportKind]] = field(default_factory=set)
 
-    def candidates(self) -> Iterator[Way]:
-        """The proven way alone, else those that were not found closed, best first."""
+    def candidates(self) -> Iterator[TransportKind]:
+        """The proven one alone, else those that were not found unusable, best first."""
         if self.proven is not None:
             yield self.proven
             return
-        for number, kind in enumerate(self.kinds):
-            if number in self._closed:
+        for kind in self.kinds:
+            if kind in self._unusable:
                 continue
             try:
                 yield kind(self.engine, self.home)
-            except WayClosed as error:
-                log.info("environment.way_closed", way=getattr(kind, "__name__", "?"), reason=str(error))
-                self._closed.add(number)
+            except TransportUnusable as error:
+                log.info("environment.transport_unusable", transport=kind.__name__, reason=str(error))
+                self._unusable.add(kind)
 
-    def prove(self, way: Way) -> None:
+    def prove(self, transport: TransportKind) -> None:
         if self.proven is None:
-            log.info("environment.way_chosen", way=type(way).__name__, engine=self.engine.url)
-            self.proven = way
+            log.info("environment.transport_chosen", transport=type(transport).__name__, engine=self.engine.url)
+            self.proven = transport
 
 
-def choice_for(engine: Engine, home: Path, kinds: Kinds) -> Choice:
+def transport_choice(engine: Engine, home: Path, kinds: TransportKinds) -> TransportChoice:
     """What is known of the engine in this process."""
-    return _choices.setdefault(engine, {}).setdefault((home, kinds), Choice(engine, home, kinds))
+    return _choices.setdefault(engine, {}).setdefault((home, kinds), TransportChoice(engine, home, kinds))
 
 
-_choices: WeakKeyDictionary[Engine, dict[tuple[Path, Kinds], Choice]] = WeakKeyDictionary()
+_choices: WeakKeyDictionary[Engine, dict[tuple[Path, TransportKinds], TransportChoice]] = WeakKeyDictionary()

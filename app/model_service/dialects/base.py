@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import orjson
 
 from app.errors import SpecInvalid
-from app.model_service.dialects.reading import body_of, model_of, parsed, says
+from app.model_service.dialects.reading import body_of, events_with_key, model_of, parse_json
 from app.models.model_calls import Dialect, TokenUse
 
 Message = dict[str, Any]
@@ -75,7 +75,7 @@ class DialectCodec(ABC):
                 parameters={key: value for key, value in body.items() if key not in self.own_keys},
             )
         except _WRONG_SHAPE as error:
-            raise SpecInvalid(f"expected a request of {self.title}; {_found(error)}") from error
+            raise SpecInvalid(f"expected a request of {self.title}; {_shape_error(error)}") from error
 
     @abstractmethod
     def _messages(self, body: Mapping[str, Any]) -> Iterable[Message]: ...
@@ -91,7 +91,7 @@ class DialectCodec(ABC):
         try:
             return self._of_stream(content) if streamed else self._of_body(body_of(content))
         except _WRONG_SHAPE as error:
-            raise ValueError(f"expected an answer of {self.title}; {_found(error)}") from error
+            raise ValueError(f"expected an answer of {self.title}; {_shape_error(error)}") from error
 
     @abstractmethod
     def _of_body(self, body: Mapping[str, Any]) -> Reply:
@@ -104,7 +104,7 @@ class DialectCodec(ABC):
     def usage(self, content: bytes, *, streamed: bool) -> TokenUse:
         """Only the tokens, cheaply; an empty `TokenUse` where the engine reports none. Never raises."""
         try:
-            return self._usage(says(content, b"usage") if streamed else [body_of(content)])
+            return self._usage(events_with_key(content, b"usage") if streamed else [body_of(content)])
         except ValueError:
             return TokenUse()
 
@@ -114,7 +114,7 @@ class DialectCodec(ABC):
     # --- Writing ----------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def limited(self, body: dict[str, Any], max_tokens: int) -> dict[str, Any]:
+    def with_max_tokens(self, body: dict[str, Any], max_tokens: int) -> dict[str, Any]:
         """The request with a bound of at most `max_tokens`; the bound is added where there is none."""
 
     @abstractmethod
@@ -140,22 +140,22 @@ class DialectCodec(ABC):
 _WRONG_SHAPE = (KeyError, TypeError, AttributeError, IndexError)
 
 
-def _found(error: Exception) -> str:
+def _shape_error(error: Exception) -> str:
     return f"found one with another shape: {'no ' if isinstance(error, KeyError) else ''}{error}"
 
 
 _TEXTS = frozenset({"text", "input_text", "output_text"})
-_MARKS = frozenset({"cache_control", "prompt_cache_breakpoint"})
+_CACHE_KEYS = frozenset({"cache_control", "prompt_cache_breakpoint"})
 """Set by clients for an engine's cache; they move from call to call and say nothing."""
 _WORD = re.compile(r"\s*\S+|\s+")
-_PLAIN = "arguments"
+_RAW_ARGUMENTS = "arguments"
 """Where arguments that are no JSON object stand when they have to be one."""
 
 
 def content_of(value: object) -> str | list[dict[str, Any]]:
     """A message's content in the normal form: plain text where it is nothing else, without empty parts."""
     if not isinstance(value, list):
-        return value if isinstance(value, str) else "" if value is None else dumped(value)
+        return value if isinstance(value, str) else "" if value is None else to_json(value)
     parts = [part for one in value if (part := _part(one)) is not None]
     if not parts:
         return ""
@@ -166,10 +166,10 @@ def content_of(value: object) -> str | list[dict[str, Any]]:
 
 def _part(one: object) -> dict[str, Any] | None:
     if not isinstance(one, dict):
-        one = {"type": "text", "text": one if isinstance(one, str) else dumped(one)}
+        one = {"type": "text", "text": one if isinstance(one, str) else to_json(one)}
     if one.get("type") in _TEXTS and isinstance(one.get("text"), str):
         return {"type": "text", "text": one["text"]} if one["text"] else None
-    return {key: value for key, value in one.items() if key not in _MARKS}
+    return {key: value for key, value in one.items() if key not in _CACHE_KEYS}
 
 
 def is_text(part: Mapping[str, Any]) -> bool:
@@ -202,7 +202,7 @@ def assistant(
 
 def call_of(call_id: object, name: object, arguments: object) -> dict[str, str]:
     """A tool call in the normal form; arguments as text, or as the object that they say."""
-    text = arguments if isinstance(arguments, str) else "" if arguments is None else dumped(arguments)
+    text = arguments if isinstance(arguments, str) else "" if arguments is None else to_json(arguments)
     return {"id": str(call_id or ""), "name": str(name or ""), "arguments": text}
 
 
@@ -219,7 +219,7 @@ def tool_of(name: object, description: object, parameters: object, **more: Any) 
 # --- Arguments ------------------------------------------------------------------------------------------------------
 
 
-def dumped(value: object) -> str:
+def to_json(value: object) -> str:
     """JSON in one line, keys in the order in which they came."""
     return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
 
@@ -227,17 +227,21 @@ def dumped(value: object) -> str:
 def as_object(arguments: str) -> dict[str, Any]:
     """Arguments for a dialect where they are an object; `as_text` is the way back."""
     try:
-        found = parsed(arguments)
+        found = parse_json(arguments)
     except ValueError:
-        return {_PLAIN: arguments} if arguments else {}
-    return found if isinstance(found, dict) else {_PLAIN: arguments}
+        return {_RAW_ARGUMENTS: arguments} if arguments else {}
+    return found if isinstance(found, dict) else {_RAW_ARGUMENTS: arguments}
 
 
 def as_text(arguments: object) -> str:
     """Arguments that were an object, as text."""
-    if isinstance(arguments, dict) and set(arguments) == {_PLAIN} and isinstance(arguments[_PLAIN], str):
-        return str(arguments[_PLAIN])
-    return arguments if isinstance(arguments, str) else dumped({} if arguments is None else arguments)
+    if (
+        isinstance(arguments, dict)
+        and set(arguments) == {_RAW_ARGUMENTS}
+        and isinstance(arguments[_RAW_ARGUMENTS], str)
+    ):
+        return str(arguments[_RAW_ARGUMENTS])
+    return arguments if isinstance(arguments, str) else to_json({} if arguments is None else arguments)
 
 
 # --- Streams --------------------------------------------------------------------------------------------------------
@@ -248,7 +252,7 @@ def pieces(text: str) -> list[str]:
     return _WORD.findall(text)
 
 
-def dealt(values: Sequence[Any] | None, count: int) -> Iterator[list[Any]]:
+def spread(values: Sequence[Any] | None, count: int) -> Iterator[list[Any]]:
     """`values` over `count` pieces, in order and about equally; empty lists where there are none."""
     told = values or ()
     for at in range(count):

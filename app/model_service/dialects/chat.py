@@ -15,23 +15,23 @@ from app.model_service.dialects.base import (
     assistant,
     call_of,
     content_of,
-    dealt,
     event,
     parts_of,
     pieces,
+    spread,
     text_of,
     tool_of,
 )
 from app.model_service.dialects.reading import (
-    counted,
     events_of,
-    inside,
-    listed,
-    number,
+    excerpt,
+    known_usage,
+    list_or_empty,
     objects_of,
-    quoted,
-    said,
     scores_in,
+    text_or_empty,
+    token_count,
+    value_at,
     whole_numbers,
 )
 from app.models.model_calls import Dialect, TokenUse
@@ -56,31 +56,31 @@ class ChatCodec(DialectCodec):
 
     def _tools(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """The offered tools, and what used to be called functions."""
-        for tool in listed(body.get("tools")):
+        for tool in list_or_empty(body.get("tools")):
             function = tool.get("function")
             if isinstance(function, dict):
                 strict = {"strict": True} if function.get("strict") else {}
                 yield tool_of(function.get("name"), function.get("description"), function.get("parameters"), **strict)
             else:
-                yield tool_of(inside(tool, "custom", "name") or tool.get("type"), "", None, given=dict(tool))
-        for function in listed(body.get("functions")):
+                yield tool_of(value_at(tool, "custom", "name") or tool.get("type"), "", None, given=dict(tool))
+        for function in list_or_empty(body.get("functions")):
             yield tool_of(function.get("name"), function.get("description"), function.get("parameters"))
 
     def _max_tokens(self, body: Mapping[str, Any]) -> int | None:
-        bounds = (number(body.get(name)) for name in _BOUNDS)
+        bounds = (token_count(body.get(name)) for name in _BOUNDS)
         return min((bound for bound in bounds if bound is not None), default=None)
 
     def _of_body(self, body: Mapping[str, Any]) -> Reply:
-        choices = listed(body.get("choices"))
+        choices = list_or_empty(body.get("choices"))
         if not choices or body.get("error"):
             raise ValueError(f"expected an answer with choices; found {str(body.get('error') or body)[:200]}")
         choice = choices[0]
-        ids, scores = _scored(choice)
+        ids, scores = _ids_and_logprobs(choice)
         return Reply(
             message=_assistant(choice["message"], content_of(choice["message"].get("content"))),
             finish_reason=_finish(choice.get("finish_reason")),
             usage=usage_of(body.get("usage")),
-            model=said(body.get("model")),
+            model=text_or_empty(body.get("model")),
             prompt_token_ids=_prompt_ids(body, choice),
             token_ids=ids,
             logprobs=scores,
@@ -95,24 +95,24 @@ class ChatCodec(DialectCodec):
         prompt_ids, finish, model, usage, failed, any_choice = None, None, "", TokenUse(), "", False
         for chunk in events_of(content):
             failed = failed or (str(chunk["error"])[:200] if chunk.get("error") else "")
-            model = model or said(chunk.get("model"))
+            model = model or text_or_empty(chunk.get("model"))
             if isinstance(chunk.get("usage"), dict):
                 usage = usage_of(chunk["usage"])
-            for choice in listed(chunk.get("choices"))[:1]:
+            for choice in list_or_empty(chunk.get("choices"))[:1]:
                 if choice.get("index"):
                     continue  # the other answers of a request for several
                 any_choice = True
                 delta = choice.get("delta") or {}
-                text.append(said(delta.get("content")) or said(delta.get("refusal")))
-                thoughts.append(_thoughts(delta))
+                text.append(text_or_empty(delta.get("content")) or text_or_empty(delta.get("refusal")))
+                thoughts.append(_reasoning(delta))
                 _add_calls(calls, delta)
                 prompt_ids = _prompt_ids(chunk, choice) if prompt_ids is None else prompt_ids
-                some_ids, some_scores = _scored(choice)
+                some_ids, some_scores = _ids_and_logprobs(choice)
                 ids = ids if some_ids is None else [*(ids or ()), *some_ids]
                 scores = scores if some_scores is None else [*(scores or ()), *some_scores]
                 finish = choice.get("finish_reason") or finish
         if not any_choice:
-            raise ValueError(f"expected a stream with choices; found {failed or quoted(content)}")
+            raise ValueError(f"expected a stream with choices; found {failed or excerpt(content)}")
         return Reply(
             message=assistant(
                 "".join(text), reasoning="".join(thoughts), tool_calls=[calls[at] for at in sorted(calls)]
@@ -132,10 +132,10 @@ class ChatCodec(DialectCodec):
 
     # --- Writing ----------------------------------------------------------------------------------------------------
 
-    def limited(self, body: dict[str, Any], max_tokens: int) -> dict[str, Any]:
-        wished = [name for name in _BOUNDS if number(body.get(name)) is not None]
+    def with_max_tokens(self, body: dict[str, Any], max_tokens: int) -> dict[str, Any]:
+        wished = [name for name in _BOUNDS if token_count(body.get(name)) is not None]
         if not wished:
-            modern = _MODERN.match(said(body.get("model")))
+            modern = _MODERN.match(text_or_empty(body.get("model")))
             return {**body, "max_completion_tokens" if modern else "max_tokens": max_tokens}
         return {**body, **{name: min(int(body[name]), max_tokens) for name in wished}}
 
@@ -148,20 +148,20 @@ class ChatCodec(DialectCodec):
             "finish_reason": reply.finish_reason or None,
         }
         body = {**head(reply, id, request), "object": "chat.completion", "choices": [choice]}
-        if (told := usage_told(reply.usage)) is not None:
+        if (told := usage_fields(reply.usage)) is not None:
             body["usage"] = told
         if ids:
-            choice["token_ids"] = as_list(reply.token_ids)
-            body["prompt_token_ids"] = as_list(reply.prompt_token_ids)
+            choice["token_ids"] = reply.token_ids
+            body["prompt_token_ids"] = reply.prompt_token_ids
         return body
 
     def events(self, reply: Reply, *, id: str, request: Request) -> Iterator[bytes]:  # noqa: A002
         ids, scores = bool(request.parameters.get("return_token_ids")), bool(request.parameters.get("logprobs"))
         common = {**head(reply, id, request), "object": "chat.completion.chunk"}
-        first = {**common, "prompt_token_ids": as_list(reply.prompt_token_ids)} if ids else common
+        first = {**common, "prompt_token_ids": reply.prompt_token_ids} if ids else common
         yield event({**first, "choices": [_choice({"role": "assistant", "content": ""})]})
         pieces_ = list(deltas(reply.message)) or [{"content": ""}]
-        dealt_ids, dealt_scores = dealt(reply.token_ids, len(pieces_)), dealt(reply.logprobs, len(pieces_))
+        dealt_ids, dealt_scores = spread(reply.token_ids, len(pieces_)), spread(reply.logprobs, len(pieces_))
         for delta, token_ids, logprobs in zip(pieces_, dealt_ids, dealt_scores, strict=True):
             choice = _choice(delta)
             if ids and reply.token_ids is not None:
@@ -170,7 +170,7 @@ class ChatCodec(DialectCodec):
                 choice["logprobs"] = logprobs_of(logprobs, token_ids)
             yield event({**common, "choices": [choice]})
         yield event({**common, "choices": [_choice({}, reply.finish_reason or None)]})
-        if inside(request.parameters.get("stream_options"), "include_usage") and (told := usage_told(reply.usage)):
+        if value_at(request.parameters.get("stream_options"), "include_usage") and (told := usage_fields(reply.usage)):
             yield event({**common, "choices": [], "usage": told})
         yield b"data: [DONE]\n\n"
 
@@ -217,18 +217,18 @@ def _message(one: Mapping[str, Any]) -> Message:
 def _assistant(one: Mapping[str, Any], content: str | list[dict[str, Any]]) -> Message:
     if not content and isinstance(refusal := one.get("refusal"), str):
         content = refusal
-    return assistant(content, reasoning=_thoughts(one), tool_calls=list(_calls(one)))
+    return assistant(content, reasoning=_reasoning(one), tool_calls=list(_tool_calls(one)))
 
 
-def _thoughts(one: Mapping[str, Any]) -> str:
+def _reasoning(one: Mapping[str, Any]) -> str:
     for name in ("reasoning_content", "reasoning"):
         if isinstance(found := one.get(name), str) and found:
             return found
-    return "".join(said(block.get("thinking")) for block in listed(one.get("thinking_blocks")))
+    return "".join(text_or_empty(block.get("thinking")) for block in list_or_empty(one.get("thinking_blocks")))
 
 
-def _calls(one: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    for call in listed(one.get("tool_calls")):
+def _tool_calls(one: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    for call in list_or_empty(one.get("tool_calls")):
         if isinstance(custom := call.get("custom"), dict):
             yield call_of(call.get("id"), custom.get("name"), {"input": custom.get("input")})
         else:
@@ -242,33 +242,33 @@ def _calls(one: Mapping[str, Any]) -> Iterator[dict[str, str]]:
 
 
 def _add_calls(calls: dict[int, dict[str, str]], delta: Mapping[str, Any]) -> None:
-    for place, piece in enumerate(listed(delta.get("tool_calls"))):
+    for place, piece in enumerate(list_or_empty(delta.get("tool_calls"))):
         at = piece.get("index")
         call = calls.setdefault(at if type(at) is int else place, call_of("", "", ""))
         function = piece.get("function") or {}
-        call["id"] = call["id"] or said(piece.get("id"))
-        call["name"] = call["name"] or said(function.get("name"))
-        call["arguments"] += said(function.get("arguments"))
+        call["id"] = call["id"] or text_or_empty(piece.get("id"))
+        call["name"] = call["name"] or text_or_empty(function.get("name"))
+        call["arguments"] += text_or_empty(function.get("arguments"))
     if isinstance(old := delta.get("function_call"), dict):
         call = calls.setdefault(0, call_of("", "", ""))
-        call["name"] = call["name"] or said(old.get("name"))
-        call["arguments"] += said(old.get("arguments"))
+        call["name"] = call["name"] or text_or_empty(old.get("name"))
+        call["arguments"] += text_or_empty(old.get("arguments"))
 
 
 def _finish(value: object) -> str:
-    found = _FINISHES.get(said(value), said(value))
+    found = _FINISHES.get(text_or_empty(value), text_or_empty(value))
     return found if found in _KNOWN_FINISHES or not found else "stop"
 
 
 def usage_of(told: object) -> TokenUse:
     """Tokens as engines tell them."""
-    cached = number(inside(told, "prompt_tokens_details", "cached_tokens"))
-    return counted(
+    cached = token_count(value_at(told, "prompt_tokens_details", "cached_tokens"))
+    return known_usage(
         TokenUse(
-            prompt=number(inside(told, "prompt_tokens")),
-            completion=number(inside(told, "completion_tokens")),
-            cached=number(inside(told, "prompt_cache_hit_tokens")) if cached is None else cached,
-            reasoning=number(inside(told, "completion_tokens_details", "reasoning_tokens")),
+            prompt=token_count(value_at(told, "prompt_tokens")),
+            completion=token_count(value_at(told, "completion_tokens")),
+            cached=token_count(value_at(told, "prompt_cache_hit_tokens")) if cached is None else cached,
+            reasoning=token_count(value_at(told, "completion_tokens_details", "reasoning_tokens")),
         )
     )
 
@@ -277,24 +277,24 @@ def _prompt_ids(body: Mapping[str, Any], choice: Mapping[str, Any]) -> tuple[int
     for found in (
         body.get("prompt_token_ids"),
         choice.get("prompt_token_ids"),
-        inside(choice, "meta_info", "prompt_token_ids"),
+        value_at(choice, "meta_info", "prompt_token_ids"),
     ):
         if (ids := whole_numbers(found)) is not None:
             return ids
     return None
 
 
-def _scored(choice: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
+def _ids_and_logprobs(choice: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
     """Ids and log-probabilities of the tokens of an answer, or of a piece of one."""
     ids = whole_numbers(choice.get("token_ids"))
-    triples = inside(choice, "meta_info", "output_token_logprobs")  # SGLang: log-probability, id, text
+    triples = value_at(choice, "meta_info", "output_token_logprobs")  # SGLang: log-probability, id, text
     if isinstance(triples, list):
         return ids or whole_numbers([one[1] for one in triples]), scores_in([one[0] for one in triples])
-    tokens = inside(choice, "logprobs", "content")
+    tokens = value_at(choice, "logprobs", "content")
     if not isinstance(tokens, list):
         return ids, None
-    scores = scores_in([inside(token, "logprob") for token in tokens])
-    named = [said(token.get("token")) for token in tokens]
+    scores = scores_in([value_at(token, "logprob") for token in tokens])
+    named = [text_or_empty(token.get("token")) for token in tokens]
     if ids is None and named and all(name.startswith(TOKEN) for name in named):
         ids = tuple(int(name.removeprefix(TOKEN)) for name in named)
     return ids, scores
@@ -323,11 +323,7 @@ def assistant_message(message: Message) -> dict[str, Any]:
 
 
 def _call(call: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        "id": call["id"],
-        "type": "function",
-        "function": {"name": call["name"], "arguments": call["arguments"]},
-    }
+    return {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
 
 
 def deltas(message: Message) -> Iterator[dict[str, Any]]:
@@ -342,7 +338,7 @@ def deltas(message: Message) -> Iterator[dict[str, Any]]:
             yield {"tool_calls": [{"index": at, "function": {"arguments": piece}}]}
 
 
-def usage_told(usage: TokenUse) -> dict[str, Any] | None:
+def usage_fields(usage: TokenUse) -> dict[str, Any] | None:
     """None: not known."""
     if usage.prompt is None or usage.completion is None:
         return None
@@ -356,11 +352,6 @@ def usage_told(usage: TokenUse) -> dict[str, Any] | None:
     if usage.reasoning is not None:
         told["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning}
     return told
-
-
-def as_list(ids: tuple[int, ...] | None) -> list[int] | None:
-    """For JSON."""
-    return None if ids is None else list(ids)
 
 
 def logprobs_of(scores: Sequence[float] | None, ids: Sequence[int] | None) -> dict[str, Any] | None:

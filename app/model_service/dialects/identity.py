@@ -14,24 +14,24 @@ from typing import Any
 import orjson
 
 from app.model_service.dialects.base import Message, is_text, parts_of
-from app.model_service.dialects.reading import parsed
+from app.model_service.dialects.reading import parse_json
 
 _DIGEST_BYTES = 16
 _IDS = frozenset({"id", "tool_call_id", "call_id", "tool_use_id", "item_id", "cache_control", "signature", "status"})
 
 
-def exact(value: object) -> str:
+def exact_digest(value: object) -> str:
     """Digest of a value in its exact form; the order of keys is no part of it."""
     content = orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
     return hashlib.sha256(content).hexdigest()[: 2 * _DIGEST_BYTES]
 
 
-def same(message: Message) -> str:
+def meaning_digest(message: Message) -> str:
     """Digest that two messages share when they say the same; thoughts, which few send back, do not count."""
-    return exact(_essence(message))
+    return exact_digest(_meaning(message))
 
 
-def _essence(message: Message) -> dict[str, Any]:
+def _meaning(message: Message) -> dict[str, Any]:
     found: dict[str, Any] = {"role": message["role"], "content": _content(message.get("content"))}
     if calls := message.get("tool_calls"):
         found["calls"] = [[call.get("name"), _arguments(call.get("arguments"))] for call in calls]
@@ -54,7 +54,7 @@ def _content(content: object) -> list[Any]:
 
 def _arguments(text: object) -> Any:
     try:
-        return parsed(text) if isinstance(text, str) and text else {}
+        return parse_json(text) if isinstance(text, str) and text else {}
     except ValueError:
         return text
 

@@ -16,25 +16,25 @@ from app.model_service.dialects.base import (
     assistant,
     call_of,
     content_of,
-    dumped,
     event,
     is_text,
     parts_of,
     pieces,
     text_of,
+    to_json,
     token_fields,
     tool_of,
 )
 from app.model_service.dialects.reading import (
-    counted,
     events_of,
-    inside,
-    listed,
-    number,
+    excerpt,
+    known_usage,
+    list_or_empty,
     objects_of,
-    quoted,
-    said,
     scores_in,
+    text_or_empty,
+    token_count,
+    value_at,
     whole_numbers,
 )
 from app.models.model_calls import Dialect, TokenUse
@@ -68,14 +68,14 @@ class MessagesCodec(DialectCodec):
             yield from _messages_of(one)
 
     def _tools(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        for tool in listed(body.get("tools")):
+        for tool in list_or_empty(body.get("tools")):
             if isinstance(tool.get("input_schema"), dict):
                 yield tool_of(tool.get("name"), tool.get("description"), tool["input_schema"])
             else:
                 yield tool_of(tool.get("name") or tool.get("type"), "", None, given=dict(tool))
 
     def _max_tokens(self, body: Mapping[str, Any]) -> int | None:
-        return number(body.get("max_tokens"))
+        return token_count(body.get("max_tokens"))
 
     def _of_body(self, body: Mapping[str, Any]) -> Reply:
         if body.get("type") == "error" or not isinstance(body.get("content"), list):
@@ -83,9 +83,9 @@ class MessagesCodec(DialectCodec):
         reason = body.get("stop_reason")
         return Reply(
             message=_assistant(body["content"]),
-            finish_reason=_FINISHES.get(said(reason), "stop" if reason else ""),
+            finish_reason=_FINISHES.get(text_or_empty(reason), "stop" if reason else ""),
             usage=usage_of(body.get("usage")),
-            model=said(body.get("model")),
+            model=text_or_empty(body.get("model")),
             prompt_token_ids=whole_numbers(body.get("prompt_token_ids")),
             token_ids=whole_numbers(body.get("token_ids")),
             logprobs=scores_in(body.get("logprobs")),
@@ -97,7 +97,7 @@ class MessagesCodec(DialectCodec):
         told: dict[str, Any] = {}
         reason, failed = None, ""
         for one in events_of(content):
-            tell_usage(told, one)
+            update_usage(told, one)
             match one.get("type"):
                 case "message_start":
                     start = dict(one["message"])
@@ -110,7 +110,7 @@ class MessagesCodec(DialectCodec):
                 case "error":
                     failed = str(one.get("error"))[:200]
         if not start:
-            raise ValueError(f"expected a stream that begins with message_start; found {failed or quoted(content)}")
+            raise ValueError(f"expected a stream that begins with message_start; found {failed or excerpt(content)}")
         for block in blocks.values():
             if isinstance(text := block.pop("json", None), str):
                 block["input"] = text
@@ -121,16 +121,16 @@ class MessagesCodec(DialectCodec):
     def _usage(self, bodies: Sequence[Mapping[str, Any]]) -> TokenUse:
         usage: dict[str, Any] = {}
         for one in bodies:
-            tell_usage(usage, one)
+            update_usage(usage, one)
         return usage_of(usage)
 
     # --- Writing ----------------------------------------------------------------------------------------------------
 
-    def limited(self, body: dict[str, Any], max_tokens: int) -> dict[str, Any]:
-        wished = number(body.get("max_tokens"))
+    def with_max_tokens(self, body: dict[str, Any], max_tokens: int) -> dict[str, Any]:
+        wished = token_count(body.get("max_tokens"))
         found = {**body, "max_tokens": max_tokens if wished is None else min(wished, max_tokens)}
-        if inside(body.get("thinking"), "type") == "enabled":
-            found["thinking"] = fitting(body["thinking"], found["max_tokens"])
+        if value_at(body.get("thinking"), "type") == "enabled":
+            found["thinking"] = fit_thinking(body["thinking"], found["max_tokens"])
         return found
 
     def whole(self, reply: Reply, *, id: str, request: Request) -> dict[str, Any]:  # noqa: A002
@@ -142,17 +142,17 @@ class MessagesCodec(DialectCodec):
             "content": list(assistant_blocks(reply.message)),
             "stop_reason": _STOP_REASONS.get(reply.finish_reason),
             "stop_sequence": None,
-            "usage": usage_told(reply.usage),
+            "usage": usage_fields(reply.usage),
         }
         return body | (token_fields(reply) if request.parameters.get("return_token_ids") else {})
 
     def events(self, reply: Reply, *, id: str, request: Request) -> Iterator[bytes]:  # noqa: A002
-        usage = usage_told(reply.usage)
+        usage = usage_fields(reply.usage)
         whole = self.whole(reply, id=id, request=request)
         start = {**whole, "content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 0}}
         yield event({"type": "message_start", "message": start}, "message_start")
         for at, block in enumerate(whole["content"]):
-            opened, deltas = streamed(block)
+            opened, deltas = block_events(block)
             yield event({"type": "content_block_start", "index": at, "content_block": opened}, "content_block_start")
             for delta in deltas:
                 yield event({"type": "content_block_delta", "index": at, "delta": delta}, "content_block_delta")
@@ -224,10 +224,10 @@ def _assistant(content: object) -> Message:
         return assistant(content_of(content))
     rest, thoughts, calls, signature = [], [], [], ""
     for block in content:
-        kind = inside(block, "type")
+        kind = value_at(block, "type")
         if kind == "thinking":
-            thoughts.append(said(block.get("thinking")))
-            signature = signature or said(block.get("signature"))
+            thoughts.append(text_or_empty(block.get("thinking")))
+            signature = signature or text_or_empty(block.get("signature"))
         elif kind == "tool_use":
             calls.append(call_of(block.get("id"), block.get("name"), as_text(block.get("input"))))
         else:
@@ -238,9 +238,9 @@ def _assistant(content: object) -> Message:
     return message
 
 
-def fitting(thinking: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
+def fit_thinking(thinking: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
     """A budget for thinking has to be smaller than the answer's bound."""
-    budget = number(thinking.get("budget_tokens"))
+    budget = token_count(thinking.get("budget_tokens"))
     if budget is None or budget < max_tokens:
         return dict(thinking)
     if max_tokens <= _LEAST_THOUGHT:
@@ -255,39 +255,39 @@ def _add(block: dict[str, Any], delta: Mapping[str, Any]) -> None:
     match delta.get("type"):
         case "text_delta":
             block.setdefault("type", "text")
-            block["text"] = said(block.get("text")) + delta["text"]
+            block["text"] = text_or_empty(block.get("text")) + delta["text"]
         case "thinking_delta":
             block.setdefault("type", "thinking")
-            block["thinking"] = said(block.get("thinking")) + delta["thinking"]
+            block["thinking"] = text_or_empty(block.get("thinking")) + delta["thinking"]
         case "signature_delta":
-            block["signature"] = said(block.get("signature")) + delta["signature"]
+            block["signature"] = text_or_empty(block.get("signature")) + delta["signature"]
         case "input_json_delta":
             block.setdefault("type", "tool_use")
-            block["json"] = said(block.get("json")) + delta["partial_json"]
+            block["json"] = text_or_empty(block.get("json")) + delta["partial_json"]
         case "citations_delta":
             block.setdefault("citations", [])
             block["citations"] = [*(block["citations"] or ()), delta.get("citation")]
 
 
-def tell_usage(told: dict[str, Any], one: Mapping[str, Any]) -> None:
+def update_usage(told: dict[str, Any], one: Mapping[str, Any]) -> None:
     """The usage so far: what comes later counts, but for what is not said again."""
-    usage = one.get("usage") or inside(one.get("message"), "usage")
+    usage = one.get("usage") or value_at(one.get("message"), "usage")
     if isinstance(usage, dict):
         told.update({key: value for key, value in usage.items() if value is not None})
 
 
 def usage_of(told: object) -> TokenUse:
     """What came from the cache, and went there, is counted apart in this dialect."""
-    fresh, cached = number(inside(told, "input_tokens")), number(inside(told, "cache_read_input_tokens"))
-    stored = number(inside(told, "cache_creation_input_tokens"))
+    fresh, cached = token_count(value_at(told, "input_tokens")), token_count(value_at(told, "cache_read_input_tokens"))
+    stored = token_count(value_at(told, "cache_creation_input_tokens"))
     use = TokenUse(
         prompt=None if fresh is None else fresh + (cached or 0) + (stored or 0),
-        completion=number(inside(told, "output_tokens")),
+        completion=token_count(value_at(told, "output_tokens")),
         cached=cached,
-        reasoning=number(inside(told, "output_tokens_details", "thinking_tokens")),
+        reasoning=token_count(value_at(told, "output_tokens_details", "thinking_tokens")),
         stored=stored,
     )
-    return counted(use)
+    return known_usage(use)
 
 
 def assistant_blocks(message: Message) -> Iterator[dict[str, Any]]:
@@ -299,7 +299,7 @@ def assistant_blocks(message: Message) -> Iterator[dict[str, Any]]:
         yield {"type": "tool_use", "id": call["id"], "name": call["name"], "input": as_object(call["arguments"])}
 
 
-def streamed(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def block_events(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """How a block begins, and what is added to it."""
     if is_text(block):
         return {**block, "text": ""}, [{"type": "text_delta", "text": piece} for piece in pieces(text_of([block]))]
@@ -308,12 +308,12 @@ def streamed(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]
         signature = {"type": "signature_delta", "signature": block["signature"]}
         return {**block, "thinking": "", "signature": ""}, [*thoughts, signature]
     if block.get("type") == "tool_use":
-        text = dumped(block["input"])
+        text = to_json(block["input"])
         return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": one} for one in pieces(text)]
     return block, []
 
 
-def usage_told(usage: TokenUse) -> dict[str, Any]:
+def usage_fields(usage: TokenUse) -> dict[str, Any]:
     """Clients of this dialect count on numbers: what is not known is 0."""
     cached, stored = usage.cached or 0, usage.stored or 0
     told: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What the dialects' readers share: JSON from strangers, server-sent events, values, errors that say what was found."""
+"""Reads untrusted JSON and server-sent events, and values in them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LAST_EVENTS = 8
 _QUOTED = 200
 
 
-def parsed(content: bytes | str) -> Any:
+def parse_json(content: bytes | str) -> Any:
     """JSON; also with NaN, infinities and halves of surrogate pairs, which some engines write.
 
     Raises: ValueError.
@@ -48,16 +48,16 @@ def _encodable(value: Any) -> Any:
             return value
 
 
-def counted(use: TokenUse) -> TokenUse:
+def known_usage(use: TokenUse) -> TokenUse:
     """As told; or nothing, where noughts stand for an engine that did not count: every call has some tokens."""
     return use if use.prompt or use.completion else TokenUse()
 
 
 def body_of(content: bytes) -> dict[str, Any]:
     """One JSON object. Raises: ValueError: something else."""
-    found = parsed(content)
+    found = parse_json(content)
     if not isinstance(found, dict):
-        raise ValueError(f"expected a JSON object; found {type(found).__name__}: {quoted(content)}")
+        raise ValueError(f"expected a JSON object; found {type(found).__name__}: {excerpt(content)}")
     return found
 
 
@@ -69,12 +69,14 @@ def events_of(content: bytes) -> Iterator[dict[str, Any]]:
             data = data if line else b""
             continue
         data = (data + b"\n" + line[5:]).strip()  # nearly all engines write an event's JSON in one line
-        if data.startswith(b"{") and (event := _object(data)) is not None:
+        if not data.startswith(b"{"):
+            data = b""
+        elif (event := _object(data)) is not None:
             yield event
             data = b""
 
 
-def says(content: bytes, word: bytes) -> list[dict[str, Any]]:
+def events_with_key(content: bytes, word: bytes) -> list[dict[str, Any]]:
     """Events that name the key `word`, without reading the others: the first of the stream, and some of the last.
 
     For keys that a stream tells early or late. Engines write an event's JSON in one line.
@@ -88,7 +90,7 @@ def says(content: bytes, word: bytes) -> list[dict[str, Any]]:
 
 def _object(data: bytes) -> dict[str, Any] | None:
     try:
-        found = parsed(data)
+        found = parse_json(data)
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
@@ -97,14 +99,14 @@ def _object(data: bytes) -> dict[str, Any] | None:
 # --- Values ---------------------------------------------------------------------------------------------------------
 
 
-def number(value: object) -> int | None:
+def token_count(value: object) -> int | None:
     """A count of tokens; None for what is none."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return int(value) if 0 <= value < 2**31 else None
 
 
-def inside(value: object, *path: str) -> Any:
+def value_at(value: object, *path: str) -> Any:
     """What stands at `path` of nested objects; None when there is no such thing."""
     for name in path:
         if not isinstance(value, Mapping):
@@ -113,12 +115,12 @@ def inside(value: object, *path: str) -> Any:
     return value
 
 
-def listed(value: object) -> list[Any]:
+def list_or_empty(value: object) -> list[Any]:
     """A list; what is none has no entries."""
     return value if isinstance(value, list) else []
 
 
-def said(value: object) -> str:
+def text_or_empty(value: object) -> str:
     """Text; what is none is empty."""
     return value if isinstance(value, str) else ""
 
@@ -137,13 +139,13 @@ def scores_in(value: object) -> tuple[float, ...] | None:
     return tuple(float(one) for one in value)
 
 
-def quoted(content: bytes) -> str:
+def excerpt(content: bytes) -> str:
     """The beginning of a stranger's bytes, for an error message."""
     text = content[: _QUOTED * 4].decode("utf-8", "replace")
     return repr(text[:_QUOTED] + ("…" if len(text) > _QUOTED else ""))
 
 
-def refused(of: str, expected: str, found: object) -> SpecInvalid:
+def unexpected(of: str, expected: str, found: object) -> SpecInvalid:
     """A request that says something else than it must."""
     return SpecInvalid(f"{of}: expected {expected}; found {found!r:.200}")
 
@@ -151,7 +153,7 @@ def refused(of: str, expected: str, found: object) -> SpecInvalid:
 def model_of(body: Mapping[str, Any], of: str) -> str:
     """Raises: SpecInvalid."""
     if not isinstance(name := body.get("model"), str) or not name:
-        raise refused(of, "`model`, the name of a model", name)
+        raise unexpected(of, "`model`, the name of a model", name)
     return name
 
 
@@ -159,5 +161,5 @@ def objects_of(body: Mapping[str, Any], key: str, of: str) -> list[dict[str, Any
     """A list of objects that is not empty. Raises: SpecInvalid."""
     found = body.get(key)
     if not isinstance(found, list) or not found or not all(isinstance(one, dict) for one in found):
-        raise refused(of, f"`{key}`, a list of objects that is not empty", found)
+        raise unexpected(of, f"`{key}`, a list of objects that is not empty", found)
     return found

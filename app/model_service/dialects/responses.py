@@ -26,15 +26,15 @@ from app.model_service.dialects.base import (
 )
 from app.model_service.dialects.chat import error_body
 from app.model_service.dialects.reading import (
-    counted,
     events_of,
-    inside,
-    listed,
-    number,
-    quoted,
-    refused,
-    said,
+    excerpt,
+    known_usage,
+    list_or_empty,
     scores_in,
+    text_or_empty,
+    token_count,
+    unexpected,
+    value_at,
     whole_numbers,
 )
 from app.models.model_calls import Dialect, TokenUse
@@ -55,15 +55,15 @@ class ResponsesCodec(DialectCodec):
         if isinstance(items, str):
             items = [{"role": "user", "content": items}]
         if not isinstance(items, list) or not all(isinstance(one, dict) for one in items):
-            raise refused(self.title, "`input`, a text or a list of objects", items)
+            raise unexpected(self.title, "`input`, a text or a list of objects", items)
         for is_assistants, group in groupby(items, _is_assistants):
             if is_assistants:
                 yield _assistant(list(group))
             else:
-                yield from map(_other, group)
+                yield from map(_other_message, group)
 
     def _tools(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        for tool in listed(body.get("tools")):
+        for tool in list_or_empty(body.get("tools")):
             if tool.get("type") == "function":
                 strict = {"strict": True} if tool.get("strict") else {}
                 yield tool_of(tool.get("name"), tool.get("description"), tool.get("parameters"), **strict)
@@ -71,24 +71,24 @@ class ResponsesCodec(DialectCodec):
                 yield tool_of(tool.get("name") or tool.get("type"), tool.get("description"), None, given=dict(tool))
 
     def _max_tokens(self, body: Mapping[str, Any]) -> int | None:
-        return number(body.get("max_output_tokens"))
+        return token_count(body.get("max_output_tokens"))
 
     def _of_body(self, body: Mapping[str, Any]) -> Reply:
         if body.get("error") or not isinstance(body.get("output"), list):
             raise ValueError(f"expected an answer with output; found {str(body.get('error') or body)[:200]}")
         output = [item for item in body["output"] if isinstance(item, dict)]
         message = _assistant(output)
-        status, reason = body.get("status"), inside(body.get("incomplete_details"), "reason")
+        status, reason = body.get("status"), value_at(body.get("incomplete_details"), "reason")
         finish = "tool_calls" if message.get("tool_calls") else "stop"
         if status == "incomplete":
-            finish = _REASONS.get(said(reason), "length")
+            finish = _REASONS.get(text_or_empty(reason), "length")
         elif status not in ("completed", None):
             finish = ""
         return Reply(
             message=message,
             finish_reason=finish,
             usage=usage_of(body.get("usage")),
-            model=said(body.get("model")),
+            model=text_or_empty(body.get("model")),
             prompt_token_ids=whole_numbers(body.get("prompt_token_ids")),
             token_ids=whole_numbers(body.get("token_ids")),
             logprobs=_scores(body, output),
@@ -100,7 +100,7 @@ class ResponsesCodec(DialectCodec):
         ended: dict[str, Any] | None = None
         failed = ""
         for one in events_of(content):
-            kind = said(one.get("type"))
+            kind = text_or_empty(one.get("type"))
             if kind in _ENDS:
                 ended = dict(one["response"])
                 failed = str(ended.get("error")) if kind == "response.failed" else failed
@@ -112,27 +112,27 @@ class ResponsesCodec(DialectCodec):
                 _add(items, kind, one)
         output = [items[at] for at in sorted(items)]
         if not (begun or ended) or (failed and not output):
-            raise ValueError(f"expected a stream of events of a response; found {failed or quoted(content)}")
+            raise ValueError(f"expected a stream of events of a response; found {failed or excerpt(content)}")
         if ended is None or failed:
             found = self._of_body({**begun, "error": None, "output": output, "status": "in_progress", "usage": None})
             return replace(found, complete=False)
         return self._of_body({**ended, "output": ended.get("output") or output})
 
     def _usage(self, bodies: Sequence[Mapping[str, Any]]) -> TokenUse:
-        reported = (inside(one.get("response", one), "usage") for one in reversed(bodies))
+        reported = (value_at(one.get("response", one), "usage") for one in reversed(bodies))
         return usage_of(next((usage for usage in reported if isinstance(usage, dict)), None))
 
     # --- Writing ----------------------------------------------------------------------------------------------------
 
-    def limited(self, body: dict[str, Any], max_tokens: int) -> dict[str, Any]:
-        wished = number(body.get("max_output_tokens"))
+    def with_max_tokens(self, body: dict[str, Any], max_tokens: int) -> dict[str, Any]:
+        wished = token_count(body.get("max_output_tokens"))
         return {**body, "max_output_tokens": max_tokens if wished is None else min(wished, max_tokens)}
 
     def whole(self, reply: Reply, *, id: str, request: Request) -> dict[str, Any]:  # noqa: A002
         body = head(reply, id, request)
         body |= {
             "output": list(output_of(reply, id)),
-            "usage": usage_told(reply.usage),
+            "usage": usage_fields(reply.usage),
             **status_of(reply.finish_reason),
         }
         return body | (token_fields(reply) if request.parameters.get("return_token_ids") else {})
@@ -168,7 +168,7 @@ _REASONS = {"max_output_tokens": "length", "content_filter": "content_filter"}
 
 
 def _is_assistants(item: Mapping[str, Any]) -> bool:
-    kind = said(item.get("type"))
+    kind = text_or_empty(item.get("type"))
     return item.get("role") == "assistant" or kind == "reasoning" or kind.endswith("_call")
 
 
@@ -179,35 +179,35 @@ def _assistant(items: Sequence[Mapping[str, Any]]) -> Message:
     for item in items:
         match item.get("type"):
             case "reasoning":
-                thoughts.append(_thoughts(item))
+                thoughts.append(_reasoning(item))
             case "function_call":
                 calls.append(call_of(item.get("call_id") or item.get("id"), item.get("name"), item.get("arguments")))
             case "custom_tool_call":
                 calls.append(call_of(item.get("call_id"), item.get("name"), {"input": item.get("input")}))
             case "message" | None:
-                parts += _plain(item.get("content"))
+                parts += _plain_parts(item.get("content"))
             case _:
                 parts.append(dict(item))
     return assistant(content_of(parts), reasoning="".join(thoughts), tool_calls=calls)
 
 
-def _plain(content: object) -> list[Any]:
+def _plain_parts(content: object) -> list[Any]:
     if not isinstance(content, list):
         return parts_of(content)
-    return [{"type": "text", "text": one["refusal"]} if inside(one, "type") == "refusal" else one for one in content]
+    return [{"type": "text", "text": one["refusal"]} if value_at(one, "type") == "refusal" else one for one in content]
 
 
-def _thoughts(item: Mapping[str, Any]) -> str:
+def _reasoning(item: Mapping[str, Any]) -> str:
     """The thoughts themselves; where they are not shown, what is said about them."""
-    return text_of(_renamed(item.get("content"))) or text_of(_renamed(item.get("summary")))
+    return text_of(_as_text_parts(item.get("content"))) or text_of(_as_text_parts(item.get("summary")))
 
 
-def _renamed(parts: object) -> list[dict[str, Any]]:
-    return [{"type": "text", "text": said(inside(part, "text"))} for part in listed(parts)]
+def _as_text_parts(parts: object) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": text_or_empty(value_at(part, "text"))} for part in list_or_empty(parts)]
 
 
-def _other(item: Mapping[str, Any]) -> Message:
-    kind = said(item.get("type"))
+def _other_message(item: Mapping[str, Any]) -> Message:
+    kind = text_or_empty(item.get("type"))
     if kind.endswith("_output"):
         return {
             "role": "tool",
@@ -226,8 +226,8 @@ def _other(item: Mapping[str, Any]) -> Message:
 def _scores(body: Mapping[str, Any], output: Sequence[Mapping[str, Any]]) -> tuple[float, ...] | None:
     if isinstance(found := body.get("logprobs"), list):
         return scores_in(found)
-    texts = [part for item in output for part in listed(item.get("content")) if inside(part, "logprobs")]
-    return scores_in([inside(one, "logprob") for part in texts for one in part["logprobs"]]) if texts else None
+    texts = [part for item in output for part in list_or_empty(item.get("content")) if value_at(part, "logprobs")]
+    return scores_in([value_at(one, "logprob") for part in texts for one in part["logprobs"]]) if texts else None
 
 
 def _add(items: dict[int, dict[str, Any]], kind: str, one: Mapping[str, Any]) -> None:
@@ -239,32 +239,34 @@ def _add(items: dict[int, dict[str, Any]], kind: str, one: Mapping[str, Any]) ->
             items[at] = dict(one["item"])
         case "function_call_arguments.delta":
             item = items.setdefault(at, {"type": "function_call"})
-            item["arguments"] = said(item.get("arguments")) + one["delta"]
+            item["arguments"] = text_or_empty(item.get("arguments")) + one["delta"]
         case "output_text.delta" | "refusal.delta":
-            _lengthen(items.setdefault(at, {"type": "message", "role": "assistant"}), "content", one, "content_index")
+            _append_delta(
+                items.setdefault(at, {"type": "message", "role": "assistant"}), "content", one, "content_index"
+            )
         case "reasoning_text.delta":
-            _lengthen(items.setdefault(at, {"type": "reasoning"}), "content", one, "content_index")
+            _append_delta(items.setdefault(at, {"type": "reasoning"}), "content", one, "content_index")
         case "reasoning_summary_text.delta":
-            _lengthen(items.setdefault(at, {"type": "reasoning"}), "summary", one, "summary_index")
+            _append_delta(items.setdefault(at, {"type": "reasoning"}), "summary", one, "summary_index")
 
 
-def _lengthen(item: dict[str, Any], key: str, one: Mapping[str, Any], index: str) -> None:
-    parts = item[key] = listed(item.get(key))
+def _append_delta(item: dict[str, Any], key: str, one: Mapping[str, Any], index: str) -> None:
+    parts = item[key] = list_or_empty(item.get(key))
     while len(parts) <= int(one.get(index) or 0):
         parts.append({"type": "output_text", "text": ""})
     part = parts[int(one.get(index) or 0)]
-    part["text"] = said(part.get("text")) + one["delta"]
+    part["text"] = text_or_empty(part.get("text")) + one["delta"]
 
 
 def usage_of(told: object) -> TokenUse:
     """Tokens as engines tell them."""
     use = TokenUse(
-        prompt=number(inside(told, "input_tokens")),
-        completion=number(inside(told, "output_tokens")),
-        cached=number(inside(told, "input_tokens_details", "cached_tokens")),
-        reasoning=number(inside(told, "output_tokens_details", "reasoning_tokens")),
+        prompt=token_count(value_at(told, "input_tokens")),
+        completion=token_count(value_at(told, "output_tokens")),
+        cached=token_count(value_at(told, "input_tokens_details", "cached_tokens")),
+        reasoning=token_count(value_at(told, "output_tokens_details", "reasoning_tokens")),
     )
-    return counted(use)
+    return known_usage(use)
 
 
 def head(reply: Reply, answer_id: str, request: Request) -> dict[str, Any]:
@@ -284,7 +286,7 @@ def head(reply: Reply, answer_id: str, request: Request) -> dict[str, Any]:
         "parallel_tool_calls": asked.get("parallel_tool_calls", True),
         "temperature": asked.get("temperature", 1.0),
         "tool_choice": asked.get("tool_choice", "auto"),
-        "tools": [written_tool(tool) for tool in request.tools],
+        "tools": [tool_entry(tool) for tool in request.tools],
         "top_p": asked.get("top_p", 1.0),
         "max_output_tokens": request.max_tokens,
         "previous_response_id": asked.get("previous_response_id"),
@@ -308,12 +310,9 @@ def output_of(reply: Reply, answer_id: str) -> Iterator[dict[str, Any]]:
         prefix = {"reasoning": "rs", "function_call": "fc"}.get(str(kind), "msg")
         found = {"id": f"{prefix}_{stem}_{at}", **item}
         if kind == "message":
-            found["content"] = [_annotated(part) for part in item["content"]]
+            text: dict[str, Any] = {"annotations": [], "logprobs": []}
+            found["content"] = [text | part if part.get("type") == "output_text" else part for part in item["content"]]
         yield found if kind == "reasoning" else {"status": "completed", **found}
-
-
-def _annotated(part: dict[str, Any]) -> dict[str, Any]:
-    return {"annotations": [], "logprobs": [], **part} if part.get("type") == "output_text" else part
 
 
 def assistant_items(message: Message) -> Iterator[dict[str, Any]]:
@@ -324,15 +323,10 @@ def assistant_items(message: Message) -> Iterator[dict[str, Any]]:
     if named := [{"type": "output_text", "text": one["text"]} if is_text(one) else one for one in parts]:
         yield {"type": "message", "role": "assistant", "content": named}
     for call in message.get("tool_calls", ()):
-        yield {
-            "type": "function_call",
-            "call_id": call["id"],
-            "name": call["name"],
-            "arguments": call["arguments"],
-        }
+        yield {"type": "function_call", "call_id": call["id"], "name": call["name"], "arguments": call["arguments"]}
 
 
-def written_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+def tool_entry(tool: Mapping[str, Any]) -> dict[str, Any]:
     """An offered tool."""
     if isinstance(given := tool.get("given"), dict):
         return given
@@ -371,7 +365,7 @@ def item_events(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "response.output_item.done", {"item": item}
 
 
-def usage_told(usage: TokenUse) -> dict[str, Any] | None:
+def usage_fields(usage: TokenUse) -> dict[str, Any] | None:
     """None: not known."""
     if usage.prompt is None or usage.completion is None:
         return None

@@ -1,4 +1,4 @@
-"""The model gateway: the one door through which every agent reaches every model. A process of its own.
+"""The model gateway: every agent reaches every model through it. A process of its own.
 
 python -m app.model_service.gateway --port 8766
 """

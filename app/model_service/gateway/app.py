@@ -21,7 +21,7 @@ from app.model_service.gateway.callers import Callers
 from app.model_service.gateway.calls import Call, GatewayServices
 from app.model_service.gateway.checks import EndpointChecks
 from app.model_service.gateway.endpoints import Endpoints, refused
-from app.model_service.gateway.engines import Loads, http_client
+from app.model_service.gateway.engines import QueueWatch, http_client
 from app.model_service.gateway.keys import Keys
 from app.model_service.gateway.metrics import Metrics
 from app.model_service.gateway.routes import Routes
@@ -57,7 +57,7 @@ class Gateway:
     ) -> None:
         """`recorder` and `limiter` are made on the loop that they are for, and closed with it.
 
-        base: its URL among those of the settings; None: whatever attempt calls is served.
+        base: its URL among those of the settings; None: all attempts are served.
         """
         self._settings = settings
         self._database = database
@@ -70,20 +70,20 @@ class Gateway:
         handlers = dict.fromkeys((CallRefusal, ClientDisconnected, DatabaseUnavailable), refused)
         self._rest = Starlette(lifespan=self._lifespan, exception_handlers=handlers)
         self.routes: Routes
-        self.parts: GatewayServices
+        self.services: GatewayServices
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST":
             dialect = self._calls.get(scope["path"])
             if dialect is not None:
-                await Call(self.parts, dialect, scope, receive, send).run()
+                await Call(self.services, dialect, scope, receive, send).run()
                 return
         await self._rest(scope, receive, send)
 
     # --- Paths ------------------------------------------------------------------------------------------------------
 
     def _paths(self) -> list[Route]:
-        endpoints = Endpoints(self.parts, self.routes, self._http)
+        endpoints = Endpoints(self.services, self.routes, self._http)
         checks = EndpointChecks(self._http, self.routes, self._keys, self._database)
         found = [
             Route("/", self._health),
@@ -105,12 +105,12 @@ class Gateway:
         """Counts only: every task can ask, and no task needs to know where the engines are."""
         healthy = [engine.healthy for engine in self.routes.engines]
         engines = {"up": healthy.count(True), "away": healthy.count(False)}
-        return JSONResponse({"status": "ok", "in_flight": self.parts.attempts.in_flight, "engines": engines})
+        return JSONResponse({"status": "ok", "in_flight": self.services.attempts.in_flight, "engines": engines})
 
     async def _metrics(self, request: Request) -> Response:
-        return Response(self.parts.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(self.services.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    def _elsewhere(self, attempt: UUID) -> str | None:
+    def _other_gateway(self, attempt: UUID) -> str | None:
         """The other gateway that serves this attempt, if that is so."""
         base = self._base and self._settings.gateway_of(attempt)
         return base if base != self._base else None
@@ -122,10 +122,12 @@ class Gateway:
         settings = self._settings
         self._http = http_client(settings.model_timeout_s)
         self.routes = Routes(settings, self._http, self._database)
-        callers = Callers(self._database, patience_s=min(60.0, settings.gateway_patience_s), elsewhere=self._elsewhere)
+        callers = Callers(
+            self._database, patience_s=min(60.0, settings.gateway_patience_s), other_gateway=self._other_gateway
+        )
         upstream = Upstream(self._http, self.routes, self._keys, timeout_s=settings.model_timeout_s)
         recorder, limiter = self._make_recorder(), self._make_limiter()
-        self.parts = GatewayServices(
+        self.services = GatewayServices(
             callers=callers,
             attempts=Attempts(),
             upstream=upstream,
@@ -140,15 +142,15 @@ class Gateway:
             routed=lambda name: name in self.routes.models,
         )
         app.router.routes.extend(self._paths())
-        loads = Loads(self._http, lambda: self.routes.engines)
-        async with AsyncExitStack() as ends:  # in reverse: what is not on record yet comes first, whatever else fails
+        loads = QueueWatch(self._http, lambda: self.routes.engines)
+        async with AsyncExitStack() as ends:  # in reverse: calls are recorded first, also when the rest fails
             ends.push_async_callback(self._http.close)
             ends.push_async_callback(limiter.close)
             ends.push_async_callback(self.routes.close)
             ends.push_async_callback(callers.close)
             ends.push_async_callback(loads.close)
             ends.push_async_callback(recorder.close)
-            ends.push_async_callback(self.parts.attempts.all_ended, LAST_S)
+            ends.push_async_callback(self.services.attempts.all_ended, LAST_S)
             self.routes.start()
             callers.start()
             loads.start()

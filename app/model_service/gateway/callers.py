@@ -1,7 +1,7 @@
-"""Who calls: a token's session, remembered, and looked at again every two seconds whether its attempt still runs.
+"""Sessions by token, cached. Every two seconds one query checks whether their attempts still run.
 
 The look is one query for all, beside the calls: none of them waits for it but the first of a token. While the ledger is
-away, who was known stays known, since nobody can end an attempt then either.
+away, cached sessions stay valid, since no attempt can end then either.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from app.models.model_calls import CallEnd, ModelSession
 log = structlog.get_logger()
 
 FRESH_S = 2.0
-"""An attempt that has ended is refused after so long."""
+"""Seconds until an attempt that has ended is refused."""
 _FORGET_S = 60.0
-"""A token that nobody used for so long is read again at its next call."""
+"""A token that was unused for this many seconds is read again at its next call."""
 _UNKNOWN_S = 1.0
 _UNKNOWN_MOST = 10_000
 _AGAIN_S = 0.5
 _TOKEN_MOST = 512
 
 _NO_TOKEN = "expected the attempt's token as `Authorization: Bearer` or `x-api-key`, found none"
-_WRONG = "the token is nobody's: expected the one that MegaFlow gave this attempt"
+_WRONG = "unknown token: expected the one that MegaFlow gave this attempt"
 _ENDED = "the attempt that this token was made for has ended, or its account was closed; its calls are over"
 
 
 @dataclass(slots=True)
 class _CachedSession:
     session: ModelSession
-    elsewhere: str | None
+    other_gateway: str | None
     used_at: float
 
 
@@ -63,23 +63,23 @@ class Callers:
         *,
         fresh_s: float = FRESH_S,
         patience_s: float = 60.0,
-        elsewhere: Callable[[UUID], str | None] = lambda _: None,
+        other_gateway: Callable[[UUID], str | None] = lambda _: None,
     ) -> None:
         """elsewhere: the URL of the other gateway that serves an attempt; None: this one does."""
         self._database = database
-        self._elsewhere = elsewhere
+        self._other_gateway = other_gateway
         self._fresh_s = fresh_s
         self._patience_s = patience_s
         self._known: dict[str, _CachedSession] = {}
         self._unknown: dict[str, float] = {}
-        self._asking: dict[str, asyncio.Task[ModelSession | None]] = {}
+        self._reading: dict[str, asyncio.Task[ModelSession | None]] = {}
         self._watching: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._watching = asyncio.create_task(self._watch(), name="gateway-callers")
 
     async def close(self) -> None:
-        tasks = [*self._asking.values(), *([self._watching] if self._watching else [])]
+        tasks = [*self._reading.values(), *([self._watching] if self._watching else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -95,8 +95,8 @@ class Callers:
         known.used_at = time.monotonic()
         if not known.session.live and not ended_too:
             raise CallRefusal(403, "attempt_ended", _ENDED)
-        if known.elsewhere is not None:
-            message = f"expected the calls of this attempt at {known.elsewhere}, which has its account"
+        if known.other_gateway is not None:
+            message = f"expected the calls of this attempt at {known.other_gateway}, which has its account"
             raise CallRefusal(421, "misdirected", message)
         return known.session
 
@@ -104,11 +104,11 @@ class Callers:
         now = time.monotonic()
         if len(token) > _TOKEN_MOST or now - self._unknown.get(token, -_UNKNOWN_S) < _UNKNOWN_S:
             raise CallRefusal(401, "token_unknown", _WRONG)
-        asking = self._asking.get(token)
+        asking = self._reading.get(token)
         if asking is None:
             asking = asyncio.create_task(self._ask(token))
-            self._asking[token] = asking
-            asking.add_done_callback(lambda _: self._asking.pop(token, None))
+            self._reading[token] = asking
+            asking.add_done_callback(lambda _: self._reading.pop(token, None))
         try:
             session = await asyncio.shield(asking)
         except DatabaseUnavailable as error:
@@ -120,7 +120,7 @@ class Callers:
                 self._unknown.clear()
             self._unknown[token] = time.monotonic()
             raise CallRefusal(401, "token_unknown", _WRONG)
-        known = self._known[token] = _CachedSession(session, self._elsewhere(session.attempt_id), time.monotonic())
+        known = self._known[token] = _CachedSession(session, self._other_gateway(session.attempt_id), time.monotonic())
         return known
 
     async def _ask(self, token: str) -> ModelSession | None:
@@ -161,7 +161,7 @@ class Callers:
             except DatabaseUnavailable as error:
                 log.warning("gateway.callers_not_read", error=str(error))
                 continue
-            except Exception:  # whatever it is, it must not be the last look
+            except Exception:  # the next look may succeed
                 log.exception("gateway.callers_not_read")
                 continue
             for token in tokens:

@@ -29,9 +29,22 @@ from app.model_service.recording.recorder import Recorder
 from app.model_service.serving import CallRefusal, ClientDisconnected, read_body, read_request
 from app.models.model_calls import CallEnd, Dialect, TokenUse
 
+log = structlog.get_logger()
+
 _FINAL = (b"x-should-retry", b"false")
 """Clients of both families obey it: the gateway has already waited for what waiting helps."""
 JSON = (b"content-type", b"application/json")
+_SSE = (b"content-type", b"text/event-stream; charset=utf-8")
+_LIVE = (b"cache-control", b"no-cache")
+_PASSED_BACK = ("x-request-id", "request-id", "openai-processing-ms", "openai-version", "openai-model")
+_HUNG_UP = "the agent hung up"
+_SILENCE_MOST_S = 30.0
+"""An agent that hangs up after this many seconds without a byte (or half the time that engines have) timed out."""
+_STREAM_TIMES = 10
+"""Bound of a stream, in multiples of what an engine has for a whole answer."""
+_SPARE_S = 2.0
+"""Added to an engine's time for a call: the connection's own timeout, which names the cause, comes first."""
+_SEEN_S = 0.5
 
 
 @dataclass(slots=True)
@@ -63,26 +76,11 @@ async def answer_refusal(send: Send, dialect: Dialect, refusal: CallRefusal, bod
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-log = structlog.get_logger()
-
-_SSE = (b"content-type", b"text/event-stream; charset=utf-8")
-_LIVE = (b"cache-control", b"no-cache")
-_PASSED_BACK = ("x-request-id", "request-id", "openai-processing-ms", "openai-version", "openai-model")
-_HUNG_UP = "the agent hung up"
-_SILENCE_MOST_S = 30.0
-"""Who hangs up after so long without a byte (or half the time that engines have) did so because of the silence."""
-_STREAM_TIMES = 10
-"""A stream may go on as long as bytes come, up to so many times what an engine has for a whole answer."""
-_SPARE_S = 2.0
-"""So much later than the connection itself, which knows better what was missing, a call's clock rings."""
-_SEEN_S = 0.5
-
-
 class Call:
     """One request in one dialect."""
 
-    def __init__(self, parts: GatewayServices, dialect: Dialect, scope: Scope, receive: Receive, send: Send) -> None:
-        self._parts = parts
+    def __init__(self, services: GatewayServices, dialect: Dialect, scope: Scope, receive: Receive, send: Send) -> None:
+        self._services = services
         self._dialect = dialect
         self._headers: Headers = scope["headers"]
         self._receive = receive
@@ -92,11 +90,11 @@ class Call:
         self._gone = False
 
     async def run(self) -> None:
-        """Answer, whatever happens, and leave a record of it."""
+        """Answer the call and record it, also when it fails."""
         begun, started_at = time.monotonic(), datetime.now(UTC)
         try:
-            session = await self._parts.callers.session(token_of(self._headers))
-            attempt = self._parts.attempts.of(session.attempt_id)
+            session = await self._services.callers.session(token_of(self._headers))
+            attempt = self._services.attempts.of(session.attempt_id)
             attempt.refuse_if_closed()  # as of an ended attempt: not on record
         except CallRefusal as refusal:
             await answer_refusal(self._send, self._dialect, refusal)
@@ -110,38 +108,38 @@ class Call:
             headers=self._headers,
             started_at=started_at,
             begun=begun,
-            patience_s=self._parts.patience_s,
+            patience_s=self._services.patience_s,
         )
         if (known_s := time.monotonic() - begun) > _SEEN_S:
             call.waited_s["ledger"] = known_s
         call.attempt.enter()
-        self._parts.metrics.in_flight.inc()
+        self._services.metrics.in_flight.inc()
         try:
-            await self._whole(call)
+            await self._read_and_answer(call)
         finally:
             self._record(call)
             call.attempt.leave(allowed=call.allowed, turn=call.turn, tools=call.tools)
-            self._parts.metrics.in_flight.dec()
+            self._services.metrics.in_flight.dec()
 
-    async def _whole(self, call: CallState) -> None:
+    async def _read_and_answer(self, call: CallState) -> None:
         watch: asyncio.Task[None] | None = None
         task = asyncio.current_task()
         assert task is not None
         try:
-            call.raw = await read_body(self._receive, self._headers, self._parts.body_bytes)
+            call.raw = await read_body(self._receive, self._headers, self._services.body_bytes)
             watch = asyncio.create_task(self._until_gone())
-            watch.add_done_callback(lambda _: self._hung_up(task))
+            watch.add_done_callback(lambda _: self._on_disconnect(task))
             async with self._answering(call):
                 call.body = read_request(call.raw)
                 call.model, call.stream = call.body["model"], bool(call.body.get("stream"))
                 call.attempt.refuse_if_closed()
                 enforcement.refuse_other_models(call.session, call.model)
-                await enforcement.allow(call, self._parts.recorder)
+                await enforcement.allow(call, self._services.recorder)
                 await self._within_limits(call)
         except CallRefusal as refusal:
             await self._refuse(call, refusal)
         except ClientDisconnected:
-            self._ended(call, CallEnd.CLIENT_GONE, _HUNG_UP)
+            self._end(call, CallEnd.CLIENT_GONE, _HUNG_UP)
         except asyncio.CancelledError:
             if not self._gone:
                 raise
@@ -153,20 +151,21 @@ class Call:
 
     @asynccontextmanager
     async def _answering(self, call: CallState) -> AsyncIterator[None]:
-        """For the block, which answers: whatever stops it becomes an answer and a known end."""
+        """Turns errors of the block into an answer and an end on record."""
         try:
             yield
         except CallRefusal as refusal:
             await self._refuse(call, refusal)
         except asyncio.CancelledError:
             if self._gone:
-                self._ended(call, *self._why_gone(call))
+                self._end(call, *self._end_of_disconnected(call))
             else:
-                self._ended(call, CallEnd.CUT, "the gateway was stopped")
+                self._end(call, CallEnd.CUT, "the gateway was stopped")
             raise
         except Exception as error:
             log.exception("gateway.call_broke", call=str(call.id))
-            await self._refuse(call, _ours(error))
+            message = f"the gateway broke: {type(error).__name__}"
+            await self._refuse(call, CallRefusal(500, "gateway_error", message, CallEnd.UPSTREAM_ERROR))
 
     # --- The caller -------------------------------------------------------------------------------------------------
 
@@ -174,16 +173,16 @@ class Call:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
-    def _hung_up(self, task: asyncio.Task[None]) -> None:
+    def _on_disconnect(self, task: asyncio.Task[None]) -> None:
         if not self._finished:
             self._gone = True
             task.cancel()
 
-    def _why_gone(self, call: CallState) -> tuple[CallEnd, str]:
+    def _end_of_disconnected(self, call: CallState) -> tuple[CallEnd, str]:
         """Whether the agent gave up by itself, or because nothing came: then that is what stopped it."""
         if call.whole:
             return CallEnd.ANSWERED, ""
-        silence_s = min(_SILENCE_MOST_S, self._parts.timeout_s / 2)
+        silence_s = min(_SILENCE_MOST_S, self._services.timeout_s / 2)
         if (silent_s := call.silent_s()) > silence_s:
             return CallEnd.UPSTREAM_TIMEOUT, f"the agent hung up after {silent_s:.1f} s without a byte"
         waited = {name: seconds for name, seconds in call.waited_s.items() if name != enforcement.OWN_CALLS}
@@ -194,19 +193,19 @@ class Call:
         return CallEnd.CLIENT_GONE, _HUNG_UP
 
     async def _refuse(self, call: CallState, refusal: CallRefusal) -> None:
-        message = self._parts.keys.redact(refusal.message)
+        message = self._services.keys.redact(refusal.message)
         if call.started:  # a status was sent: the rest of the stream says it
-            self._ended(call, refusal.end, message)
+            self._end(call, refusal.end, message)
             last = self._codec.error_event(refusal.status, refusal.code, message)
             await self._send({"type": "http.response.body", "body": last, "more_body": False})
             return
         call.status = refusal.status
         own = refusal.body
         call.response = orjson.dumps(self._codec.error(refusal.status, refusal.code, message)) if own is None else own
-        self._ended(call, refusal.end, message)
+        self._end(call, refusal.end, message)
         await answer_refusal(self._send, self._dialect, refusal, call.response)
 
-    def _ended(self, call: CallState, end: CallEnd, detail: str) -> None:
+    def _end(self, call: CallState, end: CallEnd, detail: str) -> None:
         self._finished = True
         call.end, call.detail = end, detail
 
@@ -219,10 +218,10 @@ class Call:
         begun = time.monotonic()
         call.attempt.waiting_since[call.id] = begun
         try:
-            async with self._parts.limiter.call(
+            async with self._services.limiter.call(
                 run_id=session.run_id,
                 user=session.user,
-                model=self._known_as(call),
+                model=self._limited_model(call),
                 tokens=enforcement.estimate(call),
                 patience_s=call.left_s(),
             ) as permit:
@@ -251,33 +250,33 @@ class Call:
         finally:
             call.attempt.waiting_since.pop(call.id, None)
 
-    def _known_as(self, call: CallState) -> str:
+    def _limited_model(self, call: CallState) -> str:
         """The model's name to limits: one that an agent makes up must be no way around them."""
         own = call.session.model.name or "*"
-        return call.model if call.model == own or self._parts.routed(call.model) else own
+        return call.model if call.model == own or self._services.routed(call.model) else own
 
-    async def _asked(self, call: CallState) -> EngineAnswer:
+    async def _ask(self, call: CallState) -> EngineAnswer:
         """What the engine says, within its time. The clock stands still while the call waits, for which there is a
         bound of its own; tries that failed are not given back. Raises: CallRefusal.
         """
-        call.listens()
+        call.await_bytes()
         try:
-            async with asyncio.timeout(self._parts.timeout_s + _SPARE_S) as call.clock:
-                return await self._parts.upstream.ask(call)
+            async with asyncio.timeout(self._services.timeout_s + _SPARE_S) as call.clock:
+                return await self._services.upstream.ask(call)
         except TimeoutError:
             if (target := call.target) is not None:
                 target.engine.failed("it took too long to answer", alone=not target.others)
             raise CallRefusal(
                 504,
                 "engine_timeout",
-                f"the engine had no whole answer within {self._parts.timeout_s:g} s",
+                f"the engine had no whole answer within {self._services.timeout_s:g} s",
                 CallEnd.UPSTREAM_TIMEOUT,
             ) from None
         finally:
             call.clock = None
 
     async def _answer(self, call: CallState) -> None:
-        answer = await self._asked(call)
+        answer = await self._ask(call)
         call.silent_since = None
         call.first_byte_s = time.monotonic() - call.begun
         try:
@@ -294,8 +293,8 @@ class Call:
             content = answer.plan.translation.whole(content)
         call.response = content
         call.status = answer.status
-        headers = [JSON, (b"content-length", b"%d" % len(content)), *_back(call, answer)]
-        self._ended(call, CallEnd.ANSWERED, "")
+        headers = [JSON, (b"content-length", b"%d" % len(content)), *_response_headers(call, answer)]
+        self._end(call, CallEnd.ANSWERED, "")
         call.started = True
         await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
         await self._send({"type": "http.response.body", "body": content, "more_body": False})
@@ -306,12 +305,16 @@ class Call:
         call.streamed = True
         call.status = answer.status
         await self._send(
-            {"type": "http.response.start", "status": answer.status, "headers": [_SSE, _LIVE, *_back(call, answer)]}
+            {
+                "type": "http.response.start",
+                "status": answer.status,
+                "headers": [_SSE, _LIVE, *_response_headers(call, answer)],
+            }
         )
         call.started = True
         pieces = stream.pieces()
         plan = answer.plan
-        most_s = _STREAM_TIMES * self._parts.timeout_s
+        most_s = _STREAM_TIMES * self._services.timeout_s
         if plan.translation is not None:
             pieces = plan.translation.events(pieces)
         elif plan.hides_usage:
@@ -323,7 +326,7 @@ class Call:
                     if plan.translation is not None:
                         translated.append(piece)
                     await self._send({"type": "http.response.body", "body": piece, "more_body": True})
-                    call.listens()
+                    call.await_bytes()
         except TimeoutError:
             if not clock.expired():
                 raise
@@ -332,7 +335,7 @@ class Call:
                 stream.detail = f"the engine's answer had no end within {most_s:g} s"
         finally:
             call.whole = stream.end is CallEnd.ANSWERED
-            call.response = b"".join(translated) if plan.translation is not None else stream.kept
+            call.response = b"".join(translated) if plan.translation is not None else stream.recorded
         end, detail = stream.end, stream.detail
         if end is CallEnd.CUT and self._complete(call):
             end, detail = CallEnd.ANSWERED, ""
@@ -340,7 +343,7 @@ class Call:
         last = b""
         if end not in {CallEnd.ANSWERED, CallEnd.UPSTREAM_ERROR}:
             last = self._codec.error_event(502, str(end), detail)  # an engine's own error has been passed on
-        self._ended(call, end, detail)
+        self._end(call, end, detail)
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
     def _complete(self, call: CallState) -> bool:
@@ -358,17 +361,13 @@ class Call:
             return TokenUse()
         call.recorded = True
         exchange = call.exchange()
-        usage = self._parts.recorder.record(exchange)
+        usage = self._services.recorder.record(exchange)
         enforcement.learn(call, usage.prompt)
-        self._parts.metrics.ended(exchange, usage)
+        self._services.metrics.ended(exchange, usage)
         return usage
 
 
-def _ours(error: Exception) -> CallRefusal:
-    return CallRefusal(500, "gateway_error", f"the gateway broke: {type(error).__name__}", CallEnd.UPSTREAM_ERROR)
-
-
-def _back(call: CallState, answer: EngineAnswer) -> Headers:
+def _response_headers(call: CallState, answer: EngineAnswer) -> Headers:
     """Headers that the caller gets: the engine's own ids, and ours."""
     found: Headers = [(b"x-megaflow-call", str(call.id).encode())]
     for name in _PASSED_BACK:

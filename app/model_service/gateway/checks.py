@@ -26,7 +26,7 @@ from app.model_service.gateway.callers import token_of
 from app.model_service.gateway.engine_faults import whole_of
 from app.model_service.gateway.engines import Target
 from app.model_service.gateway.keys import Keys, missing_key
-from app.model_service.gateway.plans import Planner
+from app.model_service.gateway.plans import engine_headers
 from app.model_service.gateway.routes import Routes
 from app.model_service.serving import CallRefusal, read_body
 from app.models.model_calls import Dialect
@@ -84,7 +84,6 @@ class EndpointChecks:
         self._http = http
         self._routes = routes
         self._keys = keys
-        self._planner = Planner(keys)
         self._database = database
 
     async def answer(self, request: Request) -> Response:
@@ -101,13 +100,13 @@ class EndpointChecks:
             raise CallRefusal(400, "invalid_request", f"expected a model to check, found: {problems}") from None
         return JSONResponse((await self.check(wanted)).model_dump(mode="json"))
 
-    async def check(self, asked: CheckRequest) -> CheckReport:
+    async def check(self, wanted: CheckRequest) -> CheckReport:
         """Every engine that may get calls. Raises: DatabaseUnavailable."""
         await self._routes.refresh()
         warnings: list[str] = []
-        for name in (asked.model.name, *asked.model.side_models):
+        for name in (wanted.model.name, *wanted.model.side_models):
             try:
-                targets = self._targets(asked, name)
+                targets = self._targets(wanted, name)
             except (CallRefusal, LimitInvalid) as refusal:
                 return CheckReport(refused=self._keys.redact(str(refusal)))
             found = await asyncio.gather(*(self._engine(target, target.upstream_model or name) for target in targets))
@@ -117,14 +116,14 @@ class EndpointChecks:
             warnings += said
         return CheckReport(warnings=tuple(warnings))
 
-    def _targets(self, asked: CheckRequest, name: str) -> list[Target]:
-        new = asked.candidate
+    def _targets(self, wanted: CheckRequest, name: str) -> list[Target]:
+        new = wanted.candidate
         if new is None:
-            targets = self._routes.targets(asked.model.model_copy(update={"name": name}))
-            return [target for target in targets if not target.ours]
+            targets = self._routes.targets(wanted.model.model_copy(update={"name": name}))
+            return [target for target in targets if not target.built_in]
         engine = self._routes.engine(plain_url(new.url))
         target = Target(engine, new.upstream_model, "", new.dialects, new.api_key_env, key_expected=True)
-        return [] if target.ours else [target]
+        return [] if target.built_in else [target]
 
     # --- One engine -------------------------------------------------------------------------------------------------
 
@@ -169,7 +168,7 @@ class EndpointChecks:
         url = target.engine.url
         if model == ANY:
             return _EngineProblem(f"{url} has no list of models; it was not checked further", certain=False)
-        dialect = _spoken(target)
+        dialect = _dialect_of(target)
         body = {"model": model, **_SMALL[dialect]}
         status, content = await self._ask(target, "POST", str(target.engine.path(dialect)), body)
         said = engine_faults.message_of(content)
@@ -194,8 +193,8 @@ class EndpointChecks:
         self, target: Target, method: str, url: str, body: dict[str, Any] | None = None
     ) -> tuple[int, bytes]:
         """Raises: aiohttp.ClientError, TimeoutError, OSError."""
-        dialect = Dialect.MESSAGES if target.engine.anthropic else _spoken(target)
-        headers = self._planner.headers([(b"anthropic-version", b"2023-06-01")], target, dialect)
+        dialect = Dialect.MESSAGES if target.engine.anthropic else _dialect_of(target)
+        headers = engine_headers(self._keys, [(b"anthropic-version", b"2023-06-01")], target, dialect)
         data = None if body is None else orjson.dumps(body)
         async with self._http.request(
             method, url, data=data, headers=headers, timeout=_TIMEOUT, allow_redirects=False
@@ -203,7 +202,7 @@ class EndpointChecks:
             return answer.status, await whole_of(answer, _LIST_BYTES) or b""
 
 
-def _spoken(target: Target) -> Dialect:
+def _dialect_of(target: Target) -> Dialect:
     return target.dialects[0] if target.dialects else Dialect.CHAT
 
 

@@ -1,7 +1,7 @@
 """How many calls one engine gets at once: found out, not configured.
 
 As TCP does it: the window doubles while nothing is lost (slow start), then grows by one for each window of successes,
-and halves when the engine says that it is too much. Who does not fit stands in line, first come first served.
+and halves when the engine answers that it is overloaded. Further calls wait in a queue, first come first served.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 START = 32.0
 MOST = 16384.0
 _SHRINK = 0.5
-_SHORT_LINE = 4.0
+_SHORT_QUEUE = 4.0
 _SHORT_SHARE = 0.1
 _PAUSE_S = 0.5
 _PAUSE_MOST_S = 15.0
@@ -29,7 +29,7 @@ class CongestionWindow:
         self.inside = 0
         self._start = start
         self._slow_start_until = MOST
-        self._line: deque[asyncio.Future[None]] = deque()
+        self._queue: deque[asyncio.Future[None]] = deque()
         self._shrunk_at = 0.0
         self._paused_until = 0.0
         self._busy_in_a_row = 0
@@ -37,21 +37,21 @@ class CongestionWindow:
 
     @property
     def waiting(self) -> int:
-        return sum(1 for one in self._line if not one.done())
+        return sum(1 for one in self._queue if not one.done())
 
     def try_enter(self) -> bool:
-        """Take a place if there is one at once."""
-        if self._line or not self._open():
+        """Take a slot if one is free at once."""
+        if self._queue or not self._open():
             return False
         self.inside += 1
         return True
 
     async def enter(self, timeout_s: float) -> None:
-        """Take a place. Raises: TimeoutError: there was none for so long."""
+        """Take a slot. Raises: TimeoutError: none was free in time."""
         if self.try_enter():
             return
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._line.append(place)
+        self._queue.append(place)
         self._admit()
         try:
             async with asyncio.timeout(timeout_s):
@@ -61,13 +61,13 @@ class CongestionWindow:
                 self.leave()
             else:
                 with suppress(ValueError):
-                    self._line.remove(place)
+                    self._queue.remove(place)
             raise
 
     def leave(self) -> None:
         """Give the place back."""
         self.inside -= 1
-        if self._line:
+        if self._queue:
             self._admit()
 
     def accepted(self) -> None:
@@ -75,7 +75,7 @@ class CongestionWindow:
         self._busy_in_a_row = 0
         if self.inside + 1 >= self.size and self.size < MOST:
             self.size += 1.0 if self.size < self._slow_start_until else 1.0 / self.size
-            if self._line:
+            if self._queue:
                 self._admit()
 
     def busy(self, entered_at: float, retry_after_s: float | None) -> None:
@@ -98,20 +98,20 @@ class CongestionWindow:
             self._pause(now + retry_after_s)
 
     def loaded(self, waiting: int) -> None:
-        """The engine says that so many calls stand in line at it. A short line keeps it busy; the rest is too much."""
-        if waiting <= max(_SHORT_LINE, self.inside * _SHORT_SHARE):
+        """The engine reports its queue length. A short queue keeps it busy; more shrinks the window."""
+        if waiting <= max(_SHORT_QUEUE, self.inside * _SHORT_SHARE):
             return
-        self.size = max(1.0, min(self.size, self.inside - waiting + max(_SHORT_LINE, self.inside * _SHORT_SHARE)))
+        self.size = max(1.0, min(self.size, self.inside - waiting + max(_SHORT_QUEUE, self.inside * _SHORT_SHARE)))
         self._slow_start_until = min(self._slow_start_until, self.size)
 
-    def anew(self) -> None:
+    def reset(self) -> None:
         """The engine was away: nothing is known of what it takes now."""
         self.size = min(self.size, self._start)
         self._slow_start_until = MOST
         self._paused_until = 0.0
         self._admit()
 
-    # --- The line ---------------------------------------------------------------------------------------------------
+    # --- The queue --------------------------------------------------------------------------------------------------
 
     def _open(self) -> bool:
         return self.inside < self.size and (self._paused_until == 0.0 or time.monotonic() >= self._paused_until)
@@ -134,8 +134,8 @@ class CongestionWindow:
         self._admit()
 
     def _admit(self) -> None:
-        while self._line and self._open():
-            place = self._line.popleft()
+        while self._queue and self._open():
+            place = self._queue.popleft()
             if not place.done():
                 self.inside += 1
                 place.set_result(None)

@@ -16,6 +16,7 @@ from app.model_service.dialects import codec_for
 from app.model_service.gateway.callers import token_of
 from app.model_service.gateway.calls import GatewayServices
 from app.model_service.gateway.enforcement import refuse_other_models
+from app.model_service.gateway.plans import engine_headers
 from app.model_service.gateway.routes import Routes
 from app.model_service.gateway.state import AttemptCalls
 from app.model_service.serving import CallRefusal, ClientDisconnected, model_entry, read_body, read_request
@@ -127,7 +128,7 @@ class Endpoints:
             return estimate
         if target.upstream_model is not None:
             raw = orjson.dumps({**body, "model": target.upstream_model})
-        headers = self._services.upstream.planner.headers(request.scope["headers"], target, Dialect.MESSAGES)
+        headers = engine_headers(self._services.keys, request.scope["headers"], target, Dialect.MESSAGES)
         try:
             timeout = aiohttp.ClientTimeout(total=_COUNT_S)
             async with self._http.post(
@@ -145,7 +146,7 @@ async def _all_ended(calls: AttemptCalls, timeout_s: float) -> None:
     give_up = time.monotonic() + timeout_s
     while calls.in_flight and (left_s := give_up - time.monotonic()) > 0:
         try:
-            await calls.one_ends(left_s)
+            await calls.one_end(left_s)
         except TimeoutError:
             log.warning("gateway.calls_outlive_attempt", calls=calls.in_flight)
             return

@@ -50,10 +50,10 @@ async def allow(call: CallState, recorder: Recorder) -> None:
         if not (turn and _waits_for_turns(call, account)) and not _waits_for_money(call, account):
             break
         with call.waiting(OWN_CALLS):
-            await _one_ends(call)
+            await _until_one_ends(call)
     call.turn = turn
     call.allowed = True
-    call.attempt.enters(turn=turn, tools=call.tools)
+    call.attempt.allow(turn=turn, tools=call.tools)
 
 
 def _waits_for_turns(call: CallState, account: Account) -> bool:
@@ -68,10 +68,7 @@ def _waits_for_turns(call: CallState, account: Account) -> bool:
     had = 0 if call.tools and not account.offered_tools else account.turns
     if had >= most:
         raise CallRefusal(
-            400,
-            "step_limit_exceeded",
-            f"this attempt has used up its {most} turns; it ends here",
-            CallEnd.STEP_LIMIT,
+            400, "step_limit_exceeded", f"this attempt has used up its {most} turns; it ends here", CallEnd.STEP_LIMIT
         )
     return had + call.attempt.tool_turns + (0 if call.tools else call.attempt.turns) >= most
 
@@ -84,9 +81,9 @@ def _waits_for_money(call: CallState, account: Account) -> bool:
     return account.cost_usd + under_way * account.last_cost_usd >= budget
 
 
-async def _one_ends(call: CallState) -> None:
+async def _until_one_ends(call: CallState) -> None:
     try:
-        await call.attempt.one_ends(max(0.01, call.left_s()))
+        await call.attempt.one_end(max(0.01, call.left_s()))
     except TimeoutError:
         raise CallRefusal(
             429, "turns_under_way", "the last calls of this attempt are still under way", CallEnd.THROTTLED
@@ -122,10 +119,7 @@ def fits(call: CallState, window: int) -> None:
 
 def _over_budget(whose: str, spent: float, bound: float, end: CallEnd) -> CallRefusal:
     return CallRefusal(
-        400,
-        "budget_exhausted",
-        f"{whose} has spent ${spent:.4f} of ${bound:.4f} on model calls; it ends here",
-        end,
+        400, "budget_exhausted", f"{whose} has spent ${spent:.4f} of ${bound:.4f} on model calls; it ends here", end
     )
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import re
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import Enum, auto
@@ -15,7 +14,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from app.model_service.dialects.reading import parsed
+from app.model_service.dialects.reading import parse_json
 from app.models.model_calls import CallEnd, Dialect
 
 
@@ -33,24 +32,20 @@ class FaultKind(Enum):
     NO_USAGE = auto()  # it does not take the option that we added
 
 
+@dataclass(eq=False)
 class EngineFault(Exception):
-    """One try that failed. `content` is what the engine error, if it error something."""
+    """One try that failed."""
 
-    def __init__(
-        self,
-        kind: FaultKind,
-        why: str,
-        *,
-        status: int = 502,
-        content: bytes = b"",
-        retry_after_s: float | None = None,
-    ) -> None:
-        super().__init__(why)
-        self.kind = kind
-        self.why = why
-        self.status = status
-        self.content = content
-        self.retry_after_s = retry_after_s
+    kind: FaultKind
+    why: str
+    _: KW_ONLY
+    status: int = 502
+    content: bytes = b""
+    """What the engine said, if it said something."""
+    retry_after_s: float | None = None
+
+    def __str__(self) -> str:
+        return self.why
 
 
 def fault_of_error(error: Exception, patience_s: float) -> EngineFault:
@@ -169,7 +164,7 @@ async def whole_of(response: aiohttp.ClientResponse, most: int) -> bytes | None:
         return await response.read()
     pieces: list[bytes] = []
     size = 0
-    async for piece in pieces_of(response):
+    while piece := await response.content.readany():
         pieces.append(piece)
         size += len(piece)
         if size > most:
@@ -177,15 +172,10 @@ async def whole_of(response: aiohttp.ClientResponse, most: int) -> bytes | None:
     return b"".join(pieces)
 
 
-async def pieces_of(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    while piece := await response.content.readany():
-        yield piece
-
-
 def check_answer(dialect: Dialect, content: bytes) -> None:
     """Raises: EngineFault: this is no answer of that dialect, whatever its status says."""
     try:
-        body = parsed(content)
+        body = parse_json(content)
     except ValueError:
         shown = content[:80].decode(errors="replace")
         raise EngineFault(

@@ -21,7 +21,7 @@ from app.models.addresses import forbidden
 from app.models.model_calls import Dialect
 
 _KEEP_ALIVE_S = 4.0
-"""Many engines close a connection that was idle for 5 s: one of ours must never be the later to notice."""
+"""Many engines close a connection that was idle for 5 s; the gateway has to close it first."""
 
 
 def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
@@ -53,12 +53,12 @@ def http_client(timeout_s: float) -> aiohttp.ClientSession:
 log = structlog.get_logger()
 
 _ERRORS_IN_A_ROW = 3
-"""So many answers of 5xx, timeouts or rubbish put an engine aside where there is another one."""
+"""Consecutive 5xx, timeouts or invalid answers that set an engine aside when there is another one."""
 _PROBE_S = 0.1
 _PROBE_MOST_S = 2.0
 _PROBE_TIMEOUT_S = 3.0
 _UNROUTED_S = 60.0
-"""An engine of no row is looked for so long after its last call; then the next call finds out."""
+"""How long after its last call an engine without a row is probed."""
 
 
 class ModelEngine:
@@ -77,7 +77,7 @@ class ModelEngine:
         self.unsampled: dict[str, set[str]] = {}  # by its name for a model: sampling options that it refused
         self.last_fault = ""
         self.routed = False  # some row of the table names it
-        self.wanted_at = time.monotonic()  # last chosen for a call
+        self.chosen_at = time.monotonic()  # last chosen for a call
         self.anthropic = (urlsplit(url).hostname or "").endswith(".anthropic.com")
         self._http = http
         self._errors = 0
@@ -99,15 +99,15 @@ class ModelEngine:
 
     def unreachable(self, why: str) -> None:
         """No connection, or one that broke before an answer: calls wait until a probe finds it again."""
-        self._aside(why)
+        self._set_aside(why)
 
     def failed(self, why: str, *, alone: bool) -> None:
-        """It answered, but not with what it should. `alone`: nobody else could answer in its place."""
+        """It gave an invalid answer or none in time. `alone`: no other engine could answer in its place."""
         self._errors += 1
         if self._errors >= _ERRORS_IN_A_ROW and not alone:
-            self._aside(why)
+            self._set_aside(why)
 
-    def _aside(self, why: str) -> None:
+    def _set_aside(self, why: str) -> None:
         self.last_fault = why
         if self.up.is_set():
             log.warning("gateway.engine_aside", engine=self.url, why=why)
@@ -121,13 +121,13 @@ class ModelEngine:
         while not await self._answers():
             await asyncio.sleep(nap_s)
             nap_s = min(_PROBE_MOST_S, nap_s * 1.5)
-            if not self.routed and time.monotonic() - self.wanted_at > _UNROUTED_S:
+            if not self.routed and time.monotonic() - self.chosen_at > _UNROUTED_S:
                 break
         self._errors = 0
         self.unspoken.clear()  # it may be another server by now
         self.no_usage_option = False
         self.unsampled.clear()
-        self.window.anew()
+        self.window.reset()
         self.up.set()
         log.info("gateway.engine_back", engine=self.url, away_s=round(time.monotonic() - since, 1))
 
@@ -151,17 +151,17 @@ class ModelEngine:
 
     @property
     def idle(self) -> bool:
-        """Nobody is there, and nobody waits to be."""
+        """No call is at the engine, and none waits for it."""
         return not self.window.inside and not self.window.waiting
 
-    def leave_alone(self) -> None:
+    def stop_probing(self) -> None:
         """No more probes."""
         self.window.close()
         if self._probing is not None:
             self._probing.cancel()
 
     async def close(self) -> None:
-        self.leave_alone()
+        self.stop_probing()
         if self._probing is not None:
             await asyncio.gather(self._probing, return_exceptions=True)
 
@@ -181,7 +181,7 @@ class Target:
     key_expected: bool = False  # without a key it is not called
 
     @property
-    def ours(self) -> bool:
+    def built_in(self) -> bool:
         """The replay engine, which is told of task and attempt."""
         return self.engine.replay
 
@@ -189,7 +189,7 @@ class Target:
         return dialect in self.dialects if self.dialects else dialect not in self.engine.unspoken
 
 
-EVERY_S = 2.0
+_WATCH_S = 2.0
 _TIMEOUT_S = 2.0
 _METRICS_BYTES = 8 << 20
 _CALLS_MOST = 1e9
@@ -198,16 +198,16 @@ _WAITING = re.compile(
 )
 
 
-class Loads:
-    """Asks every engine that has calls of ours, and can tell. For one event loop."""
+class QueueWatch:
+    """Reads the queue lengths of engines that have calls from this gateway. For one event loop."""
 
     def __init__(
-        self, http: aiohttp.ClientSession, engines: Callable[[], Collection[ModelEngine]], *, every_s: float = EVERY_S
+        self, http: aiohttp.ClientSession, engines: Callable[[], Collection[ModelEngine]], *, every_s: float = _WATCH_S
     ) -> None:
         self._http = http
         self._engines = engines
         self._every_s = every_s
-        self._silent: set[str] = set()
+        self._without_metrics: set[str] = set()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -221,15 +221,15 @@ class Loads:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self._every_s)
-            asked = [one for one in self._engines() if one.window.inside and one.healthy and self._may_tell(one)]
-            await asyncio.gather(*(self._look(one) for one in asked))
-            self._silent.intersection_update(one.url for one in self._engines())
+            asked = [one for one in self._engines() if one.window.inside and one.healthy and self._may_report(one)]
+            await asyncio.gather(*(self._load(one) for one in asked))
+            self._without_metrics.intersection_update(one.url for one in self._engines())
 
-    def _may_tell(self, engine: ModelEngine) -> bool:
-        """Providers are not asked: theirs are no engines of ours, and they say 429."""
-        return engine.url.startswith("http://") and engine.url not in self._silent
+    def _may_report(self, engine: ModelEngine) -> bool:
+        """Providers (https) are not asked: they answer 429 when they are busy."""
+        return engine.url.startswith("http://") and engine.url not in self._without_metrics
 
-    async def _look(self, engine: ModelEngine) -> None:
+    async def _load(self, engine: ModelEngine) -> None:
         try:
             timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
             url = f"{engine.url.removesuffix('/v1')}/metrics"
@@ -239,7 +239,7 @@ class Loads:
             return  # too busy to say, perhaps: asked again
         waiting = waiting_of(content)
         if waiting is None:
-            self._silent.add(engine.url)
+            self._without_metrics.add(engine.url)
         else:
             engine.window.loaded(waiting)
 

@@ -50,7 +50,7 @@ class Keys:
         known = self._known.get(name)
         if known is not None and now - known[0] < _CACHED_S:
             return known[1]
-        found = self._look(name)
+        found = self._read(name)
         if found and len(found) >= _SHORTEST:
             self._ever[found] = None
         if len(self._known) >= _NAMES_MOST:  # tasks name them
@@ -69,7 +69,7 @@ class Keys:
             said = said.replace(key.encode(), _HIDDEN.encode())
         return said
 
-    def _look(self, name: str) -> str | None:
+    def _read(self, name: str) -> str | None:
         try:
             check_variable(name)
         except LimitInvalid as error:

@@ -16,7 +16,7 @@ _SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
 class Metrics:
-    """Counted as calls end; the state of engines is read when somebody asks."""
+    """Counters of ended calls; the state of engines is read at each scrape."""
 
     def __init__(self, engines: Callable[[], Iterable[ModelEngine]]) -> None:
         registry = CollectorRegistry()

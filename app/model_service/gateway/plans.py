@@ -13,7 +13,7 @@ import orjson
 from app.model_service.dialects import codec_for
 from app.model_service.gateway.engines import Target
 from app.model_service.gateway.keys import Keys
-from app.model_service.gateway.state import CallState
+from app.model_service.gateway.state import CallState, Headers
 from app.model_service.gateway.translation import Translation, translation_for
 from app.models.model_calls import Dialect, Sampled
 from app.models.spec import Sampling
@@ -25,12 +25,12 @@ _PLAIN = {
 }
 """Options that the dialect has, under the same name. The bound of tokens has names of its own."""
 _BOUNDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-_NOT_TAKEN = re.compile(
+_UNSUPPORTED = re.compile(
     rb"unsupported|not support|deprecated|unknown|unrecogni[sz]ed|unexpected|extra inputs|not permitted", re.IGNORECASE
 )
 
 
-def sampled(
+def with_sampling(
     body: dict[str, Any], dialect: Dialect, options: Sampling, *, most: int | None, refused: Collection[str] = ()
 ) -> tuple[dict[str, Any], Sampled]:
     """The request with these options, and which of them it has.
@@ -43,14 +43,14 @@ def sampled(
     found = body | applied
     if bound is not None:
         bound = bound if most is None else min(bound, most)
-        found = codec_for(dialect).limited(found | {name: bound for name in _BOUNDS if name in found}, bound)
+        found = codec_for(dialect).with_max_tokens(found | {name: bound for name in _BOUNDS if name in found}, bound)
         applied["max_tokens"] = bound
     return found, Sampled(applied, tuple(name for name in given if name not in applied))
 
 
-def not_taken(refusal: bytes, applied: Collection[str]) -> set[str]:
+def refused_options(refusal: bytes, applied: Collection[str]) -> set[str]:
     """Which of the options an engine's 4xx names as not supported by the model. The bound of tokens is never one."""
-    if not _NOT_TAKEN.search(refusal):
+    if not _UNSUPPORTED.search(refusal):
         return set()
     return {name for name in applied if name != "max_tokens" and re.search(rf"\b{name}\b".encode(), refusal)}
 
@@ -91,71 +91,67 @@ class EngineAnswer:
             self.plan.target.engine.window.leave()
 
 
-class Planner:
-    """Makes plans."""
+async def make_plan(
+    call: CallState,
+    target: Target,
+    *,
+    dialect_refused: bool = False,
+    usage: bool = True,
+    unsampled: Collection[str] = (),
+) -> CallPlan:
+    """The request as this engine wants it: the caller's own bytes, if nothing has to be changed.
 
-    def __init__(self, keys: Keys) -> None:
-        self._keys = keys
+    dialect_refused: it has just refused the dialect. usage: it has not refused to report the usage. unsampled:
+    sampling options that it has just refused.
+    """
+    body = call.body
+    limits = call.session.limits
+    if limits.max_turn_tokens is not None:
+        body = call.codec.with_max_tokens(body, limits.max_turn_tokens)
+    translation: Translation | None = None
+    dialect = call.dialect
+    if dialect_refused or not target.speaks(dialect):
+        spoken = target.dialects[0] if target.dialects else Dialect.CHAT
+        translation = await translation_for(dialect, spoken)
+        body = translation.request(body)
+        dialect = spoken
+    if target.upstream_model is not None and target.upstream_model != call.model:
+        body = {**body, "model": target.upstream_model}
+    options = Sampled()
+    if (wanted := call.session.model.sampling) is not None:
+        refused = {*unsampled, *target.engine.unsampled.get(str(body.get("model")), ())}
+        body, options = with_sampling(body, dialect, wanted, most=limits.max_turn_tokens, refused=refused)
+    hides = False
+    if call.stream and dialect is Dialect.CHAT and usage and not target.engine.no_usage_option:
+        asked = body.get("stream_options")
+        if not (isinstance(asked, dict) and asked.get("include_usage")):
+            body = {**body, "stream_options": {**(asked if isinstance(asked, dict) else {}), **_USAGE}}
+            hides = True
+    unchanged = body is call.body or body == call.body
+    return CallPlan(target, dialect, call.raw if unchanged else orjson.dumps(body), translation, options, hides)
 
-    async def plan(
-        self,
-        call: CallState,
-        target: Target,
-        *,
-        dialect_refused: bool = False,
-        usage: bool = True,
-        unsampled: Collection[str] = (),
-    ) -> CallPlan:
-        """The request as this engine wants it: the caller's own bytes, if nothing has to be changed.
 
-        dialect_refused: it has just refused the dialect. usage: it has not refused to report the usage. unsampled:
-        sampling options that it has just refused.
-        """
-        body = call.body
-        limits = call.session.limits
-        if limits.max_turn_tokens is not None:
-            body = call.codec.limited(body, limits.max_turn_tokens)
-        translation: Translation | None = None
-        dialect = call.dialect
-        if dialect_refused or not target.speaks(dialect):
-            spoken = target.dialects[0] if target.dialects else Dialect.CHAT
-            translation = await translation_for(dialect, spoken)
-            body = translation.request(body)
-            dialect = spoken
-        if target.upstream_model is not None and target.upstream_model != call.model:
-            body = {**body, "model": target.upstream_model}
-        options = Sampled()
-        if (wanted := call.session.model.sampling) is not None:
-            refused = {*unsampled, *target.engine.unsampled.get(str(body.get("model")), ())}
-            body, options = sampled(body, dialect, wanted, most=limits.max_turn_tokens, refused=refused)
-        hides = False
-        if call.stream and dialect is Dialect.CHAT and usage and not target.engine.no_usage_option:
-            asked = body.get("stream_options")
-            if not (isinstance(asked, dict) and asked.get("include_usage")):
-                body = {**body, "stream_options": {**(asked if isinstance(asked, dict) else {}), **_USAGE}}
-                hides = True
-        unchanged = body is call.body or body == call.body
-        return CallPlan(target, dialect, call.raw if unchanged else orjson.dumps(body), translation, options, hides)
+def engine_headers(keys: Keys, caller_headers: Headers, target: Target, dialect: Dialect) -> dict[str, str]:
+    """What an engine is told beside the body: nothing that the caller proved itself with."""
+    found = {"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "megaflow-gateway"}
+    for name, value in caller_headers:
+        if name in _PASSED:
+            found[name.decode()] = value.decode("latin-1")
+    key = keys.value(target.api_key_env)
+    if key is not None:
+        if dialect is Dialect.MESSAGES:
+            found["x-api-key"] = key
+        if not (dialect is Dialect.MESSAGES and target.engine.anthropic):
+            found["Authorization"] = f"Bearer {key}"
+    return found
 
-    def headers(self, call_headers: list[tuple[bytes, bytes]], target: Target, dialect: Dialect) -> dict[str, str]:
-        """What an engine is told beside the body: nothing that the caller proved itself with."""
-        found = {"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "megaflow-gateway"}
-        for name, value in call_headers:
-            if name in _PASSED:
-                found[name.decode()] = value.decode("latin-1")
-        key = self._keys.value(target.api_key_env)
-        if key is not None:
-            if dialect is Dialect.MESSAGES:
-                found["x-api-key"] = key
-            if not (dialect is Dialect.MESSAGES and target.engine.anthropic):
-                found["Authorization"] = f"Bearer {key}"
-        return found
 
-    def told(self, call: CallState, plan: CallPlan) -> dict[str, str]:
-        headers = self.headers(call.headers, plan.target, plan.dialect)
-        if plan.target.ours:
-            headers["X-MegaFlow-Task"] = call.session.task_name
-            headers["X-MegaFlow-Replica"] = str(call.session.replica)
-            headers["X-MegaFlow-Agent"] = call.session.agent
-            headers["X-MegaFlow-Attempt"] = str(call.session.attempt_id)
-        return headers
+def call_headers(keys: Keys, call: CallState, plan: CallPlan) -> dict[str, str]:
+    """`engine_headers` of a call; the replay engine also gets task and attempt."""
+    headers = engine_headers(keys, call.headers, plan.target, plan.dialect)
+    if plan.target.built_in:
+        headers["X-MegaFlow-Task"] = call.session.task_name
+        headers["X-MegaFlow-Replica"] = str(call.session.replica)
+        headers["X-MegaFlow-Agent"] = call.session.agent
+        headers["X-MegaFlow-Attempt"] = str(call.session.attempt_id)
+    return headers

@@ -11,7 +11,7 @@ import aiohttp
 from app.model_service.gateway.plans import EngineAnswer
 from app.models.model_calls import CallEnd, Dialect
 
-KEPT_BYTES = 32 << 20
+RECORDED_BYTES = 32 << 20
 """Of one stream, for the record; what comes after it is passed on, and only its last part is kept."""
 TAIL_BYTES = 128 << 10
 """Of a longer stream: engines tell the tokens in one of the last events."""
@@ -63,15 +63,15 @@ class RelayedStream:
         self._errors = _ERRORS[answer.plan.dialect]
         self._carry = b"\n"
         self._failed = False
-        self._held = b""  # of a line that may show a key
-        self._kept: list[bytes] = []
+        self._unsent = b""  # of a line that may show a key
+        self._recorded: list[bytes] = []
         self._tail = b""
         self._size = 0
 
     @property
-    def kept(self) -> bytes:
+    def recorded(self) -> bytes:
         """As it came from the engine; of a very long one the beginning and the end, both in whole lines."""
-        head = b"".join(self._kept)
+        head = b"".join(self._recorded)
         if not self.cut_off:
             return head
         return head[: head.rfind(b"\n") + 1] + b"\n" + self._tail[self._tail.find(b"\n") + 1 :]
@@ -82,9 +82,9 @@ class RelayedStream:
         piece = self._answer.content
         end, detail = CallEnd.CUT, "the engine ended its stream before its answer was complete"
         while piece:
-            piece = self._look(piece)
+            piece = self._inspect(piece)
             if piece:
-                self._keep(piece)
+                self._record(piece)
                 yield piece
             if response is None:
                 break
@@ -98,12 +98,12 @@ class RelayedStream:
                 break
         if not self._failed and not self.seen_end:
             self.end, self.detail = end, detail
-        if self._held:
-            piece, self._held = self._answer.redact(self._held), b""
-            self._keep(piece)
+        if self._unsent:
+            piece, self._unsent = self._answer.redact(self._unsent), b""
+            self._record(piece)
             yield piece
 
-    def _look(self, piece: bytes) -> bytes:
+    def _inspect(self, piece: bytes) -> bytes:
         """What of it may be passed on now."""
         if self._failed:
             return self._without_keys(piece)
@@ -122,16 +122,16 @@ class RelayedStream:
 
     def _without_keys(self, piece: bytes) -> bytes:
         """Whole lines of it: engines repeat the key that they refuse, and it may lie across two pieces."""
-        held = self._held + piece
+        held = self._unsent + piece
         end = max(held.rfind(b"\n"), held.rfind(b"\r")) + 1
         if len(held) - end > _ERROR_LINE_BYTES:
             end = len(held)
-        self._held = held[end:]
+        self._unsent = held[end:]
         return self._answer.redact(held[:end])
 
-    def _keep(self, piece: bytes) -> None:
-        if not self.cut_off and self._size + len(piece) <= KEPT_BYTES:
-            self._kept.append(piece)
+    def _record(self, piece: bytes) -> None:
+        if not self.cut_off and self._size + len(piece) <= RECORDED_BYTES:
+            self._recorded.append(piece)
             self._size += len(piece)
         else:
             self.cut_off = True
@@ -139,6 +139,7 @@ class RelayedStream:
 
 
 _BLANK_LINES = (b"\n\n", b"\n\r\n", b"\r\r")
+_NO_CHOICES = re.compile(rb'"choices": ?\[\]')
 _EVENT = re.compile(rb".*?(?:\n\n|\n\r\n|\r\r)", re.DOTALL)
 
 
@@ -152,13 +153,10 @@ async def without_usage(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             if not end:
                 continue
             whole, rest = rest[:end], rest[end:]
-            if b'"choices":[]' in whole or b'"choices": []' in whole:
-                whole = b"".join(one for one in _EVENT.findall(whole) if not _is_usage(one))
+            if _NO_CHOICES.search(whole):
+                events = _EVENT.findall(whole)
+                whole = b"".join(one for one in events if not (b'"usage"' in one and _NO_CHOICES.search(one)))
             if whole:
                 yield whole
     if rest:
         yield rest
-
-
-def _is_usage(event: bytes) -> bool:
-    return b'"usage"' in event and (b'"choices":[]' in event or b'"choices": []' in event)

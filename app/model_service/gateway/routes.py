@@ -132,10 +132,10 @@ class Routes:
         """Engines that have no row and no calls: those that nothing else names, and of the others the oldest."""
         named = {target.engine.url for target in self._direct.values()}
         free = [one for one in self._engines.values() if not one.routed and one.idle]
-        spare = sorted((one for one in free if one.url in named), key=lambda one: one.wanted_at)
+        spare = sorted((one for one in free if one.url in named), key=lambda one: one.chosen_at)
         gone = [one for one in free if one.url not in named] + spare[: max(0, len(spare) - _UNROUTED_MOST // 2)]
         for engine in gone:
-            engine.leave_alone()
+            engine.stop_probing()
             del self._engines[engine.url]
         urls = {engine.url for engine in gone}
         self._direct = {key: one for key, one in self._direct.items() if one.engine.url not in urls}
@@ -227,7 +227,7 @@ class Routes:
                 key_expected=key_expected and not engine.replay,
             )
             self._direct[url, key] = found
-        found.engine.wanted_at = time.monotonic()
+        found.engine.chosen_at = time.monotonic()
         return found
 
     def _engine_of(self, url: str, named_by: str) -> ModelEngine:

@@ -40,7 +40,7 @@ class AttemptCalls:
     def enter(self) -> None:
         self.in_flight += 1
 
-    def enters(self, *, turn: bool, tools: bool) -> None:
+    def allow(self, *, turn: bool, tools: bool) -> None:
         """One of them is allowed."""
         self.under_way += 1
         self.tool_turns += turn and tools
@@ -66,7 +66,7 @@ class AttemptCalls:
         if self.closed:
             raise CallRefusal(403, "session_closed", "the session of this attempt was closed; its calls are over")
 
-    async def one_ends(self, timeout_s: float) -> None:
+    async def one_end(self, timeout_s: float) -> None:
         """Until some call of it has ended. Raises: TimeoutError."""
         if self._ended is None:
             self._ended = asyncio.Event()
@@ -98,7 +98,7 @@ class Attempts:
         return sum(one.in_flight for one in self._by_id.values())
 
     async def all_ended(self, timeout_s: float) -> None:
-        """Until nothing is under way any more, or for so long."""
+        """Wait until no call is under way, at most `timeout_s`."""
         give_up = time.monotonic() + timeout_s
         while self.in_flight and time.monotonic() < give_up:
             await asyncio.sleep(0.02)
@@ -158,7 +158,7 @@ class CallState:
         """How much longer it may wait."""
         return self.patience_s - sum(self.waited_s.values())
 
-    def listens(self) -> None:
+    def await_bytes(self) -> None:
         """From now on the engine has the word."""
         self.silent_since = time.monotonic()
         self.waited_then_s = sum(self.waited_s.values())
@@ -207,7 +207,7 @@ class CallState:
             duration_s=time.monotonic() - self.begun,
             retries=self.retries,
             asked_model=self.model,
-            built_in=target.ours if target else False,
+            built_in=target.built_in if target else False,
             scripted=self.scripted,
             sampled=self.sampled,
         )

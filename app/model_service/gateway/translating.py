@@ -15,7 +15,7 @@ from litellm.responses.litellm_completion_transformation.streaming_iterator impo
 from litellm.responses.litellm_completion_transformation.transformation import LiteLLMCompletionResponsesConfig
 from litellm.types.utils import ModelResponse, ModelResponseStream
 
-from app.model_service.dialects.reading import parsed
+from app.model_service.dialects.reading import parse_json
 from app.model_service.gateway.translation import Interrupted, chunks_of
 from app.model_service.serving import CallRefusal
 from app.models.model_calls import CallEnd
@@ -55,12 +55,12 @@ class Messages:
         with _answer_errors():
             body = dict(self._adapter.translate_completion_output_params(_answer(content), self._names) or {})
         body["model"] = self._model
-        return orjson.dumps(_bare(body))
+        return orjson.dumps(_plain_json(body))
 
     async def events(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         chunks: Any = _Chunks(pieces, self._model)
         wrapper = AnthropicStreamWrapper(completion_stream=chunks, model=self._model, tool_name_mapping=self._names)
-        async with aclosing(_watched(wrapper, chunks, pieces)) as events:
+        async with aclosing(_until_broken(wrapper, chunks, pieces)) as events:
             async for event in events:
                 yield _event(event) if isinstance(event, dict) else event
 
@@ -70,26 +70,26 @@ class Responses:
 
     def __init__(self) -> None:
         self._input: Any = None
-        self._wishes: Any = {}
+        self._options: Any = {}
         self._model = ""
 
     def request(self, body: dict[str, Any]) -> dict[str, Any]:
         self._model = body["model"]
-        wishes = _copy(body)
-        if wishes.get("previous_response_id"):
+        options = _copy(body)
+        if options.get("previous_response_id"):
             raise CallRefusal(
                 400,
                 "not_translated",
                 "expected the whole conversation in `input`, found `previous_response_id`: this engine keeps no state",
             )
-        self._input, self._wishes = wishes.pop("input", ""), wishes
+        self._input, self._options = options.pop("input", ""), options
         with _request_errors():
             chat = LiteLLMCompletionResponsesConfig.transform_responses_api_request_to_chat_completion_request(
                 model=self._model,
                 input=self._input,
-                responses_api_request=self._wishes,
+                responses_api_request=self._options,
                 custom_llm_provider=_PROVIDER,
-                stream=True if wishes.get("stream") else None,
+                stream=True if options.get("stream") else None,
             )
         return _chat(chat)
 
@@ -98,7 +98,7 @@ class Responses:
             response = LiteLLMCompletionResponsesConfig.transform_chat_completion_response_to_responses_api_response(
                 chat_completion_response=_answer(content),
                 request_input=self._input,
-                responses_api_request=self._wishes,
+                responses_api_request=self._options,
             )
             body = response.model_dump(mode="json", exclude_none=True)
         body["model"] = self._model
@@ -110,10 +110,10 @@ class Responses:
             model=self._model,
             litellm_custom_stream_wrapper=chunks,
             request_input=self._input,
-            responses_api_request=self._wishes,
+            responses_api_request=self._options,
             custom_llm_provider=_PROVIDER,
         )
-        async with aclosing(_watched(iterator, chunks, pieces)) as events:
+        async with aclosing(_until_broken(iterator, chunks, pieces)) as events:
             async for event in events:
                 body = event.model_dump(mode="json", exclude_none=True)
                 if isinstance(body.get("response"), dict):
@@ -146,8 +146,8 @@ class _Chunks:
             raise
 
 
-async def _watched(events: Any, chunks: _Chunks, pieces: AsyncIterator[bytes]) -> AsyncGenerator[Any, None]:
-    """A translator's events, up to where its source broke, whatever it makes of that.
+async def _until_broken(events: Any, chunks: _Chunks, pieces: AsyncIterator[bytes]) -> AsyncGenerator[Any, None]:
+    """A translator's events, up to where its source broke.
 
     Raises: CallRefusal: its source, or the translator itself, broke otherwise than by coming to an end.
     """
@@ -198,7 +198,7 @@ def _copy(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _chat(said: dict[str, Any]) -> dict[str, Any]:
-    body = {key: _bare(value) for key, value in said.items() if key in _KNOWN and value is not None}
+    body = {key: _plain_json(value) for key, value in said.items() if key in _KNOWN and value is not None}
     effort = body.get("reasoning_effort")
     if isinstance(effort, dict):
         effort = effort.get("effort")
@@ -212,25 +212,27 @@ def _chat(said: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _bare(value: Any) -> Any:
+def _plain_json(value: Any) -> Any:
     """Plain JSON of litellm's objects."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json", exclude_none=True)
     if isinstance(value, dict):
-        return {key: _bare(one) for key, one in value.items()}
+        return {key: _plain_json(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_bare(one) for one in value]
+        return [_plain_json(one) for one in value]
     return value
 
 
 def _answer(content: bytes) -> ModelResponse:
     """An engine that does not count is told of with noughts: litellm wants numbers, and so do clients."""
-    body = parsed(content)
+    body = parse_json(content)
     return ModelResponse(**{**body, "usage": body.get("usage") or _UNCOUNTED})
 
 
 def _event(body: dict[str, Any]) -> bytes:
-    return b"event: " + str(body.get("type", "message")).encode() + b"\ndata: " + orjson.dumps(_bare(body)) + b"\n\n"
+    return (
+        b"event: " + str(body.get("type", "message")).encode() + b"\ndata: " + orjson.dumps(_plain_json(body)) + b"\n\n"
+    )
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Calls in a dialect that the engine does not speak: translated to chat completions, and back, by litellm.
 
-Nearly every engine speaks chat completions; a caller who does, and meets one that does not, is told so. litellm is
+Nearly every engine speaks chat completions; calls in that dialect to one that does not are refused. litellm is
 imported when the first such call comes: it takes seconds and a hundred megabytes, and most gateways never need it.
 """
 
@@ -14,7 +14,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, Protocol
 
-from app.model_service.dialects.reading import parsed
+from app.model_service.dialects.reading import parse_json
 from app.model_service.gateway import engine_faults
 from app.model_service.serving import CallRefusal
 from app.models.model_calls import Dialect
@@ -42,7 +42,7 @@ class Translation(Protocol):
 
 
 async def translation_for(asked: Dialect, spoken: Dialect) -> Translation:
-    """For one call. Raises: CallRefusal: nobody translates between these, or litellm is not installed."""
+    """For one call. Raises: CallRefusal: no translation between these dialects, or litellm is not installed."""
     if spoken is not Dialect.CHAT or asked is Dialect.CHAT:
         raise CallRefusal(
             501,
@@ -121,15 +121,15 @@ async def chunks_of(pieces: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any
 
 def _chunk_of(data: bytes) -> dict[str, Any]:
     try:
-        chunk = parsed(data)
+        chunk = parse_json(data)
     except ValueError:
-        raise Interrupted(f"the engine sent a chunk that is no JSON: {_shown(data)}") from None
+        raise Interrupted(f"the engine sent a chunk that is no JSON: {_excerpt(data)}") from None
     if isinstance(chunk, dict) and chunk.get("error") is not None:
         raise Interrupted(
             f"the engine reported an error in the middle of its answer: {engine_faults.message_of(data).message}"
         )
     if not isinstance(chunk, dict) or not _well_formed(chunk):
-        raise Interrupted(f"the engine sent something that is no chunk of chat completions: {_shown(data)}")
+        raise Interrupted(f"the engine sent something that is no chunk of chat completions: {_excerpt(data)}")
     return chunk
 
 
@@ -161,5 +161,5 @@ def _is_call(value: object) -> bool:
     return isinstance(function, dict) and all(isinstance(function.get(k), str | None) for k in ("name", "arguments"))
 
 
-def _shown(data: bytes) -> str:
+def _excerpt(data: bytes) -> str:
     return repr(data[:_SHOWN].decode(errors="replace"))

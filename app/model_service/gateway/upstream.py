@@ -19,7 +19,7 @@ from app.model_service.gateway.enforcement import fits
 from app.model_service.gateway.engine_faults import EngineFault, FaultKind
 from app.model_service.gateway.engines import ModelEngine, Target
 from app.model_service.gateway.keys import Keys, missing_key
-from app.model_service.gateway.plans import CallPlan, EngineAnswer, Planner, not_taken
+from app.model_service.gateway.plans import CallPlan, EngineAnswer, call_headers, make_plan, refused_options
 from app.model_service.gateway.relay import begins_with_error
 from app.model_service.gateway.routes import Routes
 from app.model_service.gateway.state import CallState
@@ -30,7 +30,7 @@ _BROKEN_MOST = 3
 _RESETS_MOST = 5
 _BACKOFF_S = 0.2
 _ELSEWHERE_S = 1.0
-"""An engine that is away is waited for so long before the others are looked at again."""
+"""How long an unreachable engine is waited for before the others are tried again."""
 _DRAINED_S = 0.25
 _RETRY_AFTER_MOST_S = 120.0
 _WHOLE_BYTES = 64 << 20
@@ -43,7 +43,7 @@ _CORRECTIONS = frozenset({FaultKind.DIALECT, FaultKind.NO_USAGE, FaultKind.NO_OP
 
 
 @dataclass(slots=True)
-class _Tries:
+class _RetryState:
     """What the tries of one call have shown so far; engines by URL."""
 
     give_up: float
@@ -73,74 +73,77 @@ class Upstream:
         self._routes = routes
         self._keys = keys
         self._timeout_s = timeout_s
-        self.planner = Planner(keys)
 
     async def ask(self, call: CallState) -> EngineAnswer:
         """An answer, or the first bytes of one. Raises: CallRefusal: there will be none."""
-        tries = _Tries(give_up=time.monotonic() + max(0.0, call.left_s()))
+        retry = _RetryState(give_up=time.monotonic() + max(0.0, call.left_s()))
         while True:
-            target = call.target = await self._target(call, tries.avoid)
-            plan = await self._plan(call, target, tries)
+            target = call.target = await self._target(call, retry.avoid)
+            plan = await self._plan(call, target, retry)
             if not await self._enter(call, target):
                 continue
             entered = time.monotonic()
             answer: EngineAnswer | None = None
             try:
                 answer = await self._try(call, plan)
-                tries.teach(target.engine, call, plan)
+                retry.teach(target.engine, call, plan)
                 return answer
             except EngineFault as raised:
                 fault = raised
             finally:
                 if answer is None or answer.response is None:
                     target.engine.window.leave()
-            await self._after(call, plan, tries, fault, entered)
+            await self._after(call, plan, retry, fault, entered)
 
-    async def _plan(self, call: CallState, target: Target, tries: _Tries) -> CallPlan:
+    async def _plan(self, call: CallState, target: Target, retry: _RetryState) -> CallPlan:
         """Raises: CallRefusal."""
         url = target.engine.url
         if target.key_expected and (why := missing_key(self._keys, target.api_key_env)) is not None:
             raise CallRefusal(403, "key_missing", f"{url}: {why}", CallEnd.UNAUTHORISED)
         if target.context_tokens is not None:
             fits(call, target.context_tokens)
-        return await self.planner.plan(
+        return await make_plan(
             call,
             target,
-            dialect_refused=url in tries.dialect_refused,
-            usage=url not in tries.usage_refused,
-            unsampled=tries.unsampled.get(url, ()),
+            dialect_refused=url in retry.dialect_refused,
+            usage=url not in retry.usage_refused,
+            unsampled=retry.unsampled.get(url, ()),
         )
 
-    async def _after(self, call: CallState, plan: CallPlan, tries: _Tries, fault: EngineFault, entered: float) -> None:
+    async def _after(
+        self, call: CallState, plan: CallPlan, retry: _RetryState, fault: EngineFault, entered: float
+    ) -> None:
         """Return when another try may help. Raises: CallRefusal: none does."""
         target = plan.target
         engine = target.engine
         call.retries += fault.kind not in _CORRECTIONS
         match fault.kind:
             case FaultKind.DIALECT:
-                tries.dialect_refused.add(engine.url)
+                retry.dialect_refused.add(engine.url)
             case FaultKind.NO_USAGE:
-                tries.usage_refused.add(engine.url)
+                retry.usage_refused.add(engine.url)
             case FaultKind.NO_OPTION:
-                tries.unsampled.setdefault(engine.url, set()).update(not_taken(fault.content, plan.sampled.applied))
+                retry.unsampled.setdefault(engine.url, set()).update(
+                    refused_options(fault.content, plan.sampled.applied)
+                )
             case FaultKind.BUSY:
                 engine.window.busy(entered, fault.retry_after_s)
-                left_s = min(call.left_s(), tries.give_up - time.monotonic())
+                left_s = min(call.left_s(), retry.give_up - time.monotonic())
                 if left_s <= (fault.retry_after_s or 0.0):
                     raise self._refusal(call, plan, fault)
             case FaultKind.DOWN:
                 engine.unreachable(self._keys.redact(fault.why))
-                if time.monotonic() >= tries.give_up:
+                if time.monotonic() >= retry.give_up:
                     raise self._refusal(call, plan, fault)
-            case FaultKind.RESET if tries.resets + 1 < _RESETS_MOST:
-                tries.resets += 1
-                if tries.resets > 1:  # the first is most often a kept connection that had gone meanwhile
+            case FaultKind.RESET if retry.resets + 1 < _RESETS_MOST:
+                retry.resets += 1
+                if retry.resets > 1:  # the first is most often a kept connection that had gone meanwhile
                     engine.unreachable(self._keys.redact(fault.why))
-            case FaultKind.BROKEN if tries.broken + 1 < _BROKEN_MOST:
-                tries.broken += 1
-                tries.avoid.add(engine.url)
+            case FaultKind.BROKEN if retry.broken + 1 < _BROKEN_MOST:
+                retry.broken += 1
+                retry.avoid.add(engine.url)
                 engine.failed(self._keys.redact(fault.why), alone=not target.others)
-                await asyncio.sleep(_BACKOFF_S * 2 ** (tries.broken - 1) * random.uniform(0.7, 1.3))
+                await asyncio.sleep(_BACKOFF_S * 2 ** (retry.broken - 1) * random.uniform(0.7, 1.3))
             case _:
                 call.retries -= 1
                 if fault.kind in {FaultKind.BROKEN, FaultKind.TIMEOUT, FaultKind.RESET}:
@@ -210,7 +213,7 @@ class Upstream:
             response = await self._http.post(
                 plan.target.engine.path(plan.dialect),
                 data=data,
-                headers=self.planner.told(call, plan),
+                headers=call_headers(self._keys, call, plan),
                 allow_redirects=False,
             )
             # Either sign is enough: the address that we know, or what the engine says of itself.
@@ -253,7 +256,7 @@ class Upstream:
             return EngineFault(FaultKind.BROKEN, why, status=status if status >= 500 else 502, content=content)
         if plan.hides_usage and status in {400, 422} and b"stream_options" in content:
             return EngineFault(FaultKind.NO_USAGE, why)
-        if status in {400, 422} and not_taken(content, plan.sampled.applied):
+        if status in {400, 422} and refused_options(content, plan.sampled.applied):
             return EngineFault(FaultKind.NO_OPTION, why, status=status, content=content)
         unknown = not plan.target.dialects and plan.dialect is not Dialect.CHAT
         if unknown and engine_faults.no_such_path(status, content, plan.target.upstream_model or call.model):

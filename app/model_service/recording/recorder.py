@@ -5,23 +5,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import TypeVar
 from uuid import UUID
 
 import structlog
+from sqlalchemy import Connection
 
 from app.errors import DatabaseUnavailable
 from app.ledger import model_calls
 from app.ledger.database import Database
 from app.model_service.dialects import codec_for
 from app.model_service.prices import Prices
-from app.model_service.recording.rows import PARTLY, Counted, offers_tools
-from app.model_service.recording.writer import Writer
+from app.model_service.recording.rows import PARTLY, CountedExchange, has_tools
+from app.model_service.recording.writer import CallWriter
 from app.models.model_calls import Account, CallEnd, Exchange, ModelSession, TokenUse
 from app.settings import Settings
 
+T = TypeVar("T")
 log = structlog.get_logger()
 
 _KEPT_BYTES = 256 << 20
@@ -43,7 +46,7 @@ class _Spend:
 
 
 @dataclass(slots=True)
-class _Reading:
+class _PendingAccount:
     """An account that is being read; what is recorded meanwhile is written afterwards, so that it counts once."""
 
     task: asyncio.Task[Account]
@@ -62,11 +65,11 @@ class Recorder:
         self._prices = Prices.read(settings.model_prices)
         self._loop = asyncio.get_running_loop()
         self._accounts: OrderedDict[UUID, Account] = OrderedDict()
-        self._reading: dict[UUID, _Reading] = {}
+        self._reading: dict[UUID, _PendingAccount] = {}
         self._spends: OrderedDict[UUID, _Spend] = OrderedDict()
         self._waiters: dict[UUID, list[asyncio.Future[None]]] = {}
         self._warming = self._loop.run_in_executor(None, Prices.warm)
-        self._writer = Writer(database, self._told, kept_bytes=kept_bytes)
+        self._writer = CallWriter(database, self._on_written, kept_bytes=kept_bytes)
 
     # --- Accounts ---------------------------------------------------------------------------------------------------
 
@@ -77,22 +80,19 @@ class Recorder:
         """
         held = self._accounts.get(session.attempt_id)
         if held is None:
-            held = await self._first_sight(session.attempt_id)
-        else:
-            self._accounts.move_to_end(session.attempt_id)
+            reading = self._reading.get(session.attempt_id)
+            if reading is None:
+                reading = _PendingAccount(asyncio.create_task(self._read(session.attempt_id)))
+                self._reading[session.attempt_id] = reading
+            account = await asyncio.shield(reading.task)
+            return self._accounts.get(session.attempt_id, account)  # with what was recorded meanwhile
+        self._accounts.move_to_end(session.attempt_id)
         return held
-
-    async def _first_sight(self, attempt_id: UUID) -> Account:
-        reading = self._reading.get(attempt_id)
-        if reading is None:
-            reading = _Reading(asyncio.create_task(self._read(attempt_id)))
-            self._reading[attempt_id] = reading
-        return await asyncio.shield(reading.task)
 
     async def _read(self, attempt_id: UUID) -> Account:
         try:
-            await self._written(attempt_id)
-            held = await asyncio.to_thread(self._from_ledger, attempt_id)
+            await self._until_written(attempt_id)
+            held = await self._query(model_calls.account_of, attempt_id)
             self._accounts[attempt_id] = held
             return held
         finally:
@@ -101,9 +101,14 @@ class Recorder:
                 self.record(exchange)
             self._bound()
 
-    def _from_ledger(self, attempt_id: UUID) -> Account:
-        with self._database.begin() as connection:
-            return model_calls.account_of(connection, attempt_id)
+    async def _query(self, query: Callable[[Connection, UUID], T], of: UUID) -> T:
+        """Raises: DatabaseUnavailable."""
+
+        def run() -> T:
+            with self._database.begin() as connection:
+                return query(connection, of)
+
+        return await asyncio.to_thread(run)
 
     def _bound(self) -> None:
         """Idle accounts go first; one that has calls to be written would be read too early."""
@@ -132,7 +137,7 @@ class Recorder:
     async def _read_spend(self, run_id: UUID, known: _Spend) -> None:
         begun = time.monotonic()
         try:
-            spent, known.budget = await asyncio.to_thread(self._spend_from_ledger, run_id)
+            spent, known.budget = await self._query(model_calls.run_spend, run_id)
             known.spent = max(known.spent, spent)  # what was recorded here meanwhile may not be in the ledger yet
             # A run of very many calls is added up less often; what is recorded here is counted at once all the same.
             known.every_s = min(_SPEND_MOST_S, max(_SPEND_S, _SPEND_SHARE * (time.monotonic() - begun)))
@@ -140,10 +145,6 @@ class Recorder:
             log.warning("recorder.spend_unknown", run=str(run_id), error=str(error))
         finally:
             known.at, known.reading = time.monotonic(), None
-
-    def _spend_from_ledger(self, run_id: UUID) -> tuple[float, float | None]:
-        with self._database.begin() as connection:
-            return model_calls.run_spend(connection, run_id)
 
     # --- Calls ------------------------------------------------------------------------------------------------------
 
@@ -160,20 +161,20 @@ class Recorder:
             return use
         cost = self._cost(exchange, use)
         held = self._accounts.get(exchange.session.attempt_id)
-        tools = offers_tools(exchange.request)
+        tools = has_tools(exchange.request)
         offered = held is not None and held.offered_tools
         aside = offered and not tools
         is_turn = exchange.end is CallEnd.ANSWERED and not aside
         first = is_turn and tools and not offered  # those before it were no turns, as is known now
         if held is not None:
             before = replace(held, turns=0, offered_tools=True) if first else held
-            held = _with(before, exchange, use, cost, is_turn)
+            held = _account_after(before, exchange, use, cost, is_turn)
             if not aside and exchange.end is not CallEnd.CLIENT_GONE:
                 held = replace(held, turn_end=exchange.end)
             self._accounts[exchange.session.attempt_id] = held
         if cost and (spend := self._spends.get(exchange.session.run_id)) is not None:
             spend.spent += cost
-        self._writer.put(Counted(exchange, use, cost, is_turn, tools, settles_turns=first or held is None))
+        self._writer.put(CountedExchange(exchange, use, cost, is_turn, tools, settles_turns=first or held is None))
         return use
 
     def _cost(self, exchange: Exchange, use: TokenUse) -> float | None:
@@ -191,9 +192,9 @@ class Recorder:
         """Until all calls of the attempt are in the ledger. Raises: DatabaseUnavailable."""
         if (reading := self._reading.get(attempt_id)) is not None:
             await asyncio.shield(reading.task)
-        await self._written(attempt_id)
+        await self._until_written(attempt_id)
 
-    async def _written(self, attempt_id: UUID) -> None:
+    async def _until_written(self, attempt_id: UUID) -> None:
         """Raises: DatabaseUnavailable."""
         while self._writer.open_calls(attempt_id):
             waiter = self._loop.create_future()
@@ -214,11 +215,11 @@ class Recorder:
         if left:
             log.error("recorder.calls_lost", calls=left)
 
-    def _told(self, attempts: Iterable[UUID], error: DatabaseUnavailable | None) -> None:
+    def _on_written(self, attempts: Iterable[UUID], error: DatabaseUnavailable | None) -> None:
         """From the writer's thread."""
         try:
             self._loop.call_soon_threadsafe(self._wake, list(attempts), error)
-        except RuntimeError:  # the loop has ended; nobody waits there
+        except RuntimeError:  # the loop has ended
             log.info("recorder.loop_ended")
 
     def _wake(self, attempts: list[UUID], error: DatabaseUnavailable | None) -> None:
@@ -232,7 +233,7 @@ class Recorder:
                     waiter.set_exception(error)
 
 
-def _with(account: Account, exchange: Exchange, use: TokenUse, cost: float | None, is_turn: bool) -> Account:
+def _account_after(account: Account, exchange: Exchange, use: TokenUse, cost: float | None, is_turn: bool) -> Account:
     waited = sum(exchange.waited_s.values())
     stopped = exchange.end if exchange.end in model_calls.STOPS else None
     return replace(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -12,7 +11,7 @@ from uuid import UUID
 from app.errors import SpecInvalid
 from app.ledger.model_calls import NewCall, packed
 from app.model_service.dialects import Reply, Request, codec_for
-from app.model_service.dialects.identity import exact
+from app.model_service.dialects.identity import exact_digest
 from app.model_service.dialects.reading import body_of
 from app.models.model_calls import CallEnd, Exchange, TokenUse
 
@@ -30,13 +29,13 @@ _ATTEMPTS = 2048
 """Attempts whose digests are remembered; of the others messages are packed again, for nothing."""
 
 
-def offers_tools(request: bytes) -> bool:
+def has_tools(request: bytes) -> bool:
     """Whether a request offers tools, told without reading it: quotes within texts are escaped."""
     return _OFFERS.search(request) is not None
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class CountedExchange:
     """An exchange and what was said of it when it was recorded."""
 
     exchange: Exchange
@@ -52,7 +51,7 @@ class Counted:
         return len(self.exchange.request) + len(self.exchange.response)
 
 
-class Known:
+class WrittenDigests:
     """Digests that were written, by attempt; bounded."""
 
     def __init__(self) -> None:
@@ -72,41 +71,46 @@ class Known:
         self._known.pop(attempt_id, None)
 
 
-def row_of(counted: Counted, known: set[str]) -> NewCall:
+def row_of(counted: CountedExchange, known: set[str]) -> NewCall:
     """The row of a call, and those messages of it whose digests are not in `known`."""
     exchange = counted.exchange
     messages: dict[str, bytes] = {}
 
     def keep(value: Any) -> str:
-        digest = exact(value)
+        digest = exact_digest(value)
         if digest not in known and digest not in messages:
             messages[digest] = packed(value)
         return digest
 
-    said: dict[str, Any] = {}
+    body: dict[str, Any] = {}
     if exchange.sampled:
-        said["sampling"] = exchange.sampled.describe()
+        body["sampling"] = exchange.sampled.describe()
     facts = _facts(counted)
     if counted.given_up:
-        said["lost"] = counted.given_up
+        body["lost"] = counted.given_up
     else:
-        asked = _asked(exchange, said)
-        reply = _reply(exchange, said)
-        if asked is not None:
-            facts |= {"model": asked.model, "messages": [keep(message) for message in asked.messages]}
-            said |= _of_request(asked, keep(list(asked.tools)) if asked.tools else None)
+        request = _read_request(exchange, body)
+        reply = _reply(exchange, body)
+        if request is not None:
+            facts |= {"model": request.model, "messages": [keep(message) for message in request.messages]}
+            tools = keep(list(request.tools)) if request.tools else None
+            optional = {"tools": tools, "max_tokens": request.max_tokens}
+            body["parameters"] = request.parameters
+            body |= {name: value for name, value in optional.items() if value is not None}
         if reply is not None:
             facts |= {"reply": keep(reply.message), "finish_reason": reply.finish_reason}
-            said |= {name: value for name, value in _of_reply(reply) if value is not None}
-    return NewCall({**facts, "body": packed(said)}, messages, counted.settles_turns)
+            tokens = {name: getattr(reply, name) for name in ("prompt_token_ids", "token_ids", "logprobs")}
+            body["complete"] = reply.complete
+            body |= {name: value for name, value in tokens.items() if value is not None}
+    return NewCall({**facts, "body": packed(body)}, messages, counted.settles_turns)
 
 
-def bare_row_of(counted: Counted, why: str) -> NewCall:
+def bare_row_of(counted: CountedExchange, why: str) -> NewCall:
     """A row with nothing but what can be counted."""
     return NewCall({**_facts(counted), "body": packed({"lost": why})}, settles_turns=counted.settles_turns)
 
 
-def _facts(counted: Counted) -> dict[str, Any]:
+def _facts(counted: CountedExchange) -> dict[str, Any]:
     exchange, session, use = counted.exchange, counted.exchange.session, counted.use
     return {
         **{name: getattr(exchange, name) for name in _SAME},
@@ -131,43 +135,27 @@ def _facts(counted: Counted) -> dict[str, Any]:
     }
 
 
-def _asked(exchange: Exchange, said: dict[str, Any]) -> Request | None:
+def _read_request(exchange: Exchange, body: dict[str, Any]) -> Request | None:
     try:
         return codec_for(exchange.dialect).request(body_of(exchange.request))
     except (ValueError, SpecInvalid, RecursionError) as error:
-        said.setdefault("raw", {})["request"] = _raw(exchange.request)
-        said["unread"] = f"request: {error}"[:300]
+        body.setdefault("raw", {})["request"] = _raw(exchange.request)
+        body["unread"] = f"request: {error}"[:300]
         return None
 
 
-def _reply(exchange: Exchange, said: dict[str, Any]) -> Reply | None:
+def _reply(exchange: Exchange, body: dict[str, Any]) -> Reply | None:
     if not exchange.response:
         return None
     if exchange.end in PARTLY:
         try:
             return codec_for(exchange.dialect).reply(exchange.response, streamed=exchange.streamed)
         except (ValueError, RecursionError) as error:
-            said["unread"] = f"response: {error}"[:300]
-    said.setdefault("raw", {})["response"] = _raw(exchange.response)
+            body["unread"] = f"response: {error}"[:300]
+    body.setdefault("raw", {})["response"] = _raw(exchange.response)
     return None
 
 
 def _raw(content: bytes) -> str:
     """Text, as far as it is; PostgreSQL never looks into it, so that a NUL does no harm."""
     return content[:_MOST_RAW].decode("utf-8", "replace")
-
-
-def _of_request(asked: Request, tools: str | None) -> dict[str, Any]:
-    found: dict[str, Any] = {"parameters": asked.parameters}
-    if tools is not None:
-        found["tools"] = tools
-    if asked.max_tokens is not None:
-        found["max_tokens"] = asked.max_tokens
-    return found
-
-
-def _of_reply(reply: Reply) -> Iterator[tuple[str, Any]]:
-    yield "complete", reply.complete
-    yield "prompt_token_ids", reply.prompt_token_ids
-    yield "token_ids", reply.token_ids
-    yield "logprobs", reply.logprobs

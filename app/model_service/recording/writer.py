@@ -16,7 +16,7 @@ from app.errors import DatabaseUnavailable
 from app.ledger import model_calls
 from app.ledger.database import Database
 from app.ledger.model_calls import NewCall
-from app.model_service.recording.rows import Counted, Known, bare_row_of, row_of
+from app.model_service.recording.rows import CountedExchange, WrittenDigests, bare_row_of, row_of
 
 log = structlog.get_logger()
 
@@ -26,19 +26,19 @@ _BATCH_BYTES = 16 << 20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _GIVEN_UP = "let go: the ledger was away for too long"
 
-Told = Callable[[Iterable[UUID], DatabaseUnavailable | None], None]
+OnWritten = Callable[[Iterable[UUID], DatabaseUnavailable | None], None]
 """Hears of which attempts calls were written, or (with the error) that they could not be. Called in the thread."""
 
 
-class Writer:
+class CallWriter:
     """One thread. `put` never waits; what is waiting is bounded by the bytes of its bodies."""
 
-    def __init__(self, database: Database, told: Told, *, kept_bytes: int) -> None:
+    def __init__(self, database: Database, told: OnWritten, *, kept_bytes: int) -> None:
         self._database = database
-        self._told = told
+        self._on_written = told
         self._kept_bytes = kept_bytes
-        self._known = Known()
-        self._waiting: deque[Counted] = deque()
+        self._known = WrittenDigests()
+        self._waiting: deque[CountedExchange] = deque()
         self._bytes = 0
         self._given_up = 0  # of the waiting ones, from the oldest on
         self._open: Counter[UUID] = Counter()
@@ -48,7 +48,7 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="model-calls", daemon=True)
         self._thread.start()
 
-    def put(self, counted: Counted) -> None:
+    def put(self, counted: CountedExchange) -> None:
         with self._changed:
             self._waiting.append(counted)
             self._bytes += counted.size
@@ -57,7 +57,7 @@ class Writer:
             self._changed.notify()
 
     def hurry(self) -> None:
-        """Somebody waits: write now what there is."""
+        """Write now instead of grouping: a flush waits."""
         with self._changed:
             self._hurry = True
             self._changed.notify()
@@ -73,7 +73,7 @@ class Writer:
             self._known.forget(attempt_id)
 
     def close(self, timeout_s: float) -> int:
-        """Write what is left, for so long; returns how many calls could not be written."""
+        """Write the remaining calls within `timeout_s`; returns how many could not be written."""
         with self._changed:
             self._closing_by = time.monotonic() + timeout_s
             self._changed.notify()
@@ -90,7 +90,7 @@ class Writer:
                 self._write(batch)
             except DatabaseUnavailable as error:
                 fault = error
-            except Exception as error:  # whatever it is: the thread goes on, and the calls stay in line
+            except Exception as error:  # the thread goes on, and the calls stay queued
                 log.exception("recorder.write_failed")
                 fault = DatabaseUnavailable(f"expected the ledger to take calls, found {type(error).__name__}: {error}")
             else:
@@ -98,12 +98,12 @@ class Writer:
                 self._done(batch)
                 continue
             log.warning("recorder.ledger_away", calls=len(self._waiting), bytes=self._bytes, error=str(fault)[:500])
-            self._told({one.exchange.session.attempt_id for one in batch}, fault)
-            if not self._rest(pause_s):
+            self._on_written({one.exchange.session.attempt_id for one in batch}, fault)
+            if not self._pause(pause_s):
                 return
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
-    def _next(self) -> list[Counted] | None:
+    def _next(self) -> list[CountedExchange] | None:
         """The oldest calls, which stay in line until they are written; None: closed, and nothing left."""
         with self._changed:
             while not self._waiting and self._closing_by is None:
@@ -113,7 +113,7 @@ class Writer:
             if not self._hurry and self._closing_by is None:
                 self._changed.wait_for(lambda: self._hurry or self._closing_by is not None, _GROUP_S)
             self._hurry = False
-            batch: list[Counted] = []
+            batch: list[CountedExchange] = []
             total = 0
             for one in self._waiting:
                 total += one.size
@@ -123,8 +123,8 @@ class Writer:
                 batch.append(one)
             return batch
 
-    def _write(self, batch: Sequence[Counted]) -> None:
-        """Raises: DatabaseUnavailable, or whatever else is not the fault of a call."""
+    def _write(self, batch: Sequence[CountedExchange]) -> None:
+        """Raises: DatabaseUnavailable, or another error that no call has caused."""
         rows: list[NewCall] = []
         known: dict[UUID, set[str]] = {}
         for one in batch:
@@ -138,7 +138,7 @@ class Writer:
         try:
             self._store(rows)
         except StatementError as error:
-            if not _of_a_call(error):
+            if not _is_call_error(error):
                 raise
             log.error("recorder.batch_refused", calls=len(rows), error=str(error)[:500])
             self._one_by_one(batch)
@@ -151,7 +151,7 @@ class Writer:
         with self._database.begin() as connection:
             model_calls.store(connection, rows)
 
-    def _one_by_one(self, batch: Sequence[Counted]) -> None:
+    def _one_by_one(self, batch: Sequence[CountedExchange]) -> None:
         """A call that the ledger does not take must not keep the others out."""
         for one in batch:
             for row in (_row(one, set()), bare_row_of(one, "the ledger did not take what was said")):
@@ -159,11 +159,11 @@ class Writer:
                     self._store([row])
                     break
                 except StatementError as error:
-                    if not _of_a_call(error):
+                    if not _is_call_error(error):
                         raise
                     log.error("recorder.call_refused", call=str(one.exchange.id), error=str(error)[:500])
 
-    def _done(self, batch: Sequence[Counted]) -> None:
+    def _done(self, batch: Sequence[CountedExchange]) -> None:
         attempts = {one.exchange.session.attempt_id for one in batch}
         with self._changed:
             for one in batch:
@@ -173,9 +173,9 @@ class Writer:
             for attempt in attempts:
                 if self._open[attempt] <= 0:
                     del self._open[attempt]
-        self._told(attempts, None)
+        self._on_written(attempts, None)
 
-    def _rest(self, pause_s: float) -> bool:
+    def _pause(self, pause_s: float) -> bool:
         """False: closed, and out of time."""
         with self._changed:
             until = time.monotonic() + pause_s
@@ -196,14 +196,14 @@ class Writer:
             self._given_up += 1
 
 
-def _of_a_call(error: StatementError) -> bool:
+def _is_call_error(error: StatementError) -> bool:
     """Whether the ledger did not take what a call says; all else passes, and the call is written then."""
     if isinstance(error, ProgrammingError):  # of the server: a table is being changed; else what cannot be sent to it
         return getattr(error.orig, "sqlstate", None) is None
     return not isinstance(error, DBAPIError) or isinstance(error, (DataError, IntegrityError, NotSupportedError))
 
 
-def _row(counted: Counted, known: set[str]) -> NewCall:
+def _row(counted: CountedExchange, known: set[str]) -> NewCall:
     try:
         return row_of(counted, known)
     except Exception as error:

@@ -124,7 +124,7 @@ def is_aside(request: Request, body: Mapping[str, Any]) -> bool:
     """
     if request.tools:
         return command_tool(request.tools) is None
-    return wanted_schema(body) is not None or _fence(request.messages) is None
+    return requested_schema(body) is not None or _fence(request.messages) is None
 
 
 def render(turn: Turn, request: Request, at: int) -> Message:
@@ -136,10 +136,10 @@ def render(turn: Turn, request: Request, at: int) -> Message:
         fenced = f"{turn.thought}\n\n```{_fence(request.messages) or 'bash'}\n{block}\n```".lstrip()
         return {"role": "assistant", "content": fenced}
     made = [call if isinstance(call, ToolCall) else _shell_call(tool or {}, call, turn.thought) for call in calls]
-    return said(turn.thought or ("" if made else "Done."), made, at)
+    return assistant_message(turn.thought or ("" if made else "Done."), made, at)
 
 
-def said(text: str, calls: Sequence[ToolCall], at: int) -> Message:
+def assistant_message(text: str, calls: Sequence[ToolCall], at: int) -> Message:
     """The assistant's message of turn `at`."""
     message: Message = {"role": "assistant", "content": text}
     if calls:
@@ -156,8 +156,8 @@ def _calls(turn: Turn, request: Request) -> list[str | ToolCall]:
         return [turn.command]
     if not turn.submit:
         return []
-    if (tool := _submit_tool(request.tools)) is not None:
-        return [ToolCall(str(tool["name"]), filled(_parameters(tool), {}, turn.thought or "Done."))]
+    if (tool := next((one for one in request.tools if str(one["name"]).lower() in _SUBMITS), None)) is not None:
+        return [ToolCall(str(tool["name"]), fill_schema(_parameters(tool), {}, turn.thought or "Done."))]
     text = opening_text(request.messages)
     if _SUBMISSION_OF_PATCH in text:  # mini-swe-agent's benchmark prompts want the patch itself printed
         return [_WRITE_PATCH, _SUBMISSION_OF_PATCH]
@@ -187,18 +187,14 @@ def _rank(tool: Tool) -> tuple[int, bool]:
     return known, "command" not in (_parameters(tool).get("required") or ())
 
 
-def _submit_tool(tools: Sequence[Tool]) -> Tool | None:
-    return next((tool for tool in tools if str(tool["name"]).lower() in _SUBMITS), None)
-
-
 def _shell_call(tool: Tool, command: str, thought: str) -> ToolCall:
     if "\n" in command.strip() and _ONE_ONLY.search(str(tool.get("description"))):
         # OpenHands refuses several statements in several lines; in braces they are one, and the shell keeps its state.
         command = f"{{\n{command.strip()}\n}}"
-    return ToolCall(str(tool["name"]), filled(_parameters(tool), {"command": command}, thought or "Run a command"))
+    return ToolCall(str(tool["name"]), fill_schema(_parameters(tool), {"command": command}, thought or "Run a command"))
 
 
-def filled(schema: Mapping[str, Any], given: Mapping[str, Any], words: str) -> dict[str, Any]:
+def fill_schema(schema: Mapping[str, Any], given: Mapping[str, Any], words: str) -> dict[str, Any]:
     """`given`, and a value for everything else that the object's schema demands; texts say `words`."""
     properties = schema.get("properties") or {}
     missing = [name for name in schema.get("required") or () if name not in given]
@@ -206,32 +202,32 @@ def filled(schema: Mapping[str, Any], given: Mapping[str, Any], words: str) -> d
 
 
 def _value(schema: Mapping[str, Any], root: Mapping[str, Any], words: str, depth: int = 0) -> Any:
-    schema = _resolved(schema, root)
+    schema = _resolve(schema, root)
     for key in ("const", "default"):
         if schema.get(key) is not None:
             return schema[key]
     if choices := schema.get("enum"):
         return "LOW" if "LOW" in choices else choices[0]  # the harmless one of a list of risks
     for key in ("anyOf", "oneOf", "allOf"):
-        if schema.get(key) and depth < _DEEP:
+        if schema.get(key) and depth < _MAX_DEPTH:
             return _value(schema[key][0], root, words, depth + 1)
     kind = schema.get("type", "string")
     kind = kind[0] if isinstance(kind, list) and kind else kind
-    if kind == "object" and depth < _DEEP:
+    if kind == "object" and depth < _MAX_DEPTH:
         properties = schema.get("properties") or {}
         names = schema.get("required") or ()
         return {name: _value(properties.get(name) or {}, root, words, depth + 1) for name in names}
-    if kind == "array" and schema.get("minItems") and depth < _DEEP:
+    if kind == "array" and schema.get("minItems") and depth < _MAX_DEPTH:
         return [_value(schema.get("items") or {}, root, words, depth + 1)] * int(schema["minItems"])
     if kind in ("integer", "number"):
         return schema.get("minimum", 0)
-    return {"boolean": False, "array": [], "object": {}, "null": None}.get(str(kind), _line(words))
+    return {"boolean": False, "array": [], "object": {}, "null": None}.get(str(kind), _one_line(words))
 
 
-_DEEP = 8
+_MAX_DEPTH = 8
 
 
-def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+def _resolve(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
     reference = schema.get("$ref")
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return schema
@@ -241,7 +237,7 @@ def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str
     return found if isinstance(found, dict) else {}
 
 
-def _line(words: str) -> str:
+def _one_line(words: str) -> str:
     return flatten(words)[:200]
 
 
@@ -260,14 +256,14 @@ def _properties(tool: Tool) -> Mapping[str, Any]:
 
 def render_aside(text: str, request: Request, body: Mapping[str, Any]) -> Message:
     """A short sensible answer: JSON of the schema that is wanted, a call of the tool that must be called, or `text`."""
-    if (tool := _forced(request.tools, body)) is not None:
-        return said("", [ToolCall(str(tool["name"]), filled(_parameters(tool), {}, text))], 0)
-    if (schema := wanted_schema(body)) is not None:
-        return said(orjson.dumps(filled(schema, {}, text)).decode(), [], 0)
-    return said(text, [], 0)
+    if (tool := _required_tool(request.tools, body)) is not None:
+        return assistant_message("", [ToolCall(str(tool["name"]), fill_schema(_parameters(tool), {}, text))], 0)
+    if (schema := requested_schema(body)) is not None:
+        return assistant_message(orjson.dumps(fill_schema(schema, {}, text)).decode(), [], 0)
+    return assistant_message(text, [], 0)
 
 
-def wanted_schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def requested_schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The schema of the JSON that is to be answered, in any dialect; empty: any JSON; None: no JSON is wanted."""
     responses, anthropic = body.get("text"), body.get("output_config")
     wishes = (
@@ -284,7 +280,7 @@ def wanted_schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return None
 
 
-def _forced(tools: Sequence[Tool], body: Mapping[str, Any]) -> Tool | None:
+def _required_tool(tools: Sequence[Tool], body: Mapping[str, Any]) -> Tool | None:
     choice = body.get("tool_choice")
     if isinstance(choice, dict):
         function = choice.get("function")

@@ -20,8 +20,8 @@ import orjson
 from app.ledger.model_calls import StoredCall
 from app.model_service.dialects.base import Message, Reply, Request
 from app.model_service.replay.player import ReplayAnswer
-from app.model_service.replay.script import listed
-from app.model_service.replay.volatile import Digests, steady_message, swapped
+from app.model_service.replay.script import name_list
+from app.model_service.replay.volatile import Digests, steady_message, swap_word
 from app.model_service.serving import CallRefusal
 from app.model_service.trajectory import read
 from app.models.model_calls import CallEnd
@@ -223,7 +223,7 @@ class Recordings:
                 404,
                 "recording_unknown",
                 f"expected the name of a recorded run or of a script after 'replay:'; found {run!r}; "
-                f"known recordings: {listed(self.names())}; known scripts: {listed(scripts)}; "
+                f"known recordings: {name_list(self.names())}; known scripts: {name_list(scripts)}; "
                 "`megaflow record RUN` makes one",
             )
         if caller.task is not None and caller.replica is not None:
@@ -286,7 +286,7 @@ def _miss(
         swap = _swap(run, recorded.model)
         first = difference(
             [steady_message(message) for message in recorded.messages],
-            [steady_message(swapped(message, swap)) for message in request.messages],
+            [steady_message(swap_word(message, swap)) for message in request.messages],
             request.messages,
         )
         where = f"its call {number + 1} comes closest, with {shared} messages in common; {first}"

@@ -111,7 +111,7 @@ def load_scripts(folders: Iterable[Path]) -> tuple[Script, ...]:
     scripts = [(path, _read(path)) for folder in looked_in for path in _files(folder)]
     if not scripts:
         raise SpecInvalid(
-            f"replay scripts: expected at least one *.yaml file; found none in {listed(map(str, looked_in))}; "
+            f"replay scripts: expected at least one *.yaml file; found none in {name_list(map(str, looked_in))}; "
             "write one (app/model_service/replay/README.md shows the format) or name another folder"
         )
     _refuse_ambiguity(scripts)
@@ -155,7 +155,7 @@ def _refuse_ambiguity(scripts: Sequence[tuple[Path, Script]]) -> None:
                 )
 
 
-def listed(names: Iterable[str]) -> str:
+def name_list(names: Iterable[str]) -> str:
     """Names for an error message."""
     return ", ".join(sorted(names)) or "none"
 
@@ -187,7 +187,7 @@ def choose(scripts: Sequence[Script], messages: Sequence[Message]) -> tuple[Scri
             raise CallRefusal(
                 404,
                 "scenario_ambiguous",
-                f"expected one script to match; found {listed(script.name for script in found)}; "
+                f"expected one script to match; found {name_list(script.name for script in found)}; "
                 "choose longer match sentences",
             )
         if found:
@@ -198,7 +198,7 @@ def choose(scripts: Sequence[Script], messages: Sequence[Message]) -> tuple[Scri
         "scenario_unknown",
         f"expected a conversation that contains the match sentence of a script; found none in "
         f"{_shown(' '.join(searched))}; add a script for this task or correct its match; known scripts: "
-        f"{listed(script.name for script in scripts)}",
+        f"{name_list(script.name for script in scripts)}",
     )
 
 

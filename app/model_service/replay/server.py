@@ -21,7 +21,7 @@ from app.model_service.dialects import codec_for
 from app.model_service.dialects.base import DialectCodec, Reply, Request
 from app.model_service.replay.player import ReplayAnswer, ScriptPlayer, estimated_tokens
 from app.model_service.replay.recordings import Caller, Recordings
-from app.model_service.replay.script import listed, load_scripts
+from app.model_service.replay.script import load_scripts, name_list
 from app.model_service.serving import CallRefusal, ClientDisconnected, model_entry, read_body, read_request
 from app.models.model_calls import REPLAY_HEADER, Dialect
 
@@ -96,7 +96,7 @@ class _ReplayEngine:
         return endpoint
 
     async def _answer(self, request: Request, body: Mapping[str, Any], caller: Caller) -> ReplayAnswer:
-        kind, name = _named(request.model)
+        kind, name = _model_kind(request.model)
         script = self._player.named(name) if kind else None
         if script is None and kind == "replay":
             return await self._recordings.answer(name, request, caller, scripts=self._player.names)
@@ -105,12 +105,12 @@ class _ReplayEngine:
                 404,
                 "scenario_unknown",
                 f"expected a model of the name scenario-NAME with the name of a script; found {request.model!r}; "
-                f"known scripts: {listed(self._player.names)}",
+                f"known scripts: {name_list(self._player.names)}",
             )
         return self._player.play(request, body, prompt_tokens=_prompt_tokens(body), script=script)
 
 
-def _named(model: str) -> tuple[str, str]:
+def _model_kind(model: str) -> tuple[str, str]:
     """What a model's name asks for: ("scenario", script), ("replay", recorded run or script), or nothing."""
     bare = model.rpartition("/")[2]  # some clients put a provider's name before it
     if bare.startswith("scenario-"):

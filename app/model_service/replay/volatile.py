@@ -59,7 +59,7 @@ def steady_message(message: Message) -> str:
     return "\n".join(parts).rstrip()
 
 
-def swapped(message: Message, swap: tuple[str, str] | None) -> Message:
+def swap_word(message: Message, swap: tuple[str, str] | None) -> Message:
     """The message with a word read as another wherever it stands."""
     if swap is None:
         return message
@@ -102,7 +102,7 @@ class Digests:
 
         `swap`: a word to be read as another.
         """
-        message = swapped(message, swap)
+        message = swap_word(message, swap)
         key = hashlib.blake2b(orjson.dumps(message, option=orjson.OPT_NON_STR_KEYS), digest_size=16).digest()
         found = self._known.get(key)
         if found is None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from app.model_service.trajectory.artifact import export, read
 from app.model_service.trajectory.atif import About, atif
-from app.model_service.trajectory.branches import Branch, Kind, branches
-from app.model_service.trajectory.tokens import Finding, TokenCheck, check_tokens
+from app.model_service.trajectory.branches import Branch, BranchKind, branches
+from app.model_service.trajectory.tokens import TokenCheck, TokenFinding, check_tokens
 from app.model_service.trajectory.tree import Forest, Node, join
 
 __all__ = [
     "About",
     "Branch",
-    "Finding",
+    "BranchKind",
     "Forest",
-    "Kind",
     "Node",
     "TokenCheck",
+    "TokenFinding",
     "atif",
     "branches",
     "check_tokens",

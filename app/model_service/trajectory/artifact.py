@@ -16,7 +16,7 @@ import orjson
 import zstandard
 
 from app.ledger.model_calls import StoredCall
-from app.model_service.dialects.identity import exact
+from app.model_service.dialects.identity import exact_digest
 from app.models.model_calls import CallEnd, Dialect, TokenUse
 
 FORMAT = "megaflow-model-calls"
@@ -50,7 +50,7 @@ def _lines(calls: Iterable[StoredCall]) -> Iterator[dict[str, Any]]:
     fresh: list[dict[str, Any]] = []
 
     def named(value: Any) -> str:
-        digest = written[id(value)][1] if id(value) in written else exact(value)
+        digest = written[id(value)][1] if id(value) in written else exact_digest(value)
         written[id(value)] = (value, digest)
         if digest not in digests:
             digests.add(digest)

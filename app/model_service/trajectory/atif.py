@@ -12,11 +12,11 @@ from typing import Any
 
 from app.ledger.model_calls import StoredCall
 from app.model_service.dialects.base import Message, as_object, is_text, parts_of
-from app.model_service.trajectory.branches import Branch, Kind, branches
+from app.model_service.trajectory.branches import Branch, BranchKind, branches
 from app.model_service.trajectory.tree import Forest, Join, Node, join
 
 SCHEMA = "ATIF-v1.7"
-_MOST_FAULTS = 100
+_FAULTS_SHOWN = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def atif(calls: Sequence[StoredCall], about: About) -> dict[str, Any]:
         steps = [{"step_id": 1, "source": "system", "message": "No answer of a model was recorded."}]
         trajectory = _head(about, about.session_id, steps)
     else:
-        written = [_Written(branch, forest, about) for branch in found]
+        written = [_BranchWriter(branch, forest, about) for branch in found]
         for one in written:
             one.refer(written)
         trajectory = {**written[0].trajectory()}
@@ -70,7 +70,7 @@ def _head(about: About, trajectory_id: str, steps: list[dict[str, Any]]) -> dict
     }
 
 
-class _Written:
+class _BranchWriter:
     """One branch as a trajectory."""
 
     def __init__(self, branch: Branch, forest: Forest, about: About) -> None:
@@ -83,7 +83,8 @@ class _Written:
         self._recovered = 0
         self.id = about.session_id if branch.number == 0 else f"{about.session_id}/{branch.number}"
         for node in branch.nodes:
-            self._node(node)
+            self._prompt(node.call.messages[self._start(node) :], node.call.started_at)
+            self._step_of[node] = self._answer(node)
         last = branch.nodes[-1]
         if unanswered := forest.last_prompts.get(last):
             self._prompt(unanswered, last.call.started_at + timedelta(seconds=last.call.duration_s))
@@ -105,7 +106,7 @@ class _Written:
 
     _link: Mapping[str, Any] = {}
 
-    def refer(self, written: Sequence[_Written]) -> None:
+    def refer(self, written: Sequence[_BranchWriter]) -> None:
         """Tie this branch to where it comes from."""
         branch = self._branch
         if branch.of is None or branch.at is None:
@@ -113,17 +114,13 @@ class _Written:
         other = written[branch.of]
         step = other._step_of[branch.at]
         self._link = {"of": {"trajectory_id": other.id, "step_id": step["step_id"]}}
-        if branch.kind is not Kind.SUB_AGENT:
+        if branch.kind is not BranchKind.SUB_AGENT:
             return
         for result in step.get("observation", {}).get("results", ()):
             if result.get("source_call_id") == branch.tool_call_id:
                 result.setdefault("subagent_trajectory_ref", []).append({"trajectory_id": self.id})
 
     # --- Steps ------------------------------------------------------------------------------------------------------
-
-    def _node(self, node: Node) -> None:
-        self._prompt(node.call.messages[self._start(node) :], node.call.started_at)
-        self._step_of[node] = self._answer(node)
 
     def _prompt(self, messages: Iterable[Message], at: datetime) -> None:
         """New messages of a call: results go to the steps that asked for them, the rest are steps."""
@@ -182,7 +179,7 @@ class _Written:
         return self._add(step)
 
     def _from_prompt(self, message: Message) -> None:
-        """An answer that stands in a prompt: carried over from another branch, or one that nobody recorded."""
+        """An answer that stands in a prompt: carried over from another branch, or never recorded."""
         step = {"source": "agent", **_message(message), **_thoughts_and_calls(message)}
         if self._forest.identities.of(message) in self._replies:
             step["is_copied_context"] = True
@@ -228,11 +225,7 @@ def _thoughts_and_calls(message: Message) -> dict[str, Any]:
         found["reasoning_content"] = message["reasoning"]
     if calls := message.get("tool_calls"):
         found["tool_calls"] = [
-            {
-                "tool_call_id": call["id"],
-                "function_name": call["name"],
-                "arguments": as_object(call["arguments"]),
-            }
+            {"tool_call_id": call["id"], "function_name": call["name"], "arguments": as_object(call["arguments"])}
             for call in calls
         ]
     return found
@@ -295,5 +288,5 @@ def _faults(calls: Sequence[StoredCall]) -> list[dict[str, Any]]:
             **({"status": call.status} if call.status is not None else {}),
             **({"detail": call.detail or call.lost} if call.detail or call.lost else {}),
         }
-        for call in calls[:_MOST_FAULTS]
+        for call in calls[:_FAULTS_SHOWN]
     ]

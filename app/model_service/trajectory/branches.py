@@ -11,13 +11,13 @@ from app.model_service.dialects.base import Message, as_object, text_of
 from app.model_service.trajectory.tree import Forest, Node
 
 _SUMMARY = re.compile(r"<summary>(.*?)</summary>", re.DOTALL)
-_TELLING = 60
-"""So many characters of a summary found again elsewhere are no accident."""
-_TASK = 20
-"""And so many of a task."""
+_SUMMARY_CHARACTERS = 60
+"""Characters of a summary that identify it in another conversation."""
+_TASK_CHARACTERS = 20
+"""Characters of a task that identify it."""
 
 
-class Kind(StrEnum):
+class BranchKind(StrEnum):
     """What a branch is to the attempt."""
 
     MAIN = "main"
@@ -33,7 +33,7 @@ class Branch:
     """Calls that go on from each other. `number` is 0 for the main one."""
 
     number: int
-    kind: Kind
+    kind: BranchKind
     nodes: tuple[Node, ...]
     of: int | None = None  # number of the branch that it forks off, goes on from, or works for
     at: Node | None = None  # the call there
@@ -45,7 +45,9 @@ def branches(forest: Forest) -> list[Branch]:
     depths: dict[Node, int] = {}
     for node in reversed(forest.nodes):  # children begin after their parents
         depths[node] = 1 + max((depths[child] for child in node.children), default=0)
-    heads = sorted(_heads(forest, depths), key=lambda node: (node.call.started_at, str(node.call.id)))
+    # Branches begin at roots, and at children that are not their parent's main way.
+    heads = [*forest.roots, *(child for node in forest.nodes for child in _next_calls(node, depths)[1:])]
+    heads.sort(key=lambda node: (node.call.started_at, str(node.call.id)))
     if not heads:
         return []
     main = max((node for node in heads if node.parent is None), key=lambda root: (_has_tools(root), depths[root]))
@@ -54,12 +56,7 @@ def branches(forest: Forest) -> list[Branch]:
     return [_branch(number, path, forest, home) for number, path in enumerate(paths)]
 
 
-def _heads(forest: Forest, depths: dict[Node, int]) -> list[Node]:
-    """Where branches begin: at roots, and at children that are not their parent's main way."""
-    return [*forest.roots, *(child for node in forest.nodes for child in _ways(node, depths)[1:])]
-
-
-def _ways(node: Node, depths: dict[Node, int]) -> list[Node]:
+def _next_calls(node: Node, depths: dict[Node, int]) -> list[Node]:
     """The longest way first, of equally long ones the latest: it is the one that the harness went."""
     return sorted(node.children, key=lambda child: (depths[child], child.call.started_at), reverse=True)
 
@@ -67,27 +64,27 @@ def _ways(node: Node, depths: dict[Node, int]) -> list[Node]:
 def _path(head: Node, depths: dict[Node, int]) -> list[Node]:
     path = [head]
     while path[-1].children:
-        path.append(_ways(path[-1], depths)[0])
+        path.append(_next_calls(path[-1], depths)[0])
     return path
 
 
 def _branch(number: int, path: Sequence[Node], forest: Forest, home: dict[Node, int]) -> Branch:
     head, nodes = path[0], tuple(path)
     if head.parent is not None:
-        return Branch(number, Kind.FORK, nodes, home[head.parent], head.parent)
-    told = _summarised(head, forest)
+        return Branch(number, BranchKind.FORK, nodes, home[head.parent], head.parent)
+    told = _summary_source(head, forest)
     if told is not None:
-        kind = Kind.MAIN if number == 0 else Kind.CONTINUATION
+        kind = BranchKind.MAIN if number == 0 else BranchKind.CONTINUATION
         before = told.parent or told
         return Branch(number, kind, nodes, home[before], before)
     if number == 0:
-        return Branch(0, Kind.MAIN, nodes)
-    sender, tool_call_id = _sent_by(head, forest)
+        return Branch(0, BranchKind.MAIN, nodes)
+    sender, tool_call_id = _sender(head, forest)
     if sender is not None:
-        return Branch(number, Kind.SUB_AGENT, nodes, home[sender], sender, tool_call_id)
-    if any(_summarised(root, forest) is nodes[-1] for root in forest.roots):
-        return Branch(number, Kind.SUMMARY, nodes)
-    return Branch(number, Kind.SUB_AGENT if _has_tools(head) else Kind.ASIDE, nodes)
+        return Branch(number, BranchKind.SUB_AGENT, nodes, home[sender], sender, tool_call_id)
+    if any(_summary_source(root, forest) is nodes[-1] for root in forest.roots):
+        return Branch(number, BranchKind.SUMMARY, nodes)
+    return Branch(number, BranchKind.SUB_AGENT if _has_tools(head) else BranchKind.ASIDE, nodes)
 
 
 def _has_tools(node: Node) -> bool:
@@ -105,7 +102,7 @@ def _opening(node: Node) -> list[Message]:
     return found
 
 
-def _summarised(head: Node, forest: Forest) -> Node | None:
+def _summary_source(head: Node, forest: Forest) -> Node | None:
     """The earlier call whose answer this conversation begins with."""
     opening = "\n".join(text_of(message["content"]) for message in _opening(head))
     for node in reversed(forest.nodes):
@@ -114,12 +111,12 @@ def _summarised(head: Node, forest: Forest) -> Node | None:
         said = text_of(node.call.reply["content"])
         marked = _SUMMARY.search(said)
         words = (marked.group(1) if marked else said).strip()
-        if len(words) >= _TELLING and words in opening:
+        if len(words) >= _SUMMARY_CHARACTERS and words in opening:
             return node
     return None
 
 
-def _sent_by(head: Node, forest: Forest) -> tuple[Node | None, str]:
+def _sender(head: Node, forest: Forest) -> tuple[Node | None, str]:
     """The earlier call that gave a sub-agent its task: as an argument of a tool."""
     asked = [text_of(message["content"]).strip() for message in _opening(head)]
     for node in reversed(forest.nodes):
@@ -127,11 +124,11 @@ def _sent_by(head: Node, forest: Forest) -> tuple[Node | None, str]:
             continue
         for call in node.call.reply.get("tool_calls", ()):
             values = [value.strip() for value in as_object(call["arguments"]).values() if isinstance(value, str)]
-            if any(_given(value, text) for value in values for text in asked):
+            if any(_is_task(value, text) for value in values for text in asked):
                 return node, str(call["id"])
     return None, ""
 
 
-def _given(argument: str, text: str) -> bool:
+def _is_task(argument: str, text: str) -> bool:
     """Whether a tool's argument was passed on as a task."""
-    return bool(argument) and (argument == text or (len(argument) >= _TASK and argument in text))
+    return bool(argument) and (argument == text or (len(argument) >= _TASK_CHARACTERS and argument in text))

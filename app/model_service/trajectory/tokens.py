@@ -16,7 +16,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class TokenFinding:
     """A disagreement. `count`: of ids, log-probabilities and tokens told. `text`: of ids and words. `prefix`: a prompt
     does not begin with the one before it and its answer, so that a conversation's ids cannot be strung together."""
 
@@ -31,36 +31,36 @@ class TokenCheck:
 
     with_ids: int
     strung: int
-    findings: tuple[Finding, ...]
+    findings: tuple[TokenFinding, ...]
 
 
 def check_tokens(calls: Iterable[StoredCall], decode: Decode | None = None) -> TokenCheck:
     """Hold ids against counts, against each other, and, given a tokenizer, against the words."""
     nodes = [node for node in join(calls).nodes if node.call.token_ids is not None]
-    findings: list[Finding] = []
+    findings: list[TokenFinding] = []
     strung = 0
     for node in nodes:
-        findings += _counts(node.call)
+        findings += _count_findings(node.call)
         if decode is not None:
-            findings += _words(node.call, decode)
+            findings += _text_findings(node.call, decode)
         if node.parent is not None and node.parent.call.token_ids is not None:
             strung += 1
-            findings += _begins(node, node.parent)
+            findings += _prefix_findings(node, node.parent)
     return TokenCheck(len(nodes), strung, tuple(findings))
 
 
-def _counts(call: StoredCall) -> Iterable[Finding]:
+def _count_findings(call: StoredCall) -> Iterable[TokenFinding]:
     ids = len(call.token_ids or ())
     if call.logprobs is not None and len(call.logprobs) != ids:
-        yield Finding(call.id, "count", f"{ids} token ids and {len(call.logprobs)} log-probabilities")
+        yield TokenFinding(call.id, "count", f"{ids} token ids and {len(call.logprobs)} log-probabilities")
     if call.use.completion is not None and call.complete and call.use.completion != ids:
-        yield Finding(call.id, "count", f"{ids} token ids and {call.use.completion} tokens told")
+        yield TokenFinding(call.id, "count", f"{ids} token ids and {call.use.completion} tokens told")
     prompt = call.prompt_token_ids
     if prompt is not None and call.use.prompt is not None and call.use.prompt != len(prompt):
-        yield Finding(call.id, "count", f"{len(prompt)} token ids of the prompt and {call.use.prompt} tokens told")
+        yield TokenFinding(call.id, "count", f"{len(prompt)} token ids of the prompt and {call.use.prompt} tokens told")
 
 
-def _words(call: StoredCall, decode: Decode) -> Iterable[Finding]:
+def _text_findings(call: StoredCall, decode: Decode) -> Iterable[TokenFinding]:
     """All that was said must stand in the decoded text, in order; markup of tools and thoughts may stand between."""
     assert call.reply is not None
     text = decode(call.token_ids or ())
@@ -68,7 +68,7 @@ def _words(call: StoredCall, decode: Decode) -> Iterable[Finding]:
     for word in _said(call):
         found = text.find(word, at)
         if found < 0:
-            yield Finding(
+            yield TokenFinding(
                 call.id, "text", f"expected {word[:80]!r} from character {at} on; found {text[at : at + 80]!r}"
             )
             return
@@ -85,7 +85,7 @@ def _said(call: StoredCall) -> Iterable[str]:
         yield from (name for name in as_object(tool["arguments"]))
 
 
-def _begins(node: Node, parent: Node) -> Iterable[Finding]:
+def _prefix_findings(node: Node, parent: Node) -> Iterable[TokenFinding]:
     prompt = node.call.prompt_token_ids
     if prompt is None or parent.call.prompt_token_ids is None:
         return
@@ -95,4 +95,4 @@ def _begins(node: Node, parent: Node) -> Iterable[Finding]:
     pairs = zip(prompt, before, strict=False)
     at = next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(prompt), len(before)))
     where = "its prompt" if at < len(parent.call.prompt_token_ids) else "its answer"
-    yield Finding(node.call.id, "prefix", f"differs from call {parent.call.id} at token {at}, within {where}")
+    yield TokenFinding(node.call.id, "prefix", f"differs from call {parent.call.id} at token {at}, within {where}")

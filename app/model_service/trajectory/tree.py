@@ -1,6 +1,6 @@
 """Which call goes on where which other one ended: an attempt's calls as trees, by what was said in them.
 
-Nobody tells the gateway which conversation a call belongs to, and harnesses differ: some send everything back as it
+Calls do not say which conversation they belong to, and harnesses differ: some send everything back as it
 was, some print their model's words anew, some change earlier messages (reminders, cut outputs), some run several
 conversations at once. A call goes on from the one that covers most of its messages, found in one of three ways
 (`Join`).
@@ -15,10 +15,10 @@ from enum import StrEnum
 
 from app.ledger.model_calls import StoredCall
 from app.model_service.dialects.base import Message
-from app.model_service.dialects.identity import same
+from app.model_service.dialects.identity import meaning_digest
 
-_SURE = 2
-"""So many answers in a row are one conversation's, even under another system prompt."""
+_ANSWERS_IN_COMMON = 2
+"""This many equal answers in a row identify a conversation, even under another system prompt."""
 
 
 class Join(StrEnum):
@@ -54,7 +54,7 @@ class Forest:
     identities: Identities = field(default_factory=lambda: Identities())
 
     def replies(self) -> set[str]:
-        """Who the recorded answers are."""
+        """Identities of the recorded answers."""
         return {self.identities.of(reply) for node in self.nodes if (reply := node.call.reply) is not None}
 
 
@@ -67,7 +67,7 @@ class Identities:
     def of(self, message: Message) -> str:
         found = self._known.get(id(message))
         if found is None:
-            found = self._known[id(message)] = (message, same(message))
+            found = self._known[id(message)] = (message, meaning_digest(message))
         return found[1]
 
 
@@ -83,7 +83,7 @@ def join(calls: Iterable[StoredCall]) -> Forest:
         elif call.reply is None:
             unanswered.append((index.prompt_of(call), call))
         else:
-            node = index.placed(call)
+            node = index.add_call(call)
             forest.nodes.append(node)
     _drop_repeats(forest, index)
     forest.roots = [node for node in forest.nodes if node.parent is None]
@@ -100,7 +100,7 @@ def join(calls: Iterable[StoredCall]) -> Forest:
 
 
 def _drop_repeats(forest: Forest, index: _Index) -> None:
-    """Of calls with one and the same prompt those stay that somebody went on from, or else the last whole answer."""
+    """Of calls with the same prompt, keep those that were continued, or else the last complete answer."""
     for nodes in index.groups.values():
         if len(nodes) == 1:
             continue
@@ -131,10 +131,10 @@ class _Index:
     def prompt_of(self, call: StoredCall) -> bytes:
         return self._chain(call.messages)[-1]
 
-    def placed(self, call: StoredCall) -> Node:
+    def add_call(self, call: StoredCall) -> Node:
         """A node for `call`, with its parent; found by later ones from now on."""
         chain = self._chain(call.messages)
-        start, parent, way = self._goes_on_from(call, chain)
+        start, parent, way = self._parent(call, chain)
         node = Node(call, way if parent else Join.NONE, start, parent)
         if parent is not None:
             parent.children.append(node)
@@ -143,11 +143,15 @@ class _Index:
 
     def parent_of(self, call: StoredCall) -> tuple[int, Node | None]:
         """Where the new messages of `call` begin, and the answered call that comes before them."""
-        start, parent, _ = self._goes_on_from(call, self._chain(call.messages))
+        start, parent, _ = self._parent(call, self._chain(call.messages))
         return start, parent
 
-    def _goes_on_from(self, call: StoredCall, chain: list[bytes]) -> tuple[int, Node | None, Join]:
-        found = [self._exactly(chain), self._by_lineage(call.messages), self._but_for_the_answer(chain, call.messages)]
+    def _parent(self, call: StoredCall, chain: list[bytes]) -> tuple[int, Node | None, Join]:
+        found = [
+            self._by_exact_prefix(chain),
+            self._by_lineage(call.messages),
+            self._by_prompt_alone(chain, call.messages),
+        ]
         return max(found, key=lambda one: one[0])  # the first of the largest
 
     def _add(self, node: Node, chain: list[bytes]) -> None:
@@ -160,13 +164,13 @@ class _Index:
             for one in key:
                 self._by_answers[one] = node
 
-    def _exactly(self, chain: list[bytes]) -> tuple[int, Node | None, Join]:
+    def _by_exact_prefix(self, chain: list[bytes]) -> tuple[int, Node | None, Join]:
         for end in range(len(chain) - 1, 0, -1):
             if (node := self._by_said.get(chain[end])) is not None:
                 return end, node, Join.EXACT
         return 0, None, Join.EXACT
 
-    def _but_for_the_answer(self, chain: list[bytes], messages: Sequence[Message]) -> tuple[int, Node | None, Join]:
+    def _by_prompt_alone(self, chain: list[bytes], messages: Sequence[Message]) -> tuple[int, Node | None, Join]:
         for end in range(len(messages) - 1, 0, -1):
             if messages[end]["role"] == "assistant" and (node := self.by_prompt.get(chain[end])) is not None:
                 return end + 1, node, Join.REWRITTEN
@@ -180,7 +184,7 @@ class _Index:
         return 0, None, Join.EDITED
 
     def _chain(self, messages: Sequence[Message]) -> list[bytes]:
-        """Digests of what the first so many messages say."""
+        """Digests of each prefix of the messages."""
         found = [b""]
         for message in messages:
             found.append(_next(found[-1], self._identities.of(message)))
@@ -196,7 +200,7 @@ class _Index:
                 continue
             who = self._identities.of(message)
             under, bare = _next(under, who), _next(bare, who)
-            found.append(([under, bare] if len(found) + 1 >= _SURE else [under], at + 1))
+            found.append(([under, bare] if len(found) + 1 >= _ANSWERS_IN_COMMON else [under], at + 1))
         return found
 
 

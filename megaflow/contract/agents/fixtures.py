@@ -19,7 +19,7 @@ import pytest
 
 from app.agents.base import Agent
 from app.agents.framework import Framework, Placement
-from app.agents.trial import NeverCancelled, Stage, Trial, write_scripts
+from app.agents.trial import NeverCancelled, Trial, TrialStage, write_scripts
 from app.environments import provider_for
 from app.environments.contract import Environment, EnvironmentProvider, Tags
 from app.models.shell import CancelToken
@@ -86,17 +86,17 @@ def environment(provider: EnvironmentProvider) -> Iterator[Environment]:
 
 
 @pytest.fixture
-def stage(environment: Environment, engine_url: str, framework: Framework) -> Stage:
+def stage(environment: Environment, engine_url: str, framework: Framework) -> TrialStage:
     inside = framework.placement is Placement.INSIDE
     bundle = framework.install()
     tools = {bundle.name: str(bundle.folder)} if inside else {}
-    made = Stage(environment, engine_url, engine_url if inside else None, tools)
+    made = TrialStage(environment, engine_url, engine_url if inside else None, tools)
     made.prepare()
     return made
 
 
 @pytest.fixture
-def play(stage: Stage, agent: Agent, tmp_path: Path) -> Play:
+def play(stage: TrialStage, agent: Agent, tmp_path: Path) -> Play:
     """Plays one scene and gives the trial."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()

@@ -11,7 +11,7 @@ import pytest
 from app.agents.base import Agent
 from app.agents.external import read
 from app.agents.framework import Framework
-from app.agents.frameworks import Making, framework_named
+from app.agents.frameworks import FrameworkOptions, framework_named
 from app.agents.installation import Installer
 from app.agents.running import FrameworkAgent
 
@@ -47,7 +47,7 @@ def subject_named(
         manifests, name = {manifest.name: manifest}, manifest.name
 
     def make(tools: Path) -> Framework:
-        making = Making(
+        making = FrameworkOptions(
             Installer(tools),
             call_timeout_s=CALL_TIMEOUT_S,
             call_attempts=CALL_ATTEMPTS,

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from app.agents.framework import Framework
 from app.agents.reconcile import reconciled
-from app.agents.trial import KEY, STARTED, Stage, Trial
+from app.agents.trial import KEY, STARTED, Trial, TrialStage
 from app.models.endings import EndReason
 from app.models.model_calls import Account, CallEnd
 from megaflow.contract.agents.fixtures import LIMITS, Play
 
 
-def test_it_solves_the_task_and_leaves_evidence_and_nothing_else(play: Play, stage: Stage) -> None:
+def test_it_solves_the_task_and_leaves_evidence_and_nothing_else(play: Play, stage: TrialStage) -> None:
     trial = play("solve")
     assert trial.report.end_reason is EndReason.SUBMITTED, trial.report
     assert trial.solved

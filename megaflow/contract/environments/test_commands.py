@@ -75,7 +75,7 @@ class _Kept:
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.content += bytes(data)
 
-    def told(self, total_bytes: int) -> str:
+    def location(self, total_bytes: int) -> str:
         return f"kept as {self.name}"
 
     def close(self) -> None:

@@ -10,11 +10,11 @@ import pytest
 
 from app.environments.contract import Environment
 from app.errors import EnvironmentFailed
-from app.models.shell import Interactive
+from app.models.shell import InteractiveProgram
 from megaflow.contract.environments.fixtures import Create
 
 
-def until(stream: Interactive, wanted: bytes, timeout_s: float = 15) -> bytes:
+def until(stream: InteractiveProgram, wanted: bytes, timeout_s: float = 15) -> bytes:
     """What the program writes, up to and with `wanted`; or to its end."""
     found, deadline = b"", time.monotonic() + timeout_s
     while wanted not in found and time.monotonic() < deadline:
@@ -25,7 +25,7 @@ def until(stream: Interactive, wanted: bytes, timeout_s: float = 15) -> bytes:
     return found
 
 
-def rest(stream: Interactive) -> bytes:
+def rest(stream: InteractiveProgram) -> bytes:
     found = b""
     while piece := stream.read(15):
         found += piece

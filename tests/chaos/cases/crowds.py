@@ -28,7 +28,7 @@ _PATIENT = Work(max_attempts=20)
 def retry_storm(ground: Ground) -> None:
     """Every first attempt of 80 real tasks fails by our fault, nearly at once: all run again, spread, and end
     graded."""
-    ground.start(nursery=[Rule("door", "before", do="error", phase="graded", number=1)])
+    ground.start(launcher=[Rule("door", "before", do="error", phase="graded", number=1)])
     ground.submit(40, mode=Mode.EPHEMERAL, name="e")
     ground.submit(40, mode=Mode.PERSISTENT, name="p")
 

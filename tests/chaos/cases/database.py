@@ -54,7 +54,7 @@ def postgres_sessions_ended(ground: Ground) -> None:
 
 @case("postgres-half-open", relays=("postgres",), within_s=150)
 def postgres_half_open(ground: Ground) -> None:
-    """Every connection to PostgreSQL goes silent without closing: workers, nursery and control must notice by
+    """Every connection to PostgreSQL goes silent without closing: workers, launcher and control must notice by
     themselves; agents of lapsed leases do not go on beside their successors."""
     under_load(ground, 5, Work(seconds=6.0))
     assert ground.postgres_relay is not None

@@ -22,7 +22,7 @@ def _in_doubt(point: str, program: str, times: int) -> None:
     def act(ground: Ground) -> None:
         rule = Rule(point, "commit", do="error", times=times)
         plans = {program: [rule]}
-        ground.start(nursery=plans.get("nursery", []), control=plans.get("control", []))
+        ground.start(launcher=plans.get("launcher", []), control=plans.get("control", []))
         submit_both(ground, 4, _WORK)
         if point == "reclaim":
             ground.acting(1)
@@ -32,7 +32,7 @@ def _in_doubt(point: str, program: str, times: int) -> None:
 
 
 for _point in _OF_WORKERS:
-    _in_doubt(_point, "nursery", times=6)
+    _in_doubt(_point, "launcher", times=6)
 for _point in _OF_CONTROL:
     _in_doubt(_point, "control", times=4)
 
@@ -41,7 +41,7 @@ for _point in _OF_CONTROL:
 def doubt_fail(ground: Ground) -> None:
     """An attempt's failure is recorded and its writer told that it was not: one retry is used up, not two."""
     missing = Work(seconds=0, max_attempts=2, image="chaos/none")  # a local environment can run no image
-    ground.start(nursery=[Rule("fail", "commit", do="error", times=4)])
+    ground.start(launcher=[Rule("fail", "commit", do="error", times=4)])
     allowed = frozenset({("failed", "environment_error")})
     ground.submit(3, mode=Mode.EPHEMERAL, work=missing, name="e", allowed=allowed)
     ground.submit(3, mode=Mode.PERSISTENT, work=missing, name="p", allowed=allowed)
@@ -52,10 +52,10 @@ def doubt_fail(ground: Ground) -> None:
 
 @case("doubt-exited")
 def doubt_exited(ground: Ground) -> None:
-    """The nursery reports an instance's end, it is recorded, and the nursery is told that it was not; at the same
+    """The launcher reports an instance's end, it is recorded, and the launcher is told that it was not; at the same
     time workers are killed."""
     kill = Rule("door", "after", phase="agent_ended", number=1)
-    ground.start(nursery=[Rule("exited", "commit", do="error", times=10), kill])
+    ground.start(launcher=[Rule("exited", "commit", do="error", times=10), kill])
     ground.submit(5, mode=Mode.EPHEMERAL, work=Work(seconds=0.3), name="e", exclusive=True)
 
 
@@ -73,10 +73,10 @@ def doubt_enqueue(ground: Ground) -> None:
 
 @case("doubt-everything", within_s=150)
 def doubt_everything(ground: Ground) -> None:
-    """One in eight commits of every write path at once, of workers, nursery and control, is applied and reported as
+    """One in eight commits of every write path at once, of workers, launcher and control, is applied and reported as
     failed."""
     points = [Rule(point, "commit", do="error", chance=0.12) for point in (*_OF_WORKERS, "fail", "exited", "give_back")]
     control = [Rule(point, "commit", do="error", chance=0.12) for point in (*_OF_CONTROL, "exited")]
-    ground.start(nursery=points, control=control)
+    ground.start(launcher=points, control=control)
     ground.submit(30, mode=Mode.EPHEMERAL, work=Work(max_attempts=20), name="e")
     ground.submit(30, mode=Mode.PERSISTENT, work=Work(max_attempts=20), name="p")

@@ -21,10 +21,10 @@ from tests.chaos.work import Work
 
 @case("medley", short=True, within_s=90, least_faults=8)
 def medley(ground: Ground) -> None:
-    """Redis emptied and killed, PostgreSQL restarted, control worker, nursery and workers killed, tasks cancelled, one
+    """Redis emptied and killed, PostgreSQL restarted, control worker, launcher and workers killed, tasks cancelled, one
     commit in ten reported as failed: all within ten seconds, under load of both modes."""
     doubt = [Rule(point, "commit", do="error", chance=0.1) for point in ("claim", "door", "finish")]
-    ground.start(nursery=doubt)
+    ground.start(launcher=doubt)
     ground.pool_ready()
     work = Work(seconds=0.8, max_attempts=12)
     batches = [
@@ -47,13 +47,13 @@ def _blows() -> dict[str, Callable[[Ground], None]]:
         "FLUSHALL": _flush,
         "control SIGKILL": lambda ground: ground.programs.kill("control"),
         "redis SIGKILL": _restart_redis,
-        "nursery SIGKILL": lambda ground: ground.programs.kill("nursery"),
+        "launcher SIGKILL": lambda ground: ground.programs.kill("launcher"),
         "postgres restart": _restart_postgres,
     }
 
 
 def _kill_workers(ground: Ground) -> None:
-    for child in psutil.Process(ground.programs["nursery"].pid).children()[:3]:
+    for child in psutil.Process(ground.programs["launcher"].pid).children()[:3]:
         os.kill(child.pid, signal.SIGKILL)
 
 

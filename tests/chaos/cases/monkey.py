@@ -27,7 +27,7 @@ _WEIGHTS = {
     "ephemeral worker": 6,
     "persistent worker": 3,
     "control": 4,
-    "nursery": 2,
+    "launcher": 2,
     "beat": 1,
     "flower": 1,
     "redis": 2,
@@ -54,7 +54,7 @@ def go_long() -> None:
 )
 def monkey(ground: Ground) -> None:
     """Under `megaflow up`, with real workers of both modes, in containers where an engine answers, SIGKILL to a random
-    process of ours every two seconds: control worker, nursery, a worker, beat, Flower, Redis, PostgreSQL. All end
+    process of ours every two seconds: control worker, launcher, a worker, beat, Flower, Redis, PostgreSQL. All end
     graded, none twice, nothing is left behind by the engine's own listing."""
     count, seconds = _size
     work = _work(ground)

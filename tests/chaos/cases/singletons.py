@@ -49,7 +49,7 @@ _killed(
 @case("two-control-workers", least_faults=0)
 def two_control_workers(ground: Ground) -> None:
     """Two control workers all the time, each with dispatcher, reconciler and sweeper: no double effect."""
-    ground.start("nursery", "control", "control-2")
+    ground.start("launcher", "control", "control-2")
     submit_both(ground)
 
 
@@ -59,7 +59,7 @@ def two_without_lock(ground: Ground) -> None:
     once decide once."""
     both = [Rule("lead", "before", do="yes")]
     kills = [Rule("door", "after", phase="agent_ended", number=1, chance=0.5)]
-    ground.start("nursery", "control", "control-2", led=False, nursery=kills, control=both, control_2=both)
+    ground.start("launcher", "control", "control-2", led=False, launcher=kills, control=both, control_2=both)
     submit_both(ground)
 
 
@@ -73,7 +73,7 @@ def two_beats(ground: Ground) -> None:
             ground.database, name=f"s{n}", cron="* * * * *", dataset=str(dataset), submission=what, misfire="once"
         )
     ground.rows("UPDATE schedules SET settled_until = clock_timestamp() - interval '3 minutes' RETURNING id")
-    ground.start("nursery", "control", "control-2", "beat-1", "beat-2", "beat-3")
+    ground.start("launcher", "control", "control-2", "beat-1", "beat-2", "beat-3")
     due = "SELECT schedule_id, due_at, run_id, failure FROM schedule_fires"
     ground.eventually(f"SELECT 1 FROM ({due}) f WHERE run_id IS NOT NULL HAVING count(*) >= 5", 40)
     time.sleep(5)
@@ -107,7 +107,7 @@ def _dataset(ground: Ground) -> Path:
 def leader_paused(ground: Ground) -> None:
     """SIGSTOP to the deciding control worker, its session is ended and another takes over; then SIGCONT: the first
     one's late writes change nothing."""
-    ground.start("nursery", "control", "control-2")
+    ground.start("launcher", "control", "control-2")
     submit_both(ground)
     ground.acting(2)
     for name in ("control", "control-2"):
@@ -124,7 +124,7 @@ def leader_paused_in_mid_decision(ground: Ground) -> None:
     """The dispatcher stops itself between its decision's commit and what follows from it; another takes over; it is
     woken and goes on where it was."""
     plan = [Rule("admit", "commit", do="stop", times=2)]
-    ground.start("nursery", "control", "control-2", control=plan, control_2=plan)
+    ground.start("launcher", "control", "control-2", control=plan, control_2=plan)
     submit_both(ground, 8)
     for _ in range(2):
         time.sleep(6)
@@ -145,12 +145,12 @@ def control_killed(ground: Ground) -> None:
 
 @case("rolling-restart", within_s=150)
 def rolling_restart(ground: Ground) -> None:
-    """A deploy under load: control workers and nursery are restarted in good order, one after the other, twice. An
+    """A deploy under load: control workers and launcher are restarted in good order, one after the other, twice. An
     interruption uses up no retry: tasks of one attempt's patience end graded."""
-    ground.start("nursery", "control", "control-2")
+    ground.start("launcher", "control", "control-2")
     submit_both(ground, work=Work(seconds=2.0, max_attempts=1))
     ground.acting(2)
-    for name in ("control", "nursery", "control-2") * 2:
+    for name in ("control", "launcher", "control-2") * 2:
         ground.struck(f"restart of {name}")
         ground.programs.restart(name)
         time.sleep(2)
@@ -163,9 +163,9 @@ def submitted_while_down(ground: Ground) -> None:
     submit_both(ground, 4)
     ground.acting(1)
     ground.struck("all killed")
-    for name in ("control", "nursery"):
+    for name in ("control", "launcher"):
         ground.programs.kill(name, kept=False)
     ground.submit(6, mode=Mode.EPHEMERAL, name="later")
     time.sleep(2)
-    ground.programs.start("nursery")
+    ground.programs.start("launcher")
     ground.programs.start("control")

@@ -44,7 +44,7 @@ def _steps() -> dict[str, Rule]:
 
 def _kill_at(step: str, rule: Rule) -> None:
     def act(ground: Ground) -> None:
-        ground.start("nursery", "control", nursery=[rule])
+        ground.start("launcher", "control", launcher=[rule])
         ground.submit(4, mode=Mode.EPHEMERAL, work=Work(seconds=0.3), name="e", exclusive=True)
         ground.submit(3, mode=Mode.PERSISTENT, work=Work(max_attempts=15), name="p")
 
@@ -77,7 +77,7 @@ def stopped_for_two_leases(ground: Ground) -> None:
 def stopped_before_result(ground: Ground) -> None:
     """A worker stops itself right before it writes its result and is woken two leases later: the result of a lost
     attempt is refused."""
-    ground.start(nursery=[Rule("finish", "before", do="stop", number=1)])
+    ground.start(launcher=[Rule("finish", "before", do="stop", number=1)])
     ground.submit(3, mode=Mode.EPHEMERAL, name="e")
     _wake_the_stopped(ground, 3)
 
@@ -87,7 +87,7 @@ def _wake_the_stopped(ground: Ground, count: int) -> None:
     give_up = time.monotonic() + 60
     stopped: list[psutil.Process] = []
     while len(stopped) < count and time.monotonic() < give_up:
-        children = psutil.Process(ground.programs["nursery"].pid).children()
+        children = psutil.Process(ground.programs["launcher"].pid).children()
         stopped = [child for child in children if child.status() == psutil.STATUS_STOPPED]
         time.sleep(0.1)
     time.sleep(2 * _LEASE_S)
@@ -133,16 +133,16 @@ def interrupted_for_ever(ground: Ground) -> None:
         time.sleep(0.1)
 
 
-@case("nursery-killed", within_s=60)
-def nursery_killed(ground: Ground) -> None:
-    """SIGKILL to the nursery under load: its instances leave with it, and the tasks run again."""
+@case("launcher-killed", within_s=60)
+def launcher_killed(ground: Ground) -> None:
+    """SIGKILL to the launcher under load: its instances leave with it, and the tasks run again."""
     ground.start()
     ground.submit(5, mode=Mode.EPHEMERAL, work=_SLOW, name="e", exclusive=True)
     ground.submit(5, mode=Mode.PERSISTENT, work=_SLOW, name="p", exclusive=True)
     for _ in range(2):
         ground.acting(3)
-        ground.struck("nursery SIGKILL")
-        ground.programs.kill("nursery")
+        ground.struck("launcher SIGKILL")
+        ground.programs.kill("launcher")
         time.sleep(3)
 
 
@@ -150,7 +150,7 @@ def nursery_killed(ground: Ground) -> None:
 def starved_renewal(ground: Ground) -> None:
     """The renewals of a while fail although the attempts go on: a worker that cannot renew stops its own work before
     its lease lapses, so that no two agents of one task act at once."""
-    ground.start(nursery=[Rule("renew", "before", do="error", times=18)])
+    ground.start(launcher=[Rule("renew", "before", do="error", times=18)])
     ground.submit(4, mode=Mode.EPHEMERAL, work=Work(seconds=8), name="e", exclusive=True)
     ground.submit(2, mode=Mode.PERSISTENT, work=Work(seconds=8), name="p", exclusive=True)
 
@@ -158,14 +158,14 @@ def starved_renewal(ground: Ground) -> None:
 @case("slow-renewal", within_s=60)
 def slow_renewal(ground: Ground) -> None:
     """Renewals hang for longer than a lease: the worker must notice without the answer."""
-    ground.start(nursery=[Rule("renew", "before", do="sleep", seconds=5.0, times=4)])
+    ground.start(launcher=[Rule("renew", "before", do="sleep", seconds=5.0, times=4)])
     ground.submit(3, mode=Mode.EPHEMERAL, work=Work(seconds=7), name="e", exclusive=True)
 
 
 @case("skewed-clock", within_s=60, least_faults=0)
 def skewed_clock(ground: Ground) -> None:
     """Workers whose clock is ten minutes ahead, or behind: leases go by the database's clock alone."""
-    ground.start(nursery=[Rule("skew", seconds=600.0)])
+    ground.start(launcher=[Rule("skew", seconds=600.0)])
     ground.submit(4, mode=Mode.EPHEMERAL, work=_SLOW, name="e", exclusive=True)
     ground.submit(4, mode=Mode.PERSISTENT, work=_SLOW, name="p", exclusive=True)
 
@@ -173,7 +173,7 @@ def skewed_clock(ground: Ground) -> None:
 @case("poison", short=True, within_s=90)
 def poison(ground: Ground) -> None:
     """A task that kills its worker every time: it ends as not measured after its limit, the others do not notice."""
-    ground.start(nursery=[Rule("door", "after", phase="agent_started", task="poison")])
+    ground.start(launcher=[Rule("door", "after", phase="agent_started", task="poison")])
     lost = frozenset({("failed", "lost")})
     ground.submit(2, mode=Mode.EPHEMERAL, work=Work(seconds=0.3, max_attempts=3), name="poison", allowed=lost)
     ground.submit(6, mode=Mode.EPHEMERAL, work=Work(seconds=0.3, max_attempts=1), name="good", exclusive=True)
@@ -182,7 +182,7 @@ def poison(ground: Ground) -> None:
 @case("poison-in-the-pool", within_s=90)
 def poison_in_the_pool(ground: Ground) -> None:
     """The same in a standing pool, where it takes its neighbours' worker along: they end graded all the same."""
-    ground.start(nursery=[Rule("door", "after", phase="agent_started", task="poison")])
+    ground.start(launcher=[Rule("door", "after", phase="agent_started", task="poison")])
     lost = frozenset({("failed", "lost")})
     ground.submit(1, mode=Mode.PERSISTENT, work=Work(seconds=0.3, max_attempts=3), name="poison", allowed=lost)
     ground.submit(8, mode=Mode.PERSISTENT, work=Work(seconds=1.0, max_attempts=4), name="good", exclusive=True)

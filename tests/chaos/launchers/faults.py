@@ -31,7 +31,7 @@ SKEW = "skew"
 
 POINTS: dict[str, tuple[str, ...]] = {
     # of a worker
-    "take": ("app.workers.seat:Seat.take",),
+    "take": ("app.workers.context:WorkerContext.take",),
     "claim": ("app.ledger.attempts:claim", "app.ledger.attempts:claim_many"),
     "renew": ("app.ledger.attempts:renew",),
     "door": ("app.ledger.attempts:record_phase", "app.ledger.attempts:record_phases"),
@@ -41,7 +41,7 @@ POINTS: dict[str, tuple[str, ...]] = {
     "teardown": ("app.ledger.ends:record_teardown",),
     "ready": ("app.ledger.instances:ready", "app.ledger.instances:ready_many"),
     "seen": ("app.ledger.instances:seen",),
-    # of the nursery and the control worker
+    # of the launcher and the control worker
     "exited": ("app.ledger.instances:exited", "app.ledger.instances:exited_many"),
     "launched": ("app.ledger.instances:launched",),
     "admit": ("app.ledger.admission:admit",),

@@ -1,4 +1,4 @@
-"""Ports of an environment's own loopback that lead to us, whatever networks it has, and if it has none.
+"""Ports of an environment's own loopback that lead to this process, whatever networks it has, and if it has none.
 
 `forward` does it for an environment with a network namespace of its own, `forward_here` for one without. The contract
 is `Forward` and `Serve` in `app.environments.contract`.
@@ -6,23 +6,22 @@ is `Forward` and `Serve` in `app.environments.contract`.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 
 from app.environments.contract import Forward, Serve
-from app.environments.networks.forwarding import namespace, relay
-from app.environments.networks.forwarding.carried import MOST, Carried
-from app.environments.networks.forwarding.listening import CONNECTIONS, Listening, listen
-from app.environments.networks.forwarding.namespace import Forbidden
-from app.environments.networks.forwarding.relay import Stream
+from app.environments.networks.forwarding import namespace
+from app.environments.networks.forwarding.listening import CONNECTIONS, ListeningForward, listen
+from app.environments.networks.forwarding.relayed import MOST, OpenStream, RelayedForward, start_relay
 from app.errors import EnvironmentFailed
 
-__all__ = ["CONNECTIONS", "Stream", "forward", "forward_here"]
+__all__ = ["CONNECTIONS", "OpenStream", "forward", "forward_here"]
 
 
 def forward(
     pid: int | None,
-    stream: Stream,
+    stream: OpenStream,
     port: int,
     serve: Serve,
     *,
@@ -38,37 +37,34 @@ def forward(
     Raises: EnvironmentFailed: the port is taken, the process is gone, or the program cannot be brought inside.
     """
     if pid is not None:
-        with suppress(Forbidden):
+        with suppress(namespace.NetworkForbidden):
             return _by_namespace(pid, port, serve, lives, connections)
-    return Carried(relay.start(stream, port, min(connections, MOST)), serve)
+    return RelayedForward(start_relay(stream, port, min(connections, MOST)), serve)
 
 
-def _by_namespace(pid: int, port: int, serve: Serve, lives: Callable[[], bool], connections: int) -> Listening:
-    process = namespace.process(pid, lives)
+def _by_namespace(pid: int, port: int, serve: Serve, lives: Callable[[], bool], connections: int) -> ListeningForward:
+    process = namespace.pin(pid, lives)
     try:
-        listeners = namespace.inside(process, lambda: listen(port))
-    except BaseException as error:
+        listeners = namespace.inside(process, lambda: _listen(port))
+    except BaseException:
         process.close()
-        if isinstance(error, OSError):
-            raise _not_listening(port, error) from error
         raise
-    return Listening(listeners, serve, process=process.detach(), connections=connections)
+    return ListeningForward(listeners, serve, process=process.detach(), connections=connections)
 
 
 def forward_here(port: int, serve: Serve, *, connections: int = CONNECTIONS) -> Forward:
-    """The same on this host's own loopback, for environments that see no other. Whoever asked for it closes it.
+    """The same on this host's own loopback, for environments that see no other; closed by its opener.
 
     Raises: EnvironmentFailed: the port is taken.
     """
+    return ListeningForward(_listen(port), serve, connections=connections)
+
+
+def _listen(port: int) -> list[socket.socket]:
     try:
-        listeners = listen(port)
+        return listen(port)
     except OSError as error:
-        raise _not_listening(port, error) from error
-    return Listening(listeners, serve, connections=connections)
-
-
-def _not_listening(port: int, error: OSError) -> EnvironmentFailed:
-    return EnvironmentFailed(
-        f"expected to listen at port {port} of the environment's loopback, found: {error.strerror or error};"
-        " a port that something inside has taken is free again when that has ended, or take another."
-    )
+        raise EnvironmentFailed(
+            f"expected to listen at port {port} of the environment's loopback, found: {error.strerror or error};"
+            " a port that something inside has taken is free again when that has ended, or take another."
+        ) from error

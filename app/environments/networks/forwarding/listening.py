@@ -1,8 +1,9 @@
-"""A listening socket whose connections go to `serve`, a thread each, so many at a time."""
+"""A listening socket whose connections go to `serve`: one thread accepts, and each connection has a thread."""
 
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
 from contextlib import suppress
@@ -10,16 +11,17 @@ from contextlib import suppress
 import structlog
 
 from app.environments.contract import Serve
-from app.environments.networks.forwarding.acceptor import acceptor
 
 log = structlog.get_logger()
 
 CONNECTIONS = 64
-"""Served at a time for one port; more wait in the backlog, where they cost us nothing."""
+"""Served at a time for one port; more wait in the backlog, where they cost nothing here."""
 _BACKLOG = 128
+_REST_MS = 200
+"""How long a port rests that could not be served for want of descriptors or threads."""
 
 
-class Listening:
+class ListeningForward:
     """A `Forward`: takes connections until it is closed, or the process of the handle `process` has ended.
 
     Owns the listeners (sockets of one port) and the handle.
@@ -37,27 +39,25 @@ class Listening:
         self._serve = serve
         self._most = connections
         self._process = process
-        self._listeners = {listener.fileno(): listener for listener in listeners}
+        self._listeners = listeners
         self._served: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._closed = False
-        self._acceptor = acceptor()
-        watched = [*self._listeners, *([] if process is None else [process])]
-        self._acceptor.watch(dict.fromkeys(watched, self._ready))
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        threading.Thread(target=self._accept_all, name="forward-accept", daemon=True).start()
 
     @property
     def closed(self) -> bool:
         return self._closed
 
     def close(self) -> None:
-        """Take no more connections and end those there are: whoever serves them finds them shut. Safe to call twice."""
+        """Take no more connections and end those there are: their sockets are shut. Safe to call twice."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-            numbers = [*self._listeners, *([] if self._process is None else [self._process])]
-            self._acceptor.forget(numbers)
-            for listener in self._listeners.values():
+            os.eventfd_write(self._wake, 1)
+            for listener in self._listeners:
                 _shut(listener)  # also for a forked process that holds a copy
                 listener.close()
             if self._process is not None:
@@ -67,36 +67,55 @@ class Listening:
 
     # --- In the thread that accepts ---------------------------------------------------------------------------------
 
-    def _ready(self, number: int) -> None:
-        if number == self._process:
-            log.debug("forward.process_ended", port=self.port)
-            self.close()
-            return
+    def _accept_all(self) -> None:
+        rest = False
+        while (poll := self._events(rest=rest)) is not None:
+            ready = {number for number, _ in poll.poll(_REST_MS if rest else None)}
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._wake)
+            if self._process in ready:
+                log.debug("forward.process_ended", port=self.port)
+                self.close()
+            rest = not self._accept(ready)
+        os.close(self._wake)
+
+    def _events(self, *, rest: bool) -> select.poll | None:
+        """What to wait for now; None once it was closed."""
+        poll = select.poll()
         with self._lock:
             if self._closed:
-                return
-            try:
-                connection, _ = self._listeners[number].accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                return
-            except OSError as error:  # no descriptors, no memory: others' connections end, then there are some
-                log.warning("forward.not_accepted", port=self.port, error=str(error))
-                self._acceptor.rest(number)
-                return
-            self._begin(connection)
+                return None
+            poll.register(self._wake, select.POLLIN)
+            if self._process is not None:
+                poll.register(self._process, select.POLLIN)
+            if not rest and len(self._served) < self._most:
+                for listener in self._listeners:
+                    poll.register(listener, select.POLLIN)
+        return poll
 
-    def _begin(self, connection: socket.socket) -> None:
-        connection.setblocking(True)
-        thread = threading.Thread(target=self._attend, args=(connection,), name="forward-serve", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:  # too many threads
-            log.warning("forward.not_served", port=self.port, error=str(error))
-            connection.close()
-            return
-        self._served.add(connection)
-        if len(self._served) == self._most:
-            self._acceptor.pause(list(self._listeners))
+    def _accept(self, ready: set[int]) -> bool:
+        """False: a connection could not be served, and others will have to end first."""
+        with self._lock:
+            for listener in [] if self._closed else self._listeners:
+                if listener.fileno() not in ready or len(self._served) == self._most:
+                    continue
+                try:
+                    connection, _ = listener.accept()
+                except (BlockingIOError, ConnectionAbortedError):
+                    continue
+                except OSError as error:  # no descriptors, no memory
+                    log.warning("forward.not_accepted", port=self.port, error=str(error))
+                    return False
+                connection.setblocking(True)
+                thread = threading.Thread(target=self._attend, args=(connection,), name="forward-serve", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # too many threads
+                    log.warning("forward.not_served", port=self.port, error=str(error))
+                    connection.close()
+                    return False
+                self._served.add(connection)
+        return True
 
     # --- In a connection's thread -----------------------------------------------------------------------------------
 
@@ -110,7 +129,7 @@ class Listening:
             with self._lock:
                 self._served.discard(connection)
                 if len(self._served) == self._most - 1 and not self._closed:
-                    self._acceptor.resume(list(self._listeners))
+                    os.eventfd_write(self._wake, 1)
             connection.close()
 
 
@@ -122,21 +141,13 @@ def listen(port: int) -> list[socket.socket]:
     return [first]
 
 
-def _listening(family: int, host: str, port: int) -> socket.socket:
-    found = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the port of an ended one can be had again
-        if family == socket.AF_INET6:
-            found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        found.bind((host, port))
-        found.listen(_BACKLOG)
-        found.setblocking(False)
-    except BaseException:
-        found.close()
-        raise
-    return found
+def _listening(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
+    # The port of an ended one can be had again.
+    made = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    made.setblocking(False)
+    return made
 
 
-def _shut(found: socket.socket) -> None:
+def _shut(connection: socket.socket) -> None:
     with suppress(OSError):  # it is not connected any more
-        found.shutdown(socket.SHUT_RDWR)
+        connection.shutdown(socket.SHUT_RDWR)

@@ -28,7 +28,7 @@ from app.environments.runtimes.compose.service import ProjectDisk, ServiceContai
 from app.environments.runtimes.docker.container import DockerEnvironment
 from app.environments.session.protocol import KEEP_BYTES
 from app.errors import EnvironmentFailed, StationError
-from app.models.shell import Interactive, OutputLogs, Shell, StatefulShell
+from app.models.shell import InteractiveProgram, OutputLogs, Shell, StatefulShell
 
 log = structlog.get_logger()
 
@@ -192,7 +192,7 @@ class ComposeEnvironment(Environment):
         tty: bool = False,
         rows: int = 24,
         columns: int = 80,
-    ) -> Interactive:
+    ) -> InteractiveProgram:
         return self._main.stream(argv, cwd=cwd, env=env, tty=tty, rows=rows, columns=columns)
 
     def put(self, path: str, content: bytes, *, mode: int = 0o644) -> None:

@@ -32,7 +32,7 @@ from app.host.disk_watch import DiskWatch
 from app.host.engine import ROLE, Engine, engine_of
 from app.host.slots import Gate, HostGate
 from app.images.compose_images import note_parts
-from app.images.metadata import Book
+from app.images.metadata import ImageMetadata
 from app.images.task_images import Images
 from app.models.spec import Bundle, EnvironmentSpec
 from app.settings import Settings
@@ -100,7 +100,7 @@ class ComposeProvider(EnvironmentProvider):
         if known is not None:
             return known
         plan = planned(spec, self._fetch_bundle, self._settings.home / "cache" / "contexts")
-        note_parts(Book(self._settings), spec, plan)
+        note_parts(ImageMetadata(self._settings), spec, plan)
         with self._lock:
             self._plans[key] = plan
             while len(self._plans) > _PLANS:

@@ -20,7 +20,7 @@ from app.environments.runtimes.compose.resources import ComposeResources
 from app.environments.runtimes.docker import disk_limits
 from app.environments.runtimes.docker.container import DockerEnvironment
 from app.environments.session import SessionClient
-from app.environments.session.exec_stream import exec_stream
+from app.environments.session.transports import exec_stream
 from app.errors import EnvironmentFailed, ImageUnavailable, ServiceUnhealthy, StationError
 from app.host import archives
 from app.host.container_layer import usage_of

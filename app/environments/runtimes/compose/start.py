@@ -27,8 +27,7 @@ from app.environments.runtimes.docker import disk_limits
 from app.environments.runtimes.docker.container import DockerEnvironment
 from app.environments.runtimes.docker.provider import DockerProvider
 from app.environments.runtimes.setup import carry_out
-from app.environments.session.transport import binary_for
-from app.environments.session.transports import Entrance
+from app.environments.session.transports import Transport, binary_for
 from app.environments.tools import Find, Tool
 from app.errors import EnvironmentFailed, NoPlaceToStart, ServiceUnhealthy, StationError
 from app.host.disk_watch import DiskWatch, limit_of
@@ -313,17 +312,17 @@ class MainContainerProvider(DockerProvider):
         tags: Tags,
         image_id: str,
         network: str | None,
-        entrance: Entrance,
+        transport: Transport,
         tools: tuple[Tool, ...],
     ) -> str:
-        container_id = super()._create(engine, spec, tags, image_id, network, entrance, tools)
+        container_id = super()._create(engine, spec, tags, image_id, network, transport, tools)
         self._resources.join_others(self._service, container_id)
         return container_id
 
     def _limits(
-        self, engine: Engine, spec: EnvironmentSpec, network: str | None, entrance: Entrance, tools: tuple[Tool, ...]
+        self, engine: Engine, spec: EnvironmentSpec, network: str | None, transport: Transport, tools: tuple[Tool, ...]
     ) -> Any:
-        return self._resources.host_config_of(super()._limits(engine, spec, network, entrance, tools), self._service)
+        return self._resources.host_config_of(super()._limits(engine, spec, network, transport, tools), self._service)
 
 
 def start_inside(environment: DockerEnvironment, resources: ComposeResources, image_id: str, deadline: float) -> None:

@@ -16,11 +16,12 @@ from docker.errors import APIError, DockerException, NotFound
 from requests import RequestException
 
 from app.environments.contract import UNSEEN, Forward, Origin, ResetProof, Route, Serve, Snapshot, Tags, Times
-from app.environments.networks import Outlet, open_outlet
+from app.environments.networks import Egress, open_egress
 from app.environments.networks.forwarding import forward
 from app.environments.runtimes.docker import snapshots
 from app.environments.runtimes.session_environment import SessionEnvironment, WatchedShell
-from app.environments.session.transports import Entrance, Inside, Session
+from app.environments.session import SessionClient
+from app.environments.session.transports import ContainerTarget, Transport
 from app.environments.tools import Tool, archived, versions
 from app.errors import EnvironmentFailed, StationError
 from app.host.container_layer import Layer, outside_of, places_of, usage_of
@@ -45,17 +46,17 @@ KIND = "docker"
 
 
 class DockerEnvironment(SessionEnvironment):
-    """One container. Its first process is the session's helper, or sleeps: see `ways`."""
+    """One container. Its first process is the session's helper, see `session.transports`."""
 
-    _session: Session
+    _session: SessionClient
 
     def __init__(
         self,
         engine: Engine,
-        inside: Inside,
+        inside: ContainerTarget,
         spec: EnvironmentSpec,
         image_id: str,
-        entrance: Entrance,
+        transport: Transport,
         layer: Layer | None,
         times: Times,
         tools: tuple[Tool, ...] = (),
@@ -70,29 +71,32 @@ class DockerEnvironment(SessionEnvironment):
         self._engine = engine
         self._inside = inside
         self._image_id = image_id
-        self._entrance = entrance
+        self._transport = transport
         self._layer = layer
         self._name = name
         self._alone = alone
         self._origin = Origin.FRESH
         self._set_up_inside = False
         self._forwards: weakref.WeakSet[Forward] = weakref.WeakSet()  # those that are closed are forgotten
-        self._outlet: Outlet | None = None
+        self._egress: Egress | None = None
         self._naming: threading.Thread | None = None
         self._hurry = threading.Event()
         self._tools = tools
         self.times = times
 
     def start(self, *, proven: bool) -> None:
-        """Start it, for the first time or again, and open its session. Raises: WayClosed, APIError and its like."""
+        """Start it, for the first time or again, and open its session.
+
+        Raises: TransportUnusable; APIError and its like.
+        """
         with self.times.measure("start"):
-            self._entrance.before_start(self.id)
+            self._transport.before_start(self.id)
             self._engine.api.start(self.id)
         with self.times.measure("session"):
-            self._session = self._entrance.open(self._inside, proven=proven)
+            self._session = self._transport.open(self._inside, proven=proven)
         try:
             self._look()
-            self._outlet = open_outlet(self._spec, self.forward)
+            self._egress = open_egress(self._spec, self.forward)
         except BaseException:
             self._close_ports()
             self._session.close()
@@ -100,7 +104,7 @@ class DockerEnvironment(SessionEnvironment):
 
     def _look(self) -> None:
         """What must be known before the first command; the engine is asked for what cannot be seen."""
-        init, outside = self._entrance.init(), self._outside()
+        init, outside = self._transport.init(), self._outside()
         if self._name and init is not None and outside is not None and is_of(self.id, init):
             self._pid = init
         else:
@@ -137,7 +141,7 @@ class DockerEnvironment(SessionEnvironment):
             "origin": self._origin.value,
             "network": self._spec.network.value,
             **({"tools": versions(self._tools)} if self._tools else {}),
-            **({} if self._outlet is None else {"outlet": self._outlet.describe()}),
+            **({} if self._egress is None else {"outlet": self._egress.describe()}),
             **self.times.describe(),
         }
 
@@ -147,7 +151,7 @@ class DockerEnvironment(SessionEnvironment):
 
     def bring_tools(self) -> None:
         """Copy in the tools that the engine could not mount. Raises: EnvironmentFailed, EngineUnavailable."""
-        if self._entrance.shares_files:
+        if self._transport.shares_files:
             return
         for tool in self._tools:
             with self._engine.named(f"bring {tool.name} into environment {self.id[:12]}", EnvironmentFailed):
@@ -155,7 +159,7 @@ class DockerEnvironment(SessionEnvironment):
 
     def volumes(self) -> list[str]:
         """Where in it something is mounted that is neither its own nor the session's. Raises: EnvironmentFailed."""
-        ours = {*(str(mount["Target"]) for mount in self._entrance.mounts), *(tool.target for tool in self._tools)}
+        ours = {*(str(mount["Target"]) for mount in self._transport.mounts), *(tool.target for tool in self._tools)}
         with self._engine.named(f"look at environment {self.id[:12]}", EnvironmentFailed):
             mounts = self._engine.api.inspect_container(self.id)["Mounts"]
         return [str(mount["Destination"]) for mount in mounts if mount["Destination"] not in ours]
@@ -236,7 +240,7 @@ class DockerEnvironment(SessionEnvironment):
 
     def snapshot(self, tags: Tags) -> Snapshot:
         with self._living("keep a snapshot"):
-            copied = [] if self._entrance.shares_files else [tool.target for tool in self._tools]
+            copied = [] if self._transport.shares_files else [tool.target for tool in self._tools]
             snapshots.refuse_more_than_files(self.volumes(), copied)
             return snapshots.take(self._engine, self.id, self._image_id, tags)
 
@@ -313,7 +317,7 @@ class DockerEnvironment(SessionEnvironment):
             with self._engine.named(f"remove environment {self.id[:12]}", EnvironmentFailed):
                 self._engine.remove(self.id)
         finally:
-            self._entrance.close()
+            self._transport.close()
             if first:
                 self.times.phases["teardown"] = time.monotonic() - begun
 

@@ -21,7 +21,15 @@ from app.environments.runtimes.docker import disk_limits, snapshots
 from app.environments.runtimes.docker.container import DockerEnvironment
 from app.environments.runtimes.docker.setups import Setups
 from app.environments.runtimes.setup import EnvironmentRequest
-from app.environments.session.transports import WAYS, Entrance, Inside, Kinds, Way, WayClosed, choice_for
+from app.environments.session.transports import (
+    TRANSPORTS,
+    ContainerTarget,
+    Transport,
+    TransportKind,
+    TransportKinds,
+    TransportUnusable,
+    transport_choice,
+)
 from app.environments.tools import Find, Tool, tools_of, versions
 from app.errors import EnvironmentFailed, ImageUnavailable, NoPlaceToStart, StationError
 from app.host.container_layer import Layer
@@ -42,7 +50,7 @@ log = structlog.get_logger()
 class DockerProvider(EnvironmentProvider):
     """Makes containers on the engine of the settings; `gate` bounds how many at a time (None: on this host alone).
 
-    `ways`: which ways into a container are tried, best first. `tools`: gives the folders of tools.
+    `transports`: which are tried, best first. `tools`: gives the folders of tools.
     """
 
     def __init__(
@@ -51,13 +59,13 @@ class DockerProvider(EnvironmentProvider):
         *,
         fetch_bundle: Callable[[Bundle], bytes],
         gate: Gate | None = None,
-        ways: Kinds = WAYS,
+        transports: TransportKinds = TRANSPORTS,
         tools: Find | None = None,
     ) -> None:
         self._settings = settings
         self._gate = gate or HostGate(settings.home / "run" / "slots")
         self._images = Images(settings, fetch_bundle=fetch_bundle, gate=self._gate)
-        self._ways = ways
+        self._transports = transports
         self._find = tools
         self._setups = Setups(settings, lambda: self._engine, self._started)
 
@@ -124,23 +132,23 @@ class DockerProvider(EnvironmentProvider):
     def _start(
         self, spec: EnvironmentSpec, tags: Tags, image_id: str, times: Times, root: str | None
     ) -> DockerEnvironment:
-        """By the way that is known to lead inside, else by the first that does."""
-        choice = choice_for(self._engine, self._settings.home, self._ways)
-        closed: WayClosed | None = None
-        for way in choice.candidates():
+        """By the transport that is known to work, else by the first that does."""
+        choice = transport_choice(self._engine, self._settings.home, self._transports)
+        closed: TransportUnusable | None = None
+        for kind in choice.candidates():
             try:
-                environment = self._start_by(way, spec, tags, image_id, times, root, proven=choice.proven is not None)
-            except WayClosed as error:
-                log.warning("environment.way_closed", way=type(way).__name__, reason=str(error))
+                environment = self._start_by(kind, spec, tags, image_id, times, root, proven=choice.proven is not None)
+            except TransportUnusable as error:
+                log.warning("environment.transport_unusable", transport=type(kind).__name__, reason=str(error))
                 closed = error
                 continue
-            choice.prove(way)
+            choice.prove(kind)
             return environment
-        raise closed or EnvironmentFailed("no way into a container of this engine is left.")
+        raise closed or EnvironmentFailed("no transport leads into a container of this engine.")
 
     def _start_by(
         self,
-        way: Way,
+        kind: TransportKind,
         spec: EnvironmentSpec,
         tags: Tags,
         image_id: str,
@@ -153,30 +161,30 @@ class DockerProvider(EnvironmentProvider):
         engine, tools = self._engine, tools_of(spec, self._find)
         with engine.named(f"create an environment from {spec.label}", EnvironmentFailed):
             with disk_named("make an environment"):
-                entrance = way.entrance()
+                transport = kind.transport()
             container_id = None
             try:
                 with times.measure("create"):
-                    container_id = self._create(engine, spec, tags, root or image_id, network, entrance, tools)
+                    container_id = self._create(engine, spec, tags, root or image_id, network, transport, tools)
                     about = engine.api.inspect_container(container_id)
                     if network is None:
                         hosts_file.write(engine, about)
-                inside = Inside(container_id, spec.workdir, self._user(engine, image_id))
-                layer = Layer.of(about, {str(mount["Target"]) for mount in _mounts(entrance, tools)})
+                inside = ContainerTarget(container_id, spec.workdir, self._user(engine, image_id))
+                layer = Layer.of(about, {str(mount["Target"]) for mount in _mounts(transport, tools)})
                 self._images.refuse_unfit(container_id, image_id, spec.label)  # leaves files in the layer
                 environment = DockerEnvironment(
-                    *(engine, inside, spec, image_id, entrance, layer, times, tools),
+                    *(engine, inside, spec, image_id, transport, layer, times, tools),
                     name=str(about["Name"]).lstrip("/"),
                     alone=network is None,
                 )
                 environment.start(proven=proven)
             except BaseException as error:
-                entrance.close()
+                transport.close()
                 with suppress(DockerException, RequestException, StationError):  # what stays is the sweeper's
                     if container_id is not None:
                         engine.remove(container_id)
-                if isinstance(error, APIError) and way.blamed_for(error):
-                    raise WayClosed(f"the engine refuses what this way needs: {error}") from error
+                if isinstance(error, APIError) and kind.blamed_for(error):
+                    raise TransportUnusable(f"the engine refuses what this transport needs: {error}") from error
                 raise
             return environment
 
@@ -187,13 +195,13 @@ class DockerProvider(EnvironmentProvider):
         tags: Tags,
         image_id: str,
         network: str | None,
-        entrance: Entrance,
+        transport: Transport,
         tools: tuple[Tool, ...],
     ) -> str:
         try:
             answer = engine.api.create_container(
                 image_id,
-                entrypoint=entrance.first_process,
+                entrypoint=transport.first_process,
                 command=[],
                 user="0",
                 name=tags.name(),
@@ -201,7 +209,7 @@ class DockerProvider(EnvironmentProvider):
                 working_dir=spec.workdir,
                 labels=self._labels(tags),
                 healthcheck={"Test": ["NONE"]},
-                host_config=self._limits(engine, spec, network, entrance, tools),
+                host_config=self._limits(engine, spec, network, transport, tools),
                 network_disabled=network is None,
                 **self._joining(),
             )
@@ -211,11 +219,11 @@ class DockerProvider(EnvironmentProvider):
         return str(answer["Id"])
 
     def _limits(
-        self, engine: Engine, spec: EnvironmentSpec, network: str | None, entrance: Entrance, tools: tuple[Tool, ...]
+        self, engine: Engine, spec: EnvironmentSpec, network: str | None, transport: Transport, tools: tuple[Tool, ...]
     ) -> Any:
         resources = spec.resources
         return engine.api.create_host_config(
-            mounts=_mounts(entrance, tools),
+            mounts=_mounts(transport, tools),
             network_mode=network or "none",
             cpu_shares=CPU_SHARES,
             nano_cpus=int(min(resources.cpus, engine.cpus) * 1e9),
@@ -271,7 +279,7 @@ class DockerProvider(EnvironmentProvider):
         return removed
 
 
-def _mounts(entrance: Entrance, tools: tuple[Tool, ...]) -> list[Mount]:
+def _mounts(transport: Transport, tools: tuple[Tool, ...]) -> list[Mount]:
     """What of this host is seen inside; tools that cannot be are brought in later."""
-    shown = tools if entrance.shares_files else ()
-    return [*entrance.mounts, *(Mount(tool.target, str(tool.folder), type="bind", read_only=True) for tool in shown)]
+    shown = tools if transport.shares_files else ()
+    return [*transport.mounts, *(Mount(tool.target, str(tool.folder), type="bind", read_only=True) for tool in shown)]

@@ -23,7 +23,7 @@ from app.errors import EnvironmentFailed, ImageUnavailable, SetupFailed, SetupTi
 from app.host.engine import Engine
 from app.host.slots import turn
 from app.images import references
-from app.images.metadata import Book
+from app.images.metadata import ImageMetadata
 from app.models.spec import EnvironmentSpec, Reuse
 from app.settings import Settings
 
@@ -56,7 +56,7 @@ class Setups:
     def __init__(self, settings: Settings, engine: Callable[[], Engine], start: Start) -> None:
         self._engine_of = engine
         self._start = start
-        self._book = Book(settings)
+        self._book = ImageMetadata(settings)
         self._turns = settings.home / "run" / "slots"
         self._unkept = settings.home / "cache" / "setups"
         self._installation = settings.installation

@@ -22,7 +22,7 @@ from typing import Any
 from uuid import uuid4
 
 from app.environments.contract import Snapshot, Tags
-from app.environments.session import Interactive, SessionClient, SessionStats, ShellSession, unix_connector
+from app.environments.session import SessionClient, SessionProgram, SessionStats, ShellSession, unix_connector
 from app.errors import DiskFull, EnvironmentFailed
 from app.host.disk import disk_named, no_space
 from app.models.shell import CommandResult
@@ -66,7 +66,7 @@ class HostSession(SessionClient):
             process = _start(program, folder, env)
         except OSError as error:
             raise EnvironmentFailed(f"no session can be started in {folder}: {error}.") from error
-        self._end = weakref.finalize(self, _terminate, process, self._lanes.close)  # also without `close`
+        self._end = weakref.finalize(self, _terminate, process)  # also without `close`
         try:
             self.wait_ready(_READY_S)
         except BaseException:
@@ -79,7 +79,7 @@ class HostSession(SessionClient):
     def shell(self, *, cwd: str | None = None, **options: Any) -> ShellSession:
         return super().shell(cwd=self._folder(cwd), **options)
 
-    def stream(self, argv: Sequence[str], *, cwd: str | None = None, **options: Any) -> Interactive:
+    def stream(self, argv: Sequence[str], *, cwd: str | None = None, **options: Any) -> SessionProgram:
         return super().stream(argv, cwd=self._folder(cwd), **options)
 
     def put(self, path: str, content: Any, *, mode: int = 0o644) -> None:
@@ -100,6 +100,7 @@ class HostSession(SessionClient):
 
     def close(self) -> None:
         """End it and all that its commands left. Safe to call twice."""
+        super().close()
         self._end()
 
     def _folder(self, cwd: str | None) -> str | None:
@@ -128,8 +129,7 @@ def _start(program: Path, folder: Path, env: Mapping[str, str]) -> subprocess.Po
         )
 
 
-def _terminate(process: subprocess.Popen[bytes], close: Callable[[], None]) -> None:
-    close()
+def _terminate(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
         process.wait(_END_S)

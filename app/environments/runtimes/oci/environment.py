@@ -14,14 +14,13 @@ from typing import Any
 import structlog
 
 from app.environments.contract import Forward, Origin, ResetProof, Route, Serve, Snapshot, Tags, Times
-from app.environments.networks import Outlet, forwarding, open_outlet, variables
+from app.environments.networks import Egress, forwarding, open_egress, variables
 from app.environments.runtimes.oci import copying
 from app.environments.runtimes.oci.instance import OciHost, OciInstance, usage_of
 from app.environments.runtimes.oci.start import StartOptions
 from app.environments.runtimes.oci.system_layer import HELPER
 from app.environments.runtimes.session_environment import SessionEnvironment
-from app.environments.session import SessionClient, unix_connector
-from app.environments.session.connect import Connect
+from app.environments.session import Connect, SessionClient, unix_connector
 from app.environments.tools import Tool, versions
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
 from app.host import kernel
@@ -59,7 +58,7 @@ class OciEnvironment(SessionEnvironment):
         self._life = threading.Lock()  # one start, reset or end at a time
         self._set_up_inside = False
         self._forwards: weakref.WeakSet[Forward] = weakref.WeakSet()  # those that are closed are forgotten
-        self._outlet: Outlet | None = None
+        self._egress: Egress | None = None
         self._session: SessionClient = self._new_session(unix_connector(self._body.place.address))
         self._pids = PidsWatch(self._body.cgroup.pids_folders)
         self.times = times
@@ -79,7 +78,7 @@ class OciEnvironment(SessionEnvironment):
             "runtime": self._body.started_by,
             "user_namespace": self._site.users_apart,
             **({"tools": versions(self._tools)} if self._tools else {}),
-            **({} if self._outlet is None else {"outlet": self._outlet.describe()}),
+            **({} if self._egress is None else {"outlet": self._egress.describe()}),
             **self.times.describe(),
         }
 
@@ -147,7 +146,7 @@ class OciEnvironment(SessionEnvironment):
         self._watch_memory(self._new_memory_watch())
         with self.times.measure("session"):
             self._session.wait_ready(max(0.1, min(_READY_S, deadline - time.monotonic())))
-        self._outlet = open_outlet(spec, self._forward)
+        self._egress = open_egress(spec, self._forward)
 
     def _new_memory_watch(self) -> MemoryWatch:
         return MemoryWatch(self._body.cgroup.memory_events, lambda: None)

@@ -51,9 +51,9 @@ class OciHost:
         return cls(home, Records(home), store, runtime, system_layer(store, helper), users_apart, helper)
 
     @cached_property
-    def stage(self) -> mount_namespace.Stage:
+    def stage(self) -> mount_namespace.MountStage:
         """Where file systems are mounted: one place for all, since each start sees only its own."""
-        return mount_namespace.Stage.beside(self.home)
+        return mount_namespace.MountStage.beside(self.home)
 
 
 class OciInstance:

@@ -17,7 +17,7 @@ from app.environments.runtimes.oci.specification import ConfigOptions, configura
 from app.environments.tools import Tool
 from app.host import kernel, mount_namespace
 from app.host.cgroups import Cgroup
-from app.host.mount_namespace import Stage
+from app.host.mount_namespace import MountStage
 from app.images.layer_store import StoredImage
 from app.models.spec import Resources
 
@@ -66,7 +66,7 @@ class Starter:
 
     runtime: Runtime
     home: Path
-    stage: Stage
+    stage: MountStage
 
     def start(self, birth: StartRequest, listening: socket.socket, *, timeout_s: float) -> None:
         """Start an environment; its first process inherits `listening`. Returns when that runs.

@@ -33,7 +33,7 @@ class Environment:
 
     def start(self):
         self._bash = subprocess.Popen(
-            # Interactive, so that it reads ~/.bashrc, as a terminal would.
+            # InteractiveProgram, so that it reads ~/.bashrc, as a terminal would.
             ["/usr/bin/env", "bash", "--noediting", "-i"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,0 +1,1 @@
+"""The control worker: dispatching, reconciling, scheduled evaluations, webhooks and metrics."""

@@ -1,0 +1,185 @@
+"""The control worker: a Celery worker on the control queue, with the dispatcher and the reconciler beside it.
+
+    python -m app.control.worker
+
+Any number may run: one dispatcher and one reconciler decide at a time.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import structlog
+from celery.worker.control import Panel
+
+from app import instances as providers
+from app import logs
+from app.celery_app import CONTROL, app
+from app.control import metrics
+from app.control.calendar import Calendar
+from app.control.webhooks import Webhooks
+from app.errors import DatabaseUnavailable, InstanceFailed, MegaFlowError, UnknownName
+from app.images.references import key_of
+from app.instances.base import Provider
+from app.ledger import classes, host_images, instances
+from app.ledger.classes import ResourceClass
+from app.ledger.database import Database
+from app.models.endings import RetryPolicy
+from app.models.instance import InstanceRequest, queue_of
+from app.models.spec import Mode
+from app.scheduling.auditor import Auditor
+from app.scheduling.dispatcher import Dispatcher
+from app.scheduling.placement import queue_at
+from app.scheduling.reconciler import Hands, Reconciler
+from app.settings import Settings, load
+from app.stopping import nudge
+from app.workers import context, host_care, host_sweep
+
+log = structlog.get_logger()
+
+
+class Control:
+    """The control plane's threads, and the hands that they work with."""
+
+    def __init__(self, settings: Settings) -> None:
+        from app.tasks.attempt import publish  # tasks import workers; only this door looks up
+
+        self._settings = settings
+        self._database = Database(settings.database())
+        self._retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
+        self._stop = threading.Event()
+        self._beside = ExitStack()
+        self._providers: dict[str, Provider] = {
+            name: providers.provider_named(name, settings) for name in self._names()
+        }
+        send = partial(publish, app)
+        self._dispatcher = Dispatcher(self._database, settings, self._launch, send, key_of)
+        lead_here = partial(host_sweep.lead_here, settings)
+        hands = Hands(self._alive, self._terminate, lead_here, partial(nudge, settings))
+        self._reconciler = Reconciler(self._database, settings, hands)
+        self._auditor = Auditor(self._database, settings)
+        self._webhooks = Webhooks(self._database, settings)
+
+    def _offers(self) -> list[ResourceClass]:
+        """The resource classes; none while the database is away."""
+        try:
+            with self._database.begin() as connection:
+                return list(classes.load(connection, self._settings).values())
+        except DatabaseUnavailable:
+            return []
+
+    def _names(self) -> set[str]:
+        """The providers of the settings, and those that a resource class names."""
+        chosen: set[str] = {self._settings.ephemeral_provider, self._settings.persistent_provider}
+        return chosen.union(*({o.ephemeral_provider, o.persistent_provider} for o in self._offers()))
+
+    def queues(self, *_: Any, **__: Any) -> list[dict[str, str]]:
+        """The answer to Celery's inspection `active_queues`: the control queue, and those that are fed from here.
+
+        Flower learns its list of queues from these answers alone, and ephemeral workers, without remote control, give
+        none.
+        """
+        names = [offer.name for offer in self._offers()] or ["standard"]
+        fed = [queue_of(mode, name) for name in names for mode in (Mode.EPHEMERAL, Mode.PERSISTENT)]
+        placed = [queue_at(queue_of(Mode.PERSISTENT, name), host) for host, found in self._hosts() for name in found]
+        return [{"name": name} for name in (CONTROL, *fed, *placed)]
+
+    def _hosts(self) -> list[tuple[str, frozenset[str]]]:
+        """The hosts with standing instances, and their classes; none while the database is away."""
+        try:
+            with self._database.begin() as connection:
+                return sorted(host_images.standing(connection).items())
+        except DatabaseUnavailable:
+            return []
+
+    def _provider(self, name: str) -> Provider:
+        """One that a class names since we began is opened when it is first needed."""
+        if name not in self._providers:
+            self._providers = {**self._providers, name: providers.provider_named(name, self._settings)}
+        return self._providers[name]
+
+    def start(self) -> None:
+        """Start the threads; ticks are served from here on."""
+        context.serve_ticks(Calendar(self._settings, self._database))
+        self._thread("dispatcher", lambda: self._dispatcher.run(self._stop))
+        self._thread("reconciler", lambda: self._reconciler.run(self._stop))
+        self._thread("auditor", lambda: self._auditor.run(self._stop))
+        self._thread("webhooks", lambda: self._webhooks.run(self._stop))
+        self._beside.enter_context(host_care.caring(self._settings, self._database))
+        self._beside.callback(metrics.serve(self._settings, self._database))
+        watched = self._providers.get("docker")
+        if watched is not None and hasattr(watched, "watch"):
+            self._thread("docker-events", lambda: watched.watch(self._exited, self._stop))
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._beside.close()
+
+    def _thread(self, name: str, work: Callable[[], None]) -> None:
+        def keep_working() -> None:
+            while not self._stop.is_set():
+                try:
+                    work()
+                except Exception:  # a control thread must come back, whatever it met
+                    log.exception("control.thread_failed", thread=name)
+                    self._stop.wait(1.0)
+
+        threading.Thread(target=keep_working, name=name, daemon=True).start()
+
+    def _launch(self, provider: str, requests: Sequence[InstanceRequest]) -> dict[UUID, str]:
+        return self._provider(provider).launch(requests)
+
+    def _alive(self) -> dict[str, dict[UUID, str]]:
+        found: dict[str, dict[UUID, str]] = {}
+        for name, provider in self._providers.items():
+            try:
+                found[name] = provider.alive()
+            except InstanceFailed as error:
+                log.warning("control.provider_silent", provider=name, error=str(error))
+        return found
+
+    def _terminate(self, provider: str, instance_id: UUID, handle: str) -> None:
+        try:
+            self._provider(provider).terminate(instance_id, handle, grace_s=0)
+        except (InstanceFailed, UnknownName) as error:
+            log.warning("control.not_terminated", instance_id=str(instance_id), error=str(error))
+
+    def _exited(self, instance_id: UUID, code: int | None, why: str) -> None:
+        instances.exited(self._database, instance_id, code, why, self._retry)
+
+
+def main() -> int:
+    """Work until told to stop."""
+    settings = load()
+    logs.configure(settings.log_level)
+    control = Control(settings)
+    Panel.register(name="active_queues", type="inspect")(control.queues)
+    worker = app.Worker(
+        hostname=f"control@{socket.gethostname()}",
+        queues=[CONTROL],
+        pool="threads",
+        concurrency=2,
+        without_gossip=True,
+        without_mingle=True,
+        loglevel=settings.log_level,
+    )
+    control.start()
+    try:
+        worker.start()
+    finally:
+        control.stop()
+    return int(worker.exitcode or 0)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except MegaFlowError as error:
+        sys.exit(f"control: {error}")

@@ -1,0 +1,164 @@
+"""A command on a connection: started in its turn, its long output logged, the helper's reply turned into a result."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Self
+
+from app.environments.session import protocol
+from app.environments.session.connection import ConnectionLost, HelperConnection
+from app.environments.session.connection_pool import ConnectionPool
+from app.environments.session.protocol import CHUNK_BYTES, CommandOutcome, FrameKind, ResultFlag
+from app.models.shell import LOGS_FULL, CommandResult, OutputLog, OutputLogs
+
+AFTER_TIMEOUT_S = 20.0
+"""The helper ends a command itself, and kills for at most 8 s; one that is silent for this much longer is gone."""
+_KILLED_NOTE = b"\n[the command's supervisor was killed from inside the environment; its output is lost]\n"
+_STARTING_S = 0.005
+"""A command counts as starting for this long; most have ended then."""
+_QUEUED_S = 0.25
+"""The longest wait in the queue, whatever those before do."""
+
+
+class CommandQueue:
+    """A context manager around the start of a command: a few at a time, first come first served.
+
+    A host starts a command about as fast alone as among a hundred, which it would only keep from ending. With many
+    environments in one process, their starts are queued, and each command ends soon after it began.
+
+    places: commands that start at the same time while others wait. Twice as many may before any has to wait, since
+    waiting costs something, too.
+    """
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._lock = threading.Lock()
+        self._starting = 0
+        self._waiting: deque[threading.Lock] = deque()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._waiting and self._starting < 2 * self._places:
+                self._starting += 1
+                return
+            mine = threading.Lock()
+            mine.acquire()
+            self._waiting.append(mine)
+        if not mine.acquire(timeout=_QUEUED_S):
+            with self._lock:
+                if mine in self._waiting:
+                    self._waiting.remove(mine)
+                    self._starting += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._starting -= 1
+            if self._waiting and self._starting < self._places:
+                self._starting += 1
+                self._waiting.popleft().release()
+
+
+QUEUE = CommandQueue(2 * len(os.sched_getaffinity(0)))
+"""Of this process."""
+
+
+def start(connection: HelperConnection, request: bytes, timeout_s: float, *, more: bool = False) -> None:
+    """Send a command in its turn; returns when it has ended, or is well under way.
+
+    more: it waits for input, which is sent next. Raises: ConnectionLost.
+    """
+    with QUEUE:
+        connection.deadline = time.monotonic() + timeout_s + AFTER_TIMEOUT_S
+        connection.send(request)
+        if not more:
+            connection.wait(_STARTING_S)
+
+
+class LongStreams:
+    """Logs what comes of a command's streams before its result, because it is too long to be in it; a `with` block.
+
+    Made for every command: nothing is opened before it is needed.
+    """
+
+    __slots__ = ("_command", "_logs", "_open", "_sizes", "limit_bytes")
+
+    def __init__(self, logs: OutputLogs | None, command: str | Sequence[str]) -> None:
+        self.limit_bytes = 0 if logs is None else logs.left_bytes
+        self._logs = logs
+        self._command = command
+        self._open: dict[FrameKind, OutputLog] = {}
+        self._sizes: dict[FrameKind, int] = {}
+
+    def write(self, kind: FrameKind, piece: memoryview) -> None:
+        """Raises: ConnectionLost: more than was asked for."""
+        self._sizes[kind] = size = self._sizes.get(kind, 0) + len(piece)
+        if self._logs is None or size > self.limit_bytes:
+            raise ConnectionLost(f"expected at most {self.limit_bytes} bytes of {kind.name}, found {size}")
+        if kind not in self._open:
+            command = self._command if isinstance(self._command, str) else shlex.join(self._command)
+            self._open[kind] = self._logs.open("stdout" if kind is FrameKind.OUT else "stderr", command)
+        self._open[kind].write(piece)
+
+    def note(self, kind: FrameKind, total_bytes: int) -> str:
+        """Where what is left out of a stream of that length is to be found."""
+        if kind in self._open:
+            return self._open[kind].location(total_bytes)
+        return LOGS_FULL if self._logs is not None and not self.limit_bytes else ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(log.name for log in self._open.values())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for log in self._open.values():
+            log.close()
+
+
+def receive_outcome(connection: HelperConnection, limit_bytes: int, streams: LongStreams) -> CommandOutcome:
+    """Raises: ConnectionLost: also for a reply that is no result."""
+    most = max(protocol.result_limit(limit_bytes), CHUNK_BYTES)
+    kind, payload = connection.receive(most)
+    while kind in (FrameKind.OUT, FrameKind.ERR):
+        streams.write(kind, payload)
+        if time.monotonic() > connection.deadline:
+            raise ConnectionLost("it comes to no end")
+        kind, payload = connection.receive(most)
+    if kind is not FrameKind.RESULT:
+        raise ConnectionLost(f"expected a result, found {kind.name}")
+    try:
+        outcome = protocol.outcome(payload, limit_bytes, streams.note)
+    except ValueError as error:
+        raise ConnectionLost(f"found {error}") from error
+    return replace(outcome, logs=streams.names) if streams.names else outcome
+
+
+def outcome_after_loss(pool: ConnectionPool, error: ConnectionLost) -> CommandOutcome:
+    """A command may kill what is beside it, its supervisor too: that is an answer while the helper lives.
+
+    Raises: EnvironmentFailed: it does not, or the connection did not end: silence and nonsense are no answers.
+    """
+    if not error.ended or pool.closed or not pool.alive():
+        raise pool.lost(error) from error
+    return CommandOutcome(137, 9, ResultFlag(0), b"", _KILLED_NOTE, 0, 0.0, 0, 0.0)
+
+
+def result_of(outcome: CommandOutcome, duration_s: float) -> CommandResult:
+    timed_out = ResultFlag.TIMED_OUT in outcome.flags
+    return CommandResult(
+        exit_code=None if timed_out else outcome.exit_code,
+        stdout=outcome.stdout,
+        stderr=outcome.stderr,
+        timed_out=timed_out,
+        truncated=outcome.dropped_bytes > 0,
+        duration_s=duration_s,
+        logs=outcome.logs,
+    )

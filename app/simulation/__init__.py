@@ -1,0 +1,1 @@
+"""Thousands of simulated instances in one process, on the real queues, ledger and leases."""

@@ -1,0 +1,182 @@
+"""The attempts that simulated instances have in hand: what happens to each, and what the ledger says to it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Protocol
+from uuid import UUID
+
+from app.ledger import attempts, ends
+from app.ledger.attempts import Claim, PhaseRecord
+from app.ledger.database import Database
+from app.ledger.ends import Failed, Finished
+from app.models.endings import EndReason, RetryPolicy
+from app.models.outcome import Failure
+from app.simulation.batches import Lane, Verb
+from app.simulation.clock import SimulationClock
+from app.simulation.instances import Attempt, Dice, Instance, Step
+
+
+class Host(Protocol):
+    """What an attempt can do to the instance that it is on."""
+
+    def interrupt(self, instance: Instance) -> None:
+        """It gives everything back, and leaves."""
+
+    def crash(self, instance: Instance) -> None:
+        """It dies, and its provider sees it."""
+
+    def vanish(self, instance: Instance) -> None:
+        """It is gone, and nobody says so."""
+
+    def freeze(self, instance: Instance) -> None:
+        """It stands still for a while."""
+
+    def parted(self, instance: Instance) -> None:
+        """It has one attempt less in hand."""
+
+
+class Work:
+    """Used on the clock's thread. `lane` must have the verbs of this class."""
+
+    def __init__(self, clock: SimulationClock, dice: Dice, host: Host, counts: Counter[str]) -> None:
+        self._clock = clock
+        self._dice = dice
+        self._host = host
+        self._counts = counts
+        self._held: dict[UUID, Attempt] = {}
+
+    def verbs(self, database: Database, retry: RetryPolicy) -> list[Verb]:
+        """How it writes."""
+        return [
+            Verb("door", lambda passed: attempts.record_phases(database, [p for _, p in passed]), self._heard_doors),
+            Verb("finish", lambda ended: ends.finish_many(database, [f for _, f in ended]), self._heard_end),
+            Verb("fail", lambda ended: ends.fail_many(database, [f for _, f in ended], retry), self._heard_end),
+        ]
+
+    def start(self, lane: Lane) -> None:
+        """Write by this lane from here on."""
+        self._lane = lane
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def awake(self) -> list[UUID]:
+        """Ids of the attempts whose lease can be renewed: all that do not stand still."""
+        return [attempt_id for attempt_id, attempt in self._held.items() if not attempt.instance.frozen]
+
+    # --- What happens to an attempt ---------------------------------------------------------------------------------
+
+    def begin(self, claimed: Claim, instance: Instance) -> None:
+        """The instance has it from now on."""
+        attempt = Attempt(claimed, instance, self._dice.course(claimed, time.monotonic()))
+        instance.attempts.add(attempt)
+        self._held[claimed.attempt_id] = attempt
+        self._await_next(attempt)
+
+    def step(self, attempt: Attempt) -> None:
+        """Whatever happens to it next; later, when its instance stands still."""
+        if attempt.over:
+            return
+        if attempt.instance.frozen:
+            attempt.instance.missed.append(attempt)
+            return
+        self._take(attempt, attempt.course.pop())
+        self._await_next(attempt)
+
+    def give_back(self, instance: Instance) -> None:
+        """Everything that it has in hand ends as interrupted."""
+        for attempt in list(instance.attempts):
+            instance.interrupted = instance.interrupted or not attempt.over
+            self._fail(attempt, EndReason.INTERRUPTED, "InstanceFailed", "its simulated instance was told to stop")
+
+    def drop(self, instance: Instance) -> None:
+        """Forget what it had in hand: it is gone, and cannot say anything about it."""
+        for attempt in list(instance.attempts):
+            self._forget(attempt)
+
+    def cancel(self, attempt_id: UUID, reason: EndReason = EndReason.CANCELLED) -> None:
+        """Somebody wants it to stop. Nothing happens when it is not here, or stands still."""
+        attempt = self._held.get(attempt_id)
+        if attempt is not None and not attempt.instance.frozen:
+            self._counts["told_to_stop"] += 1
+            self._fail(attempt, reason, "Stopped", "somebody told the attempt to stop")
+
+    def lapsed(self, attempt_id: UUID) -> None:
+        """Its lease is gone; nothing happens when that is because it has ended."""
+        attempt = self._held.get(attempt_id)
+        if attempt is not None and not attempt.over:
+            self._refused(attempt)
+
+    def stop_all(self) -> None:
+        """No lease can be renewed: everything stops before it lapses, except for what stands still."""
+        for attempt in list(self._held.values()):
+            if not attempt.instance.frozen:
+                self._fail(attempt, EndReason.LOST, "DatabaseUnavailable", "its lease could not be renewed")
+
+    def _await_next(self, attempt: Attempt) -> None:
+        if attempt.course:
+            self._clock.at(attempt.course[-1].at, self.step, attempt)
+
+    def _take(self, attempt: Attempt, step: Step) -> None:
+        match step.kind:
+            case "door":
+                assert step.phase is not None
+                self._lane.put("door", (attempt, PhaseRecord(attempt.claimed, step.phase)))
+            case "end":
+                attempt.over = True
+                finished = Finished(attempt.claimed, EndReason.SUBMITTED, self._dice.verdict())
+                self._lane.put("finish", (attempt, finished))
+            case "infrastructure":
+                message = "the simulated environment broke"
+                self._fail(attempt, EndReason.ENVIRONMENT_ERROR, "EnvironmentFailed", message)
+            case "interrupted":
+                self._host.interrupt(attempt.instance)
+            case "crash":
+                self._host.crash(attempt.instance)
+            case "vanish":
+                self._host.vanish(attempt.instance)
+            case "freeze":
+                self._host.freeze(attempt.instance)
+            case "hang":
+                return  # its lease is renewed for ever
+
+    def _fail(self, attempt: Attempt, reason: EndReason, error: str, message: str) -> None:
+        if not attempt.over:
+            attempt.over = True
+            failed = Failed(attempt.claimed, reason, Failure(error=error, message=message))
+            self._lane.put("fail", (attempt, failed))
+
+    # --- What the ledger says ---------------------------------------------------------------------------------------
+
+    def _heard_doors(self, passed: Sequence[tuple[Attempt, PhaseRecord]], accepted: set[UUID]) -> None:
+        for attempt, passage in passed:
+            if passage.claimed.attempt_id not in accepted:
+                self._refused(attempt)
+
+    def _heard_end(self, ended: Sequence[tuple[Attempt, Finished | Failed]], accepted: set[UUID]) -> None:
+        for attempt, end in ended:
+            if end.claimed.attempt_id in accepted:
+                self._counts["finished" if isinstance(end, Finished) else "failed"] += 1
+                self._part(attempt)
+            else:
+                self._refused(attempt)
+
+    def _refused(self, attempt: Attempt) -> None:
+        """Somebody else has it by now."""
+        if attempt in attempt.instance.attempts:
+            self._counts["refused"] += 1
+            self._part(attempt)
+
+    def _part(self, attempt: Attempt) -> None:
+        if attempt in attempt.instance.attempts:
+            self._forget(attempt)
+            self._host.parted(attempt.instance)
+
+    def _forget(self, attempt: Attempt) -> None:
+        attempt.over = True
+        attempt.instance.attempts.discard(attempt)
+        if self._held.get(attempt.claimed.attempt_id) is attempt:
+            del self._held[attempt.claimed.attempt_id]

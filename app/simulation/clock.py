@@ -1,0 +1,57 @@
+"""The one thread of a simulated world: what others hand over, and a heap of what falls due."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any
+
+_TICK_S = 0.004
+"""What falls due within so long is done together."""
+_LONGEST_S = 0.5
+
+
+class SimulationClock:
+    """Calls back, on the thread that turns it. An exception of a callback ends that thread."""
+
+    def __init__(self) -> None:
+        self._inbox: SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]] = SimpleQueue()
+        self._due: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._order = itertools.count()
+
+    def post(self, act: Callable[..., None], *values: Any) -> None:
+        """Have this done soon. From any thread, and from signal handlers."""
+        self._inbox.put((act, values))
+
+    def after(self, delay_s: float, act: Callable[..., None], *values: Any) -> None:
+        """Have this done in so many seconds. From the clock's own thread only."""
+        self.at(time.monotonic() + delay_s, act, *values)
+
+    def at(self, due: float, act: Callable[..., None], *values: Any) -> None:
+        """Have this done at `due` (monotonic seconds). From the clock's own thread only."""
+        heapq.heappush(self._due, (due, next(self._order), act, values))
+
+    def quiet(self) -> bool:
+        """Nothing has been handed over that was not done. What falls due later does not count."""
+        return self._inbox.empty()
+
+    def turn(self) -> None:
+        """Wait until there is something to do, and do all of it."""
+        due_s = self._due[0][0] - time.monotonic() if self._due else _LONGEST_S
+        self._hear(max(_TICK_S, min(_LONGEST_S, due_s)))
+        now = time.monotonic()
+        while self._due and self._due[0][0] <= now:
+            _, _, act, values = heapq.heappop(self._due)
+            act(*values)
+
+    def _hear(self, patience_s: float) -> None:
+        try:
+            act, values = self._inbox.get(timeout=patience_s)
+            while True:
+                act(*values)
+                act, values = self._inbox.get_nowait()
+        except Empty:
+            return

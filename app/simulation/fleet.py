@@ -1,0 +1,341 @@
+"""The world of simulated instances: what each goes through, in batches to and from the ledger.
+
+Everything here runs on the thread of `World.run`; others hand their news over with `post`. An instance is a few
+numbers and an attempt the list of what will become of it, so ten thousand of them cost next to nothing while they wait.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from uuid import UUID
+
+from celery import Celery
+
+from app.ledger import instances
+from app.ledger.attempts import Claim, ClaimRequest
+from app.ledger.database import Database
+from app.ledger.instances import INTERRUPTED_EXIT, Exit
+from app.models.endings import EndReason, RetryPolicy
+from app.models.instance import InstanceRequest
+from app.models.outcome import WakeUpMessage
+from app.models.simulation import Simulation
+from app.settings import Settings
+from app.simulation.attempts import Work
+from app.simulation.batches import Lane, Verb
+from app.simulation.claims import Claims
+from app.simulation.clock import SimulationClock
+from app.simulation.instances import Dice, Instance
+from app.simulation.leases import Asked, Leases
+from app.simulation.slots import Seated, Seats
+from app.simulation.wakeups import StopEar
+
+_KILLED = -9
+_DEADLINES_S = 1.0
+
+
+class World:
+    """All instances of one host, and what they hold."""
+
+    def __init__(self, settings: Settings, celery: Celery, simulation: Simulation) -> None:
+        self._settings = settings
+        self._database = Database(settings.database(), pool_size=3)
+        self._retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
+        self._dice = Dice(simulation)
+        self._numbers = itertools.count(1)
+        self._clock = SimulationClock()
+        self.post = self._clock.post
+        self._instances: dict[UUID, Instance] = {}
+        self._seats = Seats(celery, lambda queue, hints: self.post(self._hear_hints, queue, hints))
+        self._leaving: dict[UUID, str] = {}  # handles of those whose end is on its way to the ledger
+        self._counts: Counter[str] = Counter()
+        self._stopping = False
+        self._work = Work(self._clock, self._dice, self, self._counts)
+        self._leases = Leases(self._database, settings, self._clock, self)
+        self._claims = Claims(self._database, settings.lease_s)
+        self._intake = Lane("intake", self._intake_verbs(), self.post)
+        self._fallback = Lane("fallback", [Verb("claim_any", self._claims.take_any, self._heard_any)], self.post)
+        self._outcomes = Lane("outcomes", self._outcome_verbs(), self.post)
+        self._stops = StopEar(settings, lambda attempt_id: self.post(self.cancel, attempt_id))
+
+    # --- The loop ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until `stop`, and until what was told to stop has ended in the ledger."""
+        self._work.start(self._outcomes)
+        self._leases.start(self._outcomes)
+        self._enforce_deadlines()
+        while not (self._stopping and self._settled()):
+            self._clock.turn()
+        self._close()
+
+    def stop(self) -> None:
+        """Every instance gives its attempts back and leaves. On the world's thread only."""
+        self._stopping = True
+        for instance in list(self._instances.values()):
+            self.interrupt(instance)
+
+    def _settled(self) -> bool:
+        quiet = not self._instances and self._clock.quiet()
+        return quiet and all(lane.idle() for lane in (self._intake, self._fallback, self._outcomes))
+
+    def _close(self) -> None:
+        self._seats.close()
+        self._stops.close()
+        for lane in (self._intake, self._fallback, self._outcomes):
+            lane.close()
+        self._database.close()
+
+    def counts(self) -> dict[str, float]:
+        """What was done so far, by name; `…_s` are seconds that the ledger took for it."""
+        verbs = {**self._intake.verbs, **self._fallback.verbs, **self._outcomes.verbs}
+        took = {f"{name}_s": round(verb.took_s, 3) for name, verb in verbs.items()}
+        rows = {f"{name}_rows": verb.rows for name, verb in verbs.items()}
+        self._counts["renewals"] = self._leases.renewed
+        return {**self._counts, **rows, **took, "instances": len(self._instances), "attempts": len(self._work)}
+
+    def behave(self, simulation: Simulation) -> None:
+        """What begins from here on follows `simulation`."""
+        self._dice.follow(simulation)
+
+    # --- What the provider does -------------------------------------------------------------------------------------
+
+    def launch(self, requests: Sequence[InstanceRequest]) -> dict[UUID, str]:
+        """Make instances; safe to ask twice."""
+        made = {request.instance_id: self._make(request) for request in requests if not self._stopping}
+        return {instance_id: handle for instance_id, handle in made.items() if handle is not None}
+
+    def _make(self, request: InstanceRequest) -> str | None:
+        known = self._instances.get(request.instance_id)
+        if known is not None:
+            return known.handle
+        if self._dice.strikes("launch_throttled"):
+            return None
+        lifetime_s = math.inf if request.lifetime_s is None else request.lifetime_s
+        instance = Instance(request, f"simulated-{next(self._numbers)}", time.monotonic() + lifetime_s)
+        self._instances[instance.id] = instance
+        self._counts["launched"] += 1
+        match self._dice.birth():
+            case "boot_failure":
+                self._clock.after(self._dice.boot_s(), self._leave, instance, 1, "exit code 1 while it booted")
+            case "never_registers":
+                self._counts["never_registered"] += 1
+            case _:
+                self._clock.after(self._dice.boot_s(), self._booted, instance)
+        return instance.handle
+
+    def terminate(self, instance_id: UUID, grace_s: float) -> None:
+        """End an instance: by what it has in hand within `grace_s`, or at once."""
+        instance = self._instances.get(instance_id)
+        if instance is None:
+            return
+        if grace_s > 0 and not instance.frozen:
+            self._drain(instance)
+            self._clock.after(grace_s, self.interrupt, instance)
+        else:
+            self._die(instance, "killed by SIGKILL")
+
+    def alive(self) -> dict[UUID, str]:
+        """All there are; with them, those whose end the ledger has not heard of yet: nobody shall guess at it."""
+        return self._leaving | {instance.id: instance.handle for instance in self._instances.values()}
+
+    # --- An instance's life -----------------------------------------------------------------------------------------
+
+    def _booted(self, instance: Instance) -> None:
+        if not instance.gone:
+            self._intake.put("ready", instance)
+
+    def _heard_ready(self, booted: Sequence[Instance], expected: set[UUID]) -> None:
+        for instance in booted:
+            if instance.gone:
+                continue
+            if instance.id not in expected:
+                self._leave(instance, 0, "nobody expected it")
+                continue
+            self._counts["ready"] += 1
+            self._open(instance, instance.request.slots)
+            if instance.ephemeral:
+                self._idle_at(instance)
+
+    def _idle_at(self, instance: Instance) -> None:
+        self._clock.after(self._settings.ephemeral_idle_s, self._idled, instance)
+
+    def _idled(self, instance: Instance) -> None:
+        if instance.gone or instance.attempts:
+            return
+        if instance.offered:
+            self._idle_at(instance)
+        else:
+            self._leave(instance, 0, "nothing to do")
+
+    def _drain(self, instance: Instance) -> None:
+        """Nothing new; it leaves when it has nothing left."""
+        instance.draining = True
+        self._seats.shut(instance)
+        self._leave_if_done(instance)
+
+    def interrupt(self, instance: Instance) -> None:
+        """It gives everything back, and leaves."""
+        if instance.gone:
+            return
+        self._work.give_back(instance)
+        self._drain(instance)
+
+    def _leave_if_done(self, instance: Instance) -> None:
+        if instance.draining and not instance.gone and not instance.attempts and not instance.offered:
+            code = INTERRUPTED_EXIT if instance.interrupted else 0
+            self._leave(instance, code, f"exit code {code}")
+
+    def _enforce_deadlines(self) -> None:
+        self._clock.after(_DEADLINES_S, self._enforce_deadlines)
+        now = time.monotonic()
+        for instance in [instance for instance in self._instances.values() if instance.ends_at < now]:
+            self._die(instance, "killed at its deadline")
+
+    def crash(self, instance: Instance) -> None:
+        self._counts["crashed"] += 1
+        self._die(instance, "killed by SIGKILL")
+
+    def parted(self, instance: Instance) -> None:
+        """An ephemeral instance leaves with its attempt; a standing one has a seat again."""
+        instance.draining = instance.draining or instance.ephemeral
+        if instance.draining:
+            self._leave_if_done(instance)
+        elif not instance.frozen:
+            self._open(instance, 1)
+
+    def _die(self, instance: Instance, why: str) -> None:
+        self._leave(instance, _KILLED, why)
+
+    def _leave(self, instance: Instance, code: int, why: str) -> None:
+        """It is gone, and whoever made it says so."""
+        if self._remove(instance):
+            self._counts["exited"] += 1
+            self._leaving[instance.id] = instance.handle
+            self._outcomes.put("exit", Exit(instance.id, code, why))
+
+    def _heard_exits(self, gone: Sequence[Exit], _: set[UUID]) -> None:
+        for instance in gone:
+            self._leaving.pop(instance.instance_id, None)
+
+    def vanish(self, instance: Instance) -> None:
+        """It is gone, and nobody says so."""
+        if self._remove(instance):
+            self._counts["vanished"] += 1
+
+    def _remove(self, instance: Instance) -> bool:
+        if instance.gone:
+            return False
+        instance.gone = True
+        self._seats.shut(instance)
+        self._instances.pop(instance.id, None)
+        self._work.drop(instance)
+        return True
+
+    def freeze(self, instance: Instance) -> None:
+        if not instance.frozen and not instance.gone:
+            self._counts["frozen"] += 1
+            instance.frozen = True
+            self._seats.shut(instance)
+            self._clock.after(self._dice.freeze_s(), self._thaw, instance)
+
+    def _thaw(self, instance: Instance) -> None:
+        instance.frozen = False
+        missed, instance.missed = instance.missed, []
+        for attempt in missed:
+            self._work.step(attempt)
+        if not instance.ephemeral and not instance.gone and not instance.draining:
+            self._open(instance, instance.request.slots - len(instance.attempts) - instance.offered)
+
+    # --- Seats and hints --------------------------------------------------------------------------------------------
+
+    def _open(self, instance: Instance, seats: int) -> None:
+        self._offer(self._seats.open(instance, seats))
+
+    def _hear_hints(self, queue: str, hints: Sequence[WakeUpMessage]) -> None:
+        self._counts["hints"] += len(hints)
+        self._offer(self._seats.seat(queue, hints))
+
+    def _offer(self, seated: Iterable[Seated]) -> None:
+        for instance, hint in seated:
+            instance.offered += 1
+            self._intake.put("claim", ClaimRequest(hint, instance.id))
+
+    def _heard_claims(self, offers: Sequence[ClaimRequest], claims: Sequence[Claim]) -> None:
+        won = {(claim.attempt_id, claim.instance_id): claim for claim in claims}
+        for offer in offers:
+            instance = self._instances.get(offer.instance_id)
+            claimed = won.pop((offer.message.attempt_id, offer.instance_id), None)
+            self._counts["stale_hints"] += claimed is None
+            if instance is None:
+                continue  # it went meanwhile; its exit takes the attempt back
+            if claimed is None and not instance.draining:
+                self._fallback.put("claim_any", instance)
+            else:
+                self._answered(instance, claimed)
+
+    def _heard_any(self, asked: Sequence[Instance], claims: Sequence[Claim | None]) -> None:
+        """Who had a stale hint has taken whatever waits for one like it; without that, an ephemeral instance leaves."""
+        for instance, claimed in zip(asked, claims, strict=True):
+            instance.draining = instance.draining or (instance.ephemeral and claimed is None)
+            if not instance.gone:
+                self._answered(instance, claimed)
+
+    def _answered(self, instance: Instance, claimed: Claim | None) -> None:
+        instance.offered -= 1
+        if claimed is not None:
+            self._counts["claimed"] += 1
+            self._work.begin(claimed, instance)
+            if instance.draining:
+                self.interrupt(instance)
+        elif not instance.draining and not instance.frozen:
+            self._open(instance, 1)
+        else:
+            self._leave_if_done(instance)
+
+    # --- Leases -----------------------------------------------------------------------------------------------------
+
+    def in_hand(self) -> Asked:
+        standing = [i.id for i in self._instances.values() if not i.ephemeral and not i.frozen]
+        return Asked(self._work.awake(), standing)
+
+    def cancel(self, attempt_id: UUID, reason: EndReason = EndReason.CANCELLED) -> None:
+        self._work.cancel(attempt_id, reason)
+
+    def lapsed(self, attempt_id: UUID) -> None:
+        self._work.lapsed(attempt_id)
+
+    def drain(self, instance_id: UUID) -> None:
+        if instance_id in self._instances:
+            self._drain(self._instances[instance_id])
+
+    def closed(self, instance_id: UUID) -> None:
+        if instance_id in self._instances:
+            self._leave(self._instances[instance_id], 0, "its row is closed")
+
+    def cannot_renew(self) -> None:
+        self._work.stop_all()
+
+    def orphaned(self) -> None:
+        for instance in list(self._instances.values()):
+            self._leave(instance, 1, "its control plane is gone")
+
+    # --- The ledger -------------------------------------------------------------------------------------------------
+
+    def _intake_verbs(self) -> list[Verb]:
+        database = self._database
+        return [
+            Verb("ready", lambda booted: instances.ready_many(database, [i.id for i in booted]), self._heard_ready),
+            Verb("claim", self._claims.take, self._heard_claims),
+        ]
+
+    def _outcome_verbs(self) -> list[Verb]:
+        database, retry = self._database, self._retry
+        return [
+            self._leases.verb,
+            *self._work.verbs(database, retry),
+            Verb("exit", lambda gone: instances.exited_many(database, gone, retry), self._heard_exits),
+        ]

@@ -1,0 +1,388 @@
+"""Takes one attempt from its claim to a recorded outcome. Reads top to bottom like the way of a task.
+
+    provision -> open_model -> act -> end_agent -> extract_patch -> grade -> store -> record
+
+Each verb takes the frozen progress of the attempt and returns it changed. A bad result of an agent
+is data; only what could not be scored is a failure, and `app.models.endings` says which is which.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+
+from app.agents.base import AgentJob, AgentReport
+from app.agents.catalogue import traits
+from app.agents.external import known_agents
+from app.agents.patch import head_commit, take_patch
+from app.agents.reconcile import reconciled, would_end_the_same
+from app.agents.recorded import recorded_run
+from app.environments.contract import Environment
+from app.environments.networks import MODEL_PORT, open_model_egress
+from app.errors import AgentFailed, EnvironmentOverLimit, MegaFlowError, ModelRefused, StaleWriter
+from app.grading.base import Grade, GradingInput
+from app.ledger import attempts, ends, results
+from app.ledger.attempts import Claim
+from app.ledger.results import StoredTrajectory
+from app.models.endings import BLAME, PERMANENT, PERMANENT_WHEN_REPEATED, Blame, EndReason, reason_of
+from app.models.model_calls import Account
+from app.models.outcome import Artifact, ArtifactKind, Failure, Phase, Verdict
+from app.models.spec import EnvironmentKind, Network, Reuse, ScriptGoal, ScriptSolution, TestsGoal
+from app.workers.attempt_context import AttemptContext, AttemptProgress
+from app.workers.environments import environment_for
+from app.workers.lease import StopToken
+from app.workers.model_access import ModelAccess, model_access
+from app.workers.retry import retrying
+from app.workers.services import WorkerServices
+
+log = structlog.get_logger()
+
+
+def carry_out(claimed: Claim, services: WorkerServices, token: StopToken) -> EndReason:
+    """Do the attempt and record what came of it; raises nothing that is the attempt's own."""
+    bound = structlog.contextvars.bound_contextvars(
+        task=claimed.spec.task.name, attempt_id=str(claimed.attempt_id), number=claimed.number
+    )
+    with bound, _scratch(services, claimed) as scratch:
+        context = AttemptContext.of(claimed, services, token, scratch)
+        with context.open:  # the last environment is given back only when the outcome is on record
+            run = _AttemptRun(context)
+            try:
+                reason = run.run()
+            except StaleWriter as error:
+                log.warning("attempt.stale", error=str(error))
+                reason = EndReason.LOST
+            except Exception as error:  # noqa: BLE001  the one home: every fault becomes a record
+                reason = _record_failure(context, run.model, error)
+        _record_teardown(context)
+    log.info("attempt.ended", end_reason=reason.value)
+    return reason
+
+
+class _AttemptRun:
+    """Takes one attempt through the verbs, and knows how far it came when one of them raises."""
+
+    def __init__(self, context: AttemptContext) -> None:
+        self._context = context
+        self._progress: AttemptProgress | None = None
+
+    @property
+    def model(self) -> ModelAccess | None:
+        """The attempt's access to its model, once it has one."""
+        return self._progress.model if self._progress else None
+
+    def run(self) -> EndReason:
+        context = self._context
+        agent = context.services.agent(context.claimed.spec.agent)
+        grader = context.services.grader(context.claimed.spec.task.goal)
+        agent.check()  # before there is an environment: what acts inside has to be mounted there
+        context.raise_if_stopped()  # an installation takes minutes
+        with ExitStack() as agent_scope:
+            self._progress = progress = provision(AttemptProgress(context, agent, grader, agent_scope))
+            try:
+                with ExitStack() as access:  # nothing reaches the model once the agent has ended
+                    self._progress = progress = open_model(progress, access)
+                    self._progress = progress = act(progress)
+                self._progress = progress = extract_patch(end_agent(progress))
+                if not grader.fresh_environment:
+                    self._progress = progress = grade(progress)
+            except (AgentFailed, EnvironmentOverLimit) as error:  # its own doing; nothing is left to grade
+                self._progress = progress = judge(progress, str(error))
+        if progress.grade is None:
+            fresh = context.open.enter_context(environment_for(context, "grading"))
+            self._progress = progress = grade(replace(progress, environment=fresh))
+        return record(store(progress))
+
+
+# --- Agent ----------------------------------------------------------------------------------------------------------
+
+
+def provision(progress: AttemptProgress) -> AttemptProgress:
+    """Get the agent's environment. Raises: Stopped; EnvironmentFailed, ImageUnavailable, and what `create` raises."""
+    context = progress.context
+    # Graded where the agent was, it stays open as long as the attempt; else it goes before the grading begins.
+    holder = progress.agent_scope if progress.grader.fresh_environment else context.open
+    environment = holder.enter_context(environment_for(context, "agent"))
+    context.record_phase(Phase.ENVIRONMENT_READY, **environment.describe() | context.teardown["agent"])
+    base_commit = head_commit(environment, context.claimed.spec.task.environment.workdir)
+    progress.agent_scope.callback(_keep_service_logs, context, environment)
+    return replace(progress, environment=environment, base_commit=base_commit)
+
+
+def _keep_service_logs(context: AttemptContext, environment: Environment) -> None:
+    """Keep as evidence what else happened in the agent's environment, while it is still there."""
+    context.evidence.environment(environment.logs(), environment.describe().get("outlet"))
+
+
+def open_model(progress: AttemptProgress, access: ExitStack) -> AttemptProgress:
+    """Give the agent a token for its model, if it needs one; it ends with `access`. Raises: DatabaseUnavailable."""
+    if not progress.agent.needs_model:
+        return progress
+    context = progress.context
+    opened = model_access(context.services.settings, context.services.database, context.claimed, context.token.is_set)
+    return replace(progress, model=access.enter_context(opened))
+
+
+def act(progress: AttemptProgress) -> AttemptProgress:
+    """Run the agent; its report agrees with the account of its model. Raises: Stopped, and what the agent raises."""
+    context = progress.context
+    context.record_phase(Phase.AGENT_STARTED)
+    try:
+        report = _report_of(progress)
+    except Exception:
+        _account_for_what_was_done(progress)
+        raise
+    context.evidence.of_agent(report)
+    account = _settled(progress)
+    report = reconciled(report, account, doubt=progress.model.doubt if progress.model else "")
+    return replace(progress, report=report, account=account)
+
+
+def end_agent(progress: AttemptProgress) -> AttemptProgress:
+    """Record the agent's end. Raises: Stopped; AgentNotMeasured, ModelRefused: its end is not a result."""
+    context, report = progress.context, progress.the_report
+    ended = {"agent_end": report.end_reason.value, "steps": report.steps, "usage": report.usage}
+    context.record_phase(Phase.AGENT_ENDED, **ended, **context.limits_met.look())
+    if would_end_the_same(report, progress.account):
+        raise ModelRefused(report.detail)
+    if BLAME[report.end_reason] is not Blame.RESULT:
+        raise AgentNotMeasured(report)
+    progress.the_environment.assure()
+    return progress
+
+
+def _settled(progress: AttemptProgress) -> Account | None:
+    """What the agent has had of its model, all on record and kept as evidence. Raises: DatabaseUnavailable."""
+    context, model = progress.context, progress.model
+    if model is None:
+        return None
+    account = model.settle()
+    context.evidence.of_model(context.claimed, progress.agent.version, model.calls, account, redact=[model.token])
+    return account
+
+
+def _account_for_what_was_done(progress: AttemptProgress) -> None:
+    """After an error that left no report: its calls were made and cost money all the same. Raises nothing."""
+    context = progress.context
+    try:
+        context.evidence.of_agent(_left_behind(context, AgentReport(EndReason.INFRASTRUCTURE)))
+        account = _settled(progress)
+        if account is not None:
+            usage = account.describe()
+            ended = {"environment": {"usage": usage}, "cost_usd": usage.get("cost_usd")}
+            context.write(attempts.record_phase, Phase.AGENT_ENDED, **ended)
+    except Exception:  # the error that ended the agent is the one to be told
+        log.exception("attempt.agent_unaccounted")
+
+
+def _left_behind(context: AttemptContext, report: AgentReport) -> AgentReport:
+    """The report with the log and the files that an agent which could not tell has left where all leave theirs."""
+    log_file, home = context.scratch / "agent.log", context.scratch / "home"
+    return replace(
+        report,
+        log=log_file if log_file.is_file() else None,
+        files=home if home.is_dir() and any(home.iterdir()) else None,
+    )
+
+
+def _report_of(progress: AttemptProgress) -> AgentReport:
+    """What the agent did, or why it could not."""
+    context, agent, model = progress.context, progress.agent, progress.model
+    spec, services = context.claimed.spec, context.services
+    solution = spec.task.solution if agent.needs_solution else None
+    recorded = _recorded(context) if traits(spec.agent, known_agents(services.settings)).needs_recording else None
+    try:
+        with _model_inside(progress) as inside:
+            job = AgentJob(
+                task_name=spec.task.name,
+                description=spec.task.description,
+                workdir=spec.task.environment.workdir,
+                limits=spec.task.limits,
+                arguments=spec.agent_args,
+                model=model.endpoint if model else None,
+                model_inside_url=inside,
+                tools_inside=services.tools_inside(spec.task.environment),
+                waited_s=model.waited_s if model else lambda: 0.0,
+                solution=solution,
+                solution_files=services.bundle(solution.files) if isinstance(solution, ScriptSolution) else None,
+                recording=services.store.get(recorded.key) if recorded else None,
+                recorded_end=recorded.end_reason if recorded else None,
+                scratch=context.scratch,
+                logs=context.logs,
+            )
+            return agent.run(job, progress.the_environment, context.token)
+    except AgentFailed as error:
+        return _left_behind(context, AgentReport(EndReason.AGENT_ERROR, detail=str(error)))
+    except EnvironmentOverLimit as error:
+        return _left_behind(context, AgentReport(EndReason.RESOURCE_LIMIT, detail=str(error)))
+
+
+def _recorded(context: AttemptContext) -> StoredTrajectory:
+    """What the agent is to do again. Raises: UnknownName, SpecInvalid."""
+    claimed = context.claimed
+    run = recorded_run(claimed.spec.model.name if claimed.spec.model else "")
+    return results.trajectory_of(context.services.database, run, claimed.task_id, claimed.spec.task.name)
+
+
+@contextmanager
+def _model_inside(progress: AttemptProgress) -> Iterator[str | None]:
+    """For the block, where commands inside reach the model: by a port of theirs, if the task or its agent asks for it.
+
+    Raises: EnvironmentFailed.
+    """
+    context, model = progress.context, progress.model
+    spec = context.claimed.spec.task.environment
+    if model is None or not (spec.network is Network.MODEL_ONLY or spec.tools):
+        yield None
+        return
+    shared = spec.kind is EnvironmentKind.LOCAL or spec.reuse is Reuse.SHARED_READONLY  # with others' loopback
+    url, egress = open_model_egress(
+        progress.the_environment.forward, model.endpoint.base_url, port=0 if shared else MODEL_PORT
+    )
+    try:
+        yield url
+    finally:
+        egress.close()
+        context.teardown["model_outlet"] = egress.describe()
+
+
+class AgentNotMeasured(MegaFlowError):
+    """The agent ended for a reason that is not its own: nothing to grade."""
+
+    def __init__(self, report: AgentReport) -> None:
+        super().__init__(report.detail or f"the agent ended with {report.end_reason.value}")
+        self.reason = report.end_reason
+
+
+def extract_patch(progress: AttemptProgress) -> AttemptProgress:
+    """Take what the agent changed since it began; an unusable patch is its own fault only where patches are graded.
+
+    Raises: AgentFailed.
+    """
+    context, task = progress.context, progress.context.claimed.spec.task
+    try:
+        patch = take_patch(progress.the_environment, task.environment.workdir, progress.base_commit)
+    except AgentFailed as error:
+        if isinstance(task.goal, TestsGoal):
+            raise
+        context.evidence.patch(None, why=str(error))
+        return progress
+    context.evidence.patch(patch)
+    return replace(progress, patch=patch)
+
+
+# --- Grading and artifacts ------------------------------------------------------------------------------------------
+
+
+def grade(progress: AttemptProgress) -> AttemptProgress:
+    """Grade in the environment of the progress. Raises: Stopped, and what the grader raises."""
+    context, task, environment = progress.context, progress.context.claimed.spec.task, progress.the_environment
+    tests = context.services.bundle(task.goal.tests) if isinstance(task.goal, ScriptGoal) else None
+    context.limits_met.look()  # until now it was the agent's
+    context.limits_met.stage = "grading"
+    graded = progress.grader.grade(GradingInput(task, progress.patch, tests), environment)
+    environment.assure()
+    return _graded(progress, graded)
+
+
+def judge(progress: AttemptProgress, detail: str) -> AttemptProgress:
+    """Give no reward without a grader: the agent itself ended what could be graded."""
+    verdict = Verdict(reward=0.0, counts=True, detail=detail)
+    return _graded(progress, Grade(verdict, report=verdict.detail.encode()))
+
+
+def _graded(progress: AttemptProgress, graded: Grade) -> AttemptProgress:
+    context = progress.context
+    context.evidence.grade(graded)
+    context.record_phase(Phase.GRADED, **context.limits_met.look())
+    return replace(progress, grade=graded)
+
+
+def store(progress: AttemptProgress) -> AttemptProgress:
+    """Store the evidence. Raises: Stopped; ArtifactStoreUnavailable."""
+    artifacts = tuple(_stored(progress.context, progress.model))
+    progress.context.record_phase(Phase.STORED)
+    return replace(progress, artifacts=artifacts)
+
+
+def record(progress: AttemptProgress) -> EndReason:
+    """Record the outcome. Raises: StaleWriter; DatabaseUnavailable."""
+    report, graded = progress.the_report, progress.grade
+    assert graded is not None
+    artifacts = list(progress.artifacts)
+    progress.context.write(ends.finish, end_reason=report.end_reason, verdict=graded.verdict, artifacts=artifacts)
+    _forget_calls(progress.model, artifacts)
+    return report.end_reason
+
+
+def _stored(context: AttemptContext, model: ModelAccess | None) -> list[Artifact]:
+    claimed = context.claimed
+    prefix = f"runs/{claimed.run_id}/{claimed.task_id}/{claimed.number}"
+    return context.evidence.store(context.services.store, prefix, redact=[model.token] if model else [])
+
+
+def _forget_calls(model: ModelAccess | None, artifacts: Sequence[Artifact]) -> None:
+    """Once the outcome is on record with its artifacts, let the ledger forget what they hold. Raises nothing."""
+    if model is None or not any(one.kind is ArtifactKind.MODEL_CALLS and one.key for one in artifacts):
+        return
+    try:
+        model.forget()
+    except Exception:  # the outcome stands; what stays takes room and does no harm
+        log.exception("attempt.calls_not_forgotten")
+
+
+# --- Ends -----------------------------------------------------------------------------------------------------------
+
+
+def _record_failure(context: AttemptContext, model: ModelAccess | None, error: Exception) -> EndReason:
+    reason = context.token.reason or getattr(error, "reason", None) or reason_of(error)
+    if not isinstance(error, MegaFlowError):
+        log.exception("attempt.unexpected_error")
+    failure = Failure(error=type(error).__name__, message=str(error)[:4000], phase=context.journal.last_phase)
+    try:
+        artifacts = _stored(context, model)
+    except MegaFlowError as unstored:
+        artifacts = [Artifact(kind=kind, missing=f"not stored: {unstored}") for kind in ArtifactKind]
+    try:
+        context.write(
+            ends.fail,
+            end_reason=reason,
+            failure=failure,
+            artifacts=artifacts,
+            permanent=_permanent(context, error),
+            retry=context.services.retry,
+            waits=context.semaphore.waited,
+        )
+    except StaleWriter as stale:
+        log.warning("attempt.stale", error=str(stale))
+        return EndReason.LOST
+    _forget_calls(model, artifacts)
+    return reason
+
+
+def _permanent(context: AttemptContext, error: Exception) -> bool:
+    """Whether another attempt would end the same. Raises: DatabaseUnavailable."""
+    if isinstance(error, PERMANENT_WHEN_REPEATED):
+        retry = retrying(context.services.settings.lease_s)
+        return retry(attempts.failed_before, context.services.database, context.claimed, type(error).__name__)
+    return isinstance(error, PERMANENT)
+
+
+def _record_teardown(context: AttemptContext) -> None:
+    context.write(ends.record_teardown, {"teardown": context.teardown, **context.limits_met.look()})
+
+
+@contextmanager
+def _scratch(services: WorkerServices, claimed: Claim) -> Iterator[Path]:
+    folder = services.scratch(claimed.instance_id, claimed.attempt_id)
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):
+            shutil.rmtree(folder)
+            folder.parent.rmdir()  # unless another attempt of this instance has one, too

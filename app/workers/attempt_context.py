@@ -1,0 +1,134 @@
+"""One attempt: what it works with, how far it has come, and what is on record of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from app.agents.base import Agent, AgentReport
+from app.environments.contract import Environment
+from app.errors import MegaFlowError
+from app.grading.base import Grade, Grader
+from app.ledger import attempts
+from app.ledger.attempts import Claim
+from app.models.endings import EndReason
+from app.models.model_calls import Account
+from app.models.outcome import Artifact, Phase
+from app.workers.command_logs import CommandLogs
+from app.workers.evidence import Evidence
+from app.workers.lease import StopToken
+from app.workers.limit_account import LimitAccount
+from app.workers.model_access import ModelAccess
+from app.workers.retry import retrying
+from app.workers.semaphores import LedgerSemaphore
+from app.workers.services import WorkerServices
+
+
+@dataclass
+class AttemptJournal:
+    """What is on record of an attempt so far: it only grows. Read when the attempt ends in an error, too."""
+
+    last_phase: Phase = Phase.CLAIMED
+    teardown: dict[str, Any] = field(default_factory=dict)  # by purpose of the environment
+
+
+@dataclass(frozen=True)
+class AttemptContext:
+    """What an attempt works with, the same from its claim to its end."""
+
+    claimed: Claim
+    services: WorkerServices
+    token: StopToken
+    scratch: Path
+    semaphore: LedgerSemaphore
+    logs: CommandLogs
+    limits_met: LimitAccount
+    evidence: Evidence = field(default_factory=Evidence)
+    journal: AttemptJournal = field(default_factory=AttemptJournal)
+    open: ExitStack = field(default_factory=ExitStack)  # closed when the outcome is on record
+
+    @classmethod
+    def of(cls, claimed: Claim, services: WorkerServices, token: StopToken, scratch: Path) -> AttemptContext:
+        """The context of a claimed attempt."""
+        semaphore = LedgerSemaphore(
+            services.database,
+            attempt_id=claimed.attempt_id,
+            instance_id=claimed.instance_id,
+            lease_s=services.settings.lease_s,
+            stopped=token.is_set,
+        )
+        logs = CommandLogs(scratch / "command-logs", services.settings.command_log_bytes)
+        limits_met = LimitAccount(claimed.spec.task.environment.resources)
+        return cls(claimed, services, token, scratch, semaphore, logs, limits_met)
+
+    @property
+    def teardown(self) -> dict[str, Any]:
+        """What each environment was and cost, by its purpose."""
+        return self.journal.teardown
+
+    def record_phase(self, phase: Phase, **environment: Any) -> None:
+        """Record that a phase was reached, and stop here if the attempt must. Raises: StaleWriter, Stopped."""
+        waits, cost_usd = self.semaphore.waited, _cost(environment)
+        self.write(attempts.record_phase, phase, environment=environment, waits=waits, cost_usd=cost_usd)
+        self.journal.last_phase = phase
+        self.raise_if_stopped()
+
+    def write(self, verb: Callable[..., None], *values: Any, **named: Any) -> None:
+        """Write to the ledger, again while it is away: a restart of PostgreSQL must not cost the work of an hour.
+
+        A write that was applied although we saw an error is refused as stale the second time: the record stands.
+        """
+        retry = retrying(self.services.settings.lease_s)
+        retry(verb, self.services.database, self.claimed, *values, **named)
+
+    def raise_if_stopped(self) -> None:
+        """Raises: Stopped."""
+        if self.token.reason is not None:
+            raise Stopped(self.token.reason)
+
+
+@dataclass(frozen=True)
+class AttemptProgress:
+    """How far an attempt has come. Each verb of `app.workers.attempt` returns it changed."""
+
+    context: AttemptContext
+    agent: Agent
+    grader: Grader
+    agent_scope: ExitStack  # ends the agent's environment, where grading has one of its own
+    environment: Environment | None = None
+    base_commit: str | None = None
+    model: ModelAccess | None = None
+    report: AgentReport | None = None
+    account: Account | None = None  # of the model's calls
+    patch: bytes | None = None
+    grade: Grade | None = None
+    artifacts: tuple[Artifact, ...] = ()
+
+    @property
+    def the_environment(self) -> Environment:
+        """The environment, which `provision` has got."""
+        assert self.environment is not None
+        return self.environment
+
+    @property
+    def the_report(self) -> AgentReport:
+        """The report, which `act` has got."""
+        assert self.report is not None
+        return self.report
+
+
+class Stopped(MegaFlowError):
+    """The attempt was told to stop."""
+
+    def __init__(self, reason: EndReason) -> None:
+        super().__init__(f"stopped: {reason.value}")
+        self.reason = reason
+
+
+def _cost(environment: Mapping[str, Any]) -> float | None:
+    """US dollars that the agent's model calls took, when it says so."""
+    cost = environment.get("usage", {}).get("cost_usd")
+    return None if cost is None else float(cost)

@@ -1,0 +1,125 @@
+"""What this process is: the instance that it hosts, or the control plane's hands. Set once, at its door."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime
+from typing import Protocol
+from uuid import UUID
+
+import structlog
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+
+from app.errors import DatabaseUnavailable, StackNotRunning
+from app.ledger import admission, attempts, instances
+from app.ledger.attempts import Claim
+from app.models.endings import EndReason
+from app.models.outcome import WakeUpMessage
+from app.models.states import InstanceState
+from app.workers.attempt import carry_out
+from app.workers.lease import LeaseKeeper
+from app.workers.services import WorkerServices
+
+log = structlog.get_logger()
+
+
+class WorkerContext:
+    """One instance's worker: turns messages into attempts carried out."""
+
+    def __init__(self, instance_id: UUID, services: WorkerServices, keeper: LeaseKeeper) -> None:
+        self.instance_id = instance_id
+        self.services = services
+        self.keeper = keeper
+        self.closing = threading.Event()
+        self._claiming = threading.Lock()
+
+    def take(self, message: WakeUpMessage) -> str:
+        """Claim what the message names, or failing that whatever waits for this kind of instance, and carry it out."""
+        if self.closing.is_set() or self.keeper.draining.is_set():
+            admission.give_back(self.services.database, message)
+            return "given back"
+        # One claim at a time: after one that ended in an error, "what is mine and not in hand" must be unambiguous.
+        with self._claiming:
+            claimed = self._claim(message)
+            if claimed is None:
+                return self._not_claimed(message)
+            token = self.keeper.take(claimed)
+        try:
+            if self.closing.is_set():
+                token.stop(EndReason.INTERRUPTED)
+            return carry_out(claimed, self.services, token).value
+        finally:
+            self.keeper.drop(claimed)
+
+    def _not_claimed(self, message: WakeUpMessage) -> str:
+        """The message is stale, or we drain and have not heard of it yet: then somebody else is to have it."""
+        if instances.seen(self.services.database, self.instance_id) is not InstanceState.DRAINING:
+            return "stale"
+        self.keeper.draining.set()
+        admission.give_back(self.services.database, message)
+        return "given back"
+
+    def _claim(self, message: WakeUpMessage) -> Claim | None:
+        """A claim that was applied although we saw an error is found again, and not left to its lease."""
+        lease_s, database = self.services.settings.lease_s, self.services.database
+        try:
+            return attempts.claim(database, message, self.instance_id, lease_s=lease_s) or attempts.claim_any(
+                database, self.instance_id, lease_s=lease_s
+            )
+        except DatabaseUnavailable as error:
+            log.warning("worker.claim_unclear", error=str(error))
+        retry = Retrying(
+            retry=retry_if_exception_type(DatabaseUnavailable),
+            wait=wait_random_exponential(multiplier=0.2, max=3),
+            stop=stop_after_delay(lease_s),
+            reraise=True,
+        )
+        return retry(self._claim_again, message)
+
+    def _claim_again(self, message: WakeUpMessage) -> Claim | None:
+        lease_s, database = self.services.settings.lease_s, self.services.database
+        mine = attempts.held_by(database, self.instance_id)
+        for claimed in mine:
+            if not self.keeper.holds(claimed.attempt_id):
+                return claimed
+        return attempts.claim(database, message, self.instance_id, lease_s=lease_s)
+
+    def interrupt(self) -> None:
+        """Give everything back: attempts end as interrupted and do not use up a retry."""
+        self.closing.set()
+        self.keeper.stop_all(EndReason.INTERRUPTED)
+
+
+class Ticker(Protocol):
+    """What beat's tick does; the control worker brings it."""
+
+    def tick(self, now: datetime) -> int: ...
+
+
+class _Current:
+    seat: WorkerContext | None = None
+    ticker: Ticker | None = None
+
+
+def sit(seat: WorkerContext) -> None:
+    """This process hosts an instance."""
+    _Current.seat = seat
+
+
+def serve_ticks(ticker: Ticker) -> None:
+    """This process is a control worker."""
+    _Current.ticker = ticker
+
+
+def current() -> WorkerContext:
+    """Raises: StackNotRunning: a plain Celery worker took the queue of instances."""
+    if _Current.seat is None:
+        raise StackNotRunning("this worker is no instance; expected one started by a provider or `megaflow worker`")
+    return _Current.seat
+
+
+def tick() -> int:
+    """Raises: StackNotRunning: not a control worker."""
+    if _Current.ticker is None:
+        raise StackNotRunning("this worker serves no schedules; expected the control worker")
+    return _Current.ticker.tick(datetime.now(UTC))

@@ -1,0 +1,187 @@
+"""An attempt's environments: got from the pool, waited for where the engine is away, given back however it ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import structlog
+
+from app.environments.contract import Environment, EnvironmentProvider, Route, Tags, Times, noting
+from app.errors import EngineUnavailable, MegaFlowError, StationError
+from app.images import pull_source
+from app.ledger.environment_times import FAILED
+from app.models.outcome import Phase
+from app.models.spec import EnvironmentSpec, Mode, Reuse
+from app.workers.attempt_context import AttemptContext
+from app.workers.retry import retrying
+from app.workers.services import WorkerServices
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+_ENDS = ("reset", "teardown")
+"""Phases of what was there before, or came to nothing: nobody waits for an environment by them."""
+_OF_SEVERAL = {"network": "create", "services": "start"}
+"""Where the phases of several containers count when they have not been added up: none of them came."""
+
+
+@contextmanager
+def environment_for(context: AttemptContext, purpose: str) -> Iterator[Environment]:
+    """An environment for the block; recycled or ended afterwards, and ended at once when the attempt must stop."""
+    claimed, services = context.claimed, context.services
+    spec, limits = claimed.spec.task.environment, claimed.spec.task.limits
+    if purpose == "grading":
+        spec = spec.for_grading()
+    with _asking(context, spec, purpose) as asking:
+        with asking.spent.measure("image"):
+            provider, image = _awaiting_engine(context, lambda: _provider(context, spec))
+        image_s = asking.spent.phases["image"]
+        if purpose == "agent":
+            context.record_phase(Phase.IMAGE_READY, image=image)
+        context.raise_if_stopped()
+        shares = spec.reuse is Reuse.SHARED_READONLY
+        reuse = claimed.mode is Mode.PERSISTENT and (spec.reuse is Reuse.RECYCLED or shares)
+        acquire = partial(
+            services.pool.acquire, provider, spec, _tags(context), image, timeout_s=limits.environment_timeout_s
+        )
+        environment, origin = _awaiting_engine(context, lambda: acquire(allow_reuse=reuse))
+    alone = not (reuse and shares)  # what happens in one that others have, too, is nobody's own
+    image_by = asking.arrivals.longest.value
+    told = context.teardown[purpose] = {"id": environment.id, "origin": origin.value, "image_by": image_by}
+    with ExitStack() as at_end:
+        at_end.callback(_let_go, context, environment, purpose, reuse=reuse, alone=alone)
+        told |= _came(environment, image_s, ready_s=asking.waited_s)
+        at_end.callback(context.token.on_cancel(environment.destroy))
+        if alone:
+            context.limits_met.watch(environment)
+        _keep_logs(context, environment, alone=alone)
+        yield environment
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """What an attempt pays while it waits for an environment."""
+
+    spent: Times
+    arrivals: pull_source.Arrivals
+    begun: float = field(default_factory=time.monotonic)
+
+    @property
+    def waited_s(self) -> float:
+        return time.monotonic() - self.begun
+
+
+@contextmanager
+def _asking(context: AttemptContext, spec: EnvironmentSpec, purpose: str) -> Iterator[_Asking]:
+    """The block gets an environment; what it cost is on record also when none comes."""
+    with pull_source.noted() as arrivals, noting() as spent:
+        asking = _Asking(spent, arrivals)
+        try:
+            yield asking
+        except BaseException:
+            context.teardown[purpose] = {"kind": _kind(context, spec), **_never_came(asking)}
+            raise
+
+
+def _kind(context: AttemptContext, spec: EnvironmentSpec) -> str:
+    """What it would have been."""
+    with suppress(MegaFlowError):
+        provider = context.services.environments(spec.kind)
+        return provider.kind_of(spec)
+    return spec.kind.value
+
+
+def _never_came(asking: _Asking) -> dict[str, Any]:
+    """As `_came`, of one that did not: the phases that were begun until then."""
+    ready_s, phases = asking.waited_s, dict[str, float]()
+    for phase, took_s in asking.spent.phases.items():
+        if phase not in _ENDS:
+            name = _OF_SEVERAL.get(phase, phase)
+            phases[name] = round(phases.get(name, 0.0) + took_s, 4)
+    phases["other"] = round(max(0.0, ready_s - sum(phases.values())), 4)
+    image_by = asking.arrivals.longest.value
+    return {"path": FAILED, "image_by": image_by, "phases": phases, "ready_s": round(ready_s, 4)}
+
+
+def _let_go(context: AttemptContext, environment: Environment, purpose: str, *, reuse: bool, alone: bool) -> None:
+    context.limits_met.leave(environment)
+    if alone:
+        environment.keep_logs(None)
+    reuse = reuse and not context.token.is_set()
+    context.teardown[purpose]["reset"] = _give_back(context.services, environment, reuse=reuse)
+    context.teardown[purpose]["after"] = environment.describe().get("phases", {})
+
+
+def _came(environment: Environment, image_s: float, *, ready_s: float) -> dict[str, Any]:
+    """By which path it came and what the attempt waited for it, by phase; `other`: what lies between the phases."""
+    about = environment.describe()
+    phases = dict(about.get("phases", {}))
+    phases["image"] = round(phases.get("image", 0.0) + image_s, 4)
+    phases["other"] = round(max(0.0, ready_s - sum(phases.values())), 4)
+    kind = {"kind": about["kind"]} if "kind" in about else {}
+    return {
+        **kind,
+        "path": about.get("path", Route.COLD.value),
+        "phases": phases,
+        "ready_s": round(ready_s, 4),
+    }
+
+
+def _keep_logs(context: AttemptContext, environment: Environment, *, alone: bool) -> None:
+    """Keep all of its long outputs as the attempt's; those of the agent's own framework are kept whatever it is."""
+    if alone and environment.keep_logs(context.logs):
+        context.evidence.command_logs(context.logs)
+    else:
+        why = "an environment of this kind keeps none" if alone else "the environment was shared with others"
+        context.evidence.command_logs(context.logs, why=why)
+
+
+def _provider(context: AttemptContext, spec: EnvironmentSpec) -> tuple[EnvironmentProvider, str]:
+    """Who makes it, and the image's id."""
+    services = context.services
+    provider = services.environments(spec.kind, context.semaphore)
+    return provider, provider.prepare_image(spec, timeout_s=context.claimed.spec.task.limits.environment_timeout_s)
+
+
+def _awaiting_engine(context: AttemptContext, once: Callable[[], T]) -> T:
+    """An engine that is being restarted costs time, and no attempt: there is no environment yet that it could lose."""
+    retry = retrying(context.services.settings.engine_patience_s, of=EngineUnavailable, hurried=context.token.is_set)
+    begun = time.monotonic()
+    try:
+        return retry(once)
+    except EngineUnavailable:
+        context.raise_if_stopped()
+        raise
+    finally:
+        if retry.statistics.get("attempt_number", 1) > 1:
+            context.semaphore.waited["engine"] = context.semaphore.waited.get("engine", 0.0) + time.monotonic() - begun
+
+
+def _give_back(services: WorkerServices, environment: Environment, *, reuse: bool) -> dict[str, Any] | None:
+    """Reset and keep, or end. What cannot be ended now is the sweeper's: it must not change the outcome."""
+    try:
+        proof = services.pool.release(environment, reuse=reuse)
+    except StationError as error:
+        log.warning("environment.not_given_back", environment=environment.id, error=str(error))
+        return {"error": str(error)}
+    if proof is None:
+        return None
+    return {**asdict(proof), "left": list(proof.left[:20]), "took_s": round(proof.took_s, 4)}
+
+
+def _tags(context: AttemptContext) -> Tags:
+    claimed = context.claimed
+    return Tags(
+        installation=context.services.settings.installation,
+        instance_id=claimed.instance_id,
+        run_id=claimed.run_id,
+        task_id=claimed.task_id,
+        attempt_id=claimed.attempt_id,
+        deadline_unix_s=claimed.deadline_at.timestamp(),
+    )

@@ -1,0 +1,41 @@
+"""Patience with servers: a restart of PostgreSQL or of the container engine must not cost the work of an hour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+
+from app.errors import DatabaseUnavailable, MegaFlowError
+
+log = structlog.get_logger()
+
+
+def retrying(
+    patience_s: float,
+    *,
+    of: type[MegaFlowError] = DatabaseUnavailable,
+    hurried: Callable[[], bool] = lambda: False,
+) -> Retrying:
+    """Calls again what met an error `of` that kind, for `patience_s` seconds; once `hurried`, no more.
+
+    What is called must bear being called twice: a transaction may have been applied although we saw an error.
+    """
+    longest = stop_after_delay(patience_s)
+
+    def enough(state: RetryCallState) -> bool:
+        return hurried() or longest(state)
+
+    return Retrying(
+        retry=retry_if_exception_type(of),
+        wait=wait_random_exponential(multiplier=0.2, max=3),
+        stop=enough,
+        before_sleep=_told,
+        reraise=True,
+    )
+
+
+def _told(state: RetryCallState) -> None:
+    error = state.outcome.exception() if state.outcome else None
+    log.warning("server.awaited", tries=state.attempt_number, error=str(error))

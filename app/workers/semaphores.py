@@ -1,0 +1,168 @@
+"""The gate of an attempt: places at the semaphores of the ledger, shared by all hosts, seen by `megaflow limits`.
+
+What holds a place when its worker dies goes with the attempt, the instance, or the lease, whichever is noticed first.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from uuid import UUID
+
+import structlog
+from sqlalchemy.exc import DBAPIError
+from uuid_utils import compat as uuids
+
+from app.errors import DatabaseUnavailable
+from app.ledger import semaphores
+from app.ledger.database import Database, Listener
+from app.ledger.limits import HOLDS, everybody
+from app.ledger.semaphores import SemaphoreAnswer
+
+log = structlog.get_logger()
+
+_LISTENERS = 4
+"""So many at the head of a line keep a connection to be woken by; the others look now and then."""
+_LOOK_S = 0.5
+"""At the head: between two looks when nobody wakes us. A lapsed place wakes nobody; the attempt may have to stop."""
+_STEP_S = 0.05
+"""Behind: so much longer between two looks for everyone who stands before us, up to a second."""
+
+_NOTED_S = 0.1
+"""What is shorter is the question itself and no wait."""
+
+
+class LedgerSemaphore:
+    """Implements the environments' `Gate` for one attempt; used by the one thread that carries it out.
+
+    `waited` is the seconds waited so far by limit, for `attempts.waits`; a place that was had at once is no wait.
+    `stopped` tells that the attempt must stop.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        attempt_id: UUID,
+        instance_id: UUID,
+        lease_s: float,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._database = database
+        self._attempt_id = attempt_id
+        self._instance_id = instance_id
+        self._lease_s = lease_s
+        self._stopped = stopped
+        self.waited: dict[str, float] = {}
+
+    @contextmanager
+    def hold(self, limit: str, capacity: int | None, *, timeout_s: float) -> Iterator[None]:
+        """A place at `limit` for the block.
+
+        Raises: TimeoutError: none was free in time, or the attempt must stop; DatabaseUnavailable: no answer for as
+        long as a lease lasts.
+        """
+        holder = uuids.uuid7()
+        begun = time.monotonic()
+        wait = _Wait(self._ask(limit, capacity, holder), limit, self._database, self._stopped)
+        try:
+            try:
+                wait.until(begun + timeout_s, patience_s=self._lease_s)
+            finally:
+                self._note(limit, time.monotonic() - begun)
+            yield
+        finally:
+            self._leave(limit, holder)
+
+    def _note(self, limit: str, seconds: float) -> None:
+        if seconds >= _NOTED_S:
+            self.waited[limit] = self.waited.get(limit, 0.0) + seconds
+
+    def _ask(self, limit: str, capacity: int | None, holder: UUID) -> Callable[[], SemaphoreAnswer]:
+        return lambda: semaphores.ask(
+            self._database,
+            limit,
+            holder,
+            capacity_default=capacity,
+            lease_s=self._lease_s,
+            attempt_id=self._attempt_id,
+            instance_id=self._instance_id,
+        )
+
+    def _leave(self, limit: str, holder: UUID) -> None:
+        try:
+            semaphores.release(self._database, limit, holder)
+        except (DatabaseUnavailable, DBAPIError) as error:  # it lapses, or goes with the attempt
+            log.warning("hold.not_released", limit=limit, error=str(error))
+
+
+class _Wait:
+    """Standing in line once."""
+
+    def __init__(
+        self, ask: Callable[[], SemaphoreAnswer], limit: str, database: Database, stopped: Callable[[], bool]
+    ) -> None:
+        self._ask = ask
+        self._limit = limit
+        self._wakes = {limit, everybody(limit)}
+        self._database = database
+        self._stopped = stopped
+        self._listener: Listener | None = None
+
+    def until(self, deadline: float, *, patience_s: float) -> None:
+        """Raises: TimeoutError, DatabaseUnavailable."""
+        answered = time.monotonic()
+        with ExitStack() as closing:
+            closing.callback(self._deaf)
+            while True:
+                try:
+                    if not self._turn():
+                        return
+                    answered = time.monotonic()
+                except (DatabaseUnavailable, DBAPIError) as error:
+                    self._deaf()
+                    if time.monotonic() - answered > patience_s:
+                        raise _unavailable(error) from error
+                    time.sleep(random.uniform(0.1, 0.5))
+                self._heed(deadline)
+
+    def _turn(self) -> bool:
+        """Ask, and if need be wait a little; False when the place is ours."""
+        answer = self._ask()
+        if answer.granted:
+            return False
+        if answer.ahead >= _LISTENERS:
+            self._deaf()
+            time.sleep(min(1.0, _STEP_S * answer.ahead) * random.uniform(0.8, 1.2))
+        else:
+            self._listen()
+        return True
+
+    def _listen(self) -> None:
+        """Until somebody may have left. New ears return at once: what happened before them went unheard."""
+        if self._listener is None:
+            self._listener = Listener(self._database, HOLDS)
+        until = time.monotonic() + _LOOK_S
+        while (left_s := until - time.monotonic()) > 0:
+            heard = self._listener.wait(left_s)
+            if heard is None or self._wakes.intersection(heard):
+                return
+
+    def _heed(self, deadline: float) -> None:
+        if self._stopped():
+            raise TimeoutError(f"told to stop while it waited for {self._limit}")
+        if time.monotonic() >= deadline:
+            raise TimeoutError(f"no place at {self._limit} was free in time (`megaflow limits` shows who has them)")
+
+    def _deaf(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+
+def _unavailable(error: Exception) -> DatabaseUnavailable:
+    if isinstance(error, DatabaseUnavailable):
+        return error
+    return DatabaseUnavailable(f"the ledger did not give a place: {error}; try `megaflow doctor`")

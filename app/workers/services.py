@@ -1,0 +1,114 @@
+"""The services of one worker, built from the settings: where the contracts meet their implementations."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+from uuid import UUID
+
+from app.agents import Workshop, agent_named, tool_folder
+from app.agents.base import Agent
+from app.agents.external import external_manifests
+from app.artifacts import open_store
+from app.artifacts.base import ArtifactStore
+from app.artifacts.bundles import fetch_bundle
+from app.environments import provider_for, tool_inside
+from app.environments.contract import EnvironmentProvider
+from app.environments.pool import EnvironmentPool
+from app.environments.receipts import EnvironmentRecorder
+from app.grading import grader_for
+from app.grading.base import Grader
+from app.host.slots import Gate
+from app.ledger.database import Database
+from app.models.endings import RetryPolicy
+from app.models.instance import MARK
+from app.models.spec import Bundle, EnvironmentKind, EnvironmentSpec, Goal
+from app.settings import Settings
+
+_PASSED_ON = (MARK, "STACK_OF_MEGAFLOW", "SSL_CERT_FILE", "HTTPS_PROXY", "HTTP_PROXY")
+"""What an agent's process needs of ours: to be found when we die, and to reach its model."""
+_THIS_HOST = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(slots=True)
+class WorkerServices:
+    """Everything that the spine walks through. One per worker process; threads share it."""
+
+    settings: Settings
+    database: Database
+    store: ArtifactStore
+    pool: EnvironmentPool
+    retry: RetryPolicy
+
+    def environments(self, kind: EnvironmentKind, gate: Gate | None = None) -> EnvironmentProvider:
+        """Raises: EngineUnavailable."""
+        return provider_for(kind, self.settings, fetch_bundle=self.bundle, gate=gate, tools=self.tool)
+
+    def agent(self, name: str) -> Agent:
+        """Raises: UnknownName."""
+        return agent_named(name, workshop_of(self.settings))
+
+    def tool(self, name: str) -> Path:
+        """The folder on this host of a framework that acts inside. Raises: UnknownName, AgentUnavailable."""
+        return tool_folder(name, workshop_of(self.settings))
+
+    def tools_inside(self, spec: EnvironmentSpec) -> dict[str, str]:
+        """Where the environment's tools are seen from inside. Raises: as `tool`."""
+        return {name: tool_inside(spec.kind, name, self.tool(name)) for name in spec.tools}
+
+    def grader(self, goal: Goal) -> Grader:
+        return grader_for(goal)
+
+    def bundle(self, bundle: Bundle) -> bytes:
+        """The tar of a stored folder. Raises: ArtifactMissing, ArtifactStoreUnavailable."""
+        return fetch_bundle(self.store, bundle)
+
+    def scratch(self, instance_id: UUID, attempt_id: UUID) -> Path:
+        """Folder for an attempt's files on this host; what a killed worker leaves goes with its instance."""
+        folder = self.settings.home / "scratch" / str(instance_id) / f"attempt-{attempt_id.hex[-12:]}"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def close(self) -> None:
+        """End idle environments and connections."""
+        self.pool.close()
+        self.database.close()
+
+
+def workshop_of(settings: Settings) -> Workshop:
+    """What this host offers to agents."""
+    # A call may wait for a limit or a busy engine before the engine takes its time: clients must not give up before.
+    call_timeout_s = settings.gateway_patience_s + settings.model_timeout_s + 30.0
+    return Workshop(
+        tools=settings.tools,
+        call_timeout_s=call_timeout_s,
+        process_env=_process_env(settings),
+        manifests=external_manifests(settings),
+        swe_agent_source=settings.swe_agent_source,
+        ready_tools=settings.ready_tools,
+    )
+
+
+def _process_env(settings: Settings) -> dict[str, str]:
+    """Variables of an agent's process on this host. No proxy stands before the gateway: it would see the token."""
+    told = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
+    gateways = [urlsplit(base).hostname for base in settings.gateway_bases()]
+    hosts = [*(host.strip() for host in told.split(",")), *_THIS_HOST, *gateways]
+    direct = "*" if told.strip() == "*" else ",".join(dict.fromkeys(host for host in hosts if host))
+    kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    # Some libraries read the small name, some the large one, and some believe the small one alone where both are.
+    return {**kept, "NO_PROXY": direct, "no_proxy": direct}
+
+
+def build(settings: Settings, *, pooled: bool, max_idle: int) -> WorkerServices:
+    """WorkerServices of a worker that keeps up to `max_idle` environments for reuse."""
+    database = Database(settings.database(), pooled=pooled)
+    return WorkerServices(
+        settings=settings,
+        database=database,
+        store=open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url),
+        pool=EnvironmentPool(max_idle=max_idle, create=EnvironmentRecorder(settings, database).create),
+        retry=RetryPolicy(settings.retry_base_s, settings.retry_cap_s),
+    )

@@ -1,0 +1,282 @@
+"""`model-only`: the model's endpoint at a port inside, from networks that have nothing else."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.environments.contract import Forward, Serve
+from app.environments.networks import MODEL_PORT, Egress, http_proxy, model_port
+from app.environments.networks.forwarding import forward
+from app.models.shell import InteractiveProgram
+from tests.integration.egress_servers import Server, certified, listening, serving
+from tests.integration.network_ground import (
+    PATIENCE_S,
+    Place,
+    eventually,
+    everything,
+    forward_threads,
+    nothing_left,
+    place,
+)
+
+__all__ = ["place"]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> Iterator[None]:
+    with nothing_left():
+        yield
+
+
+class Inside:
+    """A place whose model is at `url`."""
+
+    def __init__(self, place: Place, url: str) -> None:
+        self._place = place
+        self.url, self.egress = model_port.open_model_egress(self._forward, url)
+
+    def _forward(self, port: int, serve: Serve) -> Forward:
+        def no_stream(argv: object) -> InteractiveProgram:
+            raise AssertionError("nothing is started inside")
+
+        return forward(self._place.pid, no_stream, port, serve)
+
+    def connect(self) -> socket.socket:
+        return self._place.connect(MODEL_PORT)
+
+    def http(self) -> http.client.HTTPConnection:
+        made = http.client.HTTPConnection("127.0.0.1", MODEL_PORT, timeout=PATIENCE_S)
+        made.sock = self.connect()
+        return made
+
+    def get(self, path: str) -> tuple[int, dict[str, Any]]:
+        with closing(self.http()) as made:
+            made.request("GET", path)
+            answer = made.getresponse()
+            return answer.status, json.load(answer)
+
+
+@pytest.fixture(params=["plain", "tls"])
+def server(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """One without and one with TLS, trusted as a host is told to."""
+    context = None
+    if request.param == "tls":
+        context, certificate = certified(tmp_path)
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    model_port._verifying.cache_clear()
+    with serving(context) as made:
+        yield made
+    model_port._verifying.cache_clear()
+
+
+@pytest.fixture
+def inside(server: Server, place: Place) -> Iterator[Inside]:
+    scheme = "https" if isinstance(server.socket, ssl.SSLSocket) else "http"
+    made = Inside(place, f"{scheme}://localhost:{server.port}/v1")
+    yield made
+    made.egress.close()
+
+
+def counts(egress: Egress) -> dict[str, int]:
+    (found,) = egress.describe()["hosts"].values()
+    return dict(found)
+
+
+def test_the_model_answers_under_its_path_and_everything_is_counted(inside: Inside, server: Server) -> None:
+    assert inside.url == f"http://127.0.0.1:{MODEL_PORT}/v1"
+    with closing(inside.http()) as connection:
+        for _ in range(3):
+            connection.request("GET", "/v1/models")
+            answer = json.load(connection.getresponse())
+            assert answer["path"] == "/v1/models"
+    assert len(server.connections) == 1
+    eventually(lambda: counts(inside.egress)["received_bytes"] > 100)
+    about = inside.egress.describe()
+    assert about["policy"] == "model-only"
+    assert about["target"] == f"localhost:{server.port}"
+    assert counts(inside.egress)["connections"] == 1
+
+
+def test_a_server_with_tls_hears_its_own_name(inside: Inside, server: Server) -> None:
+    inside.get("/")
+    named = isinstance(server.socket, ssl.SSLSocket)
+    assert server.hosts == [f"localhost:{server.port}" if named else f"127.0.0.1:{MODEL_PORT}"]
+
+
+@pytest.mark.parametrize("line", ["GET http://elsewhere.example/x HTTP/1.1", "CONNECT elsewhere.example:22 HTTP/1.1"])
+def test_a_model_that_is_known_by_name_is_asked_for_nothing_but_its_paths(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    context, certificate = certified(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    model_port._verifying.cache_clear()
+    with serving(context) as server:
+        inside = Inside(place, f"https://localhost:{server.port}/v1")
+        with closing(inside.connect()) as connection:
+            connection.sendall(f"{line}\r\nHost: elsewhere.example\r\n\r\n".encode())
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 400 ")
+        inside.egress.close()
+        assert server.hosts == []
+    model_port._verifying.cache_clear()
+
+
+def test_an_answer_comes_word_by_word(inside: Inside, server: Server) -> None:
+    with closing(inside.http()) as connection:
+        connection.request("GET", "/stream")
+        answer = connection.getresponse()
+        for word in (b"one", b"two", b"three"):
+            server.speak.release()
+            assert answer.readline() == b"data: " + word + b"\n"
+            assert answer.readline() == b"\n"
+        assert answer.read() == b""
+
+
+def test_bodies_of_either_framing_arrive(inside: Inside) -> None:
+    with closing(inside.http()) as connection:
+        large = bytes(range(256)) * 4096
+        connection.request("POST", "/echo", body=large)
+        assert connection.getresponse().read() == large
+        connection.request("POST", "/echo", body=iter([b"a" * 70000, b"b"]), encode_chunked=True, headers=CHUNKED)
+        assert connection.getresponse().read() == b"a" * 70000 + b"b"
+
+
+CHUNKED = {"Transfer-Encoding": "chunked"}
+
+
+def test_a_client_that_asks_before_it_sends_is_told_to_go_on(inside: Inside) -> None:
+    with inside.connect() as connection:
+        connection.sendall(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 100 ")
+        connection.sendall(b"body")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
+
+
+def test_the_model_hears_when_its_client_goes_away(inside: Inside, server: Server) -> None:
+    with inside.connect() as connection:
+        connection.sendall(b"GET /thinks HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert server.asked.wait(PATIENCE_S)
+    assert server.left.wait(PATIENCE_S)
+    eventually(lambda: forward_threads() == ["forward-accept"])
+
+
+def test_closing_does_not_wait_for_a_model_that_thinks(inside: Inside, server: Server) -> None:
+    with inside.connect() as connection:
+        connection.sendall(b"GET /thinks HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert server.asked.wait(PATIENCE_S)
+        inside.egress.close()
+        assert server.left.wait(PATIENCE_S)
+
+
+def test_a_slow_reader_takes_little_of_our_memory(inside: Inside, server: Server) -> None:
+    with inside.connect() as connection:
+        connection.sendall(b"GET /endless HTTP/1.0\r\nHost: x\r\n\r\n")
+        last = -1
+        while server.written_bytes != last:  # until nothing moves any more: the kernel's buffers and ours are full
+            last = server.written_bytes
+            assert last < 32 << 20
+            time.sleep(0.3)
+        assert last > 0
+
+
+def test_a_model_may_think_for_longer_than_it_takes_to_ask_it(
+    inside: Inside, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_proxy, "SEND_S", 0.2)
+    with closing(inside.http()) as connection:
+        connection.request("GET", "/stream")
+        time.sleep(0.5)
+        for _ in range(3):
+            server.speak.release()
+        assert connection.getresponse().read().count(b"data") == 3
+
+
+def test_an_unreachable_model_is_said_by_its_policy(place: Place) -> None:
+    with listening() as nobody:
+        port = nobody.port
+    for scheme in ("http", "https"):
+        inside = Inside(place, f"{scheme}://127.0.0.1:{port}/v1")
+        status, body = inside.get("/v1/models")
+        message = body["error"]
+        assert (status, message["policy"], message["host"]) == (502, "model-only", f"127.0.0.1:{port}")
+        assert "refused" in message["message"]
+        assert counts(inside.egress)["failed"] == 1
+        inside.egress.close()
+
+
+def test_a_model_whose_certificate_nobody_vouches_for_is_not_spoken_to(place: Place, tmp_path: Path) -> None:
+    context, _ = certified(tmp_path)
+    model_port._verifying.cache_clear()
+    with serving(context) as server:
+        inside = Inside(place, f"https://localhost:{server.port}")
+        status, body = inside.get("/")
+        assert status == 502
+        assert "certificate verify failed" in body["error"]["message"]
+        assert server.hosts == []
+        inside.egress.close()
+
+
+def test_each_way_of_a_connection_ends_for_itself(place: Place) -> None:
+    with listening() as server:
+        inside = Inside(place, f"http://127.0.0.1:{server.port}")
+        with inside.connect() as connection:
+            connection.sendall(b"the whole question")
+            connection.shutdown(socket.SHUT_WR)
+            model_side = server.accept()
+            assert everything(model_side) == b"the whole question"
+            model_side.sendall(b"the whole answer")
+            model_side.shutdown(socket.SHUT_WR)
+            assert everything(connection) == b"the whole answer"
+        eventually(lambda: forward_threads() == ["forward-accept"])
+        inside.egress.close()
+
+
+def test_closing_ends_a_connection_whose_client_has_said_all(place: Place) -> None:
+    with listening() as server:
+        inside = Inside(place, f"http://127.0.0.1:{server.port}")
+        with inside.connect() as connection:
+            connection.shutdown(socket.SHUT_WR)
+            assert server.accept().recv(1) == b""
+            inside.egress.close()
+            eventually(lambda: forward_threads() == [])
+
+
+def test_much_goes_both_ways_at_once(place: Place) -> None:
+    size = 3 << 20
+    with listening() as server:
+        inside = Inside(place, f"http://127.0.0.1:{server.port}")
+        with inside.connect() as connection:
+            model_side = server.accept()
+            senders = [
+                threading.Thread(target=_send_all, args=(end, word * size))
+                for end, word in ((connection, b"q"), (model_side, b"a"))
+            ]
+            for sender in senders:
+                sender.start()
+            for sender in senders:  # neither reads before it has sent: both ways' buffers fill
+                sender.join(0.2)
+            results: list[bytes] = []
+            asked = threading.Thread(target=lambda: results.append(everything(model_side)))
+            asked.start()
+            assert everything(connection) == b"a" * size
+            asked.join()
+            assert results == [b"q" * size]
+            for sender in senders:
+                sender.join()
+        eventually(lambda: forward_threads() == ["forward-accept"])
+        inside.egress.close()
+
+
+def _send_all(end: socket.socket, data: bytes) -> None:
+    end.sendall(data)
+    end.shutdown(socket.SHUT_WR)

@@ -1,0 +1,310 @@
+"""Ports inside where the network cannot be entered: a program inside, connections over its input and output."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import cast
+
+import pytest
+
+from app.environments.contract import Environment, Forward, Serve
+from app.environments.networks import open_model_egress
+from app.environments.networks.forwarding import forward, relayed
+from app.environments.networks.forwarding.relayed import RelayedForward
+from app.environments.runtimes.oci import OciProvider
+from app.errors import EnvironmentFailed
+from app.host.cgroups import Cgroup
+from app.models.shell import InteractiveProgram
+from app.models.spec import EnvironmentSpec
+from app.settings import Settings
+from tests.integration.egress_servers import listening
+from tests.integration.network_ground import (
+    PATIENCE_S,
+    connect_inside,
+    eventually,
+    everything,
+    forward_threads,
+    nothing_left,
+)
+from tests.integration.oci_ground import oci, oci_cache, oci_programs, oci_settings, tags, tiny
+
+__all__ = ["oci", "oci_cache", "oci_programs", "oci_settings", "tiny"]
+
+
+class Inside:
+    """An environment whose network we could enter, and do so only to be a client there."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+
+    def forward(self, serve: Callable[[socket.socket], None], port: int = 0, **more: int) -> Forward:
+        return forward(None, self.environment.stream, port, serve, **more)
+
+    def connect(self, port: int) -> socket.socket:
+        return connect_inside(Cgroup(self.environment.id).processes()[0], port)
+
+
+@pytest.fixture
+def inside(oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings) -> Iterator[Inside]:
+    environment = oci.create(tiny, tags(oci_settings.installation), timeout_s=30)
+    environment.run("true", timeout_s=10)
+    yield Inside(environment)
+    environment.destroy()
+    eventually(lambda: forward_threads() == [])
+
+
+def echo(connection: socket.socket) -> None:
+    while data := connection.recv(1 << 16):
+        connection.sendall(data)
+
+
+def test_connections_come_over_the_programs_input_and_output(inside: Inside) -> None:
+    with nothing_left():
+        found = inside.forward(echo, 8411)
+        assert found.port == 8411
+        for _ in range(3):
+            with inside.connect(8411) as connection:
+                connection.sendall(b"hello")
+                assert connection.recv(100) == b"hello"
+        assert inside.environment.run("ls -A /tmp", timeout_s=10).stdout == b""
+        found.close()
+        with pytest.raises(ConnectionRefusedError):
+            eventually(lambda: inside.connect(8411).close() is not None)
+
+
+def test_each_way_ends_for_itself_and_what_was_said_last_arrives(inside: Inside) -> None:
+    def answer(connection: socket.socket) -> None:
+        question = everything(connection)
+        connection.sendall(b"answer to " + question)
+
+    found = inside.forward(answer)
+    with inside.connect(found.port) as connection:
+        connection.sendall(b"question")
+        connection.shutdown(socket.SHUT_WR)
+        assert everything(connection) == b"answer to question"
+    found.close()
+
+
+def test_much_goes_both_ways_at_once_on_several_connections(inside: Inside) -> None:
+    found = inside.forward(echo)
+    sent = b"0123456789abcdef" * (1 << 16)
+    results: list[bytes] = []
+
+    def talk() -> None:
+        with inside.connect(found.port) as connection:
+            sender = threading.Thread(target=lambda: (connection.sendall(sent), connection.shutdown(socket.SHUT_WR)))
+            sender.start()
+            results.append(everything(connection))
+            sender.join()
+
+    talkers = [threading.Thread(target=talk) for _ in range(4)]
+    for talker in talkers:
+        talker.start()
+    for talker in talkers:
+        talker.join()
+    assert [result == sent for result in results] == [True] * 4
+    found.close()
+
+
+def test_a_slow_reader_stops_its_own_connection_and_no_other(inside: Inside) -> None:
+    written: list[int] = []
+
+    def endless(connection: socket.socket) -> None:
+        if connection.recv(1) == b"e":
+            while True:
+                written.append(connection.send(b"x" * (1 << 16)))
+        connection.sendall(b"quick")
+
+    found = inside.forward(endless)
+    with inside.connect(found.port) as slow:
+        slow.sendall(b"e")
+        last = -1
+        while (now := sum(written)) != last or not now:
+            assert now < 32 << 20
+            last = now
+            time.sleep(0.3)
+        with inside.connect(found.port) as quick:
+            quick.sendall(b"q")
+            assert everything(quick) == b"quick"
+        found.close()
+
+
+def test_whoever_sends_and_is_not_read_waits(inside: Inside) -> None:
+    go_on = threading.Event()
+
+    def late(connection: socket.socket) -> None:
+        go_on.wait(PATIENCE_S)
+        connection.sendall(b"%d" % len(everything(connection)))
+
+    found = inside.forward(late)
+    with inside.connect(found.port) as connection:
+        connection.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            _fill(connection)
+        with inside.connect(found.port) as other:
+            other.shutdown(socket.SHUT_WR)
+            connection.shutdown(socket.SHUT_WR)
+            go_on.set()
+            assert everything(other) == b"0"
+        connection.settimeout(PATIENCE_S)
+        assert int(everything(connection)) > 0
+    found.close()
+
+
+def _fill(connection: socket.socket) -> None:
+    for _ in range(1000):
+        connection.send(b"x" * (1 << 16))
+
+
+def test_more_than_may_be_served_wait_inside_and_numbers_are_used_again(inside: Inside) -> None:
+    active: list[int] = []
+    most: list[int] = []
+
+    def short(connection: socket.socket) -> None:
+        active.append(1)
+        most.append(len(active))
+        time.sleep(0.01)
+        active.pop()
+        connection.sendall(b"served")
+
+    found = inside.forward(short, connections=3)
+    connections = [inside.connect(found.port) for _ in range(40)]
+    assert [everything(connection) for connection in connections] == [b"served"] * 40
+    assert max(most) <= 3
+    for connection in connections:
+        connection.close()
+    found.close()
+
+
+def test_closing_ends_connections(inside: Inside) -> None:
+    ended = threading.Event()
+
+    def until_the_end(connection: socket.socket) -> None:
+        connection.sendall(b"x")
+        assert everything(connection) == b""
+        ended.set()
+
+    found = inside.forward(until_the_end)
+    with inside.connect(found.port) as connection:
+        assert connection.recv(1) == b"x"
+        found.close()
+        found.close()
+        assert ended.wait(PATIENCE_S)
+        assert connection.recv(1) == b""
+
+
+def test_a_client_that_goes_away_is_noticed_by_whoever_serves(inside: Inside) -> None:
+    noticed = threading.Event()
+
+    def wait(connection: socket.socket) -> None:
+        connection.recv(1)
+        noticed.set()
+
+    found = inside.forward(wait)
+    inside.connect(found.port).close()
+    assert noticed.wait(PATIENCE_S)
+    found.close()
+
+
+def test_a_program_that_is_killed_inside_ends_the_port(inside: Inside) -> None:
+    inside.forward(echo, 8411)
+    with inside.connect(8411) as connection:
+        connection.sendall(b"x")
+        assert connection.recv(1) == b"x"
+        inside.environment.run("kill -9 -1", timeout_s=10)
+        eventually(lambda: forward_threads() == [])
+    found = inside.forward(echo, 8411)
+    found.close()
+
+
+def test_a_port_can_be_had_again_at_once(inside: Inside) -> None:
+    for _ in range(5):
+        inside.forward(echo, 8411).close()
+
+
+def test_a_port_that_is_taken_is_said(inside: Inside) -> None:
+    found = inside.forward(echo, 8411)
+    with pytest.raises(EnvironmentFailed, match="in use"):
+        inside.forward(echo, 8411)
+    found.close()
+
+
+def test_a_program_for_another_machine_is_said(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relayed.prebuilt, "content", lambda program, machine: b"\x7fELF of another machine")
+    with pytest.raises(EnvironmentFailed):
+        inside.forward(echo)
+
+
+def test_the_model_is_reached_that_way_too(inside: Inside) -> None:
+    with listening() as server:
+        made: list[Forward] = []
+
+        def forwarded(port: int, serve: Serve) -> Forward:
+            made.append(inside.forward(serve, port))
+            return made[-1]
+
+        _, egress = open_model_egress(forwarded, f"http://127.0.0.1:{server.port}")
+        with inside.connect(egress.port) as connection:
+            connection.sendall(b"question")
+            far = server.accept()
+            assert far.recv(100) == b"question"
+            for word in (b"one", b"two"):
+                far.sendall(word)
+                assert connection.recv(100) == word
+            connection.close()
+            assert far.recv(1) == b""
+        egress.close()
+
+
+class _Hostile:
+    """A program inside that says what it likes."""
+
+    def __init__(self, *words: bytes) -> None:
+        self._words = list(words)
+        self.closed = threading.Event()
+
+    def read(self, timeout_s: float | None = None) -> bytes | None:
+        if self._words:
+            return self._words.pop(0)
+        self.closed.wait(PATIENCE_S)
+        return b""
+
+    def write(self, data: bytes) -> None: ...
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+READY = struct.pack("<cxHIH", b"R", 0, 2, 8411)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [struct.pack("<cxHI", b"O", 64, 0)],
+        [struct.pack("<cxHI", b"D", 0, 1 << 31)],
+        [struct.pack("<cxHI", b"D", 0, 1) + b"x"],
+        [struct.pack("<cxHI", b"O", 0, 0), struct.pack("<cxHI", b"?", 0, 0)],
+        [struct.pack("<cxHI", b"O", 0, 0), *[struct.pack("<cxHI", b"D", 0, 1 << 15) + b"x" * (1 << 15)] * 80],
+    ],
+)
+def test_a_relay_that_lies_is_ended(words: list[bytes]) -> None:
+    hostile = _Hostile(READY, *words)
+    found = RelayedForward(
+        cast(InteractiveProgram, hostile), lambda connection: hostile.closed.wait(PATIENCE_S) and None
+    )
+    assert hostile.closed.wait(PATIENCE_S)
+    found.close()
+    eventually(lambda: forward_threads() == [])
+
+
+@pytest.mark.parametrize("word", [b"sh: not found\n", struct.pack("<cxHI", b"O", 0, 0), b""])
+def test_what_does_not_begin_as_a_relay_is_none(word: bytes) -> None:
+    hostile = _Hostile(word)
+    hostile.closed.set()
+    with pytest.raises(EnvironmentFailed, match="expected the relay of ports to start"):
+        RelayedForward(cast(InteractiveProgram, hostile), echo)
