@@ -60,8 +60,8 @@ class Project:
         found += [host for host, address in own.extra_hosts.items() if ip_address(address.strip("[]")).is_loopback]
         found += [own.hostname] if own.hostname else []
         for one in self.services.values():
-            for network in own.aliases.keys() & one.aliases.keys():
-                found += [one.name, *one.aliases[network], *([one.hostname] if one.hostname else [])]
+            for aliases in (aliases for network, aliases in one.aliases.items() if network in own.aliases):
+                found += [one.name, *aliases, *([one.hostname] if one.hostname else [])]
         return tuple(dict.fromkeys(found))
 
 

@@ -62,6 +62,8 @@ def pairs(value: Any) -> dict[str, str | None]:
 def _words(value: Any) -> tuple[str, ...]:
     if isinstance(value, list):
         return tuple("" if one is None else plain(one) for one in value)
+    if isinstance(value, dict):
+        raise refused("a text or a list of words", value)
     try:
         return tuple(shlex.split(plain(value)))
     except ValueError as error:
@@ -79,10 +81,10 @@ def size(value: Any) -> int | None:
 
 
 def _seconds(value: Any) -> float:
-    """`1m30s`, `500ms`."""
+    """`1m30s`, `500ms`; 0 when it is empty."""
     given = plain(value).strip() if not isinstance(value, dict | list) else ""
     parts = _TIME.findall(given)
-    if given != "0" and (not parts or "".join(number + unit for number, unit in parts) != given):
+    if given not in ("0", "") and (not parts or "".join(number + unit for number, unit in parts) != given):
         raise refused("a time such as 5s or 1m30s", value)
     return sum(float(number) * _SECONDS[unit] for number, unit in parts)
 

@@ -59,7 +59,7 @@ class ComposeProvider(EnvironmentProvider):
         self._gate = gate or HostGate(settings.home / "run" / "slots")
         self._images = Images(settings, fetch_bundle=self._fetch, gate=self._gate)
         self._plans: OrderedDict[str, ComposePlan] = OrderedDict()  # the last few: bundles are not small
-        self._plans_in_use: list[ComposePlan] = []  # whatever else is made meanwhile
+        self._plans_in_use: list[ComposePlan] = []  # also when they have left `_plans`
         self._lock = threading.Lock()
 
     @property
