@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 _PLACES = ("app.models.spec", "app.models.overrides", "app.models.outcome", "app.client")
-"""Where these names are from, the lightest first. Loaded when one is asked for: every program of ours imports this
+"""Where these names are from, the lightest first. Loaded when one is asked for: every MegaFlow program imports this
 package, and few need a client."""
 
 if not TYPE_CHECKING:  # or a wrong name would be found when it runs, not when it is checked

@@ -1,6 +1,6 @@
 """The failure vocabulary: one class per boundary that a task crosses.
 
-A message says what was expected, what was found and what to try. Nothing here imports anything of ours, so every
+A message says what was expected, what was found and what to try. Nothing here imports other modules, so every
 layer can raise these. Which of them are retried is decided in one place, `app.models.endings`.
 """
 
@@ -155,7 +155,7 @@ class ImageMissing(ImageUnavailable):
 
 
 class ImageDenied(ImageUnavailable):
-    """A registry gives the image to nobody, or not to us; none of the others has it.
+    """A registry denies the image; none of the others has it.
 
     Many registries say so, too, of an image that they do not have.
     """
@@ -189,7 +189,7 @@ class ServiceUnhealthy(EnvironmentFailed):
 
 
 class EnvironmentVanished(EnvironmentFailed):
-    """The environment ended under the task, was removed by somebody else, or cannot be reached any more."""
+    """The environment ended under the task, was removed by another process, or cannot be reached any more."""
 
 
 class NoPlaceToStart(EnvironmentFailed):
@@ -217,7 +217,7 @@ class AgentUnavailable(StationError):
 
 
 class AgentNotSetUp(AgentUnavailable):
-    """It cannot be installed before somebody changes a setting or this host; asking again says the same."""
+    """It cannot be installed before a setting or this host changes; asking again says the same."""
 
     exit_code = 78
 

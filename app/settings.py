@@ -80,11 +80,11 @@ class Settings(BaseSettings):
     persistent_slots: int = Field(default=4, ge=1)
     """Attempts at once on one standing instance."""
     pool_cooldown_s: float = Field(default=60.0, ge=0)
-    """A pool that has had more standing instances than it needs for so long drains the least busy of them."""
+    """A pool that had more standing instances than needed for this long drains the least busy one."""
     quarantine_after: int = Field(default=3, ge=1)
-    """A standing instance whose last so many attempts all ended for reasons of infrastructure takes nothing new."""
+    """Quarantine an instance after this many consecutive infrastructure failures."""
     orphan_s: float = Field(default=180.0, gt=0)
-    """An instance that could not reach the ledger for so long ends itself."""
+    """How long an instance goes on without reaching the ledger before it ends itself."""
     worker_network: str = "host"
     """Network of instances made by the `docker` provider; `host` reaches embedded servers."""
     worker_image: str = "megaflow/worker:latest"
@@ -112,7 +112,7 @@ class Settings(BaseSettings):
     """Images of the next waiting tasks that a host pulls ahead; 0: none."""
 
     engine_patience_s: float = Field(default=30.0, ge=0)
-    """An attempt that has no environment yet waits so long for a container engine that does not answer."""
+    """How long an attempt without an environment waits for a container engine that does not answer."""
 
     command_log_bytes: int = Field(default=256 << 20, ge=0)
     """Of an attempt's outputs that are too long to be handed on whole, so much in all is kept as evidence; 0: none."""
@@ -189,7 +189,7 @@ class Settings(BaseSettings):
     @model_validator(mode="before")
     @classmethod
     def _said_nothing(cls, values: dict[str, object]) -> dict[str, object]:
-        """An empty value of what may be left out leaves it out: a compose file passes on what nobody set as empty."""
+        """An empty value of what may be left out leaves it out: a compose file passes an unset variable on as empty."""
         absent = {name for name, field in cls.model_fields.items() if field.default is None}
         return {name: value for name, value in values.items() if not (value == "" and name in absent)}
 

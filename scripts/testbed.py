@@ -40,7 +40,7 @@ _MOST_PROCESSES = 4
 def _run(arguments: Sequence[str]) -> int:
     """All tests; those few that failed once more, alone: what breaks things on a full machine may fail by its fullness.
 
-    What is broken fails twice. What failed once is named, for somebody to look at.
+    What is broken fails twice. What failed once is named.
     """
     with tempfile.TemporaryDirectory(prefix="mf-cache-") as cache:
         command = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}"]

@@ -55,6 +55,8 @@ def findings() -> Iterator[tuple[str, str]]:
     for file in _python():
         where = file.relative_to(ROOT).as_posix()
         for line, kind, name in names(file):
+            if name.startswith("test_"):  # a sentence, not a name
+                continue
             for part in {part.lower() for part in _PARTS.findall(name)} & words["names"].keys():
                 if f"{where}:{name}" not in allowed and name not in allowed:
                     yield part, f"{where}:{line}: {kind} `{name}`: instead of `{part}` use {words['names'][part]}"

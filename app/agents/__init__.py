@@ -13,11 +13,11 @@ from app.agents.frameworks import FRAMEWORKS, FrameworkOptions, framework_named
 from app.agents.installation import Installer
 from app.errors import UnknownName
 
-__all__ = ["Agent", "Workshop", "agent_named", "agent_names", "tool_folder", "traits"]
+__all__ = ["Agent", "AgentHost", "agent_named", "agent_names", "tool_folder", "traits"]
 
 
 @dataclass(frozen=True, slots=True)
-class Workshop:
+class AgentHost:
     """What a host offers to the frameworks that run on it."""
 
     tools: Path
@@ -65,33 +65,33 @@ def _replay() -> Agent:
 _OURS: dict[str, Callable[[], Agent]] = {"oracle": _oracle, "nop": _nop, "replay": _replay}
 
 
-def agent_named(name: str, workshop: Workshop) -> Agent:
+def agent_named(name: str, host: AgentHost) -> Agent:
     """A new agent of that name; its framework is not looked for yet (`Agent.check` does that).
 
     Raises: UnknownName.
     """
     if name in _OURS:
         return _OURS[name]()
-    if name not in FRAMEWORKS and name not in workshop.manifests:
-        raise UnknownName.of("agent", name, [*AGENTS, *workshop.manifests])
+    if name not in FRAMEWORKS and name not in host.manifests:
+        raise UnknownName.of("agent", name, [*AGENTS, *host.manifests])
     from app.agents.external.agent import ExternalAgent
     from app.agents.external.framework import ExternalFramework
     from app.agents.running import FrameworkAgent
 
-    framework = framework_named(name, workshop.making())
+    framework = framework_named(name, host.making())
     if isinstance(framework, ExternalFramework):
-        return ExternalAgent(framework, process_env=workshop.process_env)
-    return FrameworkAgent(framework, process_env=workshop.process_env)
+        return ExternalAgent(framework, process_env=host.process_env)
+    return FrameworkAgent(framework, process_env=host.process_env)
 
 
-def tool_folder(name: str, workshop: Workshop) -> Path:
+def tool_folder(name: str, host: AgentHost) -> Path:
     """The bundle of a framework that acts inside, on this host; installed now if it may be and is not there.
 
     Raises: UnknownName, AgentUnavailable.
     """
-    return framework_named(name, workshop.making()).install().folder
+    return framework_named(name, host.making()).install().folder
 
 
 def agent_names() -> list[str]:
-    """Every agent of ours, sorted."""
+    """Every built-in agent, sorted."""
     return sorted(AGENTS)

@@ -98,7 +98,7 @@ class Bridge:
 def serve(shell: Shell, *, default_timeout_s: float = 60.0) -> Iterator[Bridge]:
     """Serve `shell` for the length of the block; only this user can reach it.
 
-    A command that runs when the block ends is not stopped: whoever owns the environment ends it.
+    A command that runs when the block ends is not stopped: the environment's owner ends it.
 
     Raises: EnvironmentFailed: no socket can be made here.
     """
@@ -135,7 +135,7 @@ def _private_folder() -> Path:
 
 
 def _remove_abandoned(place: Path) -> None:
-    """Folders of bridges whose process was killed: nobody else knows of them."""
+    """Folders of bridges whose process was killed and cannot remove them."""
     for folder in place.glob(f"{_PREFIX}*"):
         with suppress(OSError):
             found = folder.lstat()

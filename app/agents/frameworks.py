@@ -1,4 +1,4 @@
-"""The frameworks by name: where an adapter is made, whoever wants to run it. Imports each of them late."""
+"""Makes the adapter of a framework by its name. Imports each of them late."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _DECIDED_ELSEWHERE = frozenset(
 """Ends that have nothing to do with the model."""
 
 _OPEN_TO_DOUBT = frozenset({EndReason.AGENT_TIMEOUT, EndReason.AGENT_ERROR, EndReason.MODEL_ERROR})
-"""Ends that a gateway which is away brings about, too: a call that nobody answers takes time, or looks like a fault."""
+"""Ends that a gateway which is away brings about, too: a call without an answer takes time, or looks like a fault."""
 
 
 def reconciled(report: AgentReport, account: Account | None, *, doubt: str = "") -> AgentReport:

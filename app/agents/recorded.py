@@ -1,7 +1,7 @@
 """What a recorded attempt did to its environment, read from its trajectory (ATIF). Pure.
 
 Every framework has tools of its own; here they become three actions. What only looks, or only thinks, is left out. A
-tool that nobody here knows is refused and not left out: a replay that silently did less would measure something else.
+tool that is unknown here is refused and not left out: a replay that silently did less would measure something else.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _loaded(trajectory: bytes) -> dict[str, Any]:
 
 
 def _calls(told: Mapping[str, Any]) -> Iterator[_Call]:
-    """What was carried out: the calls with a result, and those of the last answer, after which nobody told any."""
+    """What was carried out: the calls with a result, and those of the last answer, which have no result."""
     steps = sorted(_steps(told), key=lambda dated: dated[0])
     for at, (_, step) in enumerate(steps, start=1):
         done, refused = _results(step)

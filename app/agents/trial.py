@@ -107,7 +107,7 @@ class TrialStage:
 
 
 class NeverCancelled:
-    """A token that nobody pulls."""
+    """A token that is never cancelled."""
 
     def is_set(self) -> bool:
         return False

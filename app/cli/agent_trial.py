@@ -196,7 +196,7 @@ def _environment(
 
 
 def _tags(settings: Settings) -> Tags:
-    """Of nobody: should we be killed, the sweeper takes the environment when it is overdue, and not before."""
+    """Without an attempt: if this process is killed, the sweeper removes the environment at its deadline."""
     return Tags.without_attempt(settings.installation, uuid.uuid4(), time.time() + 3600)
 
 

@@ -41,7 +41,7 @@ _YEARS_S = 10 * 365 * 86400.0
 
 LEFT_BEHIND = 1
 UNSEEN = 69
-"""Exit code when somebody who was to be asked did not answer."""
+"""Exit code when the engine or a provider did not answer."""
 
 
 def register(cli: typer.Typer) -> None:
@@ -55,7 +55,7 @@ def register(cli: typer.Typer) -> None:
 def receipt(run: Annotated[str, typer.Argument(help="A run's id, its end, or its name.")], json: Json = False) -> None:
     """What was made for a run and what was removed, compared with what exists.
 
-    Exit code 1 when something is left behind that nobody accounts for; 69 when the engine or a provider was silent.
+    Exit code 1 when something is left behind that no record accounts for; 69 when the engine or a provider was silent.
     """
     with MegaFlow() as flow:
         said, found, differences = _compared(flow, results.find(flow.database, "runs", run))
@@ -76,7 +76,7 @@ def _compared(flow: MegaFlow, run_id: UUID) -> tuple[Receipt, Inventory, list[Di
     differences: list[Difference] | None = None
     for _ in range(_LOOKS):
         said = receipts.of_run(flow.database, run_id)
-        found = _of_concern(world(flow.settings), said)
+        found = _of_concern(listed_resources(flow.settings), said)
         seen = compare(said, found)
         differences = seen if differences is None else [one for one in seen if one in differences]
         if not differences:
@@ -93,7 +93,7 @@ def _of_concern(found: Inventory, said: Receipt) -> Inventory:
     return replace(found, silent=tuple(name for name in found.silent if name in used))
 
 
-def world(settings: Settings) -> Inventory:
+def listed_resources(settings: Settings) -> Inventory:
     """What exists now: engine and host by label, instances by their providers."""
     from app.environments.listing import listed
     from app.instances import NAMES, provider_named

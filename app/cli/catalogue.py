@@ -55,7 +55,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "drain": CommandEntry("control", OPERATE, "Let instances finish what they have"),
     "images": CommandEntry("images", OPERATE, "Images: what this host has, what the queue needs"),
     "metrics": CommandEntry("environments", OPERATE, "Print all metrics in Prometheus' text format"),
-    "classes": CommandEntry("offers", ADMINISTER, "Resource classes: kinds of instances"),
+    "classes": CommandEntry("resource_classes", ADMINISTER, "Resource classes: kinds of instances"),
     "limits": CommandEntry("limits", ADMINISTER, "Limits: who uses them, who waits, what they are set to"),
     "quota": CommandEntry("limits", ADMINISTER, "Quotas: what a user may have at once"),
     "webhooks": CommandEntry("events", ADMINISTER, "URLs that are told of events as they happen"),

@@ -18,7 +18,7 @@ from app.cli.later import later
 from app.cli.show import as_json, console, errors, say
 from app.cli.tables import Table
 from app.errors import DatabaseUnavailable, EngineUnavailable, MegaFlowError, SettingsInvalid, UnknownName
-from app.host.slots import Gate
+from app.host.slots import Semaphore
 from app.images.compose_images import Parts, images_of
 from app.images.metadata import ImageMetadata
 from app.images.references import key_of
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from app.images.overview import ImageDemand, Line
     from app.images.sync import Sync, SyncOutcome, SyncResult, items_of
     from app.ledger.upcoming import Upcoming
-    from app.workers.image_care import StandingGate
+    from app.workers.image_care import HostSemaphoreLease
 else:
     MegaFlow = later("app.client", "MegaFlow")
     overview = later("app.images.overview")
@@ -48,7 +48,7 @@ else:
     Upcoming = later("app.ledger.upcoming", "Upcoming")
     evaluation = later("app.evaluation")
     Submission = later("app.evaluation", "Submission")
-    StandingGate = later("app.workers.image_care", "StandingGate")
+    HostSemaphoreLease = later("app.workers.image_care", "HostSemaphoreLease")
 
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
@@ -80,7 +80,7 @@ def show_list(
 ) -> None:
     """Images on this host: size, last use, who needs them when, which would go first."""
     with MegaFlow() as flow:
-        wanted = _wanted(flow)
+        wanted = _requested(flow)
         view = ImageCache(flow.settings).look()
     found = overview.lines(view, wanted)
     lines = [line for line in found if all_images or line.used_at is not None]
@@ -112,7 +112,7 @@ def _cells(line: Line) -> list[str]:
 def usage(json: Json = False) -> None:
     """How full the disk is, where the marks are, and which images would go next."""
     with MegaFlow() as flow:
-        _wanted(flow)
+        _requested(flow)
         view = ImageCache(flow.settings).look()
     found = overview.usage(view)
     if json:
@@ -150,8 +150,8 @@ def prefetch(
 ) -> None:
     """Have the images of the next waiting tasks on this host now."""
     with MegaFlow() as flow:
-        gate, parts = StandingGate(flow.database, flow.settings.lease_s), _parts(flow.settings)
-        ours = HostImages(flow.settings, fetch_bundle=parts.fetch, gate=gate)
+        semaphore, parts = HostSemaphoreLease(flow.database, flow.settings.lease_s), _parts(flow.settings)
+        ours = HostImages(flow.settings, fetch_bundle=parts.fetch, semaphore=semaphore)
         needs = [need.environment for need in Upcoming(flow.database, fair=_fair(flow)).needs()]
         usable = ours.of_use(needs)
         if len(usable) < len(needs):
@@ -208,7 +208,7 @@ def evict(
 ) -> None:
     """Remove images from this host: those named, else what the queue needs last. What is in use stays."""
     with MegaFlow() as flow:
-        _wanted(flow)
+        _requested(flow)
         cache = ImageCache(flow.settings)
         view = cache.look()
         chosen = [_named(view, name) for name in names] if names else _surplus(view)
@@ -264,7 +264,7 @@ def sync(
         asked_for = [spec.task.environment for spec in evaluation.specs_of(asked, flow.settings)]
         specs, fetch = images_of(asked_for, _bundles(flow.settings), flow.settings.home / "cache" / "contexts")
         items = items_of(specs, target, flow.settings.base_image)
-        work = Sync(flow.settings, target, fetch_bundle=fetch, gate=_gate(flow), again=again)
+        work = Sync(flow.settings, target, fetch_bundle=fetch, semaphore=_semaphore(flow), again=again)
         found = _followed(work.run(items, jobs=jobs), len(items))
     _report(found, target, json=json)
     if any(done.outcome is SyncOutcome.FAILED for done in found):
@@ -316,7 +316,7 @@ def _synced(done: SyncResult) -> dict[str, Any]:
 # --- What they have in common ---------------------------------------------------------------------------------------
 
 
-def _wanted(flow: MegaFlow) -> dict[str, ImageDemand]:
+def _requested(flow: MegaFlow) -> dict[str, ImageDemand]:
     """What the queue needs, noted for all processes of this host; without a ledger, what was noted last."""
     try:
         needs = Upcoming(flow.database, fair=_fair(flow)).needs()
@@ -349,11 +349,11 @@ def _fair(flow: MegaFlow) -> bool:
     return flow.settings.dispatch_order == "fair"
 
 
-def _gate(flow: MegaFlow) -> Gate | None:
+def _semaphore(flow: MegaFlow) -> Semaphore | None:
     """The fleet's budgets; without a ledger, this host's."""
     try:
         with flow.database.begin():
-            return StandingGate(flow.database, flow.settings.lease_s)
+            return HostSemaphoreLease(flow.database, flow.settings.lease_s)
     except DatabaseUnavailable as error:
         say(f"the limits of the fleet are not known: {error}")
         return None

@@ -13,19 +13,19 @@ class _Later:
     def __init__(self, module: str, name: str) -> None:
         self._place = (module, name)
 
-    def _found(self) -> Any:
+    def _load(self) -> Any:
         module, name = self._place
         found = import_module(module)
         return getattr(found, name) if name else found
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._found(), name)
+        return getattr(self._load(), name)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self._found()(*arguments, **named)
+        return self._load()(*arguments, **named)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._found())
+        return iter(self._load())
 
 
 def later(module: str, name: str = "") -> Any:

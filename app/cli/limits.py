@@ -91,7 +91,7 @@ def set_limit(
     capacity: Annotated[str, typer.Argument(help="A whole number; 0 lets nobody in.")],
     json: Json = False,
 ) -> None:
-    """Set a limit. In force at once: who is in stays, nobody enters before there is room."""
+    """Set a limit. In force at once: holders stay, and the next enters when there is room."""
     with MegaFlow() as flow:
         number = _number(f"limit {name!r}", capacity)
         ledger.set_limit(flow.database, name, number)

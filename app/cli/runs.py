@@ -207,19 +207,19 @@ def logs(task: Named) -> None:
         if result.attempt is not None and (taken := spans(result.attempt)):
             console.print(", ".join(f"{name} {lasted(seconds)}" for name, seconds in taken.items()))
         for event in events.of_task(flow.database, result.task_id):
-            console.print(f"{clock(event.at)} {event.kind} {_told(event.data or {})}".rstrip(), soft_wrap=True)
+            console.print(f"{clock(event.at)} {event.kind} {_line(event.data or {})}".rstrip(), soft_wrap=True)
         for kind in (ArtifactKind.AGENT_LOG, ArtifactKind.TEST_REPORT):
             content = _content(flow, result, kind)
             console.print(f"\n--- {kind} ---")
             console.print(content, soft_wrap=True)
 
 
-def _told(data: Mapping[str, Any], within: str = "") -> str:
+def _line(data: Mapping[str, Any], within: str = "") -> str:
     """An event's facts on one line: `number=1, phases.image=0.2`; what is empty is left out."""
     parts: list[str] = []
     for name, value in data.items():
         if isinstance(value, dict):
-            parts.append(_told(value, f"{within}{name}."))
+            parts.append(_line(value, f"{within}{name}."))
         elif isinstance(value, list):
             plain = [str(one) for one in value if not isinstance(one, dict | list)]
             parts.append(f"{within}{name}={' '.join(plain) if len(plain) == len(value) else f'{len(value)} entries'}")

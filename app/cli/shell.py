@@ -33,11 +33,11 @@ from app.stack.home import prepare
 if TYPE_CHECKING:
     from app import evaluation
     from app.evaluation import Submission
-    from app.workers.services import workshop_of
+    from app.workers.services import agent_host
 else:
     evaluation = later("app.evaluation")
     Submission = later("app.evaluation", "Submission")
-    workshop_of = later("app.workers.services", "workshop_of")
+    agent_host = later("app.workers.services", "agent_host")
 
 _SHELL = ["/bin/sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash; exec sh"]
 _HOURS_S = 3600.0
@@ -82,14 +82,14 @@ def shell(
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _ShellRequest:
     """One task, and what gives the folder that its environment is made from."""
 
     task: AgentTask
     fetch: Callable[[Bundle], bytes]
 
 
-def _read(asked: str, agent: str, kind: EnvironmentKind, settings: Settings) -> _Asked:
+def _read(asked: str, agent: str, kind: EnvironmentKind, settings: Settings) -> _ShellRequest:
     """The task as it would be submitted; nothing of it is stored.
 
     Raises: DatasetInvalid, UnknownName, SpecInvalid.
@@ -110,7 +110,7 @@ def _read(asked: str, agent: str, kind: EnvironmentKind, settings: Settings) -> 
         task, store = specs[0].task, open_store(passing.artifacts())
         sources = (task.environment.build, task.environment.compose)
         contexts = {one.context.sha256: fetch_bundle(store, one.context) for one in sources if one is not None}
-        return _Asked(task, lambda bundle: contexts[bundle.sha256])
+        return _ShellRequest(task, lambda bundle: contexts[bundle.sha256])
 
 
 def _parts(asked: str) -> tuple[str, tuple[str, ...]]:
@@ -121,7 +121,7 @@ def _parts(asked: str) -> tuple[str, tuple[str, ...]]:
     return dataset, (name,)
 
 
-def _check_service(asked: _Asked, service: str, settings: Settings) -> None:
+def _check_service(asked: _ShellRequest, service: str, settings: Settings) -> None:
     """Raises: UnknownName: before anything is made."""
     task = asked.task
     if task.environment.compose is None:
@@ -132,7 +132,7 @@ def _check_service(asked: _Asked, service: str, settings: Settings) -> None:
 
 
 def _about(task: AgentTask) -> str:
-    """What somebody who looks around in there may wonder about."""
+    """Prints what a person in the shell should know."""
     asked = task.environment
     if asked.kind in IMAGELESS:
         return f"{task.name}: {asked.label}, no isolation"
@@ -145,14 +145,16 @@ def _about(task: AgentTask) -> str:
 
 
 @contextmanager
-def _standing(asked: _Asked, settings: Settings, timeout_s: float, end: terminal.SignalEnding) -> Iterator[Environment]:
-    """Made for nobody: should this process be killed, the sweeper takes it at its deadline, and not before.
+def _standing(
+    asked: _ShellRequest, settings: Settings, timeout_s: float, end: terminal.SignalEnding
+) -> Iterator[Environment]:
+    """Made without an attempt: if this process is killed, the sweeper removes it at its deadline.
 
     Raises: StationError: it cannot be made, or not be removed.
     """
     spec, limit_s = asked.task.environment, asked.task.limits.environment_timeout_s
     provider = provider_for(
-        spec.kind, settings, asked.fetch, tools=lambda name: tool_folder(name, workshop_of(settings))
+        spec.kind, settings, asked.fetch, tools=lambda name: tool_folder(name, agent_host(settings))
     )
     provider.prepare_image(spec, timeout_s=limit_s)
     deadline = time.time() + limit_s + timeout_s + _SWEPT_AFTER_S

@@ -57,7 +57,7 @@ def spans(attempt: AttemptRecord) -> dict[str, float]:
 
 
 def limit_lines(attempt: AttemptRecord) -> list[str]:
-    """Whom the kernel killed or refused for a limit of the environment, in words; nothing where that met nobody."""
+    """Whom the kernel killed or refused for a limit of the environment, in words; nothing where no process was."""
     memory, processes = (attempt.environment.get(name, {}) for name in ("memory", "processes"))
     lines = _killed_line("", memory)
     for name, one in memory.get("services", {}).items():

@@ -44,7 +44,7 @@ def where_flower_is(settings: Settings) -> None:
 def down(
     purge: Annotated[bool, typer.Option("--purge", help="Delete the data too.")] = False,
 ) -> None:
-    """Stop everything that `up` started; no process, container, network or volume of ours is left."""
+    """Stop everything that `up` started; no process, container, network or volume of MegaFlow is left."""
     from app.stack import lifecycle
 
     found = lifecycle.down(load(), say, purge=purge)

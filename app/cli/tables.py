@@ -68,7 +68,7 @@ class SafeConsole(Console):
 
 
 class Table:
-    """Rows of cells below headers, the most important column first. `keys`: so many are never left out."""
+    """Rows of cells below headers, the most important column first. `keys`: how many columns are never left out."""
 
     def __init__(self, *headers: str, title: str = "", keys: int = 1, header: bool = True) -> None:
         self._headers: list[str] = []

@@ -21,13 +21,13 @@ from app.models.shell import InteractiveProgram
 _PIECE_BYTES = 1 << 16
 _LOOK_S = 0.25
 _GRACE_S = 2.0
-"""So long a program that takes no more input may need to be known to have ended."""
+"""How long the end of a program that takes no more input may take to be seen."""
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _KEYBOARD, _SCREEN = 0, 1
 
 
 def is_there() -> bool:
-    """Whether somebody types here."""
+    """Whether standard input is a terminal."""
     return sys.stdin.isatty()
 
 
@@ -50,7 +50,7 @@ class SignalEnding:
         """From now on no signal is heeded."""
         self._deaf = True
 
-    def heed(self, number: int, frame: FrameType | None) -> None:
+    def end_once(self, number: int, frame: FrameType | None) -> None:
         """Raises: SystemExit: with the code that a shell would show."""
         if not self._deaf:
             self._deaf = True
@@ -61,7 +61,7 @@ class SignalEnding:
 def ending() -> Iterator[SignalEnding]:
     """For the block, Ctrl-C, a polite kill and a terminal that goes away raise SystemExit."""
     made = SignalEnding()
-    before = {number: signal.signal(number, made.heed) for number in _ENDS}
+    before = {number: signal.signal(number, made.end_once) for number in _ENDS}
     try:
         yield made
     finally:

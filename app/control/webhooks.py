@@ -1,6 +1,6 @@
 """Delivery of webhooks: facts by HTTP POST, at least once, in order for every webhook, none waiting for another.
 
-One control worker delivers at a time. A webhook has a thread of its own, so that one that hangs holds up nobody; its
+One control worker delivers at a time. A webhook has a thread of its own, so that one that hangs delays no other; its
 position is stored only after the receiver has answered 2xx. What may come twice is the batch whose answer or whose
 storing was lost: a receiver that must not count twice remembers the last `id` (or `position`) that it has worked off.
 """
@@ -62,7 +62,7 @@ class Webhooks:
         self.news = threading.Condition()
         self._guard = threading.Lock()
         self._lead: Leadership | None = None
-        self._couriers: dict[UUID, _Courier] = {}
+        self._couriers: dict[UUID, _WebhookSender] = {}
 
     def run(self, stop: threading.Event) -> None:
         self._lead = Leadership(self.database, WEBHOOKS)
@@ -92,7 +92,7 @@ class Webhooks:
                 self._couriers.pop(hook_id).stop.set()
         for hook_id, hook in hooks.items():
             if hook_id not in self._couriers or not self._couriers[hook_id].is_alive():
-                self._couriers[hook_id] = _Courier(self, hook)
+                self._couriers[hook_id] = _WebhookSender(self, hook)
                 self._couriers[hook_id].start()
 
     def _pass_on(self, listener: Listener, stop: threading.Event) -> None:
@@ -119,7 +119,7 @@ class Webhooks:
         self._couriers.clear()
 
 
-class _Courier(threading.Thread):
+class _WebhookSender(threading.Thread):
     """Carries one webhook's facts, batch after batch, until told to stop or until the row is another's."""
 
     def __init__(self, office: Webhooks, hook: Hook) -> None:

@@ -67,7 +67,7 @@ class Control:
         self._auditor = Auditor(self._database, settings)
         self._webhooks = Webhooks(self._database, settings)
 
-    def _offers(self) -> list[ResourceClass]:
+    def _resource_classes(self) -> list[ResourceClass]:
         """The resource classes; none while the database is away."""
         try:
             with self._database.begin() as connection:
@@ -78,7 +78,7 @@ class Control:
     def _names(self) -> set[str]:
         """The providers of the settings, and those that a resource class names."""
         chosen: set[str] = {self._settings.ephemeral_provider, self._settings.persistent_provider}
-        return chosen.union(*({o.ephemeral_provider, o.persistent_provider} for o in self._offers()))
+        return chosen.union(*({o.ephemeral_provider, o.persistent_provider} for o in self._resource_classes()))
 
     def queues(self, *_: Any, **__: Any) -> list[dict[str, str]]:
         """The answer to Celery's inspection `active_queues`: the control queue, and those that are fed from here.
@@ -86,7 +86,7 @@ class Control:
         Flower learns its list of queues from these answers alone, and ephemeral workers, without remote control, give
         none.
         """
-        names = [offer.name for offer in self._offers()] or ["standard"]
+        names = [offer.name for offer in self._resource_classes()] or ["standard"]
         fed = [queue_of(mode, name) for name in names for mode in (Mode.EPHEMERAL, Mode.PERSISTENT)]
         placed = [queue_at(queue_of(Mode.PERSISTENT, name), host) for host, found in self._hosts() for name in found]
         return [{"name": name} for name in (CONTROL, *fed, *placed)]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from app.environments.contract import EnvironmentProvider
 from app.environments.tools import Find, tool_inside
-from app.host.slots import Gate
+from app.host.slots import Semaphore
 from app.models.spec import Bundle, EnvironmentKind
 from app.settings import Settings
 
@@ -23,13 +23,13 @@ def provider_for(
     kind: EnvironmentKind,
     settings: Settings,
     fetch_bundle: Callable[[Bundle], bytes],
-    gate: Gate | None = None,
+    semaphore: Semaphore | None = None,
     tools: Find | None = None,
 ) -> EnvironmentProvider:
     """The provider of a kind; `fetch_bundle` gives a bundle's uncompressed tar.
 
-    gate: bounds starts, pulls and builds at once; None: this host alone, by file locks. tools: gives the folder of a
-    tool that a spec names; None: there are none.
+    semaphore: bounds starts, pulls and builds at once; None: this host alone, by file locks. tools: gives the folder of
+    a tool that a spec names; None: there are none.
 
     Nothing is connected yet: an engine that is missing shows at the first use. Imported late, so that a machine
     without the engine's client can still use the other kind.
@@ -38,12 +38,12 @@ def provider_for(
         case EnvironmentKind.DOCKER:
             from app.environments.runtimes.auto import AutoProvider
 
-            return AutoProvider(settings, fetch_bundle=fetch_bundle, gate=gate, tools=tools)
+            return AutoProvider(settings, fetch_bundle=fetch_bundle, semaphore=semaphore, tools=tools)
         case EnvironmentKind.OCI:
             from app.environments.runtimes.oci import OciProvider
 
-            return OciProvider(settings, fetch_bundle=fetch_bundle, gate=gate, tools=tools)
+            return OciProvider(settings, fetch_bundle=fetch_bundle, semaphore=semaphore, tools=tools)
         case EnvironmentKind.LOCAL:
             from app.environments.runtimes.local import LocalProvider
 
-            return LocalProvider(settings, fetch_bundle=fetch_bundle, gate=gate, tools=tools)
+            return LocalProvider(settings, fetch_bundle=fetch_bundle, semaphore=semaphore, tools=tools)

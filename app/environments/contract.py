@@ -1,6 +1,6 @@
 """The contract of an environment: the container (or folder) in which an agent acts.
 
-Whoever creates one owns it and ends it with `destroy`; a sweeper reaps by label what its owner could not.
+The creator of one owns it and ends it with `destroy`; a sweeper reaps by label what its owner could not.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Route(StrEnum):
 
 @dataclass
 class Times:
-    """What one environment cost whoever has it, in seconds by phase; no second counts in two of them.
+    """What one environment cost its attempt, in seconds by phase; no second counts in two of them.
 
     Phases: `image`, `create`, `start`, `session` (until the first answer), `set_up`; `hand_out` of one that was there
     before it was asked for; `reset`, with the start that belongs to it, and `teardown` at the end.
@@ -163,7 +163,7 @@ class Tags:
 
 
 UNSEEN = "the engine's layers are not visible here: nothing can be proven"
-"""What a reset says is left where nobody can look at what a container wrote."""
+"""What a reset says is left where the container's layer cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ Serve = Callable[[socket.socket], None]
 
 
 class Forward(Protocol):
-    """A port inside that leads to us. Whoever asked for it closes it; it ends with the environment in any case."""
+    """A port inside that leads to us. The caller closes it; it ends with the environment in any case."""
 
     @property
     def port(self) -> int: ...
@@ -385,7 +385,7 @@ class EnvironmentProvider(Protocol):
         ...
 
     def remove_snapshot(self, snapshot: Snapshot) -> None:
-        """Nobody gets it from now on. Not there: fine.
+        """Remove a snapshot. One that is not there is no error.
 
         What was made from it stays whole; where it shares the files, these go after the last of it.
 

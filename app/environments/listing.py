@@ -60,7 +60,7 @@ def _networks(engine: Engine, settings: Settings) -> Iterator[ListedResource]:
 
 
 def _volumes(engine: Engine) -> Iterator[ListedResource]:
-    """All of the engine's: those that a container's image asks for carry no label of ours, only their names tell."""
+    """All of the engine's: those that a container's image asks for carry no label, only a name."""
     for found in engine.api.volumes()["Volumes"] or ():
         yield _listed(
             ObjectKind.VOLUME, found["Name"], found["Name"], found["Labels"] or {}, unix_of(found["CreatedAt"])

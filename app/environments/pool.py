@@ -100,12 +100,12 @@ class EnvironmentPool:
             provider, spec, tags, Key.of(spec, image_id, provider.tool_versions(spec) if spec.tools else {}), timeout_s
         )
         if not (allow_reuse and spec.reuse is Reuse.SHARED_READONLY):
-            holding, origin = self._found(asked, allow_reuse=allow_reuse)
+            holding, origin = self._get(asked, allow_reuse=allow_reuse)
             self._lend(holding)
             return holding.environment, origin
         handle, first = self._loans.borrow(
             (tags.run_id, asked.key),
-            lambda: self._found(asked, allow_reuse=True)[0],
+            lambda: self._get(asked, allow_reuse=True)[0],
             lambda holding: _joins(holding, tags),
             timeout_s=timeout_s,
         )
@@ -140,7 +140,7 @@ class EnvironmentPool:
         self._discard(self._keep(holding))
         return proof
 
-    def _found(self, asked: _PoolRequest, *, allow_reuse: bool) -> tuple[Holding, Origin]:
+    def _get(self, asked: _PoolRequest, *, allow_reuse: bool) -> tuple[Holding, Origin]:
         while allow_reuse and (holding := self._take(asked.key)) is not None:
             if _answers(holding, asked.tags):
                 return holding, Origin.RECYCLED
@@ -230,7 +230,7 @@ def _compared(proof: ResetProof, pristine: Fingerprint, environment: Environment
 
 
 def _answers(holding: Holding, tags: Tags) -> bool:
-    """Give an idle environment its new owner; False when it lives no more: somebody may have removed it meanwhile."""
+    """Give an idle environment its new owner; False when it lives no more: it may have been removed meanwhile."""
     environment = holding.environment
     try:
         environment.adopt(tags)

@@ -136,7 +136,7 @@ class Borrowed(Environment):
         return self._environment.snapshot(tags)
 
     def _reset(self) -> ResetProof:
-        """Not for a borrower to do: whoever lends it resets it when the last has given it back."""
+        """Not for a borrower to do: the lender resets it when the last has given it back."""
         return ResetProof(clean=False, left=("others are at work in it",))
 
     def _destroy(self) -> None:
@@ -188,7 +188,7 @@ H = TypeVar("H", bound=Lendable)
 
 @dataclass(eq=False, slots=True)
 class _Loan(Generic[H]):
-    """A shared environment, or one that is being made for whoever asked first."""
+    """A shared environment, or one that is being made for the first borrower."""
 
     made: Future[H | None]  # None: it could not be made
     borrowers: int = 0
@@ -209,7 +209,7 @@ class Loans(Generic[H]):
     def borrow(
         self, key: Hashable, make: Callable[[], H], fits: Callable[[H], bool], *, timeout_s: float
     ) -> tuple[Borrowed, bool]:
-        """A handle, and whether what it is of was made for it: nothing is made while somebody has a fitting one.
+        """A handle, and whether what it is of was made for it: nothing is made while another has a fitting one.
 
         fits: gives what another borrower has to one more; False when it lives no more.
 
@@ -266,12 +266,12 @@ class Loans(Generic[H]):
         return held
 
     def _left(self, loan: _Loan[H], *, useless: bool) -> None:
-        """Somebody who asked for it does without."""
+        """A borrower gave up before it got one."""
         if (held := self._counted_out(loan, useless=useless)) is not None:
             self._discard(held)
 
     def _counted_out(self, loan: _Loan[H], *, useless: bool) -> H | None:
-        """What it is, when nobody is left; nobody else gets it then, or when it is useless."""
+        """Its environment when the last borrower left; a useless or unused one is lent no more."""
         with self._lock:
             loan.borrowers -= 1
             if loan.borrowers == 0 or useless:
@@ -280,7 +280,7 @@ class Loans(Generic[H]):
 
 
 def _of_another(loan: _Loan[H], timeout_s: float) -> H | None:
-    """None: whoever was to make it could not; then it is the asker's turn."""
+    """None: the first borrower could not make it; then it is the caller's turn."""
     try:
         return loan.made.result(timeout_s)
     except TimeoutError as error:

@@ -47,7 +47,7 @@ def standing(settings: Settings) -> Iterator[HostSnapshot]:
     try:
         engine = engine_of(settings)
         with engine.named("list snapshots", EnvironmentFailed):
-            found = list(snapshots.kept(engine, ours))
+            found = list(snapshots.listed(engine, ours))
     except (EngineUnavailable, EnvironmentFailed):
         return
     for kept in found:

@@ -60,7 +60,7 @@ class Swept:
 
 
 class Sweeper:
-    """Looks at what exists on this host and its engine, not at what somebody remembers. For one thread.
+    """Looks at what exists on this host and its engine, not at any record of it. For one thread.
 
     database: where the removals are recorded; None: they are not. stop: a round ends early when it is set.
     """
@@ -196,7 +196,7 @@ class Sweeper:
             one = _Candidate.of(container)
             if one.doomed(owners):
                 remove = partial(remove_container, engine, labels=container["Labels"])
-                self._remove(ObjectKind.CONTAINER, one, partial(_told, engine, remove, one.id))
+                self._remove(ObjectKind.CONTAINER, one, partial(_removed_by, engine, remove, one.id))
 
     def _sweep_shared(self, engine: Engine, owners: _Owners) -> None:
         """Networks and volumes of projects. The engine keeps what is in use: its project lives, or goes first."""
@@ -205,7 +205,7 @@ class Sweeper:
         for part in standing:
             one = _Candidate(part.id, part.labels, unix_of(part.created), _deadline_of(part.labels))
             if one.doomed(owners):
-                self._remove(ObjectKind(part.kind), one, partial(_told, engine, part.remove, engine))
+                self._remove(ObjectKind(part.kind), one, partial(_removed_by, engine, part.remove, engine))
 
     # --- What was kept ------------------------------------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class Sweeper:
             receipts.vanished(connection, gone)
 
 
-def _told(engine: Engine, remove: Callable[[Any], object], what: Any) -> object:
+def _removed_by(engine: Engine, remove: Callable[[Any], object], what: Any) -> object:
     """What `remove` answers, its refusals in our words; an engine that only does not get on with this one refuses it.
 
     Raises: EnvironmentFailed, DiskFull; EngineUnavailable: nothing else could be removed, either.
@@ -263,7 +263,7 @@ def _thing(kind: ObjectKind, identity: str, labels: Mapping[str, str], made: flo
 class _Owners:
     """Whom things may belong to: instance ids as labels have them, and when (Unix time) they were read.
 
-    ahead_s: by how much the clock that gave them their deadlines is ahead of ours.
+    ahead_s: by how much the clock that gave them their deadlines is ahead of this host's.
     """
 
     live: set[str]
@@ -298,7 +298,7 @@ class _Candidate:
 
 
 def _given(records: Records, one: Record) -> float:
-    """When it was made, or given to whoever has it: an instance newer than the list of live ones may have taken it."""
+    """When it was made, or given to its owner: an instance newer than the list of live ones may have taken it."""
     try:
         return max(one.made_unix_s, records.place(one.id).stat().st_mtime)
     except FileNotFoundError:  # going

@@ -14,7 +14,7 @@ from app.errors import SpecInvalid
 
 
 def of_file(path: str, content: bytes, *, mode: int) -> bytes:
-    """A tar with one file under the absolute `path`, owned by root; its folders are left to whoever unpacks it."""
+    """A tar with one file under the absolute `path`, owned by root; its folders are left to the unpacker."""
     return of_files({path: content}, mode=mode)
 
 

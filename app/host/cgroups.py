@@ -1,15 +1,17 @@
-"""Limits of one environment: a cgroup of our own making, of version 1 or 2, so that no runtime has to know which.
+"""Control groups of version 1 or 2: limits of an environment, where a container has its own, what the kernel counts.
 
-Why not the runtime's own: moving a process into a cgroup waits for the whole kernel (5-15 ms), a thread that moves
-itself does not. The thread that starts an environment joins its cgroup first, and the environment is born in it.
+Why `Cgroup` and not the runtime's own: moving a process into a cgroup waits for the whole kernel (5-15 ms), a thread
+that moves itself does not. The thread that starts an environment joins its cgroup first, and the environment is born
+in it.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,7 +33,10 @@ _PREFIX = "megaflow-"
 _YOUNG_S = 3600.0
 _POLL_S = 0.0005
 _KILL_POLLS = 10
-"""So many looks whether all are gone before they are killed once more."""
+"""Polls before those that are left are killed once more."""
+_UNLIMITED = 1 << 60
+_NEAR_BYTES = 4 << 20
+"""The last request is not part of the recorded peak: a huge page, and what processors have cached."""
 
 
 @dataclass(frozen=True)
@@ -104,22 +109,16 @@ class Cgroup:
             _write(folder / "tasks", "0")
         yield []
 
-    # --- Looking --------------------------------------------------------------------------------------------------
+    # --- Reading --------------------------------------------------------------------------------------------------
 
     def processes(self) -> list[int]:
-        """Who is in it, by this host's numbers."""
-        found: set[int] = set()
-        for folder in (self.folders[0], self.folders[0] / NESTED):
-            with suppress(OSError):
-                found |= {int(line) for line in (folder / _PROCESSES).read_text().split()}
-        return sorted(pid for pid in found if self._holds(pid))
+        """The processes in it, by this host's numbers."""
+        found = _processes((self.folders[0], self.folders[0] / NESTED))
+        return [pid for pid in found if self._holds(pid)]
 
     def _holds(self, pid: int) -> bool:
         # A thread that is starting an environment makes its worker appear in version 1's list: not to be killed.
-        try:
-            return pid != os.getpid() and f"/{_PREFIX}{self.name}" in Path(f"/proc/{pid}/cgroup").read_text()
-        except OSError:
-            return False
+        return pid != os.getpid() and any(f"/{_PREFIX}{self.name}" in line for line in _groups_of(pid))
 
     @property
     def memory_events(self) -> Path:
@@ -149,7 +148,7 @@ class Cgroup:
     # --- Ending ---------------------------------------------------------------------------------------------------
 
     def end(self, *, timeout_s: float) -> bool:
-        """Kill everybody in it and remove it; False when some would not die in time. Not there: fine."""
+        """Kill all processes in it and remove it; False when some would not die in time. Not there: fine."""
         deadline = time.monotonic() + timeout_s
         left, polls = self._everywhere(), 0
         while left:
@@ -164,7 +163,7 @@ class Cgroup:
         return not left
 
     def remove(self, *, timeout_s: float) -> bool:
-        """Remove it unless somebody is in it; False when that is so for as long as this. Not there: fine."""
+        """Remove it unless there are processes in it; False when that is so for the whole time. Not there: fine."""
         deadline = time.monotonic() + timeout_s
         while left := [folder for folder in self._everywhere() if not _removed(folder)]:
             if time.monotonic() >= deadline:
@@ -182,13 +181,13 @@ class Cgroup:
             with suppress(OSError):
                 _write(self.folders[0] / "cgroup.kill", "1")
             return
-        with suppress(OSError):  # nobody is born while the others die
+        with suppress(OSError):  # no process is born while the others die
             _write(self.folders[_CONTROLLERS.index("pids")] / "pids.max", "0")
         for pid in self.processes():
             self._kill_one(pid)
 
     def _kill_one(self, pid: int) -> None:
-        """Through a handle, since a number may be somebody else's a moment later."""
+        """Through a handle, since the number may be another process's a moment later."""
         try:
             handle = os.pidfd_open(pid)
         except OSError:
@@ -202,10 +201,10 @@ class Cgroup:
 
 
 def remove_abandoned() -> int:
-    """Remove cgroups of ours that nobody is in and that are no longer young; how many folders.
+    """Remove cgroups of ours that are empty and no longer young; how many folders.
 
-    Nobody else knows of them: they are of a home that somebody deleted while its worker was killed. A living
-    environment's first process keeps its own.
+    They are left from a home that was deleted while its worker was killed. A living environment's first process keeps
+    its own.
     """
     unified = (ROOT / "cgroup.controllers").exists()
     removed = 0
@@ -215,6 +214,166 @@ def remove_abandoned() -> int:
                 if time.time() - folder.stat().st_mtime > _YOUNG_S:
                     removed += _removed(folder) or _removed(folder)  # first those below it
     return removed
+
+
+# --- Those of a container ---------------------------------------------------------------------------------------------
+
+
+def container_folders(container_id: str, init: int, controller: str) -> Iterator[Path]:
+    """The controller's group of a container with that first process, and where version 2 has them all; likelier first.
+
+    None when the process is another's. A folder need not be there.
+    """
+    for line in _groups_of(init):
+        _, controllers, path = line.split(":", 2)
+        if container_id not in path:  # a process of that number, but not that container's
+            continue
+        if controllers == controller:
+            yield ROOT / controller / path.lstrip("/")
+        elif not controllers:
+            yield ROOT / path.lstrip("/")
+
+
+def container_processes(container_id: str, init: int) -> list[int]:
+    """The processes of a container with that first process, by this host's numbers.
+
+    None when the engine is elsewhere.
+    """
+    return _processes(container_folders(container_id, init, "pids"))
+
+
+def in_container(container_id: str, process: int) -> bool:
+    """Whether the process of that number on this host is in that container: not so when the engine is elsewhere."""
+    return any(container_id in line for line in _groups_of(process))
+
+
+def container_memory_events(container_id: str, init: int) -> Path | None:
+    """The file that counts kills of a container with that first process; None when this host does not show it."""
+    for folder in container_folders(container_id, init, "memory"):
+        for name in ("memory.oom_control", "memory.events"):
+            if _oom_kills(folder / name) is not None:
+                return folder / name
+    return None
+
+
+# --- What the kernel counts -------------------------------------------------------------------------------------------
+
+
+class MemoryWatch:
+    """Whether the kernel killed for an environment's memory limit: by its control group's own count.
+
+    An engine's "OOMKilled" tells it only of a container's first process, and exit code 137 is every SIGKILL's. Counts
+    from one reading to the next. Safe for many threads: a kill is reported once.
+    """
+
+    def __init__(self, file: Path | None, inside: Callable[[], int | None]) -> None:
+        """`file`: what this host shows of the group; `inside` asks the environment itself, which takes longer."""
+        self._file = file
+        self._inside = inside
+        self._lock = threading.Lock()
+        self._known = 0
+        self._closed = False
+
+    def killed(self, *, suspected: bool) -> bool:
+        """True when there was a kill since the last reading. Only when `suspected` is it worth asking inside."""
+        if self._file is None and not suspected:
+            return False
+        with self._lock:
+            count = self._read()
+            grown = count is not None and count > self._known
+            self._known = max(self._known, count or 0)
+        return grown
+
+    def count(self) -> int | None:
+        """Kills since the group was made, reported or not; None when unknown. Raises: what `inside` does."""
+        with self._lock:
+            return self._read()
+
+    def _read(self) -> int | None:
+        if self._file is None:
+            return self._inside()
+        return None if self._closed else _oom_kills(self._file)
+
+    def close(self) -> None:
+        """Report nothing any more. Safe to call twice."""
+        self._closed = True
+
+
+class PidsWatch:
+    """How many processes the kernel refused for an environment's limit of them. Safe for many threads.
+
+    A program that cannot start another gets "Resource temporarily unavailable", and need not pass it on.
+    """
+
+    def __init__(self, folders: Iterable[Path] = ()) -> None:
+        """folders: its control groups; what starts no processes counts none, and what is not there is passed over."""
+        self._files = tuple(folder / "pids.events" for folder in folders)
+
+    def refused(self) -> int | None:
+        """Since the groups were made; None where this host shows none of them (any more)."""
+        counts = [count for file in self._files if (count := _value(file, "max")) is not None]
+        return sum(counts) if counts else None
+
+
+def _oom_kills(file: Path) -> int | None:
+    """Kills for the limit of this group or one of ours above it; None when the file cannot be read."""
+    kills = _value(file, "oom_kill")
+    with suppress(OSError, ValueError):
+        return 0 if kills and not _was_full(file.parent) else kills
+    return None
+
+
+def _was_full(group: Path) -> bool:
+    """Whether a group ever was at its limit, or at that of the first above it that has one; ours above that count, too.
+
+    Where it never was, the whole host was short of memory, and the kill is not the task's. Yes, where no limit shows.
+    """
+    limited = False
+    for place in (group, *group.parents):
+        if limited and not place.name.startswith(_PREFIX):
+            return False
+        if (limits := place / "memory.max").exists():
+            if limits.read_text().strip() != "max":
+                limited = True
+                if _value(place / "memory.events", "oom"):
+                    return True
+        elif (limits := place / "memory.limit_in_bytes").exists():
+            if (limit := int(limits.read_text())) < _UNLIMITED:
+                limited = True
+                peaks = [place / f"{name}.max_usage_in_bytes" for name in ("memory", "memory.memsw")]
+                if any(int(one.read_text()) >= limit - _NEAR_BYTES for one in peaks if one.exists()):
+                    return True
+        else:
+            break
+    return not limited
+
+
+# --- Files of the kernel ----------------------------------------------------------------------------------------------
+
+
+def _value(file: Path, name: str) -> int | None:
+    """The number behind a name in a file of such lines; None: it is not there."""
+    with suppress(OSError, ValueError):
+        for line in file.read_text().splitlines():
+            word, _, value = line.partition(" ")
+            if word == name:
+                return int(value)
+    return None
+
+
+def _groups_of(process: int) -> list[str]:
+    try:
+        return Path(f"/proc/{process}/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _processes(folders: Iterable[Path]) -> list[int]:
+    found: set[int] = set()
+    for folder in folders:
+        with suppress(OSError):
+            found |= {int(line) for line in (folder / _PROCESSES).read_text().split()}
+    return sorted(found)
 
 
 def _mount(destination: str, kind: str, source: str, *options: str) -> dict[str, Any]:

@@ -9,29 +9,27 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import stat
 import struct
-import subprocess
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.host.control_groups import processes_of
-from app.host.disk_usage import Usage
+from app.host import trees
+from app.host.cgroups import container_processes
+from app.host.disk import DiskUsage
 from app.host.engine import Engine
 
 _OVERLAY = "trusted.overlay."
 _GET_FLAGS = 0x80086601  # FS_IOC_GETFLAGS
-_PATIENCE_S = 120.0
 _OUTSIDE_BYTES = 1 << 20
 """Of a file of the engine's, so much is compared: a task may have made it as large as its disk limit allows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Face:
+class FolderState:
     """What a container may change of a folder itself."""
 
     mode: int
@@ -41,7 +39,7 @@ class Face:
     attributes: dict[str, bytes]
 
     @classmethod
-    def of(cls, folder: Path) -> Face:
+    def of(cls, folder: Path) -> FolderState:
         found = folder.stat()
         attributes = {name: os.getxattr(folder, name) for name in os.listxattr(folder) if not name.startswith(_OVERLAY)}
         return cls(stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid, found.st_mtime_ns, attributes)
@@ -58,16 +56,18 @@ class Face:
 
 
 @dataclass
-class Layer:
+class ContainerLayer:
     """The layer of one container, and how it was before the container first started."""
 
     upper: Path
-    faces: dict[Path, Face]  # the root's, and those of folders that the engine made (the working folder), parents first
+    folders: dict[
+        Path, FolderState
+    ]  # the root's, and those of folders that the engine made (the working folder), parents first
     ours: frozenset[str]  # mount points that are no part of what a task may change
     outside: dict[Path, tuple[bytes, int, int, int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, container: dict[str, Any], ours: Iterable[str] = ()) -> Layer | None:
+    def of(cls, container: dict[str, Any], ours: Iterable[str] = ()) -> ContainerLayer | None:
         """From the engine's description of a container that never ran; None when it cannot be seen or has volumes.
 
         `ours`: mounts that tasks cannot leave anything in.
@@ -77,12 +77,12 @@ class Layer:
             if os.geteuid() != 0 or any(files for _, _, files in os.walk(upper)):
                 return None
             folders = [upper, *(Path(folder) for folder, _, _ in os.walk(upper) if Path(folder) != upper)]
-            layer = cls(upper, {folder: Face.of(folder) for folder in folders}, frozenset(ours))
+            layer = cls(upper, {folder: FolderState.of(folder) for folder in folders}, frozenset(ours))
         except OSError:
             return None
         return None if layer.has_volumes(container) else layer
 
-    # --- Looking and mending --------------------------------------------------------------------------------------
+    # --- Reading and restoring --------------------------------------------------------------------------------------
 
     def has_volumes(self, container: dict[str, Any]) -> bool:
         """Whether a task could leave something in a mount."""
@@ -94,18 +94,18 @@ class Layer:
 
     def empty(self) -> int:
         """Bring the layer back to its beginning; the container must be stopped. Returns how many entries it held."""
-        count = _emptied(self.upper)
-        for folder in self.faces:
+        count = trees.empty(self.upper)
+        for folder in self.folders:
             folder.mkdir(exist_ok=True)
-        for folder, face in reversed(self.faces.items()):  # a parent's time changes with its children
-            face.restore(folder)
+        for folder, state in reversed(self.folders.items()):  # a parent's time changes with its children
+            state.restore(folder)
         return count
 
     def residue(self) -> list[str]:
         """What differs from the beginning: nothing, if `empty` did its work."""
-        now = {Path(folder): Face.of(Path(folder)) for folder, _, _ in os.walk(self.upper)}
+        now = {Path(folder): FolderState.of(Path(folder)) for folder, _, _ in os.walk(self.upper)}
         files = [Path(folder) / name for folder, _, names in os.walk(self.upper) for name in names]
-        changed = [folder for folder in now.keys() | self.faces.keys() if now.get(folder) != self.faces.get(folder)]
+        changed = [folder for folder in now.keys() | self.folders.keys() if now.get(folder) != self.folders.get(folder)]
         return [f"/{path.relative_to(self.upper)}" for path in (*files, *changed)]
 
     def changed_outside(self) -> list[str]:
@@ -136,33 +136,12 @@ def places_of(engine: Engine, container: dict[str, Any]) -> list[Path]:
     return [place for place in places if os.access(place, os.R_OK | os.X_OK)]
 
 
-def usage_of(engine: Engine, containers: Iterable[dict[str, Any]]) -> Usage:
+def usage_of(engine: Engine, containers: Iterable[dict[str, Any]]) -> DiskUsage:
     """What containers have written together, by their descriptions now. Raises: OSError."""
     found = list(containers)
     places = {place for one in found for place in places_of(engine, one)}
-    processes = [pid for one in found for pid in processes_of(str(one["Id"]), int(one["State"]["Pid"]))]
-    return Usage.added([Usage.of(*places), Usage.held(processes, *places)])
-
-
-def _emptied(folder: Path) -> int:
-    """Remove everything in it; how many entries, as far as a path reaches. Raises: OSError."""
-    count = 0
-    try:
-        count = sum(len(folders) + len(files) for _, folders, files in os.walk(folder))
-        for name in os.listdir(folder):
-            place = folder / name
-            if place.is_dir() and not place.is_symlink():
-                shutil.rmtree(place)
-            else:
-                place.unlink()
-    except (RecursionError, OSError):  # deeper than Python goes, or than a path may be long
-        names = [f"./{name}" for name in os.listdir(folder)]
-        command = ["rm", "--recursive", "--force", "--one-file-system", "--", *names]
-        done = subprocess.run(command, cwd=folder, capture_output=True, timeout=_PATIENCE_S, check=False)  # noqa: S603
-        if done.returncode:
-            raise OSError(f"cannot empty {folder}: {done.stderr[-500:].decode(errors='replace')}") from None
-        count = max(count, len(names))
-    return count
+    processes = [pid for one in found for pid in container_processes(str(one["Id"]), int(one["State"]["Pid"]))]
+    return DiskUsage.added([DiskUsage.of(*places), DiskUsage.held(processes, *places)])
 
 
 def _content(path: Path) -> tuple[bytes, int, int, int]:

@@ -1,6 +1,6 @@
-"""Disk limits without the file system's help: what environments have written is looked at, and who took too much ends.
+"""Disk limits without the file system's help: what environments have written is measured, and one over its limit ends.
 
-A look costs a call when the disk's free space has not shrunk; only then are folders added up.
+A check costs a call when the disk's free space has not shrunk; only then are folders added up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol
 import structlog
 
 from app.errors import EnvironmentFailed, EnvironmentOverLimit, HostDiskFull, StationError
-from app.host.disk_usage import MOST_FILES, Usage
+from app.host.disk import MOST_FILES, DiskUsage
 from app.host.slots import turn
 from app.models.spec import EnvironmentSpec
 
@@ -25,29 +25,29 @@ log = structlog.get_logger()
 LIMIT_BYTES = 16 << 30
 """What an environment may write when its task says nothing else."""
 _BYTES_PER_FILE = 16 << 10
-"""An environment may have a file for so many bytes of its disk limit, as disks are made with an inode for so many."""
+"""An environment may have one file for this many bytes of its disk limit, as disks have inodes."""
 _LEAST_FILES = 250_000
-"""Every environment may have so many: packages of some languages have a hundred thousand small files."""
-_LOOK_S = 0.5
+"""Every environment may have these: packages of some languages have a hundred thousand small files."""
+_CHECK_S = 0.5
 _GROWTH_BYTES = 32 << 20
 _GROWTH_FILES = 20_000
-"""So much less free space, or so many fewer free inodes, are worth a closer look."""
-_CLOSER_LOOK_S = 10.0
-"""A closer look comes at the latest after so long: environments may grow while others shrink."""
+"""When free space or free inodes have shrunk by this much, folders are added up."""
+_FULL_CHECK_S = 10.0
+"""Folders are added up at least this often: environments may grow while others shrink."""
 _TURN_S = 5.0
 """The longest wait for others who measure."""
 _RESERVE = 0.02
 """Of the disk and its inodes, kept for the host: below it the largest environment ends, whatever its limit."""
 
 
-class Writer(Protocol):
+class WatchedEnvironment(Protocol):
     """An environment whose files lie on the watched disk."""
 
     @property
     def id(self) -> str: ...
     @property
     def gone(self) -> bool: ...
-    def written(self) -> Usage | None: ...
+    def written(self) -> DiskUsage | None: ...
     def fail(self, why: str, *, kind: type[EnvironmentFailed]) -> None: ...
 
 
@@ -77,19 +77,19 @@ def _nearly_full(disk: os.statvfs_result) -> bool:
 class DiskWatch:
     """Watches environments of this process, while there are any."""
 
-    def __init__(self, folder: Path, turns: Path, sizes: Callable[[], dict[str, Usage]]) -> None:
+    def __init__(self, folder: Path, turns: Path, sizes: Callable[[], dict[str, DiskUsage]]) -> None:
         """folder: on the disk. turns: a file for one look at a time, of all processes. sizes: by id, of all theirs."""
         self._folder = folder
         self._turns = turns
         self._sizes = sizes
         self._lock = threading.Lock()
-        self._watched: weakref.WeakKeyDictionary[Writer, int] = weakref.WeakKeyDictionary()
+        self._watched: weakref.WeakKeyDictionary[WatchedEnvironment, int] = weakref.WeakKeyDictionary()
         self._thread: threading.Thread | None = None
         self._free_bytes = self._free_files = 0
-        self._looked = 0.0
+        self._checked = 0.0
 
-    def watch(self, environment: Writer, limit_bytes: int) -> None:
-        """Until it is gone, or nobody knows it any more."""
+    def watch(self, environment: WatchedEnvironment, limit_bytes: int) -> None:
+        """Until it is gone, or nothing refers to it any more."""
         with self._lock:
             self._watched[environment] = limit_bytes
             if self._thread is None or not self._thread.is_alive():  # a fork has no threads of its parent
@@ -97,14 +97,14 @@ class DiskWatch:
                 self._thread = threading.Thread(target=self._go_on, name="disk-watch", daemon=True)
                 self._thread.start()
 
-    def forget(self, environment: Writer) -> None:
+    def forget(self, environment: WatchedEnvironment) -> None:
         """It is part of another one that is watched."""
         with self._lock:
             self._watched.pop(environment, None)
 
     def _go_on(self) -> None:
         while True:
-            time.sleep(_LOOK_S)
+            time.sleep(_CHECK_S)
             with self._lock:
                 for environment in [one for one in self._watched if one.gone]:
                     del self._watched[environment]
@@ -112,20 +112,20 @@ class DiskWatch:
                     self._thread = None
                     return
             try:
-                self.look()
+                self.check()
             except (OSError, StationError) as error:
                 log.warning("disk_watch.failed", reason=str(error))
 
-    def look(self) -> None:
+    def check(self) -> None:
         """End those that are over their limits, or the largest when the disk is nearly full."""
         disk = os.statvfs(self._folder)
         free_bytes, free_files = disk.f_bavail * disk.f_frsize, disk.f_favail
         full = _nearly_full(disk)
         shrunk = free_bytes < self._free_bytes - _GROWTH_BYTES or free_files < self._free_files - _GROWTH_FILES
-        if not (full or shrunk or time.monotonic() - self._looked > _CLOSER_LOOK_S):
+        if not (full or shrunk or time.monotonic() - self._checked > _FULL_CHECK_S):
             self._free_bytes, self._free_files = max(self._free_bytes, free_bytes), max(self._free_files, free_files)
             return
-        self._looked, self._free_bytes, self._free_files = time.monotonic(), free_bytes, free_files
+        self._checked, self._free_bytes, self._free_files = time.monotonic(), free_bytes, free_files
         self._end_those_over_their_limits()
         if full:
             self._end_the_largest()
@@ -145,29 +145,29 @@ class DiskWatch:
                 self._end(environment, why, EnvironmentOverLimit)
 
     @staticmethod
-    def _written(environment: Writer) -> Usage:
-        """One that is going, or too large to be measured now, keeps nobody from looking at the others."""
+    def _written(environment: WatchedEnvironment) -> DiskUsage:
+        """One that is going, or too large to be measured now, does not keep the others from being measured."""
         try:
-            return environment.written() or Usage()
+            return environment.written() or DiskUsage()
         except (OSError, StationError) as error:
             log.debug("environment.not_measured", environment=environment.id, reason=str(error))
-            return Usage()
+            return DiskUsage()
 
     def _end_the_largest(self) -> None:
         """Of all processes' environments, when it is ours: else its own process ends it.
 
-        One look at a time. Whoever was ended counts until its files are gone, so that nobody else ends for it.
+        One process at a time. An ended environment counts until its files are gone, so that no other ends for it.
         """
         try:
             with turn(self._turns, timeout_s=_TURN_S):
                 disk = os.statvfs(self._folder)
                 if not _nearly_full(disk):
-                    return  # somebody made room meanwhile
+                    return  # there is room again
                 by_files = not _no_bytes(disk)
                 identity, found = max(
                     self._sizes().items(),
                     key=lambda one: one[1].files if by_files else one[1].size_bytes,
-                    default=("", Usage()),
+                    default=("", DiskUsage()),
                 )
                 with self._lock:
                     ours = [one for one in self._watched if one.id == identity and not one.gone]
@@ -179,10 +179,10 @@ class DiskWatch:
                             "within its limit); free some under MEGAFLOW_HOME, or run fewer at a time"
                         )
                         self._end(environment, why, HostDiskFull)
-        except TimeoutError:  # others are looking; the next look is ours
+        except TimeoutError:  # others are checking
             return
 
-    def _end(self, environment: Writer, why: str, kind: type[EnvironmentFailed]) -> None:
+    def _end(self, environment: WatchedEnvironment, why: str, kind: type[EnvironmentFailed]) -> None:
         try:
             environment.fail(why, kind=kind)
         except (OSError, StationError) as error:

@@ -38,7 +38,7 @@ ROLE = "megaflow.role"
 
 
 class _Connection(UnixHTTPConnection):
-    """Closes the socket on which nobody answered: the client library's leaves it to the garbage."""
+    """Closes the socket on which there was no answer; the client library's leaves it to the garbage collector."""
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
@@ -158,7 +158,7 @@ class Engine:
     def remove(self, container_id: str) -> None:
         """Kill and remove a container with its volumes; not there is fine, and so is going, once it has gone.
 
-        Raises: EnvironmentFailed: somebody else removes it, and it stands yet; APIError: the engine refuses.
+        Raises: EnvironmentFailed: another process removes it, and it is still there; APIError: the engine refuses.
         """
         try:
             self.api.remove_container(container_id, v=True, force=True)
@@ -181,7 +181,7 @@ class Engine:
             raise refusals[0]
 
     def _await_removal(self, container_id: str) -> None:
-        """Somebody else removes it: gone is what our caller wants to hear."""
+        """Wait until another process has removed it."""
         give_up = time.monotonic() + _REMOVAL_S
         while True:
             try:
@@ -191,7 +191,7 @@ class Engine:
             if time.monotonic() >= give_up:
                 raise EnvironmentFailed(
                     f"expected container {container_id[:12]} to be gone within {_REMOVAL_S:.0f} s of its removal by"
-                    f" somebody else, found it {found}; the sweeper goes on trying."
+                    f" another process, found it {found}; the sweeper goes on trying."
                 )
             time.sleep(0.01)
 

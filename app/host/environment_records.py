@@ -1,22 +1,22 @@
 """What exists here: one small file in each environment's folder, written first and removed last.
 
-From the folder's name alone all else follows (cgroup, runtime's state), so that whoever finds it can end it.
+From the folder's name alone all else follows (cgroup, runtime's state), so that any process can end it.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import structlog
+from pydantic import TypeAdapter, ValidationError
 
 log = structlog.get_logger()
 
@@ -26,7 +26,7 @@ DEADLINE = "megaflow.deadline"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One environment: whose it is, and which layers it stands on."""
+    """One environment: its owner, and the layers that it stands on."""
 
     id: str
     labels: dict[str, str]
@@ -58,12 +58,12 @@ class Records:
     def write(self, record: Record) -> None:
         """Write it and make the environment's folder; or replace it, whole at once for readers in other processes."""
         file = self._file(record.id)
-        text = json.dumps({name: getattr(record, name) for name in _FIELDS})
+        content = _RECORD.dump_json(record)
         if self._make_place(file.parent):
-            file.write_text(text)  # half of it is none to readers, who leave a young folder without alone
+            file.write_bytes(content)  # half of it is none to readers, who leave a young folder without alone
             return
         fresh = file.with_name(f".{_NAME}.{threading.get_ident()}")
-        fresh.write_text(text)
+        fresh.write_bytes(content)
         fresh.rename(file)
 
     def _make_place(self, place: Path) -> bool:
@@ -73,16 +73,13 @@ class Records:
         except FileExistsError:
             return False
         except FileNotFoundError:
-            self._make_folder()
+            self.folder.mkdir(parents=True, exist_ok=True)
+            _scatter(self.folder)
             place.mkdir()
         return True
 
-    def _make_folder(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        _scatter(self.folder)
-
     def relabel(self, identity: str, labels: dict[str, str]) -> bool:
-        """Give a living environment to somebody else. False: it is gone, and stays so."""
+        """Give a living environment to another owner. False: it is gone, and stays so."""
         found = self.read(identity)
         if found is not None:
             self.write(replace(found, labels=labels))
@@ -95,8 +92,10 @@ class Records:
             self.write(replace(found, layers=tuple(layers)))
 
     def read(self, identity: str) -> Record | None:
-        """None when there is none, or it is torn. Raises: OSError."""
-        return _parsed(self._file(identity))
+        """None when there is none, or it is torn by a full disk. Raises: OSError."""
+        with suppress(FileNotFoundError, ValidationError):
+            return _RECORD.validate_json(self._file(identity).read_bytes())
+        return None
 
     def exists(self, identity: str) -> bool:
         return self._file(identity).exists()
@@ -105,13 +104,13 @@ class Records:
         """The folder with it, which must be empty but for the record."""
         with suppress(FileNotFoundError):
             for name in os.listdir(self.place(identity)):
-                if name.startswith("."):  # half written by somebody who was killed
+                if name.startswith("."):  # half written by a process that was killed
                     os.unlink(self.place(identity) / name)
             self._file(identity).unlink(missing_ok=True)
             self.place(identity).rmdir()
 
     def all(self) -> Iterator[Record]:
-        """Every environment that may exist, of whichever process; nobody's (no labels) after a minute.
+        """Every environment that may exist, of any process; those without an owner (no labels) after a minute.
 
         One whose record cannot be read just now is left out: whose it is must not be guessed.
         """
@@ -148,8 +147,7 @@ class Records:
 
 
 _NAME = "record.json"
-_FIELDS = frozenset(one.name for one in fields(Record))
-_NEEDED = frozenset({"id", "labels", "image", "image_id"})
+_RECORD = TypeAdapter(Record)  # fields that a newer version may write are passed over
 _YOUNG_S = 60.0
 _GET_FLAGS, _SET_FLAGS = 0x80086601, 0x40086602
 _UNRELATED = 0x00020000
@@ -169,14 +167,3 @@ def _scatter(folder: Path) -> None:
         pass
     finally:
         os.close(handle)
-
-
-def _parsed(file: Path) -> Record | None:
-    try:
-        values = json.loads(file.read_text())
-    except (FileNotFoundError, ValueError):  # going, or torn by a full disk
-        return None
-    if not isinstance(values, dict) or not values.keys() >= _NEEDED:
-        return None
-    known = {name: value for name, value in values.items() if name in _FIELDS}  # a newer version may write more
-    return Record(**{**known, "layers": tuple(known.get("layers", ()))})

@@ -116,7 +116,7 @@ def show(folder: str, place: int, users: int | None, *, by: str) -> None:
     """Mount `folder` read-only at `place` (a file descriptor), without what its programs could gain rights by.
 
     users: its owners are translated by this user namespace (a file descriptor) where its file system can; else those
-    inside see it as whoever they are on this host. by: an empty folder of the thread's own, for Linux before 5.12.
+    inside see it with their numbers of this host. by: an empty folder of the thread's own, for Linux before 5.12.
     """
     try:
         _show(folder, place, users)

@@ -1,4 +1,4 @@
-"""Where mounts of ours live: a namespace of one thread, gone with it.
+"""Mounts in a namespace of one thread, gone with it.
 
 An environment's file system is mounted only in the namespace of the thread that starts it; the environment's processes
 take a copy along. So no mount of ours is ever seen on the host, a killed worker leaves none behind, and the last
@@ -21,8 +21,8 @@ from app.host import kernel
 
 Result = TypeVar("Result")
 
-_CROWD = frozenset({"overlay", "nsfs", "fuse.lxcfs", "autofs"})
-"""Other people's mounts: not needed, and each would be copied for every environment."""
+_UNNEEDED_KINDS = frozenset({"overlay", "nsfs", "fuse.lxcfs", "autofs"})
+"""Mounts of other programs: not needed, and each would be copied for every environment."""
 
 _HYBRID = "/sys/fs/cgroup/unified"
 """Where hosts with both versions of cgroups have the second one; crun refuses to run when it has controllers."""
@@ -31,14 +31,13 @@ _STAGES = ("/mnt", "/srv", "/media", "/opt")
 """Folders that every system has and that anybody may enter: one of them is covered where our mounts live."""
 
 _lock = threading.Lock()
-_plain: dict[
-    tuple[int, MountStage | None], int
-] = {}  # by process, since a fork must not share it: what others are copied from
+_plain: dict[tuple[int, MountStage | None], int] = {}
+"""What those of environments are copied from, by process, since a fork must not share it."""
 
 
 @dataclass(frozen=True)
 class MountStage:
-    """Empty folders in memory to mount things at, seen by the thread alone; whoever is nobody may pass through them."""
+    """Empty folders in memory to mount things at, seen by the thread alone; other users may pass through them."""
 
     place: Path
 
@@ -90,7 +89,7 @@ class MountStage:
 def apart(work: Callable[[], Result], *, needs: Path, stage: MountStage | None = None) -> Result:
     """Do `work` in a thread with mounts of its own; `needs` names a folder that it must see.
 
-    The thread may mount, change its working folder and join cgroups: nobody else is concerned. `stage` is there to
+    The thread may mount, change its working folder and join cgroups: no other thread is concerned. `stage` is there to
     mount at, and hides what this host has there.
     """
 
@@ -118,7 +117,7 @@ def _made(needs: Path, stage: MountStage | None) -> int:
     kernel.unshare(kernel.CLONE_NEWNS)
     # Slave: what the host unmounts goes here, too, instead of being held by us; nothing of ours goes there.
     kernel.mount(None, "/", None, kernel.MS_SLAVE | kernel.MS_REC)
-    for mounted in _superfluous(needs):
+    for mounted in _unneeded(needs):
         with suppress(OSError):
             kernel.unmount(mounted)
     if stage is not None:
@@ -126,10 +125,10 @@ def _made(needs: Path, stage: MountStage | None) -> int:
     return os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _superfluous(needs: Path) -> Iterator[str]:
+def _unneeded(needs: Path) -> Iterator[str]:
     for line in reversed(Path("/proc/thread-self/mountinfo").read_text().splitlines()):
         fields, _, rest = line.partition(" - ")
         where = fields.split()[4].encode().decode("unicode_escape")
         kind = rest.split()[0]
-        if where == _HYBRID or (kind in _CROWD and where != "/" and not needs.is_relative_to(where)):
+        if where == _HYBRID or (kind in _UNNEEDED_KINDS and where != "/" and not needs.is_relative_to(where)):
             yield where

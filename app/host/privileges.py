@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 CPU_SHARES = 128
-"""Its weight where processors are short; 1024 is that of an ordinary process. Whoever keeps the leases, the ledger and
-the model's answers goes before what is kept: a worker that starved would lose its tasks to nobody's gain."""
+"""Its weight where processors are short; 1024 is that of an ordinary process. The programs that
+keep leases, the ledger and the model's answers come first: a worker that starved would lose its tasks."""
 
 CAP_DROP = [
     "AUDIT_WRITE",  # writes to the host's audit log

@@ -1,7 +1,7 @@
-"""Turns and limits: who may start an environment, build or pull an image now.
+"""Limits of what runs at a time: starts of environments, builds and pulls of images.
 
-A worker brings a gate that the ledger keeps for all hosts. Without one, file locks bound the processes of this host;
-the kernel frees them when a holder dies.
+A worker brings a semaphore that the ledger keeps for all hosts. Without one, file locks bound the processes of this
+host; the kernel frees them when a holder dies.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from typing import Protocol
 from weakref import WeakValueDictionary
 
 _RETRY_S = 0.02
-_LOOK_MOST_S = 2 * _RETRY_S
+_GIVE_WAY_S = 2 * _RETRY_S
 """Longer than the pause between two looks at the files."""
 _WAITING = "waiting"
-"""The file that is shared by those who look for a slot."""
+"""The file that is shared by processes that wait for a slot."""
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 
-class Gate(Protocol):
-    """Lets only so many in at a time."""
+class Semaphore(Protocol):
+    """Bounds how many do something at a time."""
 
     def hold(self, limit: str, capacity: int | None, *, timeout_s: float) -> AbstractContextManager[None]:
         """Wait for a place at the named limit and keep it for the block.
 
-        `limit` is `KIND:SUBJECT`, e.g. `environment_starts:HOST`. `capacity` is what holds unless somebody has set
-        another; None: no bound. Not to be nested in itself: two blocks would wait for each other's place.
+        `limit` is `KIND:SUBJECT`, e.g. `environment_starts:HOST`. `capacity` is the limit unless another
+        was set; None: no bound. Not to be nested in itself: two blocks would wait for each other's place.
 
-        Raises: TimeoutError: no place was free within `timeout_s`, or whoever waits was told to stop. Whatever else it
+        Raises: TimeoutError: no place was free within `timeout_s`, or the wait was stopped. Anything else that it
         raises is a fault of the infrastructure, never of the task.
         """
         ...
 
 
-class HostGate:
-    """The gate of a process without a ledger: file locks under `folder`, for this host alone."""
+class HostSemaphore:
+    """The semaphore of a process without a ledger: file locks under `folder`, for this host alone."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -64,7 +64,7 @@ class HostSlots:
     def __init__(self, folder: Path, name: str, count: int) -> None:
         self._place = folder / name  # what a file is called after
         self._count = count
-        self._line = _line(self._place, count)
+        self._queue = _queue_of(self._place, count)
 
     @contextmanager
     def hold(self, *, timeout_s: float) -> Iterator[None]:
@@ -73,19 +73,19 @@ class HostSlots:
         Raises: TimeoutError: none was free within `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
-        if not self._line.acquire(timeout=max(0.0, timeout_s)):
+        if not self._queue.acquire(timeout=max(0.0, timeout_s)):
             raise TimeoutError(f"{self._what} was not free in time")
         try:
-            if time.monotonic() - self._line.left_at < _LOOK_MOST_S:
-                self._give_way(deadline)
-            handle = self._take(deadline)
+            if time.monotonic() - self._queue.left_at < _GIVE_WAY_S:
+                self._yield_to_others(deadline)
+            handle = self._lock_one(deadline)
             try:
                 yield
             finally:
                 os.close(handle)
         finally:
-            self._line.left_at = time.monotonic()
-            self._line.release()
+            self._queue.left_at = time.monotonic()
+            self._queue.release()
 
     @property
     def _what(self) -> str:
@@ -94,7 +94,7 @@ class HostSlots:
     def _try(self, what: int | str, how: int = fcntl.LOCK_EX) -> int | None:
         return _try(Path(f"{self._place}.{what}"), how)
 
-    def _take(self, deadline: float) -> int:
+    def _lock_one(self, deadline: float) -> int:
         waiting: int | None = None
         try:
             while True:
@@ -109,41 +109,41 @@ class HostSlots:
             if waiting is not None:
                 os.close(waiting)
 
-    def _give_way(self, deadline: float) -> None:
-        """Let another process have what this one has just left: whoever is next in our own line is here much sooner."""
-        nobody = self._try(_WAITING)
-        if nobody is not None:
-            os.close(nobody)
+    def _yield_to_others(self, deadline: float) -> None:
+        """Let another process have what this one has just left: the next thread of this one would be much sooner."""
+        alone = self._try(_WAITING)
+        if alone is not None:
+            os.close(alone)
         elif (left_s := deadline - time.monotonic()) > 0:
-            time.sleep(min(_LOOK_MOST_S, left_s))
+            time.sleep(min(_GIVE_WAY_S, left_s))
 
 
-# Where the threads of one process queue: only as many as there are slots look at the files, over and over, and who
-# leaves a slot wakes the next at once.
-_lines: WeakValueDictionary[tuple[Path, int], _Line] = WeakValueDictionary()
+# Where the threads of one process queue: only as many as there are slots try the files again and again, and a
+# release wakes the next at once.
+_queues: WeakValueDictionary[tuple[Path, int], _ThreadQueue] = WeakValueDictionary()
 _lock = threading.Lock()
 
 
-class _Line(threading.Semaphore):
-    left_at = -math.inf  # monotonic; when somebody left a slot
+class _ThreadQueue(threading.Semaphore):
+    left_at = -math.inf  # monotonic; of the last release
 
 
-def _line(place: Path, count: int) -> _Line:
+def _queue_of(place: Path, count: int) -> _ThreadQueue:
     with _lock:
-        found = _lines.get((place, count))
+        found = _queues.get((place, count))
         if found is None:
-            found = _lines[place, count] = _Line(count)
+            found = _queues[place, count] = _ThreadQueue(count)
         return found
 
 
-def _begin_anew() -> None:
-    """In a fork, where nobody will give back what the parent's threads have."""
+def _reset_after_fork() -> None:
+    """In a fork, where the parent's threads will release nothing."""
     global _lock
     _lock = threading.Lock()
-    _lines.clear()
+    _queues.clear()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 @contextmanager

@@ -15,20 +15,23 @@ _DEPTH = 64
 """Folders further down are moved up before they are removed, so that neither calls nor open files add up."""
 
 
-def remove(folder: Path) -> int:
-    """Remove a folder that nobody changes any more; how many files and folders were in it. Not there: fine.
+def empty(folder: Path) -> int:
+    """Remove what is in a folder that nothing changes any more; how many files and folders. Raises: OSError."""
+    with opened(str(folder)) as top:
+        removal = _Removal(top)
+        while removal.empty(top, 0):
+            pass
+    return removal.count
 
-    Raises: OSError.
-    """
+
+def remove(folder: Path) -> int:
+    """`empty` it, and remove the folder itself. Not there: fine. Raises: OSError."""
     try:
-        with opened(str(folder)) as top:
-            removal = _Removal(top)
-            while removal.empty(top, 0):
-                pass
+        count = empty(folder)
         os.rmdir(folder)
     except FileNotFoundError:
         return 0
-    return removal.count
+    return count
 
 
 class _Removal:
@@ -43,10 +46,10 @@ class _Removal:
         for name, is_folder in _entries(folder):
             self.count += 1
             with suppress(FileNotFoundError):  # others may be removing it, too
-                self._end(name, is_folder, folder, depth)
+                self._remove(name, is_folder, folder, depth)
         return self._moved > before
 
-    def _end(self, name: str, is_folder: bool, folder: int, depth: int) -> None:
+    def _remove(self, name: str, is_folder: bool, folder: int, depth: int) -> None:
         if not is_folder:
             os.unlink(name, dir_fd=folder)
         elif depth < _DEPTH:

@@ -24,7 +24,7 @@ from app.images.build_logs import BuildLog
 
 _LOG_TAIL = 3000
 _STEP_LOST = re.compile(r"(unable to find image|[Nn]o such image:?) \"?sha256:", re.ASCII)
-"""Somebody removed the image of a step that was taken from the cache: the step is done again the next time."""
+"""Another process removed the image of a step that was taken from the cache: the step is done again the next time."""
 
 
 @dataclass

@@ -22,7 +22,7 @@ log = structlog.get_logger()
 
 _ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "megaflow-build-"
-"""Folders whose name begins with `megaflow-` and that nobody removed are swept with those of environments."""
+"""Folders whose name begins with `megaflow-` and that were not removed are swept with those of environments."""
 _REMOVAL_S = 2.0
 
 

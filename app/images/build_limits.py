@@ -21,7 +21,7 @@ import structlog
 
 from app.errors import DiskFull, EnvironmentFailed, ImageBuildFailed, StationError
 from app.host.container_layer import places_of
-from app.host.disk_usage import Usage
+from app.host.disk import DiskUsage
 from app.host.disk_watch import LIMIT_BYTES, files_within
 from app.host.engine import Engine
 from app.images.disk_thresholds import Disk, disk_of
@@ -91,7 +91,7 @@ class BuildWatch:
         self._ended = threading.Event()
         self._step_begins = False
         self._step: tuple[str, list[Path]] = "", []  # its container, and where that writes
-        self._written: dict[str, Usage] = {}  # by container
+        self._written: dict[str, DiskUsage] = {}  # by container
         self._thread = threading.Thread(target=self._go_on, name="build-watch", daemon=True)
 
     def __enter__(self) -> BuildWatch:
@@ -119,7 +119,7 @@ class BuildWatch:
             with self._engine.named(f"look for {container}", EnvironmentFailed):
                 about = api.inspect_container(container)
                 told = about["HostConfig"]
-                if (told["Memory"], told["CpuQuota"]) != self._told_as():
+                if (told["Memory"], told["CpuQuota"]) != self._log_as():
                     log.debug("build.not_a_step", build=self._doing, container=container)
                     return  # no container of this build: a step has printed that line
                 url = f"{api.base_url}/v{api.api_version}/containers/{about['Id']}/update"
@@ -131,7 +131,7 @@ class BuildWatch:
             return
         self._step = str(about["Id"]), places_of(self._engine, about)
 
-    def _told_as(self) -> tuple[int, int]:
+    def _log_as(self) -> tuple[int, int]:
         """A step's limits as its container has them: an engine that cannot hold one of them has 0 there."""
         ours, able = self._limits.parameters, self._engine.about
         return (
@@ -169,16 +169,16 @@ class BuildWatch:
             except (OSError, StationError) as error:
                 log.warning("build.not_watched", build=self._doing, reason=str(error))
 
-    def _measured(self) -> Usage:
+    def _measured(self) -> DiskUsage:
         """What the steps have written, as far as it was seen."""
         container, places = self._step
         if container:
-            found, known = Usage.of(*places), self._written.get(container, Usage())
-            self._written[container] = Usage(max(found.size_bytes, known.size_bytes), max(found.files, known.files))
+            found, known = DiskUsage.of(*places), self._written.get(container, DiskUsage())
+            self._written[container] = DiskUsage(max(found.size_bytes, known.size_bytes), max(found.files, known.files))
         return self._all()
 
-    def _all(self) -> Usage:
-        return Usage.added(self._written.values())
+    def _all(self) -> DiskUsage:
+        return DiskUsage.added(self._written.values())
 
     def _full(self, disk: Disk, mark: float) -> DiskFull:
         return DiskFull(
@@ -187,7 +187,7 @@ class BuildWatch:
             "with `megaflow images evict`, or look at what the recipe writes."
         )
 
-    def _too_much(self, written: Usage) -> ImageBuildFailed | None:
+    def _too_much(self, written: DiskUsage) -> ImageBuildFailed | None:
         most, most_files = self._limits.disk_bytes, files_within(self._limits.disk_bytes)
         if written.size_bytes > most:
             said = f"wrote {written.size_bytes} bytes, and {most} are"

@@ -17,7 +17,7 @@ HEAD_BYTES = 512 << 10
 TAIL_BYTES = 1 << 20
 """Kept of a log's beginning and, at the least, of its end."""
 KEEP = 200
-"""So many logs are kept, and each for so long."""
+"""How many logs are kept, and for how long."""
 KEEP_S = 30 * 86400.0
 _MARK = "[megaflow] "
 """What our own lines begin with."""
@@ -44,7 +44,7 @@ class BuildLog:
             self._shorten()
 
     def note(self, text: str) -> None:
-        """A line of ours."""
+        """A line that MegaFlow adds."""
         begun = "" if self._at_line_start() else "\n"
         self.write(f"{begun}{_MARK}{text}\n")
 

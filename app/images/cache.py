@@ -12,7 +12,7 @@ from app.host.slots import turn
 from app.images.disk_thresholds import Disk, Watermarks, above
 from app.images.engine_index import OnEngine
 from app.images.eviction import choose_victims, total_bytes
-from app.images.image_index import Here, Stock, without_engine
+from app.images.image_index import Here, ImageIndex, without_engine
 from app.images.layer_index import Unpacked
 from app.images.metadata import ImageMetadata
 from app.settings import Settings
@@ -20,7 +20,7 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 FRESH_S = 60.0
-"""An image that was taken so lately stays: whoever took it may be about to start a container."""
+"""An image that was used within this time stays: a container may be about to start."""
 _ROUNDS = 3
 """What an eviction frees is an estimate; so often is measured and chosen again."""
 
@@ -51,7 +51,7 @@ class View:
         }
 
     def victims(self, need_bytes: int, now: float, fresh_s: float = FRESH_S) -> list[str]:
-        """Who would go for so many bytes, first to last."""
+        """Which images would go to free these bytes, first to last."""
         held = [image.held for image in self.images]
         return choose_victims(held, self.queue, self.staying(now, fresh_s), need_bytes)
 
@@ -74,7 +74,7 @@ class ImageCache:
         self._unpacked = Unpacked(settings, self.book)
 
     @property
-    def _stock(self) -> Stock:
+    def _index(self) -> ImageIndex:
         return self._unpacked if without_engine(self._settings) else self._on_engine
 
     # --- Looking ----------------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ class ImageCache:
 
         Raises: EngineUnavailable, EnvironmentFailed, ImageUnavailable.
         """
-        stock = self._stock
+        stock = self._index
         return View(stock.images(), stock.disk(), self._marks, self.book.queue())
 
     def room_bytes(self) -> int | None:
@@ -95,7 +95,7 @@ class ImageCache:
         if self._marks.in_bytes:
             view = self.look()
             return -view.above(view.marks.low)
-        disk = self._stock.disk()
+        disk = self._index.disk()
         return None if disk is None else -above(self._marks.low, disk, 0)
 
     # --- Evicting ---------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class ImageCache:
 
         Raises: EngineUnavailable, EnvironmentFailed, ImageUnavailable.
         """
-        if not urgently and not self._marks.in_bytes and above(self._marks.high, self._stock.disk(), 0) <= 0:
+        if not urgently and not self._marks.in_bytes and above(self._marks.high, self._index.disk(), 0) <= 0:
             return []
         try:
             with turn(self._evicting, timeout_s=30.0 if urgently else 0.0):
@@ -117,7 +117,7 @@ class ImageCache:
 
     def _make_room(self, urgently: bool) -> list[str]:
         gone: list[str] = []
-        self._stock.tidy()
+        self._index.tidy()
         for attempt in range(_ROUNDS):
             view = self.look()
             if not attempt and not urgently and view.above(view.marks.high) <= 0:
@@ -141,8 +141,8 @@ class ImageCache:
     def _remove(self, image: Here) -> bool:
         with self.book.alone(sorted(image.held.keys)) as free:
             used_again = self.book.entry(image.id).used_at > image.held.used_at
-            if not free or used_again or not self._stock.remove(image):
+            if not free or used_again or not self._index.remove(image):
                 return False
-            if self._stock.is_all:
+            if self._index.is_all:
                 self.book.forget(image.id)
             return True

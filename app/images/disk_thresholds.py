@@ -47,7 +47,7 @@ class Watermarks:
 def above(mark: float, disk: Disk | None, image_bytes: int) -> int:
     """Bytes to free until the mark is reached; negative: room that is left. `disk` None: it cannot be seen.
 
-    A share of a disk that nobody can see asks for nothing.
+    A share of a disk that cannot be read asks for nothing.
     """
     if mark > 1:
         return image_bytes - int(mark)

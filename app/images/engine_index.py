@@ -33,7 +33,7 @@ _NO_LAYER = (
 
 
 class OnEngine:
-    """Implements `Stock`. What of an image lies unpacked beside the engine goes with it, its set-ups there before."""
+    """Implements `ImageIndex`. Unpacked layers of an image go with it, its set-ups before."""
 
     is_all = True
 
@@ -61,7 +61,7 @@ class OnEngine:
         return [*(image for image in found if image), *self._set_ups()]
 
     def _set_ups(self) -> list[Here]:
-        """Those that lie unpacked; none when that is on another disk, where they are in nobody's way here."""
+        """Those that lie unpacked; none when that is on another disk, where they take no room from these."""
         disk, theirs = self.disk(), self._unpacked.disk()
         return [] if disk and theirs and disk.total_bytes != theirs.total_bytes else self._unpacked.set_ups()
 

@@ -40,7 +40,7 @@ def positions(upcoming: Sequence[str]) -> dict[str, int]:
 
 
 def next_use(image: HeldImage, first: Mapping[str, int]) -> float:
-    """The image's first place in the queue; infinite when nobody there needs it."""
+    """The image's first place in the queue; infinite when no task there needs it."""
     return min((first[key] for key in image.keys if key in first), default=inf)
 
 
@@ -51,8 +51,8 @@ def choose_victims(
     is not enough.
 
     upcoming: keys of images in the order in which the queue needs them; a key may come again. in_use: ids that stay
-    whatever happens. Of images that nobody waits for, what a set-up made goes first, then the one that was used longest
-    ago. Every victim is needed: without any of them, less than `need_bytes` would become free. A layer is freed with
+    whatever happens. Of images that no task waits for, set-ups go first, then the one that was used longest ago.
+    Every victim is needed: without any of them, less than `need_bytes` would become free. A layer is freed with
     its last image.
     """
     if need_bytes <= 0:
@@ -69,7 +69,7 @@ def choose_victims(
             break
         tally.drop(image)
         chosen.append(image)
-    spared = _spare(chosen, tally, need_bytes) if tally.freed >= need_bytes else set()
+    spared = _evictable(chosen, tally, need_bytes) if tally.freed >= need_bytes else set()
     return [image.id for image in chosen if image.id not in spared]
 
 
@@ -87,7 +87,7 @@ def total_bytes(images: Iterable[HeldImage]) -> int:
     return sum({layer.id: layer.size_bytes for image in images for layer in image.layers}.values())
 
 
-def _spare(chosen: Sequence[HeldImage], tally: _FreedSpace, need_bytes: int) -> set[str]:
+def _evictable(chosen: Sequence[HeldImage], tally: _FreedSpace, need_bytes: int) -> set[str]:
     """Who may stay after all, the soonest needed first: a later victim may have freed enough alone."""
     spared = set()
     for image in reversed(chosen):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from app.host.slots import Gate, HostGate
+from app.host.slots import HostSemaphore, Semaphore
 from app.images.image_index import without_engine
 from app.images.layer_store import ImageStore
 from app.images.task_images import Images
@@ -14,16 +14,16 @@ from app.settings import Settings
 
 
 class HostImages:
-    """Single images wherever this host keeps them. fetch_bundle, gate: as for `Images`."""
+    """Single images wherever this host keeps them. fetch_bundle, semaphore: as for `Images`."""
 
     def __init__(
-        self, settings: Settings, *, fetch_bundle: Callable[[Bundle], bytes], gate: Gate | None = None
+        self, settings: Settings, *, fetch_bundle: Callable[[Bundle], bytes], semaphore: Semaphore | None = None
     ) -> None:
         self._settings = settings
-        gate = gate or HostGate(settings.home / "run" / "slots")
-        self._on_engine = Images(settings, fetch_bundle=fetch_bundle, gate=gate)
+        semaphore = semaphore or HostSemaphore(settings.home / "run" / "slots")
+        self._on_engine = Images(settings, fetch_bundle=fetch_bundle, semaphore=semaphore)
         store = ImageStore(settings.home.resolve())
-        self._unpacked = OciImages(settings, store, fetch_bundle=fetch_bundle, gate=gate)
+        self._unpacked = OciImages(settings, store, fetch_bundle=fetch_bundle, semaphore=semaphore)
 
     def of_use(self, specs: Iterable[EnvironmentSpec]) -> list[EnvironmentSpec]:
         """Those that this host can have: several containers take an engine, and so does a recipe without a mirror."""

@@ -29,7 +29,7 @@ class Here:
         return self.held.id
 
 
-class Stock(Protocol):
+class ImageIndex(Protocol):
     """The images of one place, and the disk that they are on. Safe to share between threads.
 
     Raises (every method): EngineUnavailable, EnvironmentFailed, ImageUnavailable.

@@ -28,7 +28,7 @@ _SET_UP = "setup:"
 
 
 class Unpacked:
-    """Implements `Stock`. All of it we have brought here, but what came from an engine that is no more."""
+    """Implements `ImageIndex`. All of it we have brought here, but what came from an engine that is no more."""
 
     def __init__(self, settings: Settings, book: ImageMetadata) -> None:
         self._settings = settings
@@ -113,7 +113,7 @@ class Unpacked:
     def _set_up(
         self, store: ImageStore, one: StoredImageEntry, entry: ImageEntry | None, in_use: Collection[str]
     ) -> Here:
-        """Wanted by whoever wants its image."""
+        """Needed by every task that needs its image."""
         name, top = f"{_SET_UP}{one.snapshot}", one.image.layers[-1:]
         keys = frozenset(entry.keys) if entry else frozenset()
         return Here(

@@ -39,7 +39,7 @@ _OWNED = "owned"
 InUse = Callable[[], set[str]]
 """The names of layers that something stands on: asked for when nothing can begin to, so that none is missing."""
 _UNKEPT_S = 24 * 3600.0
-"""So long a set-up is not tried to be kept again: it may have been a moment's bad luck."""
+"""How long until caching a set-up is tried again."""
 
 SYSTEM_MARK = "y"
 """First letter of layers that belong to no image and are never removed."""
@@ -69,7 +69,7 @@ class StoredImageEntry:
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """A snapshot that has an owner. `removed`: nobody gets it any more, but something stood on it then."""
+    """A snapshot that has an owner. `removed`: it is lent no more, but an environment stood on it then."""
 
     key: str
     labels: dict[str, str]
@@ -102,7 +102,7 @@ class ImageStore:
     def add_layer(self, name: str, fill: Fill, *, timeout_s: float) -> None:
         """Have a layer; `fill` is called when it is not there yet, by one of all who ask.
 
-        The image that needs it must be in the `making`, else somebody may take it for left over.
+        The image that needs it must be in the `making`, else another process may remove it as left over.
 
         Raises: ImageUnavailable, DiskFull.
         """
@@ -117,7 +117,7 @@ class ImageStore:
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A folder beside the layers, from which one may be moved; removed afterwards, also when somebody is killed."""
+        """A folder beside the layers, from which one may be moved; removed afterwards, also after a kill."""
         name = uuid.uuid4().hex
         lock = self._root / "locks" / name
         folder = self.layers / f".new-{name}"
@@ -166,7 +166,7 @@ class ImageStore:
 
     @contextmanager
     def making(self, image: StoredImage) -> Iterator[None]:
-        """Announce it; for the length of the block, in which its layers come, nobody takes them for left over."""
+        """Announce it; for the length of the block, in which its layers come, no process removes them as left over."""
         with _lock(self._making_file(image.id), fcntl.LOCK_SH):
             self.announce(image)
             yield
@@ -253,11 +253,11 @@ class ImageStore:
         return found
 
     def note_unkept(self, key: str, image_id: str) -> None:
-        """Note that what was set up under `key` on this image cannot be kept: nobody need try again for a day."""
+        """Note that what was set up under `key` on this image cannot be kept: it is not tried again for a day."""
         _write(self._unkept_file(key), image_id)
 
     def is_unkept(self, key: str) -> bool:
-        """Whether somebody noted so."""
+        """Whether that was noted in the last day."""
         try:
             return time.time() - self._unkept_file(key).stat().st_mtime < _UNKEPT_S
         except FileNotFoundError:
@@ -301,7 +301,7 @@ class ImageStore:
             return self._drop(in_use)
 
     def remove_snapshot(self, key: str, *, keep: InUse) -> int:
-        """Nobody gets this snapshot any more; how many bytes are free now. Files in use stay until a later call."""
+        """Remove a snapshot; returns how many bytes are free now. Files in use stay until a later call."""
         with self._locked(fcntl.LOCK_EX):
             in_use = keep()
             file = self._snapshot_file(key)
@@ -388,7 +388,7 @@ class ImageStore:
 
 @contextmanager
 def _lock(file: Path, how: int) -> Iterator[None]:
-    """Raises: BlockingIOError: with `LOCK_NB`, somebody has it."""
+    """Raises: BlockingIOError: with `LOCK_NB`, another process has it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

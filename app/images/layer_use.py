@@ -22,7 +22,7 @@ def users(home: Path) -> Counter[str]:
     return Counter(record.image_id for record in Records(home.resolve()).all())
 
 
-def marks(home: Path) -> frozenset[str]:
+def change_marker(home: Path) -> frozenset[str]:
     """Something else whenever an image came or went; cheap."""
     found: list[str] = []
     for folder in ("images", "references"):

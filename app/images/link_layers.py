@@ -28,10 +28,10 @@ def take(source: Path, target: Path) -> int:
 
     Raises: OSError: also when the engine removes it meanwhile; Entangled; shutil.Error.
     """
-    return mount_namespace.apart(lambda: _taken(source, target), needs=target)
+    return mount_namespace.apart(lambda: _unpacked(source, target), needs=target)
 
 
-def _taken(source: Path, target: Path) -> int:
+def _unpacked(source: Path, target: Path) -> int:
     _uncover(source)
     return _Taking().folder(str(source), str(target))
 

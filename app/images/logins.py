@@ -22,7 +22,7 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 _HELPER_S = 20.0
-"""So long a helper may take: one that waits for a person would keep the pull for ever."""
+"""How long a helper may take: one that waits for a person would block the pull."""
 _NOT_FOUND = "credentials not found"
 """The words by which every helper says that it has no login for a registry."""
 _IS_TOKEN = "<token>"
@@ -30,7 +30,7 @@ _IS_TOKEN = "<token>"
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Name and password, or an identity token in their place; nobody when it is empty.
+    """Name and password, or an identity token in their place; anonymous when empty.
 
     fault: why what `docker login` keeps could not be read.
     """
@@ -61,7 +61,7 @@ def login_for(settings: Settings, registry: str) -> Login:
     Raises: SettingsInvalid. What was found is not shown.
     """
     given = _given(settings).get(registry)
-    return _kept(registry) if given is None else Login(given["username"], given["password"])
+    return _docker_login(registry) if given is None else Login(given["username"], given["password"])
 
 
 def logins_of(settings: Settings) -> dict[str, dict[str, str]]:
@@ -69,7 +69,7 @@ def logins_of(settings: Settings) -> dict[str, dict[str, str]]:
 
     Raises: SettingsInvalid. What was found is not shown.
     """
-    found = {server: login.for_engine() for server, login in _all_kept().items()}
+    found = {server: login.for_engine() for server, login in _docker_logins().items()}
     found |= _given(settings)
     if HUB in found:
         found[auth.INDEX_URL] = found[HUB]
@@ -93,8 +93,8 @@ def _given(settings: Settings) -> dict[str, dict[str, str]]:
 # --- What `docker login` keeps ----------------------------------------------------------------------------------------
 
 
-def _kept(registry: str) -> Login:
-    """Nobody when it cannot be read: most images need no login, and a registry that wants one will have us say why."""
+def _docker_login(registry: str) -> Login:
+    """Anonymous when it cannot be read: most images need no login, and an error tells why there is none."""
     try:
         config = auth.load_config()
         helper = config.get_credential_store(registry)
@@ -107,7 +107,7 @@ def _kept(registry: str) -> Login:
         return Login(fault=f"what `docker login` keeps could not be used: {fault}")
 
 
-def _all_kept() -> dict[str, Login]:
+def _docker_logins() -> dict[str, Login]:
     """By registry. A helper that fails is asked no more: most builds need no login, and a pull would say why."""
     try:
         config = auth.load_config()

@@ -23,7 +23,7 @@ from app.settings import Settings
 
 _RETRY_S = 0.02
 _PARTS_S = 30 * 86400.0
-"""So long what a project consists of is kept after it was last asked for."""
+"""How long the list of a project's images is kept after its last use."""
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class ImageMetadata:
         """All records by image id; some may be of images that are gone."""
         return self._read("*.json")
 
-    def marks(self) -> frozenset[str]:
+    def change_marker(self) -> frozenset[str]:
         """Something else whenever an image came or went; cheap."""
         try:
             return frozenset(name for name in os.listdir(self._folder) if name.endswith((".json", ".parts")))
@@ -112,7 +112,7 @@ class ImageMetadata:
                     file.unlink()
 
     def parts(self, key: str) -> dict[str, dict[str, Any]] | None:
-        """As noted; None when nobody has."""
+        """As noted; None when it was not."""
         with suppress(OSError, ValueError, KeyError):
             found: dict[str, dict[str, Any]] = json.loads(self._parts_file(key).read_text())["parts"]
             os.utime(self._parts_file(key))
@@ -135,7 +135,7 @@ class ImageMetadata:
         self._write(self._folder / "queue", list(keys))
 
     def queue(self) -> list[str]:
-        """As last noted; empty when nobody has."""
+        """As last noted; empty when it was not."""
         try:
             return [str(key) for key in json.loads((self._folder / "queue").read_text())]
         except (OSError, ValueError):
@@ -144,8 +144,8 @@ class ImageMetadata:
     # --- Locks ------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def kept(self, key: str, *, timeout_s: float) -> Iterator[None]:
-        """For the length of the block nobody on this host evicts what `key` names.
+    def pinned(self, key: str, *, timeout_s: float) -> Iterator[None]:
+        """For the length of the block no process on this host evicts what `key` names.
 
         Raises: TimeoutError.
         """
@@ -154,7 +154,7 @@ class ImageMetadata:
 
     @contextmanager
     def alone(self, keys: Sequence[str]) -> Iterator[bool]:
-        """True when nobody keeps any of these; then nobody can before the block ends."""
+        """True when none of these is pinned; then none can be before the block ends."""
         with ExitStack() as locks:
             try:
                 for key in sorted(keys):

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, suppress
 import structlog
 
 from app.errors import DatabaseUnavailable, DiskFull, EngineUnavailable, MegaFlowError, StationError
-from app.host.slots import Gate, HostGate, turn
+from app.host.slots import HostSemaphore, Semaphore, turn
 from app.images.cache import ImageCache
 from app.images.compose_images import Parts
 from app.images.host_images import HostImages
@@ -24,7 +24,7 @@ _LOOK_S = 3.0
 _AWAY_S = 10.0
 """Between two looks while the engine or the ledger does not answer, or another process of this host does the work."""
 _FAILED_S = 120.0
-"""An image that could not be had is left to the tasks that need it for so long."""
+"""An image that could not be had is not prefetched again for this long."""
 _MAKE_S = 1800.0
 _READ_MOST = 16
 """Projects of several containers that are read at one look: each is fetched from the artifact store."""
@@ -41,39 +41,44 @@ Raises: DatabaseUnavailable.
 """
 
 
-def nobody_else(keys: Sequence[str]) -> Collection[str]:
+def no_other_host(keys: Sequence[str]) -> Collection[str]:
     """For a host that is alone."""
     return ()
 
 
-class SpareGate:
+class IdleSemaphore:
     """Takes a place only when one is free at this moment: tasks that wait for an image go before guesses."""
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, semaphore: Semaphore) -> None:
+        self._semaphore = semaphore
 
     def hold(self, limit: str, capacity: int | None, *, timeout_s: float) -> AbstractContextManager[None]:
-        return self._gate.hold(limit, capacity, timeout_s=min(timeout_s, 0.0))
+        return self._semaphore.hold(limit, capacity, timeout_s=min(timeout_s, 0.0))
 
 
 class Prefetcher:
     """Looks after the images of one host; `run` blocks until told to stop.
 
-    fetch_bundle, gate: as for `Images`; of the gate only free places are taken. What `others` have or will have is
-    neither pulled ahead here nor kept for the queue.
+    fetch_bundle, semaphore: as for `Images`; of the semaphore only free places are used. What `others` have or will
+    have is neither pulled ahead here nor kept for the queue.
     """
 
-    others: Others = staticmethod(nobody_else)
+    others: Others = staticmethod(no_other_host)
 
     def __init__(
-        self, settings: Settings, *, queue: Queue, fetch_bundle: Callable[[Bundle], bytes], gate: Gate | None = None
+        self,
+        settings: Settings,
+        *,
+        queue: Queue,
+        fetch_bundle: Callable[[Bundle], bytes],
+        semaphore: Semaphore | None = None,
     ) -> None:
         self._ahead = settings.image_prefetch
         self._alone = settings.home / "run" / "slots" / "prefetch"
         self._queue = queue
-        gate = gate or HostGate(settings.home / "run" / "slots")
+        semaphore = semaphore or HostSemaphore(settings.home / "run" / "slots")
         self._parts = Parts(settings, fetch_bundle=fetch_bundle)
-        self._images = HostImages(settings, fetch_bundle=self._parts.fetch, gate=SpareGate(gate))
+        self._images = HostImages(settings, fetch_bundle=self._parts.fetch, semaphore=IdleSemaphore(semaphore))
         self._cache = ImageCache(settings)
         self._left_until: dict[str, float] = {}  # key: monotonic seconds
 

@@ -1,7 +1,7 @@
-"""How an image came to whoever asked for it: it was here, was pulled, or was built.
+"""Says whether an image was here, was pulled, or was built.
 
-Providers answer with an image's identity alone, and some images come through two of them. Whoever wants to know how
-opens a block around the question; whoever pulls or builds inside it, in the same thread, tells.
+Providers answer with an image's identity alone, and some images come through two of them. A caller that wants to know
+opens a block around the call; code that pulls or builds inside it, in the same thread, notes it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from enum import StrEnum
 
 
-class Arrival(StrEnum):
+class PullSource(StrEnum):
     """What the time until an image was there went into; of several images of one task, the longest way."""
 
     HERE = "here"
@@ -20,27 +20,27 @@ class Arrival(StrEnum):
     BUILD = "build"
 
 
-class Arrivals:
+class PullSources:
     """What was told inside a block."""
 
     def __init__(self) -> None:
-        self._told: set[Arrival] = set()
+        self._log_retry: set[PullSource] = set()
 
-    def add(self, how: Arrival) -> None:
-        self._told.add(how)
+    def add(self, how: PullSource) -> None:
+        self._log_retry.add(how)
 
     @property
-    def longest(self) -> Arrival:
-        return max({Arrival.HERE, *self._told}, key=list(Arrival).index)
+    def longest(self) -> PullSource:
+        return max({PullSource.HERE, *self._log_retry}, key=list(PullSource).index)
 
 
-_asking: ContextVar[Arrivals | None] = ContextVar("image_arrivals", default=None)
+_asking: ContextVar[PullSources | None] = ContextVar("image_arrivals", default=None)
 
 
 @contextmanager
-def noted() -> Iterator[Arrivals]:
+def noted() -> Iterator[PullSources]:
     """What is told of images inside the block."""
-    found = Arrivals()
+    found = PullSources()
     token = _asking.set(found)
     try:
         yield found
@@ -48,7 +48,7 @@ def noted() -> Iterator[Arrivals]:
         _asking.reset(token)
 
 
-def tell(how: Arrival) -> None:
+def tell(how: PullSource) -> None:
     """An image that was asked for came so, by our doing or while we waited for another's."""
     if (asking := _asking.get()) is not None:
         asking.add(how)

@@ -71,7 +71,7 @@ def manifest_of(path: str) -> tuple[str, str]:
 
 
 def digest_tag(reference: str) -> str:
-    """`repo@sha256:abc` as `repo:sha256-abc`, since nobody can push by digest; other references as they are."""
+    """`repo@sha256:abc` as `repo:sha256-abc`, since a digest cannot be pushed; other references as they are."""
     if "@" not in reference:
         return reference
     repository, digest = manifest_of(reference)

@@ -126,12 +126,16 @@ def persist(
 
     deadline: monotonic seconds. after_s: when the registry wants to be asked again.
 
-    Raises: Refused: it is busy after so many tries, or wants to be left alone beyond the deadline, which is told at
+    Raises: Refused: it is busy after `TRIES` tries, or wants to be left alone beyond the deadline, which is told at
     once. Whatever else `once` raises.
     """
     course = _Course(deadline, after_s)
     retrying = Retrying(
-        retry=retry_if_exception(_is_busy), wait=course.wait_s, stop=course.is_over, before_sleep=_told, reraise=True
+        retry=retry_if_exception(_is_busy),
+        wait=course.wait_s,
+        stop=course.is_over,
+        before_sleep=_log_retry,
+        reraise=True,
     )
     try:
         return retrying(once)
@@ -171,6 +175,6 @@ def _is_busy(error: BaseException) -> bool:
     return isinstance(error, RegistryRefusal) and error.refusal is RefusalKind.BUSY
 
 
-def _told(state: RetryCallState) -> None:
+def _log_retry(state: RetryCallState) -> None:
     error = state.outcome.exception() if state.outcome else None
     log.warning("registry.busy", reason=str(error), wait_s=round(state.upcoming_sleep, 2))

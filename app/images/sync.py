@@ -13,7 +13,7 @@ from docker.utils import parse_repository_tag
 
 from app.errors import ImageUnavailable, MegaFlowError
 from app.host.engine import Engine, engine_of
-from app.host.slots import Gate
+from app.host.slots import Semaphore
 from app.images.engine_registry import Registries
 from app.images.metadata import ImageMetadata
 from app.images.references import built_for_all, digest_tag, in_mirror, key_of
@@ -88,14 +88,14 @@ class Sync:
         to: str,
         *,
         fetch_bundle: Callable[[Bundle], bytes],
-        gate: Gate | None = None,
+        semaphore: Semaphore | None = None,
         again: bool = False,
     ) -> None:
         if settings.image_mirror is not None and settings.image_mirror.rstrip("/") == to.rstrip("/"):
             settings = settings.model_copy(update={"image_mirror": None})  # it is the goal and no source
         self._settings = settings
         self._again = again
-        self._images = Images(settings, fetch_bundle=fetch_bundle, gate=gate)
+        self._images = Images(settings, fetch_bundle=fetch_bundle, semaphore=semaphore)
         self._book = ImageMetadata(settings)
 
     @property
@@ -136,7 +136,7 @@ class Sync:
             return SyncOutcome.PRESENT, there.digest
         if self._again and item.spec.image is not None:
             registries.pull(item.spec.image, deadline)
-        with self._images.kept(item.spec, timeout_s=deadline - time.monotonic()) as image_id:
+        with self._images.pinned(item.spec, timeout_s=deadline - time.monotonic()) as image_id:
             self._name(image_id, item.key, item.target)
             registries.push(item.target, deadline)
         found = registries.look(item.target, deadline)

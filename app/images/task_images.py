@@ -17,7 +17,7 @@ from app.errors import DiskFull, EnvironmentFailed, ImageUnavailable, ImageUnfit
 from app.host import archives
 from app.host.disk import disk_named
 from app.host.engine import Engine, engine_of
-from app.host.slots import Gate, HostGate, turn
+from app.host.slots import HostSemaphore, Semaphore, turn
 from app.images import references
 from app.images.build import Builder
 from app.images.build_context import put_recipe, recipe_file
@@ -28,7 +28,7 @@ from app.images.cache import ImageCache
 from app.images.dockerfile import Dockerfile
 from app.images.engine_registry import Registries, architecture_of, refuse_foreign, wrong_architecture
 from app.images.logins import logins_of
-from app.images.pull_source import Arrival, tell
+from app.images.pull_source import PullSource, tell
 from app.images.references import registry_of
 from app.images.references import short as _short
 from app.images.registry_errors import RefusalKind, RegistryRefusal, together
@@ -39,7 +39,7 @@ log = structlog.get_logger()
 
 _ASK_S = 60.0
 _SEEN_S = 1.0
-"""So long an image that was seen is believed to be there: of many replicas one asks."""
+"""How long a seen image is taken as present: of many replicas one asks."""
 _ARG_BASE = "BASE_IMAGE"
 _NEEDED = (("/bin/sh",), ("/bin/sleep", "/usr/bin/sleep"))
 """Programs that every environment needs, and where they may lie."""
@@ -48,17 +48,17 @@ _NEEDED = (("/bin/sh",), ("/bin/sleep", "/usr/bin/sleep"))
 class Images:
     """The images of one host.
 
-    `fetch_bundle` gives a bundle's uncompressed tar from the artifact store. `gate` bounds how many images are made at
-    a time (None: on this host alone).
+    `fetch_bundle` gives a bundle's uncompressed tar from the artifact store. `semaphore` bounds how many images are
+    made at a time (None: on this host alone).
     """
 
     def __init__(
-        self, settings: Settings, *, fetch_bundle: Callable[[Bundle], bytes], gate: Gate | None = None
+        self, settings: Settings, *, fetch_bundle: Callable[[Bundle], bytes], semaphore: Semaphore | None = None
     ) -> None:
         self._settings = settings
         self._fetch_bundle = fetch_bundle
         self._locks = settings.home / "run" / "slots"
-        self._gate = gate or HostGate(self._locks)
+        self._semaphore = semaphore or HostSemaphore(self._locks)
         self._cache = ImageCache(settings)
         self._seen: dict[str, tuple[str, float]] = {}  # by reference: the id, and until when (monotonic)
 
@@ -82,7 +82,7 @@ class Images:
         return found
 
     @contextmanager
-    def kept(self, spec: EnvironmentSpec, *, timeout_s: float) -> Iterator[str]:
+    def pinned(self, spec: EnvironmentSpec, *, timeout_s: float) -> Iterator[str]:
         """As `ensure`; for the length of the block the image stays on the engine, whatever room is needed.
 
         Raises: ImageUnavailable, ImageBuildFailed, EngineUnavailable, DiskFull.
@@ -90,7 +90,7 @@ class Images:
         begun = time.monotonic()
         with ExitStack() as keeping:
             try:
-                keeping.enter_context(self._cache.book.kept(references.key_of(spec), timeout_s=timeout_s))
+                keeping.enter_context(self._cache.book.pinned(references.key_of(spec), timeout_s=timeout_s))
             except TimeoutError as error:
                 raise ImageUnavailable(f"could not use image {spec.label} in time: {error}; try again.") from error
             yield self.ensure(spec, timeout_s=timeout_s - (time.monotonic() - begun))
@@ -121,14 +121,14 @@ class Images:
         if self._cache.book.fit(image_id):
             return
         for places in _NEEDED:
-            if not any(self._holds(container_id, path) for path in places):
+            if not any(self._has_file(container_id, path) for path in places):
                 raise ImageUnfit(
                     f"image {label} has no {places[0]}: expected a POSIX shell and `sleep` in it, as every environment "
                     "needs; add them (busybox will do), or name another image."
                 )
         self._cache.book.note_fit(image_id)
 
-    def _holds(self, container_id: str, path: str) -> bool:
+    def _has_file(self, container_id: str, path: str) -> bool:
         api = self._engine.api
         with self._engine.named(f"look for {path}", ImageUnavailable):
             url = f"{api.base_url}/v{api.api_version}/containers/{container_id}/archive"
@@ -190,7 +190,7 @@ class Images:
         # A build's base has a turn of its own: who has a place here must not wait for somebody who waits for a place.
         turn_name = f"{'pull' if counted else 'base'}-{_short(reference)}"
         with self._once(turn_name, f"pull {reference}", deadline, counted=counted):
-            tell(Arrival.PULL)
+            tell(PullSource.PULL)
             for candidate in candidates:
                 if (found := self._runnable(candidate)) is not None:
                     return found
@@ -224,7 +224,7 @@ class Images:
         begun = time.monotonic()
         registries = Registries(self._engine, self._settings)
         limit, capacity = f"image_pulls:{registry_of(candidate)}", self._settings.image_pulls
-        with self._gate.hold(limit, capacity, timeout_s=deadline - begun):
+        with self._semaphore.hold(limit, capacity, timeout_s=deadline - begun):
             try:
                 registries.pull(candidate, deadline)
             except RegistryRefusal as refused:
@@ -261,13 +261,13 @@ class Images:
         with self._once(f"build-{tag.rpartition(':')[2]}", f"build {tag}", deadline):
             for candidate in candidates:
                 if (found := self._fitting(candidate)) is not None:
-                    tell(Arrival.BUILD if candidate == tag else Arrival.PULL)  # another's, whom we waited for
+                    tell(PullSource.BUILD if candidate == tag else PullSource.PULL)  # another's, whom we waited for
                     return found
             for candidate in shared:
                 if (found := self._from_mirror(candidate, build, deadline)) is not None:
-                    tell(Arrival.PULL)
+                    tell(PullSource.PULL)
                     return found
-            tell(Arrival.BUILD)
+            tell(PullSource.BUILD)
             return self._build(build, tag, limits, deadline)
 
     def _built_names(self, build: Build) -> list[str]:
@@ -335,7 +335,7 @@ class Images:
         elsewhere = {}
         for reference in dict.fromkeys(base.reference for base in recipe.bases):
             try:
-                keeping.enter_context(self._cache.book.kept(reference, timeout_s=deadline - time.monotonic()))
+                keeping.enter_context(self._cache.book.pinned(reference, timeout_s=deadline - time.monotonic()))
             except TimeoutError as error:
                 raise ImageUnavailable(f"could not use image {reference} in time: {error}; try again.") from error
             found = self._pulled(reference, deadline, counted=False)  # this build's own slot covers it
@@ -368,7 +368,7 @@ class Images:
         try:
             with turn(self._locks / name, timeout_s=deadline - time.monotonic()):
                 left_s = deadline - time.monotonic()
-                with self._gate.hold(limit, capacity, timeout_s=left_s) if counted else nullcontext():
+                with self._semaphore.hold(limit, capacity, timeout_s=left_s) if counted else nullcontext():
                     if counted:
                         self._cache.make_room()
                     yield

@@ -14,12 +14,12 @@ import structlog
 
 from app.errors import DiskFull, EngineUnavailable, ImageUnavailable, ImageUnfit, StationError
 from app.host.engine import engine_of
-from app.host.slots import Gate, turn
+from app.host.slots import Semaphore, turn
 from app.images import engine_layers, layer_use
 from app.images.cache import ImageCache
 from app.images.layer_store import ImageStore, StoredImage
 from app.images.logins import login_for
-from app.images.pull_source import Arrival, tell
+from app.images.pull_source import PullSource, tell
 from app.images.references import Reference, built_for_all, in_mirror, key_of, registry_of
 from app.images.registry_errors import kind_of, together
 from app.images.registry_layers import Registry
@@ -30,19 +30,19 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 _BELIEVED_S = 30.0
-"""So long a reference is taken for what it was when it was last asked for: a tag may move."""
+"""How long a resolved reference is believed: a tag may move."""
 
 
 class OciImages:
     """The images of one home, made and fetched once however many ask."""
 
     def __init__(
-        self, settings: Settings, store: ImageStore, *, fetch_bundle: Callable[[Bundle], bytes], gate: Gate
+        self, settings: Settings, store: ImageStore, *, fetch_bundle: Callable[[Bundle], bytes], semaphore: Semaphore
     ) -> None:
         self._settings = settings
         self._store = store
-        self._gate = gate
-        self._engines = Images(settings, fetch_bundle=fetch_bundle, gate=gate)
+        self._semaphore = semaphore
+        self._engines = Images(settings, fetch_bundle=fetch_bundle, semaphore=semaphore)
         self._cache = ImageCache(settings)
         self._lock = threading.Lock()
         self._known: dict[str, tuple[str, float]] = {}  # image id and until when it is believed
@@ -86,12 +86,12 @@ class OciImages:
     def _with_room(self, spec: EnvironmentSpec, deadline: float) -> StoredImage:
         """A full disk gets room once; what did not fit all the same leaves nothing behind."""
         try:
-            return self._found(spec, deadline)
+            return self._resolved(spec, deadline)
         except DiskFull as error:
             if not self._made_room():
                 raise _too_full(spec, error, "no image here may go") from error
         try:
-            return self._found(spec, deadline)
+            return self._resolved(spec, deadline)
         except DiskFull as error:
             layer_use.tidy(self._settings.home)
             raise _too_full(spec, error, "too little room was left by the images that may go") from error
@@ -101,15 +101,15 @@ class OciImages:
             return bool(self._cache.make_room(urgently=True))
         return False
 
-    def _found(self, spec: EnvironmentSpec, deadline: float) -> StoredImage:
+    def _resolved(self, spec: EnvironmentSpec, deadline: float) -> StoredImage:
         reference, book = spec.image, self._cache.book
         if reference is not None and reference.startswith("sha256:") and (here := self._store.image(reference)):
             if book.entry(here.id).keys:
                 book.used(here.id, key_of(spec))
             return here
         try:
-            with self._engines.kept(spec, timeout_s=deadline - time.monotonic()) as image_id:
-                image = self._store.image(image_id) or self._taken(image_id, deadline)
+            with self._engines.pinned(spec, timeout_s=deadline - time.monotonic()) as image_id:
+                image = self._store.image(image_id) or self._unpacked(image_id, deadline)
         except EngineUnavailable as error:
             log.debug("image.without_engine", image=spec.label, reason=str(error))
             return self._without_engine(spec, reference or self._built_elsewhere(spec, error), deadline)
@@ -118,10 +118,10 @@ class OciImages:
         return image
 
     def _without_engine(self, spec: EnvironmentSpec, reference: str, deadline: float) -> StoredImage:
-        """Noted, so that it goes in its turn; nobody lets it go meanwhile."""
+        """Noted, so that it goes in its turn; it is not evicted meanwhile."""
         book, key = self._cache.book, key_of(spec)
         try:
-            with book.kept(key, timeout_s=deadline - time.monotonic()):
+            with book.pinned(key, timeout_s=deadline - time.monotonic()):
                 image = self._pulled(reference, deadline)
                 if book.entry(image.id).keys:
                     book.used(image.id, key)
@@ -141,7 +141,7 @@ class OciImages:
             ) from error
         return built_for_all(mirror, spec.build, self._settings.base_image)
 
-    def _taken(self, image_id: str, deadline: float) -> StoredImage:
+    def _unpacked(self, image_id: str, deadline: float) -> StoredImage:
         left_s = max(0.0, deadline - time.monotonic())
         return engine_layers.take(engine_of(self._settings), image_id, self._store, timeout_s=left_s)
 
@@ -152,7 +152,7 @@ class OciImages:
         name = f"oci-pull-{hashlib.sha256(reference.encode()).hexdigest()[:24]}"
         try:
             with turn(self._settings.home / "run" / "slots" / name, timeout_s=deadline - time.monotonic()):
-                tell(Arrival.PULL)
+                tell(PullSource.PULL)
                 return self._recalled(reference) or self._pull_in_turn(reference, deadline)
         except TimeoutError as error:
             raise ImageUnavailable(f"could not pull {reference} in time: {error}; try again.") from error
@@ -164,7 +164,7 @@ class OciImages:
     def _pull_in_turn(self, reference: str, deadline: float) -> StoredImage:
         """Few at a time on this host: what is fetched is unpacked, too. Raises: TimeoutError: no place was free."""
         limit, capacity = f"image_builds:{socket.gethostname()}", self._settings.image_builds
-        with self._gate.hold(limit, capacity, timeout_s=deadline - time.monotonic()):
+        with self._semaphore.hold(limit, capacity, timeout_s=deadline - time.monotonic()):
             return self._pull_first(reference, deadline)
 
     def _pull_first(self, reference: str, deadline: float) -> StoredImage:
@@ -175,7 +175,7 @@ class OciImages:
             limit, capacity = f"image_pulls:{registry_of(candidate)}", self._settings.image_pulls
             begun, login = time.monotonic(), partial(login_for, self._settings, registry_of(candidate))
             try:
-                with self._gate.hold(limit, capacity, timeout_s=deadline - begun):
+                with self._semaphore.hold(limit, capacity, timeout_s=deadline - begun):
                     image = Registry(Reference.parse(candidate), deadline, login).pull(self._store)
             except ImageUnavailable as error:
                 refusals.append(error)

@@ -14,9 +14,9 @@ from app.ledger.database import Database
 from app.ledger.ends import Failed, Finished
 from app.models.endings import EndReason, RetryPolicy
 from app.models.outcome import Failure
-from app.simulation.batches import Lane, Verb
+from app.simulation.batches import BatchWriter, Verb
 from app.simulation.clock import SimulationClock
-from app.simulation.instances import Attempt, Dice, Instance, Step
+from app.simulation.instances import Attempt, Instance, RandomModel, Step
 
 
 class Host(Protocol):
@@ -29,7 +29,7 @@ class Host(Protocol):
         """It dies, and its provider sees it."""
 
     def vanish(self, instance: Instance) -> None:
-        """It is gone, and nobody says so."""
+        """It vanished without a report."""
 
     def freeze(self, instance: Instance) -> None:
         """It stands still for a while."""
@@ -39,11 +39,11 @@ class Host(Protocol):
 
 
 class Work:
-    """Used on the clock's thread. `lane` must have the verbs of this class."""
+    """Used on the clock's thread. `writer` must have the verbs of this class."""
 
-    def __init__(self, clock: SimulationClock, dice: Dice, host: Host, counts: Counter[str]) -> None:
+    def __init__(self, clock: SimulationClock, random_model: RandomModel, host: Host, counts: Counter[str]) -> None:
         self._clock = clock
-        self._dice = dice
+        self._random_model = random_model
         self._host = host
         self._counts = counts
         self._held: dict[UUID, Attempt] = {}
@@ -51,14 +51,16 @@ class Work:
     def verbs(self, database: Database, retry: RetryPolicy) -> list[Verb]:
         """How it writes."""
         return [
-            Verb("door", lambda passed: attempts.record_phases(database, [p for _, p in passed]), self._heard_doors),
+            Verb(
+                "phase", lambda passed: attempts.record_phases(database, [p for _, p in passed]), self._phases_written
+            ),
             Verb("finish", lambda ended: ends.finish_many(database, [f for _, f in ended]), self._heard_end),
             Verb("fail", lambda ended: ends.fail_many(database, [f for _, f in ended], retry), self._heard_end),
         ]
 
-    def start(self, lane: Lane) -> None:
-        """Write by this lane from here on."""
-        self._lane = lane
+    def start(self, writer: BatchWriter) -> None:
+        """Write by this writer from here on."""
+        self._writer = writer
 
     def __len__(self) -> int:
         return len(self._held)
@@ -71,7 +73,7 @@ class Work:
 
     def begin(self, claimed: Claim, instance: Instance) -> None:
         """The instance has it from now on."""
-        attempt = Attempt(claimed, instance, self._dice.course(claimed, time.monotonic()))
+        attempt = Attempt(claimed, instance, self._random_model.course(claimed, time.monotonic()))
         instance.attempts.add(attempt)
         self._held[claimed.attempt_id] = attempt
         self._await_next(attempt)
@@ -98,7 +100,7 @@ class Work:
             self._forget(attempt)
 
     def cancel(self, attempt_id: UUID, reason: EndReason = EndReason.CANCELLED) -> None:
-        """Somebody wants it to stop. Nothing happens when it is not here, or stands still."""
+        """It must stop. Nothing happens when it is not here, or stands still."""
         attempt = self._held.get(attempt_id)
         if attempt is not None and not attempt.instance.frozen:
             self._counts["told_to_stop"] += 1
@@ -122,13 +124,13 @@ class Work:
 
     def _take(self, attempt: Attempt, step: Step) -> None:
         match step.kind:
-            case "door":
+            case "phase":
                 assert step.phase is not None
-                self._lane.put("door", (attempt, PhaseRecord(attempt.claimed, step.phase)))
+                self._writer.put("phase", (attempt, PhaseRecord(attempt.claimed, step.phase)))
             case "end":
                 attempt.over = True
-                finished = Finished(attempt.claimed, EndReason.SUBMITTED, self._dice.verdict())
-                self._lane.put("finish", (attempt, finished))
+                finished = Finished(attempt.claimed, EndReason.SUBMITTED, self._random_model.verdict())
+                self._writer.put("finish", (attempt, finished))
             case "infrastructure":
                 message = "the simulated environment broke"
                 self._fail(attempt, EndReason.ENVIRONMENT_ERROR, "EnvironmentFailed", message)
@@ -147,11 +149,11 @@ class Work:
         if not attempt.over:
             attempt.over = True
             failed = Failed(attempt.claimed, reason, Failure(error=error, message=message))
-            self._lane.put("fail", (attempt, failed))
+            self._writer.put("fail", (attempt, failed))
 
     # --- What the ledger says ---------------------------------------------------------------------------------------
 
-    def _heard_doors(self, passed: Sequence[tuple[Attempt, PhaseRecord]], accepted: set[UUID]) -> None:
+    def _phases_written(self, passed: Sequence[tuple[Attempt, PhaseRecord]], accepted: set[UUID]) -> None:
         for attempt, passage in passed:
             if passage.claimed.attempt_id not in accepted:
                 self._refused(attempt)
@@ -165,7 +167,7 @@ class Work:
                 self._refused(attempt)
 
     def _refused(self, attempt: Attempt) -> None:
-        """Somebody else has it by now."""
+        """Another instance has it by now."""
         if attempt in attempt.instance.attempts:
             self._counts["refused"] += 1
             self._part(attempt)

@@ -1,6 +1,6 @@
 """How thousands of simulated instances write to the ledger: what has piled up goes in one statement per kind.
 
-A lane is a thread with a connection. While it writes, more piles up: the busier the system, the larger the batches.
+A writer is a thread with a connection. While it writes, more piles up: the busier the system, the larger the batches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _AGAIN_S = 0.3
 
 @dataclass(slots=True)
 class Verb:
-    """One kind of write: `write` runs on the lane, `heard` on the thread of whoever owns the items."""
+    """One kind of write: `write` runs on the writer, `heard` on the thread of the items' owner."""
 
     name: str
     write: Callable[[Sequence[Any]], Any]
@@ -35,7 +35,7 @@ class Verb:
     took_s: float = 0.0
 
 
-class Lane:
+class BatchWriter:
     """Writes in the order of its verbs, a batch of each in turn. What PostgreSQL did not take is tried again."""
 
     def __init__(self, name: str, verbs: Sequence[Verb], post: Callable[..., None]) -> None:
@@ -43,7 +43,7 @@ class Lane:
         self._post = post
         self._work = threading.Event()
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name=f"lane-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"writer-{name}", daemon=True)
         self._thread.start()
 
     def put(self, verb: str, *items: Any) -> None:
@@ -73,8 +73,8 @@ class Lane:
             self._work.set()
 
     def _round(self) -> bool:
-        """False when PostgreSQL does not answer: later verbs wait then, so that no end overtakes a door."""
-        # Counted backwards: whoever puts a door and then an end finds the door counted wherever the end is.
+        """False when PostgreSQL does not answer: later verbs wait then, so that no end overtakes a phase."""
+        # Counted backwards: whoever puts a phase and then an end finds the phase counted wherever the end is.
         counted = [(verb, len(verb.waiting)) for verb in reversed(self.verbs.values())]
         for verb, count in reversed(counted):
             while count > 0:

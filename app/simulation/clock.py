@@ -1,4 +1,4 @@
-"""The one thread of a simulated world: what others hand over, and a heap of what falls due."""
+"""The one thread of a simulated fleet: what others hand over, and a heap of what falls due."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 _TICK_S = 0.004
-"""What falls due within so long is done together."""
+"""Calls due within this time are done together."""
 _LONGEST_S = 0.5
 
 
@@ -27,7 +27,7 @@ class SimulationClock:
         self._inbox.put((act, values))
 
     def after(self, delay_s: float, act: Callable[..., None], *values: Any) -> None:
-        """Have this done in so many seconds. From the clock's own thread only."""
+        """Call this after a delay in seconds. From the clock's own thread only."""
         self.at(time.monotonic() + delay_s, act, *values)
 
     def at(self, due: float, act: Callable[..., None], *values: Any) -> None:

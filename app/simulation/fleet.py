@@ -1,6 +1,6 @@
-"""The world of simulated instances: what each goes through, in batches to and from the ledger.
+"""The fleet of simulated instances: what each goes through, in batches to and from the ledger.
 
-Everything here runs on the thread of `World.run`; others hand their news over with `post`. An instance is a few
+Everything here runs on the thread of `Fleet.run`; others hand their news over with `post`. An instance is a few
 numbers and an attempt the list of what will become of it, so ten thousand of them cost next to nothing while they wait.
 """
 
@@ -25,41 +25,41 @@ from app.models.outcome import WakeUpMessage
 from app.models.simulation import Simulation
 from app.settings import Settings
 from app.simulation.attempts import Work
-from app.simulation.batches import Lane, Verb
+from app.simulation.batches import BatchWriter, Verb
 from app.simulation.claims import Claims
 from app.simulation.clock import SimulationClock
-from app.simulation.instances import Dice, Instance
-from app.simulation.leases import Asked, Leases
-from app.simulation.slots import Seated, Seats
-from app.simulation.wakeups import StopEar
+from app.simulation.instances import Instance, RandomModel
+from app.simulation.leases import Leases, RenewalBatch
+from app.simulation.slots import SlotAssignment, SlotTable
+from app.simulation.wakeups import StopListener
 
 _KILLED = -9
 _DEADLINES_S = 1.0
 
 
-class World:
+class Fleet:
     """All instances of one host, and what they hold."""
 
     def __init__(self, settings: Settings, celery: Celery, simulation: Simulation) -> None:
         self._settings = settings
         self._database = Database(settings.database(), pool_size=3)
         self._retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
-        self._dice = Dice(simulation)
+        self._random_model = RandomModel(simulation)
         self._numbers = itertools.count(1)
         self._clock = SimulationClock()
         self.post = self._clock.post
         self._instances: dict[UUID, Instance] = {}
-        self._seats = Seats(celery, lambda queue, hints: self.post(self._hear_hints, queue, hints))
+        self._slots = SlotTable(celery, lambda queue, messages: self.post(self._take_messages, queue, messages))
         self._leaving: dict[UUID, str] = {}  # handles of those whose end is on its way to the ledger
         self._counts: Counter[str] = Counter()
         self._stopping = False
-        self._work = Work(self._clock, self._dice, self, self._counts)
+        self._work = Work(self._clock, self._random_model, self, self._counts)
         self._leases = Leases(self._database, settings, self._clock, self)
         self._claims = Claims(self._database, settings.lease_s)
-        self._intake = Lane("intake", self._intake_verbs(), self.post)
-        self._fallback = Lane("fallback", [Verb("claim_any", self._claims.take_any, self._heard_any)], self.post)
-        self._outcomes = Lane("outcomes", self._outcome_verbs(), self.post)
-        self._stops = StopEar(settings, lambda attempt_id: self.post(self.cancel, attempt_id))
+        self._intake = BatchWriter("intake", self._intake_verbs(), self.post)
+        self._fallback = BatchWriter("fallback", [Verb("claim_any", self._claims.take_any, self._heard_any)], self.post)
+        self._outcomes = BatchWriter("outcomes", self._outcome_verbs(), self.post)
+        self._stops = StopListener(settings, lambda attempt_id: self.post(self.cancel, attempt_id))
 
     # --- The loop ---------------------------------------------------------------------------------------------------
 
@@ -73,20 +73,20 @@ class World:
         self._close()
 
     def stop(self) -> None:
-        """Every instance gives its attempts back and leaves. On the world's thread only."""
+        """Every instance gives its attempts back and leaves. On the fleet's thread only."""
         self._stopping = True
         for instance in list(self._instances.values()):
             self.interrupt(instance)
 
     def _settled(self) -> bool:
         quiet = not self._instances and self._clock.quiet()
-        return quiet and all(lane.idle() for lane in (self._intake, self._fallback, self._outcomes))
+        return quiet and all(writer.idle() for writer in (self._intake, self._fallback, self._outcomes))
 
     def _close(self) -> None:
-        self._seats.close()
+        self._slots.close()
         self._stops.close()
-        for lane in (self._intake, self._fallback, self._outcomes):
-            lane.close()
+        for writer in (self._intake, self._fallback, self._outcomes):
+            writer.close()
         self._database.close()
 
     def counts(self) -> dict[str, float]:
@@ -99,7 +99,7 @@ class World:
 
     def behave(self, simulation: Simulation) -> None:
         """What begins from here on follows `simulation`."""
-        self._dice.follow(simulation)
+        self._random_model.follow(simulation)
 
     # --- What the provider does -------------------------------------------------------------------------------------
 
@@ -112,19 +112,19 @@ class World:
         known = self._instances.get(request.instance_id)
         if known is not None:
             return known.handle
-        if self._dice.strikes("launch_throttled"):
+        if self._random_model.strikes("launch_throttled"):
             return None
         lifetime_s = math.inf if request.lifetime_s is None else request.lifetime_s
         instance = Instance(request, f"simulated-{next(self._numbers)}", time.monotonic() + lifetime_s)
         self._instances[instance.id] = instance
         self._counts["launched"] += 1
-        match self._dice.birth():
+        match self._random_model.birth():
             case "boot_failure":
-                self._clock.after(self._dice.boot_s(), self._leave, instance, 1, "exit code 1 while it booted")
+                self._clock.after(self._random_model.boot_s(), self._leave, instance, 1, "exit code 1 while it booted")
             case "never_registers":
                 self._counts["never_registered"] += 1
             case _:
-                self._clock.after(self._dice.boot_s(), self._booted, instance)
+                self._clock.after(self._random_model.boot_s(), self._booted, instance)
         return instance.handle
 
     def terminate(self, instance_id: UUID, grace_s: float) -> None:
@@ -139,7 +139,7 @@ class World:
             self._die(instance, "killed by SIGKILL")
 
     def alive(self) -> dict[UUID, str]:
-        """All there are; with them, those whose end the ledger has not heard of yet: nobody shall guess at it."""
+        """All there are; with them, those whose end the ledger has not heard of yet: their end must not be guessed."""
         return self._leaving | {instance.id: instance.handle for instance in self._instances.values()}
 
     # --- An instance's life -----------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class World:
     def _drain(self, instance: Instance) -> None:
         """Nothing new; it leaves when it has nothing left."""
         instance.draining = True
-        self._seats.shut(instance)
+        self._slots.shut(instance)
         self._leave_if_done(instance)
 
     def interrupt(self, instance: Instance) -> None:
@@ -200,7 +200,7 @@ class World:
         self._die(instance, "killed by SIGKILL")
 
     def parted(self, instance: Instance) -> None:
-        """An ephemeral instance leaves with its attempt; a standing one has a seat again."""
+        """An ephemeral instance leaves with its attempt; a standing one has a assign again."""
         instance.draining = instance.draining or instance.ephemeral
         if instance.draining:
             self._leave_if_done(instance)
@@ -211,7 +211,7 @@ class World:
         self._leave(instance, _KILLED, why)
 
     def _leave(self, instance: Instance, code: int, why: str) -> None:
-        """It is gone, and whoever made it says so."""
+        """It ended, and its provider reports it."""
         if self._remove(instance):
             self._counts["exited"] += 1
             self._leaving[instance.id] = instance.handle
@@ -222,7 +222,7 @@ class World:
             self._leaving.pop(instance.instance_id, None)
 
     def vanish(self, instance: Instance) -> None:
-        """It is gone, and nobody says so."""
+        """It vanished without a report."""
         if self._remove(instance):
             self._counts["vanished"] += 1
 
@@ -230,7 +230,7 @@ class World:
         if instance.gone:
             return False
         instance.gone = True
-        self._seats.shut(instance)
+        self._slots.shut(instance)
         self._instances.pop(instance.id, None)
         self._work.drop(instance)
         return True
@@ -239,8 +239,8 @@ class World:
         if not instance.frozen and not instance.gone:
             self._counts["frozen"] += 1
             instance.frozen = True
-            self._seats.shut(instance)
-            self._clock.after(self._dice.freeze_s(), self._thaw, instance)
+            self._slots.shut(instance)
+            self._clock.after(self._random_model.freeze_s(), self._thaw, instance)
 
     def _thaw(self, instance: Instance) -> None:
         instance.frozen = False
@@ -250,19 +250,19 @@ class World:
         if not instance.ephemeral and not instance.gone and not instance.draining:
             self._open(instance, instance.request.slots - len(instance.attempts) - instance.offered)
 
-    # --- Seats and hints --------------------------------------------------------------------------------------------
+    # --- Slots and messages ---------
 
-    def _open(self, instance: Instance, seats: int) -> None:
-        self._offer(self._seats.open(instance, seats))
+    def _open(self, instance: Instance, slots: int) -> None:
+        self._claim_for(self._slots.open(instance, slots))
 
-    def _hear_hints(self, queue: str, hints: Sequence[WakeUpMessage]) -> None:
-        self._counts["hints"] += len(hints)
-        self._offer(self._seats.seat(queue, hints))
+    def _take_messages(self, queue: str, messages: Sequence[WakeUpMessage]) -> None:
+        self._counts["messages"] += len(messages)
+        self._claim_for(self._slots.assign(queue, messages))
 
-    def _offer(self, seated: Iterable[Seated]) -> None:
-        for instance, hint in seated:
+    def _claim_for(self, assigned: Iterable[SlotAssignment]) -> None:
+        for instance, message in assigned:
             instance.offered += 1
-            self._intake.put("claim", ClaimRequest(hint, instance.id))
+            self._intake.put("claim", ClaimRequest(message, instance.id))
 
     def _heard_claims(self, offers: Sequence[ClaimRequest], claims: Sequence[Claim]) -> None:
         won = {(claim.attempt_id, claim.instance_id): claim for claim in claims}
@@ -278,7 +278,7 @@ class World:
                 self._answered(instance, claimed)
 
     def _heard_any(self, asked: Sequence[Instance], claims: Sequence[Claim | None]) -> None:
-        """Who had a stale hint has taken whatever waits for one like it; without that, an ephemeral instance leaves."""
+        """An instance with a stale message claims any fitting task; without one, an ephemeral instance leaves."""
         for instance, claimed in zip(asked, claims, strict=True):
             instance.draining = instance.draining or (instance.ephemeral and claimed is None)
             if not instance.gone:
@@ -298,9 +298,9 @@ class World:
 
     # --- Leases -----------------------------------------------------------------------------------------------------
 
-    def in_hand(self) -> Asked:
+    def in_hand(self) -> RenewalBatch:
         standing = [i.id for i in self._instances.values() if not i.ephemeral and not i.frozen]
-        return Asked(self._work.awake(), standing)
+        return RenewalBatch(self._work.awake(), standing)
 
     def cancel(self, attempt_id: UUID, reason: EndReason = EndReason.CANCELLED) -> None:
         self._work.cancel(attempt_id, reason)

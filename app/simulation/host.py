@@ -2,7 +2,7 @@
 
     python -m app.simulation.host '{"run_s": "lognormal:60,0.5", "crash": 0.01}'
 
-It answers what the launcher answers (launch, terminate, alive), a JSON line each way, and takes real hints; only what
+It answers as the launcher does (launch, terminate, alive), a JSON line each way, and takes real messages; only what
 an instance would do between a claim and an outcome is left out.
 """
 
@@ -29,8 +29,8 @@ from app.instances.simulated import socket_path
 from app.models.instance import InstanceRequest
 from app.models.simulation import Simulation
 from app.settings import Settings, load
-from app.simulation.fleet import World
-from app.simulation.instances import Dice
+from app.simulation.fleet import Fleet
+from app.simulation.instances import RandomModel
 
 log = structlog.get_logger()
 
@@ -41,20 +41,20 @@ class _Refused(MegaFlowError):
     """The provider does not do what it was asked."""
 
 
-class Door(socketserver.ThreadingUnixStreamServer):
+class HostServer(socketserver.ThreadingUnixStreamServer):
     """Where the control plane asks. Faults of the provider itself happen here."""
 
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, settings: Settings, world: World, simulation: Simulation) -> None:
+    def __init__(self, settings: Settings, fleet: Fleet, simulation: Simulation) -> None:
         path = socket_path(settings)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         super().__init__(str(path), _Visit)
         path.chmod(0o600)
-        self._world = world
-        self._dice = Dice(simulation)
+        self._fleet = fleet
+        self._random_model = RandomModel(simulation)
         self._lock = threading.Lock()
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any] | None:
@@ -64,43 +64,43 @@ class Door(socketserver.ThreadingUnixStreamServer):
                 return self._launch([InstanceRequest.model_validate(item) for item in asked["requests"]])
             case "terminate":
                 self._maybe("terminate_fails")
-                self._ask(self._world.terminate, UUID(asked["instance_id"]), float(asked["grace_s"]))
+                self._ask(self._fleet.terminate, UUID(asked["instance_id"]), float(asked["grace_s"]))
                 return {}
             case "alive":
-                return {str(i): handle for i, handle in self._ask(self._world.alive).items()}
+                return {str(i): handle for i, handle in self._ask(self._fleet.alive).items()}
             case "counts":
-                return dict(self._ask(self._world.counts))
+                return dict(self._ask(self._fleet.counts))
             case "behave":
                 simulation = Simulation.of(**asked["simulation"])
                 with self._lock:
-                    self._dice = Dice(simulation)
-                self._ask(self._world.behave, simulation)
+                    self._random_model = RandomModel(simulation)
+                self._ask(self._fleet.behave, simulation)
                 return {}
             case other:
                 raise _Refused(f"expected launch, terminate, alive, counts or behave, found {other!r}")
 
     def _launch(self, requests: list[InstanceRequest]) -> dict[str, Any] | None:
         self._maybe("no_capacity")
-        made = self._ask(self._world.launch, requests)
+        made = self._ask(self._fleet.launch, requests)
         with self._lock:
-            wait_s, lost = self._dice.launch_s(), self._dice.strikes("reply_lost")
+            wait_s, lost = self._random_model.launch_s(), self._random_model.strikes("reply_lost")
         time.sleep(wait_s)
         return None if lost else {str(instance_id): handle for instance_id, handle in made.items()}
 
     def _maybe(self, fault: str) -> None:
         with self._lock:
-            if self._dice.strikes(fault):
+            if self._random_model.strikes(fault):
                 raise _Refused(fault.replace("_", " "))
 
     def _ask(self, act: Callable[..., Any], *values: Any) -> Any:
-        """Have it done on the world's thread."""
+        """Have it done on the fleet's thread."""
         found: Future[Any] = Future()
-        self._world.post(lambda: found.set_result(act(*values)))
+        self._fleet.post(lambda: found.set_result(act(*values)))
         return found.result(timeout=_ANSWER_S)
 
 
 class _Visit(socketserver.StreamRequestHandler):
-    server: Door
+    server: HostServer
     timeout = 10
 
     def handle(self) -> None:
@@ -121,17 +121,17 @@ def main(argument: str) -> None:
     simulation = Simulation.of(**json.loads(argument))
     settings = load()
     logs.configure(settings.log_level)
-    world = World(settings, celery_app, simulation)
-    door = Door(settings, world, simulation)
+    fleet = Fleet(settings, celery_app, simulation)
+    phase = HostServer(settings, fleet, simulation)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: world.post(world.stop))
-    threading.Thread(target=door.serve_forever, name="door", daemon=True).start()
+        signal.signal(number, lambda *_: fleet.post(fleet.stop))
+    threading.Thread(target=phase.serve_forever, name="phase", daemon=True).start()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)  # ten thousand attempts are no garbage: looking at them all the time is dear
     log.info("simulation.ready", socket=str(socket_path(settings)))
-    world.run()
-    door.shutdown()
-    door.server_close()
+    fleet.run()
+    phase.shutdown()
+    phase.server_close()
     socket_path(settings).unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""Simulated instances and attempts as data, and the dice that decide what becomes of them."""
+"""Simulated instances and attempts as data, and the random_model that decide what becomes of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.models.outcome import Phase, Verdict
 from app.models.simulation import FATES, Simulation
 from app.models.spec import Mode
 
-StepKind = Literal["door", "end", "crash", "vanish", "freeze", "infrastructure", "interrupted", "hang"]
+StepKind = Literal["phase", "end", "crash", "vanish", "freeze", "infrastructure", "interrupted", "hang"]
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Attempt:
 
 @dataclass(slots=True, eq=False)
 class Instance:
-    """A simulated instance. `free` seats are open, `offered` ones wait for a claim's answer."""
+    """A simulated instance. `free` slots are open, `offered` ones wait for a claim's answer."""
 
     request: InstanceRequest
     handle: str
@@ -73,21 +73,21 @@ _LAST = (Phase.GRADED, Phase.STORED)
 """Doors at the end: in a real attempt, too, they are moments apart from it."""
 
 
-class Dice:
+class RandomModel:
     """A die per question, so that another answer to one does not change the others."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
-        self._dice: dict[str, random.Random] = {}
+        self._random_model: dict[str, random.Random] = {}
 
     def follow(self, simulation: Simulation) -> None:
         """From here on, what `simulation` says."""
-        self._simulation, self._dice = simulation, {}
+        self._simulation, self._random_model = simulation, {}
 
     def _die(self, question: str) -> random.Random:
-        if question not in self._dice:
-            self._dice[question] = random.Random(f"{self._simulation.seed}/{question}")
-        return self._dice[question]
+        if question not in self._random_model:
+            self._random_model[question] = random.Random(f"{self._simulation.seed}/{question}")
+        return self._random_model[question]
 
     def strikes(self, chance: str) -> bool:
         """Whether the fault of that name happens now."""
@@ -117,20 +117,20 @@ class Dice:
         fate = self._one_of(FATES, "fate")
         if self._simulation.poison and claimed.spec.task.name.startswith(self._simulation.poison):
             fate = "crash"
-        steps = list(self._doors(now, run_s))
+        steps = list(self._phases(now, run_s))
         if fate is not None:
             strikes_at = now + run_s * self._die("moment").random()
             steps.append(Step(strikes_at, fate))
         if fate in (None, "freeze"):
-            steps += [Step(now + run_s, "door", phase) for phase in self._at_the_end()]
+            steps += [Step(now + run_s, "phase", phase) for phase in self._at_the_end()]
             steps.append(Step(now + run_s, "end"))
         steps.reverse()  # what happens at one time stays in its order
         steps.sort(key=lambda step: step.at, reverse=True)
         return steps
 
-    def _doors(self, now: float, run_s: float) -> Iterator[Step]:
+    def _phases(self, now: float, run_s: float) -> Iterator[Step]:
         wanted = _FEW if self._simulation.doors == "few" else tuple(phase for phase, _ in _DOORS)
-        return (Step(now + run_s * share, "door", phase) for phase, share in _DOORS if phase in wanted)
+        return (Step(now + run_s * share, "phase", phase) for phase, share in _DOORS if phase in wanted)
 
     def _at_the_end(self) -> tuple[Phase, ...]:
         return _LAST if self._simulation.doors == "all" else (Phase.AGENT_ENDED, *_LAST)

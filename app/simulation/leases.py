@@ -12,11 +12,11 @@ from app.ledger.database import Database
 from app.models.endings import EndReason
 from app.models.states import InstanceState
 from app.settings import Settings
-from app.simulation.batches import Lane, Verb
+from app.simulation.batches import BatchWriter, Verb
 from app.simulation.clock import SimulationClock
 
 
-class Asked(NamedTuple):
+class RenewalBatch(NamedTuple):
     """What is renewed in one go."""
 
     attempts: list[UUID]
@@ -31,16 +31,16 @@ class Answered(NamedTuple):
 
 
 class Holder(Protocol):
-    """Whoever has the attempts and instances; every call is on the clock's thread."""
+    """The owner of the attempts and instances; every call is on the clock's thread."""
 
-    def in_hand(self) -> Asked:
+    def in_hand(self) -> RenewalBatch:
         """What can be renewed now: all that does not stand still."""
 
     def cancel(self, attempt_id: UUID, reason: EndReason) -> None:
-        """Somebody wants it to stop."""
+        """It must stop."""
 
     def lapsed(self, attempt_id: UUID) -> None:
-        """It belongs to somebody else by now, if it has not ended by itself."""
+        """It belongs to another instance by now, if it has not ended by itself."""
 
     def drain(self, instance_id: UUID) -> None:
         """It shall finish what it has, take nothing new, and leave."""
@@ -67,16 +67,16 @@ class Leases:
         self.renewed = 0
         self.verb = Verb("renew", self._write, self._heard)
 
-    def start(self, lane: Lane) -> None:
-        """Renew by this lane from here on."""
-        self._ask(lane)
+    def start(self, writer: BatchWriter) -> None:
+        """Renew by this writer from here on."""
+        self._ask(writer)
         self._watch()
 
-    def _ask(self, lane: Lane) -> None:
-        self._clock.after(self._settings.lease_s / 3, self._ask, lane)
-        lane.put("renew", self._holder.in_hand())
+    def _ask(self, writer: BatchWriter) -> None:
+        self._clock.after(self._settings.lease_s / 3, self._ask, writer)
+        writer.put("renew", self._holder.in_hand())
 
-    def _write(self, asked: Sequence[Asked]) -> Answered:
+    def _write(self, asked: Sequence[RenewalBatch]) -> Answered:
         newest = asked[-1]  # older ones waited for PostgreSQL
         standing, held = newest.standing, newest.attempts
         return Answered(
@@ -84,7 +84,7 @@ class Leases:
             instances.seen_many(self._database, standing) if standing else {},
         )
 
-    def _heard(self, asked: Sequence[Asked], answered: Answered) -> None:
+    def _heard(self, asked: Sequence[RenewalBatch], answered: Answered) -> None:
         self._renewed_at = time.monotonic()
         self.renewed += len(answered.attempts)
         for attempt_id in asked[-1].attempts:

@@ -1,4 +1,4 @@
-"""Which simulated instance has a free seat, and which hint gets it."""
+"""Which simulated instance has a free assign, and which message gets it."""
 
 from __future__ import annotations
 
@@ -9,33 +9,32 @@ from celery import Celery
 
 from app.models.outcome import WakeUpMessage
 from app.simulation.instances import Instance
-from app.simulation.wakeups import HintEar
+from app.simulation.wakeups import WakeUpListener
 
-Seated = tuple[Instance, WakeUpMessage]
+SlotAssignment = tuple[Instance, WakeUpMessage]
 Deliver = Callable[[str, Sequence[WakeUpMessage]], None]
-"""Queue and hints; called on an ear's own thread."""
+"""Queue and messages; called on a listener's thread."""
 
 
-class Seats:
-    """Free seats by queue, and an ear for each queue that ever had one. Used on the world's thread.
+class SlotTable:
+    """Free slots by queue, and a listener for each queue that ever had one. Used on the fleet's thread.
 
-    An ear takes hints while seats are free. A seat that goes while its hint is on the way leaves the hint without one:
-    it is held until the next is free.
+    A listener takes messages while slots are free. A message whose slot goes meanwhile waits for the next one.
     """
 
     def __init__(self, celery: Celery, deliver: Deliver) -> None:
         self._celery = celery
         self._deliver = deliver
-        self._free: defaultdict[str, deque[Instance]] = defaultdict(deque)  # an entry per seat; some are outdated
+        self._free: defaultdict[str, deque[Instance]] = defaultdict(deque)  # an entry per assign; some are outdated
         self._held: defaultdict[str, deque[WakeUpMessage]] = defaultdict(deque)
-        self._ears: dict[str, HintEar] = {}
+        self._ears: dict[str, WakeUpListener] = {}
 
-    def open(self, instance: Instance, count: int) -> list[Seated]:
-        """So many seats are free now; what was held, with the seats that it gets."""
+    def open(self, instance: Instance, count: int) -> list[SlotAssignment]:
+        """Add free slots; returns the held messages with the slots that they get."""
         queue = instance.request.queue
         instance.free += count
         self._free[queue].extend([instance] * count)
-        self._ear(queue).seats(count)
+        self._ear(queue).slots(count)
         held = self._held[queue]
         waited = []
         while held and (found := self._take(queue)) is not None:
@@ -45,34 +44,34 @@ class Seats:
     def shut(self, instance: Instance) -> None:
         """It takes nothing new."""
         if instance.free:
-            self._ear(instance.request.queue).seats(-instance.free)
+            self._ear(instance.request.queue).slots(-instance.free)
             instance.free = 0
 
-    def seat(self, queue: str, hints: Sequence[WakeUpMessage]) -> list[Seated]:
-        """A seat for each hint, as far as there are any."""
-        seated = []
-        for hint in hints:
+    def assign(self, queue: str, messages: Sequence[WakeUpMessage]) -> list[SlotAssignment]:
+        """A assign for each message, as far as there are any."""
+        assigned = []
+        for message in messages:
             found = self._take(queue)
             if found is None:
-                self._held[queue].append(hint)
+                self._held[queue].append(message)
             else:
-                seated.append((found, hint))
-        return seated
+                assigned.append((found, message))
+        return assigned
 
     def close(self) -> None:
         for ear in self._ears.values():
             ear.close()
 
     def _take(self, queue: str) -> Instance | None:
-        seats = self._free[queue]
-        while seats:
-            instance = seats.popleft()
+        slots = self._free[queue]
+        while slots:
+            instance = slots.popleft()
             if instance.free:  # else it was shut since
                 instance.free -= 1
                 return instance
         return None
 
-    def _ear(self, queue: str) -> HintEar:
+    def _ear(self, queue: str) -> WakeUpListener:
         if queue not in self._ears:
-            self._ears[queue] = HintEar(self._celery, queue, self._deliver)
+            self._ears[queue] = WakeUpListener(self._celery, queue, self._deliver)
         return self._ears[queue]

@@ -1,4 +1,4 @@
-"""Where simulated instances hear: hints from the real queues, and who must stop."""
+"""Where simulated instances hear: messages from the real queues, and who must stop."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _AGAIN_S = 0.3
 _BROKEN = (redis.RedisError, OSError)
 
 
-class HintEar:
-    """Takes hints out of one queue: as many as there are free seats, and none more.
+class WakeUpListener:
+    """Takes messages out of one queue: as many as there are free slots, and none more.
 
     kombu's own consumer takes a message per round trip. Its Redis transport keeps a queue as a list, so a batch is
     popped from that list in one command and decoded by kombu.
@@ -38,14 +38,14 @@ class HintEar:
         self._celery = celery
         self._queue = queue
         self._deliver = deliver
-        self._free = 0  # seats that are open, less hints that found none
+        self._free = 0  # slots that are open, less messages that found none
         self._changed = threading.Condition()
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name=f"hints-{queue}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"messages-{queue}", daemon=True)
         self._thread.start()
 
-    def seats(self, change: int) -> None:
-        """So many seats have become free, or (negative) are gone."""
+    def slots(self, change: int) -> None:
+        """Slots that became free, or (negative) are gone."""
         with self._changed:
             self._free += change
             self._changed.notify()
@@ -80,26 +80,26 @@ class HintEar:
         taken = [first[1], *(client.rpop(self._queue, more) or ())] if more > 0 else [first[1]]
         with self._changed:
             self._free -= len(taken) - 1
-        hints = [hint for hint in (_hint(channel, raw) for raw in taken) if hint is not None]
-        if len(hints) < len(taken):
-            self.seats(len(taken) - len(hints))
-        self._deliver(self._queue, hints)
+        messages = [message for message in (_message(channel, raw) for raw in taken) if message is not None]
+        if len(messages) < len(taken):
+            self.slots(len(taken) - len(messages))
+        self._deliver(self._queue, messages)
 
 
-def _hint(channel: Any, raw: bytes) -> WakeUpMessage | None:
-    """The message as Celery wrote it; None when it is no hint."""
+def _message(channel: Any, raw: bytes) -> WakeUpMessage | None:
+    """The message as Celery wrote it; None when it is no message."""
     message = channel.message_to_python(loads(raw))  # type: ignore[no-untyped-call]
     try:
         if message.headers.get("task") != _TASK:
             raise ValueError(f"expected the task {_TASK}, found {message.headers.get('task')!r}")
-        _, hint, _ = message.decode()
-        return WakeUpMessage.model_validate(hint)
+        _, message, _ = message.decode()
+        return WakeUpMessage.model_validate(message)
     except (ValidationError, ValueError) as error:
-        log.warning("simulation.no_hint", error=str(error))
+        log.warning("simulation.no_message", error=str(error))
         return None
 
 
-class StopEar:
+class StopListener:
     """Hears on Redis which attempts must stop; deaf while Redis is away: the leases' renewal says the same."""
 
     def __init__(self, settings: Settings, stop: Callable[[UUID], None]) -> None:

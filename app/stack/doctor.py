@@ -158,7 +158,7 @@ def _stack(settings: Settings) -> tuple[Level, str, str]:
 def _ports(settings: Settings) -> tuple[Level, str, str]:
     if supervisor.is_running(settings):
         return _ok("ours")
-    if found := ports.taken(settings):
+    if found := ports.in_use(settings):
         return (
             Level.FAIL,
             f"taken: {', '.join(found.values())}",

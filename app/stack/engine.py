@@ -69,7 +69,7 @@ class EngineReport:
 
 @dataclass(frozen=True)
 class Dockerd:
-    """How an engine of ours is started, and where it then answers."""
+    """How MegaFlow's own engine is started, and where it then answers."""
 
     command: tuple[str, ...] = ("dockerd",)
     url: str = "unix:///var/run/docker.sock"

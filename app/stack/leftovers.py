@@ -26,7 +26,7 @@ from app.stack.processes import wait_for_end
 log = structlog.get_logger(__name__)
 
 LABEL = "megaflow"
-"""Label on everything of ours in the engine; its value is the installation."""
+"""Label on everything of MegaFlow in the engine; its value is the installation."""
 _PATIENCE_S = 10.0
 _AT_ONCE = 8
 
@@ -47,7 +47,7 @@ class Removed:
 def end_processes(settings: Settings, *, sparing: Collection[int] = ()) -> list[str]:
     """End every process of this installation but the caller, its ancestors and `sparing`; returns what was ended.
 
-    SIGTERM first, SIGKILL after ten seconds; the servers last, so that no client of ours sees them go, and by SIGINT:
+    SIGTERM first, SIGKILL after ten seconds; the servers last, so that no client sees them go, and by SIGINT:
     both then save and stop without waiting for clients.
     """
     found = [process for process in processes(settings) if process.pid not in sparing]

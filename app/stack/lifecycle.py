@@ -56,7 +56,7 @@ class DownReport:
 
     programs: tuple[str, ...] = ()
     stragglers: tuple[str, ...] = ()
-    """Processes of ours that were not under supervisord any more: `pid name`."""
+    """MegaFlow's processes that were no longer under supervisord: `pid name`."""
     removed: Removed = field(default_factory=Removed)
     engine_stopped: bool = False
     engine_kept_for: int = 0
@@ -169,7 +169,7 @@ def _start_supervisor(settings: Settings, report: Report, table: Table) -> None:
     # A stack whose supervisord was killed left its servers behind; they hold the data.
     if orphans := leftovers.end_processes(settings):
         report(f"ended {len(orphans)} processes of a stack that had crashed")
-    ports.refuse_taken(settings)
+    ports.refuse_in_use(settings)
     if settings.embeds_postgres:
         postgres.prepare(settings)
     if settings.embeds_redis:

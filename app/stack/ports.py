@@ -1,4 +1,4 @@
-"""The TCP ports that a stack takes, and whether somebody else has them."""
+"""The TCP ports that a stack takes, and whether another program has them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from app.errors import InstallationFailed
 from app.settings import PREFIX, Settings
 
 
-def taken(settings: Settings) -> dict[str, str]:
-    """Ports of ours that are in use, or wanted twice: the setting that names each, and for whom.
+def in_use(settings: Settings) -> dict[str, str]:
+    """The stack's ports that are in use, or wanted twice: the setting that names each, and for whom.
 
     Ask while the stack is down.
     """
@@ -23,22 +23,22 @@ def taken(settings: Settings) -> dict[str, str]:
     seen: set[int] = set()
     found: defaultdict[str, list[str]] = defaultdict(list)
     for variable, who, port in wanted:
-        if port in seen or _is_taken(settings.bind, port):
+        if port in seen or _is_in_use(settings.bind, port):
             found[variable].append(f"{port} for {who}")
         seen.add(port)
     return {variable: ", ".join(those) for variable, those in found.items()}
 
 
-def refuse_taken(settings: Settings) -> None:
+def refuse_in_use(settings: Settings) -> None:
     """Raises: InstallationFailed: a port is in use; the message names the setting that chooses another."""
-    if found := taken(settings):
+    if found := in_use(settings):
         raise InstallationFailed(
             f"expected free ports on {settings.bind}; taken: {', '.join(found.values())}. "
             f"Set {' and '.join(found)} to free ones, or end who has them."
         )
 
 
-def _is_taken(address: str, port: int) -> bool:
+def _is_in_use(address: str, port: int) -> bool:
     with socket.socket() as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -33,16 +33,16 @@ class CommandLogs:
         self._limit_bytes = limit_bytes
         self._left_bytes = limit_bytes
         self._lock = threading.Lock()
-        self._kept: list[KeptOutput] = []
+        self._kept: list[OutputFile] = []
 
     @property
     def left_bytes(self) -> int:
         return self._left_bytes
 
-    def open(self, stream: str, command: str) -> KeptOutput:
+    def open(self, stream: str, command: str) -> OutputFile:
         with self._lock:
             name = f"{len(self._kept) + 1:04}.{stream}"
-            one = KeptOutput(self, self._folder / name, command)
+            one = OutputFile(self, self._folder / name, command)
             self._kept.append(one)
         return one
 
@@ -75,7 +75,7 @@ class CommandLogs:
         return target
 
 
-class KeptOutput:
+class OutputFile:
     """One stream. Used by one thread."""
 
     def __init__(self, logs: CommandLogs, file: Path, command: str) -> None:

@@ -17,7 +17,7 @@ from app.models.endings import EndReason
 from app.models.outcome import WakeUpMessage
 from app.models.states import InstanceState
 from app.workers.attempt import carry_out
-from app.workers.lease import LeaseKeeper
+from app.workers.lease import LeaseRenewer
 from app.workers.services import WorkerServices
 
 log = structlog.get_logger()
@@ -26,16 +26,16 @@ log = structlog.get_logger()
 class WorkerContext:
     """One instance's worker: turns messages into attempts carried out."""
 
-    def __init__(self, instance_id: UUID, services: WorkerServices, keeper: LeaseKeeper) -> None:
+    def __init__(self, instance_id: UUID, services: WorkerServices, renewer: LeaseRenewer) -> None:
         self.instance_id = instance_id
         self.services = services
-        self.keeper = keeper
+        self.renewer = renewer
         self.closing = threading.Event()
         self._claiming = threading.Lock()
 
     def take(self, message: WakeUpMessage) -> str:
         """Claim what the message names, or failing that whatever waits for this kind of instance, and carry it out."""
-        if self.closing.is_set() or self.keeper.draining.is_set():
+        if self.closing.is_set() or self.renewer.draining.is_set():
             admission.give_back(self.services.database, message)
             return "given back"
         # One claim at a time: after one that ended in an error, "what is mine and not in hand" must be unambiguous.
@@ -43,19 +43,19 @@ class WorkerContext:
             claimed = self._claim(message)
             if claimed is None:
                 return self._not_claimed(message)
-            token = self.keeper.take(claimed)
+            token = self.renewer.take(claimed)
         try:
             if self.closing.is_set():
                 token.stop(EndReason.INTERRUPTED)
             return carry_out(claimed, self.services, token).value
         finally:
-            self.keeper.drop(claimed)
+            self.renewer.drop(claimed)
 
     def _not_claimed(self, message: WakeUpMessage) -> str:
-        """The message is stale, or we drain and have not heard of it yet: then somebody else is to have it."""
+        """The message is stale, or we drain and have not heard of it yet: then another instance is to have it."""
         if instances.seen(self.services.database, self.instance_id) is not InstanceState.DRAINING:
             return "stale"
-        self.keeper.draining.set()
+        self.renewer.draining.set()
         admission.give_back(self.services.database, message)
         return "given back"
 
@@ -80,14 +80,14 @@ class WorkerContext:
         lease_s, database = self.services.settings.lease_s, self.services.database
         mine = attempts.held_by(database, self.instance_id)
         for claimed in mine:
-            if not self.keeper.holds(claimed.attempt_id):
+            if not self.renewer.in_hand(claimed.attempt_id):
                 return claimed
         return attempts.claim(database, message, self.instance_id, lease_s=lease_s)
 
     def interrupt(self) -> None:
         """Give everything back: attempts end as interrupted and do not use up a retry."""
         self.closing.set()
-        self.keeper.stop_all(EndReason.INTERRUPTED)
+        self.renewer.stop_all(EndReason.INTERRUPTED)
 
 
 class Ticker(Protocol):

@@ -26,7 +26,7 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 _ENDS = ("reset", "teardown")
-"""Phases of what was there before, or came to nothing: nobody waits for an environment by them."""
+"""Phases of what was there before, or came to nothing: they are no part of the wait for an environment."""
 _OF_SEVERAL = {"network": "create", "services": "start"}
 """Where the phases of several containers count when they have not been added up: none of them came."""
 
@@ -69,7 +69,7 @@ class _Asking:
     """What an attempt pays while it waits for an environment."""
 
     spent: Times
-    arrivals: pull_source.Arrivals
+    arrivals: pull_source.PullSources
     begun: float = field(default_factory=time.monotonic)
 
     @property

@@ -85,14 +85,14 @@ class Evidence:
         Raises nothing: what was done and graded is worth more than the record of what was said.
         """
         calls: Sequence[StoredCall] = ()
-        with self._told(ArtifactKind.MODEL_CALLS, ArtifactKind.TRAJECTORY):
+        with self._missing_note(ArtifactKind.MODEL_CALLS, ArtifactKind.TRAJECTORY):
             calls = without_secrets(read(), redact)
         if not calls:
             return
         self._scripted = any(call.scripted for call in calls)
-        with self._told(ArtifactKind.MODEL_CALLS):
+        with self._missing_note(ArtifactKind.MODEL_CALLS):
             self._found[ArtifactKind.MODEL_CALLS] = trajectory.export(calls)
-        with self._told(ArtifactKind.TRAJECTORY):
+        with self._missing_note(ArtifactKind.TRAJECTORY):
             about = trajectory.About(
                 session_id=str(claimed.attempt_id),
                 agent=claimed.spec.agent,
@@ -105,7 +105,7 @@ class Evidence:
             self._found[ArtifactKind.TRAJECTORY] = json.dumps(made, ensure_ascii=False).encode()
 
     @contextmanager
-    def _told(self, *kinds: ArtifactKind) -> Iterator[None]:
+    def _missing_note(self, *kinds: ArtifactKind) -> Iterator[None]:
         """Whatever fails in the block is the reason why there is nothing of these kinds."""
         try:
             yield
@@ -189,7 +189,7 @@ def _without(content: bytes, secrets: Sequence[str]) -> bytes:
 
 
 def without_secrets(calls: Sequence[StoredCall], secrets: Sequence[str]) -> list[StoredCall]:
-    """The calls, with every secret that somebody said in them blotted out."""
+    """The calls, with every secret in them redacted."""
     # A message is one object in all the calls that sent it, and must stay one: it is cleaned and worked out once.
     seen: dict[int, tuple[Any, Any]] = {}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from app.settings import Settings
 
 LASTS_S = 10.0
-"""So long a mark is believed; whoever makes it does so more often."""
+"""How long a heartbeat file is believed; it is touched more often."""
 
 
 def make(settings: Settings, name: str) -> None:

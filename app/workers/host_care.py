@@ -18,7 +18,7 @@ import structlog
 
 from app.errors import DatabaseUnavailable
 from app.host.slots import turn
-from app.images.presence import Presence
+from app.images.changes import ImageChanges
 from app.ledger import host_images
 from app.ledger.database import Database
 from app.scheduling.placement import home_of
@@ -32,11 +32,11 @@ Work = Callable[[threading.Event], None]
 
 _LOOK_S = 2.0
 _AWAY_S = 5.0
-"""Between two looks whether whoever cares for this host still lives."""
+"""Interval of checking whether this host's maintenance process lives."""
 _LEAVING_S = 10.0
-"""So long what is under way may take to end."""
+"""How long running work may take to end."""
 _LEFT_ALONE = ("prefetch",)
-"""Nobody waits for the end of these: an engine pulls on when we leave, and what it has pulled is found again."""
+"""The worker does not wait for these: an engine goes on pulling, and the image is found again."""
 
 
 def host_name() -> str:
@@ -112,7 +112,7 @@ class Reporter:
     """Keeps what the ledger knows of this host true: writes when it changes, and now and then that it lives."""
 
     def __init__(self, settings: Settings, database: Database, host: str) -> None:
-        self._presence = Presence(settings)
+        self._presence = ImageChanges(settings)
         self._database = database
         self._host = host
         self._images: frozenset[str] | None = None  # as told

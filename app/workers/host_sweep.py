@@ -26,12 +26,12 @@ log = structlog.get_logger()
 
 _MOST_REST_S = 2.0
 _LISTEN_S = 0.5
-"""So long whoever leaves may wait for us."""
+"""How long a leaving process may wait for a sweep."""
 _STORM_S = 0.2
 """Instances that end together are swept together."""
 _LEADS = "reconciler-leads"
 _LEADS_S = 10.0
-"""So long after its last word the control plane's leader counts as being here."""
+"""How long after its last heartbeat the control plane's leader counts as present."""
 
 
 def keep(settings: Settings, database: Database, host: str, stop: threading.Event) -> None:
@@ -101,7 +101,7 @@ class Rounds:
 
 
 def lead_here(settings: Settings) -> None:
-    """Called by the leading reconciler, every second or so: whoever sweeps this home then sweeps for it, too."""
+    """Called by the leading reconciler, every second or so: the sweep of this home then includes it."""
     heartbeats.make(settings, _LEADS)
 
 

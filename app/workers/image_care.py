@@ -1,4 +1,4 @@
-"""Images of this host beside the attempts: whoever stands here pulls ahead, within the budgets of the fleet."""
+"""Prefetches images of this host in the background, within the budgets of the fleet."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _NEAR = 256
 """Tasks at the head of the queue: enough to pull ahead by."""
 
 
-class StandingGate:
-    """Implements the environments' `Gate` for work that belongs to no attempt: keeps its own places alive."""
+class HostSemaphoreLease:
+    """Implements the environments' `Semaphore` for work that belongs to no attempt: keeps its own places alive."""
 
     def __init__(self, database: Database, lease_s: float) -> None:
         self._database = database
@@ -46,7 +46,7 @@ class StandingGate:
                 if time.monotonic() >= deadline:
                     raise TimeoutError(f"no place at {limit} was free in time (`megaflow limits` shows who has them)")
                 time.sleep(_LOOK_S)
-            threading.Thread(target=self._renew, args=(holder, done), name="gate-renewal", daemon=True).start()
+            threading.Thread(target=self._renew, args=(holder, done), name="semaphore-renewal", daemon=True).start()
             yield
         finally:
             done.set()
@@ -77,4 +77,6 @@ def prefetcher(settings: Settings, database: Database) -> Prefetcher:
     def fetch(bundle: Bundle) -> bytes:
         return fetch_bundle(store, bundle)
 
-    return Prefetcher(settings, queue=queue, fetch_bundle=fetch, gate=StandingGate(database, settings.lease_s))
+    return Prefetcher(
+        settings, queue=queue, fetch_bundle=fetch, semaphore=HostSemaphoreLease(database, settings.lease_s)
+    )

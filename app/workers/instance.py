@@ -28,13 +28,13 @@ from app.scheduling.placement import queue_at
 from app.settings import Settings, load
 from app.workers import context, host_care, services
 from app.workers.context import WorkerContext
-from app.workers.lease import LeaseKeeper
+from app.workers.lease import LeaseRenewer
 from app.workers.single_task import SingleTask
 
 log = structlog.get_logger()
 
 
-class _Heed(bootsteps.StartStopStep):  # type: ignore[misc]
+class _DrainCheck(bootsteps.StartStopStep):  # type: ignore[misc]
     """Leaves when the ledger has closed the instance's row; when it drains, takes nothing new and leaves when done."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
@@ -44,13 +44,13 @@ class _Heed(bootsteps.StartStopStep):  # type: ignore[misc]
 
     @staticmethod
     def _check(c: Any) -> None:
-        keeper = context.current().keeper
-        if keeper.orphaned.is_set():
+        renewer = context.current().renewer
+        if renewer.orphaned.is_set():
             state.should_stop = 0
-        elif keeper.draining.is_set():
+        elif renewer.draining.is_set():
             for queue in list(c.task_consumer.queues):
                 c.task_consumer.cancel_by_queue(queue.name)
-            if not state.requests and not keeper.busy():
+            if not state.requests and not renewer.busy():
                 state.should_stop = 0
 
 
@@ -59,9 +59,9 @@ def host(celery: Celery, request: InstanceRequest, settings: Settings) -> int:
     os.environ[MARK] = str(request.instance_id)
     ephemeral = request.mode is Mode.EPHEMERAL
     built = services.build(settings, pooled=not ephemeral, max_idle=0 if ephemeral else request.slots)
-    here = WorkerContext(request.instance_id, built, LeaseKeeper(built.database, settings, request.instance_id))
+    here = WorkerContext(request.instance_id, built, LeaseRenewer(built.database, settings, request.instance_id))
     context.sit(here)
-    here.keeper.start()
+    here.renewer.start()
     _connect_signals(here, settings, placed=not ephemeral)
     worker = _worker(celery, request, settings)
     try:
@@ -70,14 +70,14 @@ def host(celery: Celery, request: InstanceRequest, settings: Settings) -> int:
                 beside.enter_context(host_care.caring(settings, built.database))
             worker.start()
     finally:
-        here.keeper.close()
+        here.renewer.close()
         built.close()
     return INTERRUPTED_EXIT if here.closing.is_set() else int(worker.exitcode or 0)
 
 
 def _worker(celery: Celery, request: InstanceRequest, settings: Settings) -> Any:
     ephemeral = request.mode is Mode.EPHEMERAL
-    celery.steps["consumer"].add(_Heed)
+    celery.steps["consumer"].add(_DrainCheck)
     if ephemeral:
         SingleTask.idle_s = settings.ephemeral_idle_s
         celery.steps["consumer"].add(SingleTask)
@@ -125,7 +125,7 @@ def main(argument: str) -> int:
 
 
 def stand(mode: Mode, slots: int, resource_class: str = "standard") -> int:
-    """Host a standing instance that nobody provided (a compose service): it registers itself."""
+    """Host a standing instance without a provider (a compose service): it registers itself."""
     from uuid_utils import compat as uuids
 
     from app.celery_app import app

@@ -64,7 +64,7 @@ class StopToken:
             self._callbacks.remove(callback)
 
 
-class LeaseKeeper:
+class LeaseRenewer:
     """One thread per worker that renews the leases of all its attempts and hears who must stop."""
 
     def __init__(self, database: Database, settings: Settings, instance_id: UUID) -> None:
@@ -74,7 +74,7 @@ class LeaseKeeper:
         self._held: dict[UUID, StopToken] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="lease-renewer", daemon=True)
         self._guard = threading.Thread(target=self._watch, name="lease-guard", daemon=True)
         self._renewed_at = time.monotonic()
         self.orphaned = threading.Event()  # the ledger no longer knows this instance, or cannot be reached any more
@@ -96,11 +96,11 @@ class LeaseKeeper:
         return token
 
     def drop(self, claimed: Claim) -> None:
-        """The attempt is over, or somebody else's."""
+        """The attempt is over, or another worker's."""
         with self._lock:
             self._held.pop(claimed.attempt_id, None)
 
-    def holds(self, attempt_id: UUID) -> bool:
+    def in_hand(self, attempt_id: UUID) -> bool:
         """True while the attempt is in hand."""
         with self._lock:
             return attempt_id in self._held
@@ -118,23 +118,23 @@ class LeaseKeeper:
             _stop_aside(token, reason)
 
     def _run(self) -> None:
-        ears = _Ears(self._settings)
+        listener = _StopListener(self._settings)
         period_s = self._settings.lease_s / 3
         due = time.monotonic() + period_s
         while not self._closing.is_set():
             try:
-                named = ears.listen(max(0.05, min(1.0, due - time.monotonic())))
+                named = listener.listen(max(0.05, min(1.0, due - time.monotonic())))
                 # Whoever is named learns why from the ledger; an instance that is named is to look at its own row.
-                if time.monotonic() >= due or self._instance_id in named or any(map(self.holds, named)):
+                if time.monotonic() >= due or self._instance_id in named or any(map(self.in_hand, named)):
                     due = time.monotonic() + period_s
                     self._renew()
             except Exception:  # this thread must live, whatever it met: with it goes every lease of the worker
-                log.exception("lease.keeper_failed")
+                log.exception("lease.renewal_failed")
                 self._closing.wait(1.0)
-        ears.close()
+        listener.close()
 
     def _watch(self) -> None:
-        """Stop the work before its leases lapse, also when the keeper hangs in a call that does not return."""
+        """Stop the work before its leases lapse, also when the renewer hangs in a call that does not return."""
         while not self._closing.wait(0.5):
             if time.monotonic() - self._renewed_at > self._settings.lease_s * 0.8:
                 self.stop_all(EndReason.LOST)
@@ -176,7 +176,7 @@ def _stop_aside(token: StopToken, reason: EndReason) -> None:
         threading.Thread(target=token.stop, args=(reason,), name="stop-attempt", daemon=True).start()
 
 
-class _Ears:
+class _StopListener:
     """A Redis subscription that comes back by itself; deaf while Redis is away."""
 
     def __init__(self, settings: Settings) -> None:

@@ -38,7 +38,7 @@ class LimitAccount:
                 self._services.setdefault(name, _LimitTally()).watch(environment, partial(several.kills, name))
 
     def leave(self, environment: object) -> None:
-        """It is given back: what is counted in it from now on is somebody else's."""
+        """It is given back: what is counted in it from now on is another attempt's."""
         for several in self._several:
             several.look()
         for tally in (self._killed, self._refused, *self._services.values()):
@@ -46,7 +46,7 @@ class LimitAccount:
         self._several = [one for one in self._several if one.environment is not environment]
 
     def look(self) -> dict[str, Any]:
-        """`memory` and `processes`, with what was counted since the last look; nothing of what nobody shows."""
+        """`memory` and `processes`, with what was counted since the last look; nothing of what is not counted here."""
         for several in self._several:
             several.look()
         killed, refused = self._killed.look(self.stage), self._refused.look(self.stage)
@@ -87,7 +87,7 @@ class _LimitTally:
             self._left += one.known
 
     def look(self, stage: str) -> dict[str, int] | None:
-        """By stage, what is new as that one's; None where nobody shows it."""
+        """By stage, what is new as that one's; None where it is not counted."""
         if not self._seen:
             return None
         since = self._left + sum(one.since() for one in self._watched) - sum(self._by_stage.values())

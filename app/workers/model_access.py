@@ -35,7 +35,7 @@ _IN_FLIGHT_S = 5.0
 _BETWEEN_S = 0.5
 _HURRIED_S = 1.0
 _HURRIED_ANSWER_S = 4.0
-"""The same, and beyond it for the answer, when the attempt was told to stop: whoever said so waits."""
+"""The same, and beyond it for the answer, when the attempt was told to stop: the caller waits."""
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class ModelAccess:
     patience_s: float
     """With PostgreSQL."""
     doubt: str = ""
-    """Why nobody can be sure that the gateway saw all of its calls; empty: it did, as far as is known."""
+    """Why it is not sure that the gateway saw all of its calls; empty: it did, as far as is known."""
     _waited_s: float = field(default=0.0, init=False)
     _gateway: str = field(default="", init=False)  # the process that was there at the beginning
 
@@ -66,9 +66,9 @@ class ModelAccess:
             self._gateway = self.client.account().gateway
 
     def waited_s(self) -> float:
-        """Seconds that limits have made its calls wait, as far as is known: while nobody can tell, what was last said.
+        """Seconds that limits have made its calls wait, as far as is known: while the gateway is away, its last answer.
 
-        Whoever is charged for time that nobody could tell has its end in `doubt`.
+        An end by a time limit that could not be checked is named in `doubt`.
         """
         try:
             self._waited_s = max(self._waited_s, self.client.account().waited_s)

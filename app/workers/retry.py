@@ -31,11 +31,11 @@ def retrying(
         retry=retry_if_exception_type(of),
         wait=wait_random_exponential(multiplier=0.2, max=3),
         stop=enough,
-        before_sleep=_told,
+        before_sleep=_log_retry,
         reraise=True,
     )
 
 
-def _told(state: RetryCallState) -> None:
+def _log_retry(state: RetryCallState) -> None:
     error = state.outcome.exception() if state.outcome else None
     log.warning("server.awaited", tries=state.attempt_number, error=str(error))

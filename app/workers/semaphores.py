@@ -1,4 +1,4 @@
-"""The gate of an attempt: places at the semaphores of the ledger, shared by all hosts, seen by `megaflow limits`.
+"""The semaphore of an attempt: places at the semaphores of the ledger, shared by all hosts, seen by `megaflow limits`.
 
 What holds a place when its worker dies goes with the attempt, the instance, or the lease, whichever is noticed first.
 """
@@ -24,9 +24,9 @@ from app.ledger.semaphores import SemaphoreAnswer
 log = structlog.get_logger()
 
 _LISTENERS = 4
-"""So many at the head of a line keep a connection to be woken by; the others look now and then."""
+"""How many at the head of the queue keep a connection for wake-ups; the others poll."""
 _LOOK_S = 0.5
-"""At the head: between two looks when nobody wakes us. A lapsed place wakes nobody; the attempt may have to stop."""
+"""Polling interval while first in the queue. Expired leases send no notification, so poll."""
 _STEP_S = 0.05
 """Behind: so much longer between two looks for everyone who stands before us, up to a second."""
 
@@ -35,7 +35,7 @@ _NOTED_S = 0.1
 
 
 class LedgerSemaphore:
-    """Implements the environments' `Gate` for one attempt; used by the one thread that carries it out.
+    """Implements the environments' `Semaphore` for one attempt; used by the one thread that carries it out.
 
     `waited` is the seconds waited so far by limit, for `attempts.waits`; a place that was had at once is no wait.
     `stopped` tells that the attempt must stop.
@@ -126,7 +126,7 @@ class _Wait:
                     if time.monotonic() - answered > patience_s:
                         raise _unavailable(error) from error
                     time.sleep(random.uniform(0.1, 0.5))
-                self._heed(deadline)
+                self._raise_if_over(deadline)
 
     def _turn(self) -> bool:
         """Ask, and if need be wait a little; False when the place is ours."""
@@ -141,7 +141,7 @@ class _Wait:
         return True
 
     def _listen(self) -> None:
-        """Until somebody may have left. New ears return at once: what happened before them went unheard."""
+        """Wait until a place may be free. A new listener returns at once: it missed what happened before."""
         if self._listener is None:
             self._listener = Listener(self._database, HOLDS)
         until = time.monotonic() + _LOOK_S
@@ -150,7 +150,7 @@ class _Wait:
             if heard is None or self._wakes.intersection(heard):
                 return
 
-    def _heed(self, deadline: float) -> None:
+    def _raise_if_over(self, deadline: float) -> None:
         if self._stopped():
             raise TimeoutError(f"told to stop while it waited for {self._limit}")
         if time.monotonic() >= deadline:

@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from app.agents import Workshop, agent_named, tool_folder
+from app.agents import AgentHost, agent_named, tool_folder
 from app.agents.base import Agent
 from app.agents.external import external_manifests
 from app.artifacts import open_store
@@ -20,7 +20,7 @@ from app.environments.pool import EnvironmentPool
 from app.environments.receipts import EnvironmentRecorder
 from app.grading import grader_for
 from app.grading.base import Grader
-from app.host.slots import Gate
+from app.host.slots import Semaphore
 from app.ledger.database import Database
 from app.models.endings import RetryPolicy
 from app.models.instance import MARK
@@ -28,7 +28,7 @@ from app.models.spec import Bundle, EnvironmentKind, EnvironmentSpec, Goal
 from app.settings import Settings
 
 _PASSED_ON = (MARK, "STACK_OF_MEGAFLOW", "SSL_CERT_FILE", "HTTPS_PROXY", "HTTP_PROXY")
-"""What an agent's process needs of ours: to be found when we die, and to reach its model."""
+"""What an agent's process needs of MegaFlow's variables: to be found when we die, and to reach its model."""
 _THIS_HOST = ("127.0.0.1", "localhost", "::1")
 
 
@@ -42,17 +42,17 @@ class WorkerServices:
     pool: EnvironmentPool
     retry: RetryPolicy
 
-    def environments(self, kind: EnvironmentKind, gate: Gate | None = None) -> EnvironmentProvider:
+    def environments(self, kind: EnvironmentKind, semaphore: Semaphore | None = None) -> EnvironmentProvider:
         """Raises: EngineUnavailable."""
-        return provider_for(kind, self.settings, fetch_bundle=self.bundle, gate=gate, tools=self.tool)
+        return provider_for(kind, self.settings, fetch_bundle=self.bundle, semaphore=semaphore, tools=self.tool)
 
     def agent(self, name: str) -> Agent:
         """Raises: UnknownName."""
-        return agent_named(name, workshop_of(self.settings))
+        return agent_named(name, agent_host(self.settings))
 
     def tool(self, name: str) -> Path:
         """The folder on this host of a framework that acts inside. Raises: UnknownName, AgentUnavailable."""
-        return tool_folder(name, workshop_of(self.settings))
+        return tool_folder(name, agent_host(self.settings))
 
     def tools_inside(self, spec: EnvironmentSpec) -> dict[str, str]:
         """Where the environment's tools are seen from inside. Raises: as `tool`."""
@@ -77,11 +77,11 @@ class WorkerServices:
         self.database.close()
 
 
-def workshop_of(settings: Settings) -> Workshop:
+def agent_host(settings: Settings) -> AgentHost:
     """What this host offers to agents."""
     # A call may wait for a limit or a busy engine before the engine takes its time: clients must not give up before.
     call_timeout_s = settings.gateway_patience_s + settings.model_timeout_s + 30.0
-    return Workshop(
+    return AgentHost(
         tools=settings.tools,
         call_timeout_s=call_timeout_s,
         process_env=_process_env(settings),

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from app.cli import control, explain, offers, runs, schedules, submit
+from app.cli import control, explain, resource_classes, runs, schedules, submit
 from app.settings import Settings
 
 
@@ -19,7 +19,7 @@ class CommandLine:
     def __init__(self, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("app.client.load", lambda: settings)
         self._cli = typer.Typer()
-        for group in (control, explain, offers, runs, schedules, submit):
+        for group in (control, explain, resource_classes, runs, schedules, submit):
             group.register(self._cli)
 
     def __call__(self, *arguments: object) -> str:

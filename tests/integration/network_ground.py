@@ -8,11 +8,14 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from weakref import WeakSet
 
 import pytest
 
-from app.environments.networks.forwarding import namespace
+from app.environments.contract import Forward, Serve
+from app.environments.networks.forwarding import forward, namespace
+from app.models.shell import InteractiveProgram
 from tests.patience import eventually
 from tests.services import missing
 
@@ -36,6 +39,10 @@ class Place:
     def connect(self, port: int, host: str = "127.0.0.1") -> socket.socket:
         """A connection that begins inside."""
         return connect_inside(self.pid, port, host)
+
+    def forward(self, port: int, serve: Serve, **more: Any) -> Forward:
+        """A port inside that leads to `serve`."""
+        return forward(self.pid, no_stream, port, serve, **more)
 
     def end(self) -> None:
         self._process.kill()
@@ -76,6 +83,17 @@ def nothing_left() -> Iterator[None]:
     yield
     eventually(lambda: forward_threads() == [])
     eventually(lambda: open_files() <= before)
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing() -> Iterator[None]:
+    """For modules that import it: around every test."""
+    with nothing_left():
+        yield
+
+
+def no_stream(argv: object) -> InteractiveProgram:
+    raise AssertionError("nothing is started inside")
 
 
 _others: WeakSet[threading.Thread] = WeakSet()

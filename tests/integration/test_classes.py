@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.cli.offers import size, size_bytes
+from app.cli.resource_classes import size, size_bytes
 from app.errors import LimitInvalid, SpecInvalid
 from app.ledger import classes
 from app.ledger.classes import ResourceClass

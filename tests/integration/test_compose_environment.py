@@ -43,8 +43,8 @@ from app.errors import (
 from app.grading import grader_for
 from app.grading.base import GradingInput
 from app.host.engine import ROLE, Engine, engine_of
+from app.images.changes import ImageChanges
 from app.images.metadata import ImageMetadata
-from app.images.presence import Presence
 from app.images.references import key_of
 from app.models.hosts import AllowedHosts
 from app.models.spec import (
@@ -386,7 +386,7 @@ def test_a_host_that_has_all_of_a_projects_images_says_so(
     text = f"services: {{main: {{image: '{base_image_tag}'}}, web: {{build: ./web}}}}"
     recipe = f"FROM scratch\nLABEL nonce={uuid.uuid4().hex}\nCOPY Dockerfile /\n".encode()
     spec = spec_of(text, files={"web/Dockerfile": recipe})
-    presence = Presence(settings)
+    presence = ImageChanges(settings)
     assert key_of(spec) not in presence.here()
     provider.prepare_image(spec, timeout_s=60)
     assert key_of(spec) in presence.here()

@@ -15,10 +15,7 @@ from typing import Any
 
 import pytest
 
-from app.environments.contract import Forward, Serve
 from app.environments.networks import MODEL_PORT, Egress, http_proxy, model_port
-from app.environments.networks.forwarding import forward
-from app.models.shell import InteractiveProgram
 from tests.integration.egress_servers import Server, certified, listening, serving
 from tests.integration.network_ground import (
     PATIENCE_S,
@@ -26,17 +23,11 @@ from tests.integration.network_ground import (
     eventually,
     everything,
     forward_threads,
-    nothing_left,
+    leaves_nothing,
     place,
 )
 
-__all__ = ["place"]
-
-
-@pytest.fixture(autouse=True)
-def _nothing_left() -> Iterator[None]:
-    with nothing_left():
-        yield
+__all__ = ["leaves_nothing", "place"]
 
 
 class Inside:
@@ -44,13 +35,7 @@ class Inside:
 
     def __init__(self, place: Place, url: str) -> None:
         self._place = place
-        self.url, self.egress = model_port.open_model_egress(self._forward, url)
-
-    def _forward(self, port: int, serve: Serve) -> Forward:
-        def no_stream(argv: object) -> InteractiveProgram:
-            raise AssertionError("nothing is started inside")
-
-        return forward(self._place.pid, no_stream, port, serve)
+        self.url, self.egress = model_port.open_model_egress(place.forward, url)
 
     def connect(self) -> socket.socket:
         return self._place.connect(MODEL_PORT)

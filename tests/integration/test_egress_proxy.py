@@ -18,20 +18,12 @@ from pydantic import ValidationError
 
 from app.environments.contract import Forward, Serve
 from app.environments.networks import PROXY_PORT, Egress, addresses, allowlist, http_proxy, open_egress
-from app.environments.networks.forwarding import forward
-from app.models.shell import InteractiveProgram
 from app.models.spec import EnvironmentSpec, Network
 from tests.integration.egress_servers import Server, certified, listening, serving
-from tests.integration.network_ground import PATIENCE_S, Place, everything, forward_threads, nothing_left, place
+from tests.integration.network_ground import PATIENCE_S, Place, everything, forward_threads, leaves_nothing, place
 from tests.patience import eventually
 
-__all__ = ["place"]
-
-
-@pytest.fixture(autouse=True)
-def _nothing_left() -> Iterator[None]:
-    with nothing_left():
-        yield
+__all__ = ["leaves_nothing", "place"]
 
 
 @pytest.fixture
@@ -48,15 +40,9 @@ def allow(place: Place) -> Iterator[Open]:
     """Opens the egress of a task with these allowed hosts."""
     made: list[Egress] = []
 
-    def forwarded(port: int, serve: Serve) -> Forward:
-        def no_stream(argv: object) -> InteractiveProgram:
-            raise AssertionError("nothing is started inside")
-
-        return forward(place.pid, no_stream, port, serve)
-
     def opened(*hosts: str) -> Egress:
         spec = EnvironmentSpec(image="any", network=Network.ALLOWLIST, allowed_hosts=hosts)
-        found = open_egress(spec, forwarded)
+        found = open_egress(spec, place.forward)
         assert found is not None
         made.append(found)
         return found

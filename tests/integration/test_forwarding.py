@@ -6,11 +6,9 @@ import os
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
 
 import pytest
 
-from app.environments.contract import Forward
 from app.environments.networks.forwarding import forward, forward_here, namespace
 from app.errors import EnvironmentFailed
 from app.models.shell import InteractiveProgram
@@ -19,28 +17,15 @@ from tests.integration.network_ground import (
     Place,
     everything,
     forward_threads,
-    nothing_left,
+    leaves_nothing,
+    no_stream,
     open_files,
     place,
     places,
 )
 from tests.patience import eventually
 
-__all__ = ["place"]
-
-
-@pytest.fixture(autouse=True)
-def _nothing_left() -> Iterator[None]:
-    with nothing_left():
-        yield
-
-
-def no_stream(argv: object) -> InteractiveProgram:
-    raise AssertionError("nothing is started inside")
-
-
-def opened(place: Place, serve: object, port: int = 0, **more: object) -> Forward:
-    return forward(place.pid, no_stream, port, serve, **more)  # type: ignore[arg-type]
+__all__ = ["leaves_nothing", "place"]
 
 
 def echo(connection: socket.socket) -> None:
@@ -49,7 +34,7 @@ def echo(connection: socket.socket) -> None:
 
 
 def test_a_connection_inside_comes_to_us_and_the_port_is_nowhere_else(place: Place) -> None:
-    found = opened(place, echo)
+    found = place.forward(0, echo)
     with place.connect(found.port) as connection:
         connection.sendall(b"hello")
         assert connection.recv(100) == b"hello"
@@ -63,7 +48,7 @@ def test_a_connection_inside_comes_to_us_and_the_port_is_nowhere_else(place: Pla
 def test_it_answers_at_the_other_loopback_address_too(place: Place) -> None:
     if not os.path.exists("/proc/net/if_inet6"):
         pytest.skip("this host has no IPv6")
-    found = opened(place, echo)
+    found = place.forward(0, echo)
     with place.connect(found.port, "::1") as connection:
         connection.sendall(b"hello")
         assert connection.recv(100) == b"hello"
@@ -72,7 +57,7 @@ def test_it_answers_at_the_other_loopback_address_too(place: Place) -> None:
 
 def test_a_wanted_port_is_had_again_after_it_was_closed_with_connections(place: Place) -> None:
     for _ in range(3):
-        found = opened(place, echo, 3128)
+        found = place.forward(3128, echo)
         connection = place.connect(3128)
         connection.sendall(b"x")
         assert connection.recv(1) == b"x"
@@ -82,18 +67,18 @@ def test_a_wanted_port_is_had_again_after_it_was_closed_with_connections(place: 
 
 
 def test_a_port_that_something_inside_has_is_not_taken(place: Place) -> None:
-    first = opened(place, echo, 3128)
+    first = place.forward(3128, echo)
     with pytest.raises(EnvironmentFailed, match=r"port 3128 .* in use"):
-        opened(place, echo, 3128)
+        place.forward(3128, echo)
     first.close()
 
 
 def test_two_networks_have_the_same_port_and_do_not_meet() -> None:
     with places(2) as (one, other):
-        first = opened(one, lambda connection: connection.sendall(b"first"), 3128)
+        first = one.forward(3128, lambda connection: connection.sendall(b"first"))
         with pytest.raises(ConnectionRefusedError):
             other.connect(3128)
-        second = opened(other, lambda connection: connection.sendall(b"second"), 3128)
+        second = other.forward(3128, lambda connection: connection.sendall(b"second"))
         with one.connect(3128) as left, other.connect(3128) as right:
             assert (everything(left), everything(right)) == (b"first", b"second")
         first.close()
@@ -114,7 +99,7 @@ def test_no_more_are_served_at_a_time_than_wanted_and_the_others_wait(place: Pla
         active.pop()
         connection.sendall(b"served")
 
-    found = opened(place, slow, connections=3)
+    found = place.forward(0, slow, connections=3)
     connections = [place.connect(found.port) for _ in range(12)]
     for _ in range(3):
         assert serving.acquire(timeout=PATIENCE_S)
@@ -131,7 +116,7 @@ def test_no_more_are_served_at_a_time_than_wanted_and_the_others_wait(place: Pla
 def test_the_end_of_the_environment_is_the_end_of_its_ports() -> None:
     with places(1) as (place,):
         before = open_files()
-        found = opened(place, echo)
+        found = place.forward(0, echo)
         connection = place.connect(found.port)
         connection.sendall(b"x")
         assert connection.recv(1) == b"x"
@@ -144,7 +129,7 @@ def test_the_end_of_the_environment_is_the_end_of_its_ports() -> None:
 
 
 def test_closing_ends_connections_and_is_safe_twice_and_from_a_connection(place: Place) -> None:
-    found = opened(place, lambda connection: found.close())
+    found = place.forward(0, lambda connection: found.close())
     with place.connect(found.port) as connection:
         assert everything(connection) == b""
     found.close()
@@ -153,7 +138,7 @@ def test_closing_ends_connections_and_is_safe_twice_and_from_a_connection(place:
 def test_fifty_environments_have_the_same_port() -> None:
     with places(50) as made:
         forwards = [
-            opened(place, lambda connection, number=number: connection.sendall(b"%d" % number), 3128)
+            place.forward(3128, lambda connection, number=number: connection.sendall(b"%d" % number))
             for number, place in enumerate(made)
         ]
         connections = [place.connect(3128) for place in made]
@@ -169,7 +154,7 @@ def test_a_connection_that_breaks_leaves_the_port_as_it_is(place: Place) -> None
     def broken(connection: socket.socket) -> None:
         raise ConnectionResetError("as clients do")
 
-    found = opened(place, broken)
+    found = place.forward(0, broken)
     for _ in range(3):
         with place.connect(found.port) as connection:
             assert everything(connection) == b""
@@ -177,7 +162,7 @@ def test_a_connection_that_breaks_leaves_the_port_as_it_is(place: Place) -> None
 
 
 def test_hundreds_of_connections_one_after_the_other_leave_nothing(place: Place) -> None:
-    found = opened(place, echo, connections=8)
+    found = place.forward(0, echo, connections=8)
     with place.connect(found.port) as first:
         first.sendall(b"x")
         assert first.recv(1) == b"x"
@@ -199,10 +184,10 @@ def test_a_process_with_this_workers_own_network_is_refused() -> None:
 
 def test_a_number_that_is_not_the_environments_any_more_is_refused(place: Place) -> None:
     with pytest.raises(EnvironmentFailed, match="ended, or is another's"):
-        opened(place, echo, lives=lambda: False)
+        place.forward(0, echo, lives=lambda: False)
     place.end()
     with pytest.raises(EnvironmentFailed, match="ended, or is another's"):
-        opened(place, echo)
+        place.forward(0, echo)
 
 
 def test_a_worker_that_may_not_enter_the_network_has_a_program_carry(

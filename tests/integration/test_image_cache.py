@@ -23,7 +23,7 @@ from app.images.cache import ImageCache
 from app.images.compose_images import Parts
 from app.images.metadata import ImageMetadata
 from app.images.overview import ImageDemand
-from app.images.prefetch import Prefetcher, SpareGate
+from app.images.prefetch import IdleSemaphore, Prefetcher
 from app.images.references import key_of
 from app.images.task_images import Images
 from app.models.spec import Compose, EnvironmentSpec
@@ -141,7 +141,7 @@ def test_what_a_container_has_or_somebody_keeps_stays(
     (_, contained), (kept, kept_id), (_, spare) = make(), make(), make()
     container = engine.api.create_container(contained, command=["/nothing"])["Id"]
     try:
-        with images.kept(kept, timeout_s=10):
+        with images.pinned(kept, timeout_s=10):
             assert tight(settings, 10**9).make_room() != []
             assert ours(cache) == {contained, kept_id}
     finally:
@@ -297,7 +297,7 @@ def test_what_a_set_up_made_without_the_engine_goes_before_any_of_its_images(
 
 
 class Full:
-    """A gate without a free place."""
+    """A semaphore without a free place."""
 
     def hold(self, limit: str, capacity: int | None, *, timeout_s: float) -> AbstractContextManager[None]:
         assert timeout_s <= 0
@@ -328,7 +328,7 @@ def test_nothing_is_pulled_ahead_without_a_free_place_or_above_the_low_mark(
     settings: Settings, images: Images, contexts: Contexts, engine: Engine
 ) -> None:
     spec = contexts.spec(SMALL, big="1")
-    assert not prefetcher(settings, contexts, [spec], gate=Full()).look()
+    assert not prefetcher(settings, contexts, [spec], semaphore=Full()).look()
     low = settings.model_copy(update={"image_disk_low": 2.0, "image_disk_high": 1e15})
     sights: list[bool] = []
 
@@ -455,4 +455,4 @@ def test_one_process_of_a_host_looks_ahead_and_another_takes_over(
 
 def test_a_spare_gate_never_waits() -> None:
     with pytest.raises(TimeoutError):
-        SpareGate(Full()).hold("image_builds:h", 1, timeout_s=100)
+        IdleSemaphore(Full()).hold("image_builds:h", 1, timeout_s=100)

@@ -17,12 +17,12 @@ from app.ledger.accept import NewRun
 from app.ledger.database import Database
 from app.models.spec import Build, EnvironmentSpec, Mode, TaskSpec
 from app.settings import Settings
-from app.workers.image_care import StandingGate, prefetcher
+from app.workers.image_care import HostSemaphoreLease, prefetcher
 from tests.building import a_task
 
 
 def test_a_place_is_one_of_the_fleets_and_lives_on_for_as_long_as_it_is_held(database: Database) -> None:
-    one, two = StandingGate(database, lease_s=0.6), StandingGate(database, lease_s=0.6)
+    one, two = HostSemaphoreLease(database, lease_s=0.6), HostSemaphoreLease(database, lease_s=0.6)
     with one.hold("image_pulls:r", 1, timeout_s=5):
         time.sleep(1.5)  # more than two leases
         with pytest.raises(TimeoutError, match="image_pulls:r"), two.hold("image_pulls:r", 1, timeout_s=0):
@@ -35,14 +35,14 @@ def test_a_wait_ends_when_the_place_is_given_back(database: Database) -> None:
     entered = threading.Event()
 
     def other() -> None:
-        with StandingGate(database, lease_s=5).hold("image_pulls:r", 1, timeout_s=5):
+        with HostSemaphoreLease(database, lease_s=5).hold("image_pulls:r", 1, timeout_s=5):
             entered.set()
             time.sleep(0.5)
 
     thread = threading.Thread(target=other)
     thread.start()
     assert entered.wait(5)
-    with StandingGate(database, lease_s=5).hold("image_pulls:r", 1, timeout_s=5):
+    with HostSemaphoreLease(database, lease_s=5).hold("image_pulls:r", 1, timeout_s=5):
         thread.join(5)
 
 

@@ -22,7 +22,7 @@ import pytest
 from app.environments.runtimes.local import LocalProvider
 from app.errors import DiskFull, ImageBuildFailed, ImageMissing, ImageUnavailable, SpecInvalid
 from app.host.engine import Engine, engine_of
-from app.images.pull_source import Arrival, noted
+from app.images.pull_source import PullSource, noted
 from app.images.task_images import Images
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
@@ -100,7 +100,7 @@ def test_a_context_becomes_a_labelled_image_once(
     with noted() as second:
         assert images.ensure(spec, timeout_s=120) == found
     assert contexts.fetched == 1
-    assert (first.longest, second.longest) == (Arrival.BUILD, Arrival.HERE)
+    assert (first.longest, second.longest) == (PullSource.BUILD, PullSource.HERE)
     about = engine.api.inspect_image(found)
     wanted = {"megaflow": settings.installation, "megaflow.image": "task"}
     assert about["Config"]["Labels"].items() >= wanted.items()

@@ -33,7 +33,7 @@ from app.environments.contract import Tags
 from app.environments.runtimes.docker.provider import DockerProvider
 from app.environments.runtimes.local import LocalProvider
 from app.errors import DatabaseUnavailable, EnvironmentFailed, ImageUnavailable, LimitInvalid, QuotaExceeded
-from app.host.slots import Gate, turn
+from app.host.slots import Semaphore, turn
 from app.images.layer_store import ImageStore
 from app.images.task_images import Images, _short
 from app.images.unpacked_images import OciImages
@@ -45,7 +45,7 @@ from app.models.endings import EndReason
 from app.models.outcome import Failure, Phase
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
-from app.workers.semaphores import LedgerGate
+from app.workers.semaphores import LedgerSemaphore
 from tests.building import RETRY, claimed, new_id
 from tests.integration.registry_stand import standing
 from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, facts, insert, one
@@ -209,20 +209,22 @@ def test_use_is_counted_from_live_rows(database: Database) -> None:
 LIMIT = "image_builds:here"
 
 
-def _gate(database: Database, *, lease_s: float = 30.0, stopped: Callable[[], bool] = lambda: False) -> LedgerGate:
-    return LedgerGate(database, attempt_id=new_id(), instance_id=new_id(), lease_s=lease_s, stopped=stopped)
+def _semaphore(
+    database: Database, *, lease_s: float = 30.0, stopped: Callable[[], bool] = lambda: False
+) -> LedgerSemaphore:
+    return LedgerSemaphore(database, attempt_id=new_id(), instance_id=new_id(), lease_s=lease_s, stopped=stopped)
 
 
 class Named:
-    """A gate that remembers what it was asked for."""
+    """A semaphore that remembers what it was asked for."""
 
-    def __init__(self, gate: LedgerGate) -> None:
-        self.gate = gate
+    def __init__(self, semaphore: LedgerSemaphore) -> None:
+        self.semaphore = semaphore
         self.names: set[str] = set()
 
     def hold(self, limit: str, capacity: int | None, *, timeout_s: float) -> AbstractContextManager[None]:
         self.names.add(limit)
-        return self.gate.hold(limit, capacity, timeout_s=timeout_s)
+        return self.semaphore.hold(limit, capacity, timeout_s=timeout_s)
 
 
 def _rows(database: Database) -> int:
@@ -235,9 +237,9 @@ def test_never_more_are_in_than_allowed_whoever_comes_and_goes_at_once(database_
 
     def one_after_the_other(_: int) -> None:
         nonlocal inside, most
-        gate = _gate(database)
+        semaphore = _semaphore(database)
         for _ in range(6):
-            with gate.hold(LIMIT, 3, timeout_s=30):
+            with semaphore.hold(LIMIT, 3, timeout_s=30):
                 with lock:
                     inside += 1
                     most = max(most, inside)
@@ -256,11 +258,11 @@ def test_never_more_are_in_than_allowed_whoever_comes_and_goes_at_once(database_
 
 @pytest.mark.parametrize("how", ["release", "own limit", "limit of all"])
 def test_a_waiting_holder_is_woken_by_a_release_and_by_a_higher_capacity(database: Database, how: str) -> None:
-    first, entered, gate = new_id(), threading.Event(), _gate(database)
+    first, entered, semaphore = new_id(), threading.Event(), _semaphore(database)
     semaphores.ask(database, LIMIT, first, capacity_default=1, lease_s=30)
 
     def enter() -> None:
-        with gate.hold(LIMIT, 1, timeout_s=20):
+        with semaphore.hold(LIMIT, 1, timeout_s=20):
             entered.set()
 
     waiting = threading.Thread(target=enter)
@@ -278,16 +280,16 @@ def test_a_waiting_holder_is_woken_by_a_release_and_by_a_higher_capacity(databas
             limits.set_limit(database, "image_builds:*", 2)
     assert entered.wait(5)
     waiting.join(5)
-    assert gate.waited[LIMIT] >= 0.3
+    assert semaphore.waited[LIMIT] >= 0.3
 
 
 def test_a_wait_is_bounded_and_leaves_nothing_behind(database: Database) -> None:
     semaphores.ask(database, LIMIT, new_id(), capacity_default=1, lease_s=30)
-    gate = _gate(database)
-    with pytest.raises(TimeoutError, match="image_builds:here"), gate.hold(LIMIT, 1, timeout_s=0.2):
+    semaphore = _semaphore(database)
+    with pytest.raises(TimeoutError, match="image_builds:here"), semaphore.hold(LIMIT, 1, timeout_s=0.2):
         pytest.fail("there was no room")
     assert _rows(database) == 1
-    assert gate.waited[LIMIT] >= 0.2
+    assert semaphore.waited[LIMIT] >= 0.2
 
 
 def test_an_attempt_that_must_stop_does_not_go_on_waiting(database: Database) -> None:
@@ -297,7 +299,7 @@ def test_an_attempt_that_must_stop_does_not_go_on_waiting(database: Database) ->
     begun = time.monotonic()
     with (
         pytest.raises(TimeoutError, match="told to stop"),
-        _gate(database, stopped=told.is_set).hold(LIMIT, 1, timeout_s=60),
+        _semaphore(database, stopped=told.is_set).hold(LIMIT, 1, timeout_s=60),
     ):
         pytest.fail("there was no room")
     assert time.monotonic() - begun < 20
@@ -385,9 +387,10 @@ def test_renewals_sweeps_and_askers_never_wait_for_each_other_for_good(database_
 _HOLD_AND_SLEEP = """
 import sys, time, uuid
 from app.ledger.database import Database
-from app.workers.semaphores import LedgerGate
-gate = LedgerGate(Database(sys.argv[1]), attempt_id=uuid.UUID(sys.argv[2]), instance_id=uuid.uuid4(), lease_s=1.5)
-with gate.hold("image_builds:here", 1, timeout_s=5):
+from app.workers.semaphores import LedgerSemaphore
+database, attempt_id = Database(sys.argv[1]), uuid.UUID(sys.argv[2])
+semaphore = LedgerSemaphore(database, attempt_id=attempt_id, instance_id=uuid.uuid4(), lease_s=1.5)
+with semaphore.hold("image_builds:here", 1, timeout_s=5):
     print("in", flush=True)
     time.sleep(60)
 """
@@ -399,10 +402,10 @@ def test_the_place_of_a_killed_process_is_free_after_its_lease(database: Databas
         assert process.stdout is not None
         assert process.stdout.readline() == "in\n"
         os.kill(process.pid, signal.SIGKILL)
-    gate = _gate(database)
-    with gate.hold(LIMIT, 1, timeout_s=10):
+    semaphore = _semaphore(database)
+    with semaphore.hold(LIMIT, 1, timeout_s=10):
         assert _rows(database) == 1
-    assert 0.5 < gate.waited[LIMIT] < 8
+    assert 0.5 < semaphore.waited[LIMIT] < 8
 
 
 def test_a_client_stopped_in_the_middle_of_asking_does_not_keep_the_others_out(
@@ -412,10 +415,10 @@ def test_a_client_stopped_in_the_middle_of_asking_does_not_keep_the_others_out(
     with psycopg.connect(database_url) as stopped:
         stopped.execute("SET LOCAL idle_in_transaction_session_timeout = '1s'")  # what `ask` sets to 5 s
         stopped.execute("SELECT pg_advisory_xact_lock(hashtextextended('hold:image_builds:here', 0))")
-        gate = _gate(database)
-        with gate.hold(LIMIT, 1, timeout_s=20):
+        semaphore = _semaphore(database)
+        with semaphore.hold(LIMIT, 1, timeout_s=20):
             pass
-        assert gate.waited[LIMIT] >= 0.5
+        assert semaphore.waited[LIMIT] >= 0.5
         with pytest.raises(psycopg.Error):
             stopped.execute("SELECT 1")
 
@@ -433,7 +436,7 @@ def test_asking_bounds_how_long_it_may_be_stopped_in_the_middle(database: Databa
 def test_a_ledger_that_does_not_answer_is_an_infrastructure_fault_after_a_bounded_wait() -> None:
     away = Database("postgresql://postgres@/none?host=/nowhere", pooled=False)
     begun = time.monotonic()
-    with pytest.raises(DatabaseUnavailable), _gate(away, lease_s=0.5).hold(LIMIT, 1, timeout_s=60):
+    with pytest.raises(DatabaseUnavailable), _semaphore(away, lease_s=0.5).hold(LIMIT, 1, timeout_s=60):
         pytest.fail("nobody gave a place")
     assert time.monotonic() - begun < 10
 
@@ -443,7 +446,7 @@ def test_sessions_that_are_killed_while_waiting_and_holding_cost_nothing(databas
     semaphores.ask(database, LIMIT, first, capacity_default=1, lease_s=30)
 
     def enter() -> None:
-        with _gate(database).hold(LIMIT, 1, timeout_s=20):
+        with _semaphore(database).hold(LIMIT, 1, timeout_s=20):
             entered.set()
 
     waiting = threading.Thread(target=enter)
@@ -463,7 +466,7 @@ def test_sessions_that_are_killed_while_waiting_and_holding_cost_nothing(databas
     assert _rows(database) == 0
 
 
-# --- Environments behind the gate -----------------------------------------------------------------------------------
+# --- Environments behind the semaphore ------------------------------------------------------------------------------
 
 
 def _a_local_task(folder: Path) -> tuple[Settings, EnvironmentSpec, Callable[[Bundle], bytes]]:
@@ -478,18 +481,18 @@ def _tags() -> Tags:
 
 def test_an_environment_waits_at_the_ledgers_gate_and_its_wait_is_known(database: Database, tmp_path: Path) -> None:
     settings, spec, fetch = _a_local_task(tmp_path)
-    gate = _gate(database)
-    named = Named(gate)
-    provider = LocalProvider(settings, fetch_bundle=fetch, gate=named)
+    semaphore = _semaphore(database)
+    named = Named(semaphore)
+    provider = LocalProvider(settings, fetch_bundle=fetch, semaphore=named)
     provider.create(spec, _tags(), timeout_s=30).destroy()
     (name,) = named.names
     assert limits.kind_of(name)[0] == "environment_starts"
-    assert gate.waited == {}, "a place had at once is no wait"
+    assert semaphore.waited == {}, "a place had at once is no wait"
     assert _rows(database) == 0
     semaphores.ask(database, name, new_id(), capacity_default=1, lease_s=30)
     with pytest.raises(EnvironmentFailed, match=name):
         provider.create(spec, _tags(), timeout_s=0.5)
-    assert gate.waited[name] > 0.3
+    assert semaphore.waited[name] > 0.3
     limits.set_limit(database, name, 2)
     provider.create(spec, _tags(), timeout_s=30).destroy()
 
@@ -514,41 +517,41 @@ def test_builds_and_starts_on_an_engine_pass_the_gate_of_its_host(
 ) -> None:
     settings = Settings(home=home_folder, base_image=base_image_tag, installation=f"test-{new_id().hex[-8:]}")
     content = _archive(Dockerfile=f"FROM scratch\nLABEL once={new_id()}\nCOPY Dockerfile /\n")
-    gate = Named(_gate(database))
-    provider = DockerProvider(settings, fetch_bundle=lambda _: content, gate=gate)
+    semaphore = Named(_semaphore(database))
+    provider = DockerProvider(settings, fetch_bundle=lambda _: content, semaphore=semaphore)
     host = provider._engine.api.info()["Name"]
     image = provider.prepare_image(EnvironmentSpec(build=Build(context=_bundle(content))), timeout_s=60)
     provider._engine.api.remove_image(image)
     provider.create(EnvironmentSpec(image=base_image_tag), _tags(), timeout_s=60).destroy()
-    assert gate.names == {f"image_builds:{host}", f"environment_starts:{host}"}
+    assert semaphore.names == {f"image_builds:{host}", f"environment_starts:{host}"}
     assert _rows(database) == 0
 
 
 @pytest.mark.docker
 def test_a_pull_passes_the_gate_of_its_registry(database: Database, home_folder: Path, docker_engine: str) -> None:
-    settings, gate = Settings(home=home_folder), Named(_gate(database))
-    images = Images(settings, fetch_bundle=lambda _: b"", gate=gate)
+    settings, semaphore = Settings(home=home_folder), Named(_semaphore(database))
+    images = Images(settings, fetch_bundle=lambda _: b"", semaphore=semaphore)
     spec = EnvironmentSpec(image="localhost:1/none:1")
     with pytest.raises(ImageUnavailable, match="neither on this engine"):
         images.ensure(spec, timeout_s=60)
-    assert "image_pulls:localhost:1" in gate.names
+    assert "image_pulls:localhost:1" in semaphore.names
     limits.set_limit(database, "image_pulls:localhost:1", 0)
     with pytest.raises(ImageUnavailable, match=r"no place at image_pulls:localhost:1"):
         images.ensure(spec, timeout_s=1)
 
 
-def _without_engine(home: Path, gate: Gate, **changes: object) -> OciImages:
+def _without_engine(home: Path, semaphore: Semaphore, **changes: object) -> OciImages:
     settings = Settings(home=home, docker_url="unix:///nowhere", **changes)
-    return OciImages(settings, ImageStore(home), fetch_bundle=lambda _: b"", gate=gate)
+    return OciImages(settings, ImageStore(home), fetch_bundle=lambda _: b"", semaphore=semaphore)
 
 
 def test_a_pull_without_an_engine_passes_the_gates_of_its_host_and_its_registry(
     database: Database, home_folder: Path
 ) -> None:
-    gate, host = Named(_gate(database)), f"image_builds:{socket.gethostname()}"
+    semaphore, host = Named(_semaphore(database)), f"image_builds:{socket.gethostname()}"
     with standing() as stand:
         spec, registry = EnvironmentSpec(image=f"{stand.host}/x"), f"image_pulls:{stand.host}"
-        images = _without_engine(home_folder, gate)
+        images = _without_engine(home_folder, semaphore)
         for limit in (host, registry):
             limits.set_limit(database, limit, 0)
             with pytest.raises(ImageUnavailable, match=f"no place at {limit}"):
@@ -556,9 +559,9 @@ def test_a_pull_without_an_engine_passes_the_gates_of_its_host_and_its_registry(
             assert stand.asked == []
             limits.clear_limit(database, limit)
         assert images.ensure(spec, timeout_s=30).id == stand.image_id
-    assert gate.names == {host, registry}
+    assert semaphore.names == {host, registry}
     assert _rows(database) == 0
-    again = Named(_gate(database))
+    again = Named(_semaphore(database))
     assert _without_engine(home_folder, again).ensure(spec, timeout_s=5).id == stand.image_id
     assert again.names == set(), "what is here takes no place"
 
@@ -569,7 +572,7 @@ def test_pulls_without_an_engine_have_a_bound_out_of_the_box(database: Database,
         name = f"{limit}:{socket.gethostname() if limit == 'image_builds' else stand.host}"
         spec, images = (
             EnvironmentSpec(image=f"{stand.host}/x"),
-            _without_engine(home_folder, _gate(database), **{limit: 2}),
+            _without_engine(home_folder, _semaphore(database), **{limit: 2}),
         )
         others = [new_id(), new_id()]
         for other in others:

@@ -17,7 +17,7 @@ from app.environments.contract import Tags
 from app.environments.runtimes.local import LocalProvider
 from app.environments.sweeper import Sweeper
 from app.errors import EnvironmentFailed, NoPlaceToStart, SetupFailed, SetupTimedOut, SpecInvalid
-from app.host.slots import HostGate
+from app.host.slots import HostSemaphore
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec, Reuse
 from app.settings import Settings
 from megaflow.contract.environments.ground import tags_of, tar_of
@@ -37,7 +37,7 @@ def test_a_folder_is_not_shared(tmp_path: Path) -> None:
 def test_no_place_among_those_that_start_is_told_from_other_failures(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path, environment_starts=1)
     provider = LocalProvider(settings, fetch_bundle=lambda bundle: CONTEXT)
-    starting = HostGate(tmp_path / "run" / "slots")
+    starting = HostSemaphore(tmp_path / "run" / "slots")
     with (
         starting.hold(f"environment_starts:{socket.gethostname()}", 1, timeout_s=5),
         pytest.raises(NoPlaceToStart, match="within 1 s"),

@@ -207,7 +207,7 @@ def test_a_disk_filler_is_ended_with_its_reason(
     oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk_watch, "LIMIT_BYTES", 100 * MEBI)
-    monkeypatch.setattr(disk_watch, "_LOOK_S", 0.05)
+    monkeypatch.setattr(disk_watch, "_CHECK_S", 0.05)
     environment, neighbour = create(oci, tiny, oci_settings), create(oci, tiny, oci_settings)
     with pytest.raises(EnvironmentOverLimit, match=r"disk limit of 104857600 bytes reached, \d+ written"):
         environment.run("dd if=/dev/zero of=/big bs=1M count=400; sleep 30", timeout_s=40)
@@ -232,7 +232,7 @@ def test_on_a_full_disk_only_the_largest_of_all_processes_environments_ends(
     oci._watch._watched.clear()
     monkeypatch.setattr(disk_watch, "_RESERVE", 2.0)
     for environment in (small, large, small):
-        watches[environment].look()
+        watches[environment].check()
     assert (small.gone, large.gone) == (False, True)
     with pytest.raises(HostDiskFull, match=r"host's disk is nearly full, and of all it had written most \(\d+ bytes"):
         large.run("true", timeout_s=5)

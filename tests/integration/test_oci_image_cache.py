@@ -20,14 +20,14 @@ from pydantic import SecretStr
 from app.environments.runtimes.oci import OciProvider
 from app.errors import DiskFull, ImageUnavailable
 from app.host import kernel
-from app.host.slots import HostGate
+from app.host.slots import HostSemaphore
 from app.images import overview
 from app.images.cache import ImageCache
+from app.images.changes import ImageChanges
 from app.images.layer_store import ImageStore
 from app.images.metadata import ImageMetadata
 from app.images.overview import ImageDemand
 from app.images.prefetch import Prefetcher
-from app.images.presence import Presence
 from app.images.references import built_for_all, key_of
 from app.images.unpacked_images import OciImages
 from app.models.spec import Build, Bundle, Compose, EnvironmentSpec
@@ -97,8 +97,8 @@ def provider_of(settings: Settings) -> OciProvider:
 
 
 def images_of(settings: Settings) -> OciImages:
-    gate = HostGate(settings.home / "run" / "slots")
-    return OciImages(settings, ImageStore(settings.home.resolve()), fetch_bundle=lambda _: b"", gate=gate)
+    semaphore = HostSemaphore(settings.home / "run" / "slots")
+    return OciImages(settings, ImageStore(settings.home.resolve()), fetch_bundle=lambda _: b"", semaphore=semaphore)
 
 
 def pull(settings: Settings, *specs: EnvironmentSpec) -> list[str]:
@@ -235,7 +235,7 @@ def test_a_person_sees_and_evicts_them_as_on_an_engine(
 
 
 class Full:
-    """A gate without a free place."""
+    """A semaphore without a free place."""
 
     def hold(self, limit: str, capacity: int | None, *, timeout_s: float) -> AbstractContextManager[None]:
         assert timeout_s <= 0
@@ -261,7 +261,7 @@ def prefetcher(settings: Settings, queue: list[EnvironmentSpec], **more: object)
 def test_nothing_is_pulled_ahead_without_a_free_place_or_above_the_low_mark(settings: Settings, push: Push) -> None:
     old, new = push("old", 10 * KILO), push("new", KILO)
     ids = pull(settings, old)
-    assert not prefetcher(settings, [new], gate=Full()).look()
+    assert not prefetcher(settings, [new], semaphore=Full()).look()
     low = settings.model_copy(update={"image_disk_low": 2.0, "image_disk_high": 1e15})
     assert not prefetcher(low, [new]).look()
     assert here(settings) == set(ids)
@@ -278,7 +278,7 @@ def test_a_recipe_comes_from_the_mirror_and_the_host_says_that_it_has_it(setting
     blob = a_layer(b"built elsewhere")
     image_id = push_image(registry, path, [(blob, blob)], kernel.machine(), tag)
     mirrored = settings.model_copy(update={"image_mirror": registry})
-    presence = Presence(mirrored)
+    presence = ImageChanges(mirrored)
     assert key_of(RECIPE) not in presence.here()
     assert prefetcher(mirrored, [RECIPE]).look()
     assert here(settings) == {image_id}

@@ -31,7 +31,7 @@ from app.host.engine import engine_of
 from app.images import engine_layers
 from app.images.layer_store import ImageStore, StoredImage, layer_name
 from app.images.layer_use import forget
-from app.images.pull_source import Arrival, noted
+from app.images.pull_source import PullSource, noted
 from app.images.references import Reference, built_for_all
 from app.images.registry_errors import TRIES, kind_of
 from app.images.registry_layers import Registry
@@ -256,15 +256,15 @@ def test_an_image_is_pulled_without_an_engine_and_once(
     image_id = push_image(registry, "some/image", [(first, parts), (second, zstd(second))], kernel.machine())
     spec = EnvironmentSpec(image=f"{registry}/some/image")
 
-    def prepared(_: int) -> tuple[str, Arrival]:
+    def prepared(_: int) -> tuple[str, PullSource]:
         with noted() as arrivals:
             return oci.prepare_image(spec, timeout_s=60), arrivals.longest
 
     with ThreadPoolExecutor(3) as threads:
         found = set(threads.map(prepared, range(3)))
     assert {identity for identity, _ in found} == {image_id}
-    assert (image_id, Arrival.PULL) in found
-    assert prepared(0) == (image_id, Arrival.HERE)
+    assert (image_id, PullSource.PULL) in found
+    assert prepared(0) == (image_id, PullSource.HERE)
     environment = oci.create(spec, tags(oci_settings.installation), timeout_s=30)
     assert environment.run('echo "$A $(cat /second)"', timeout_s=10).stdout == b"b zstd\n"
     environment.destroy()

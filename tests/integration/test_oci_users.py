@@ -26,7 +26,7 @@ from tests.services import missing
 
 @pytest.fixture(autouse=True)
 def able(oci_settings: Settings) -> None:
-    if not probe.found(oci_settings).users_apart:
+    if not probe.probe_host(oci_settings).users_apart:
         missing("a kernel that translates the owners of overlayfs' layers (5.19)")
 
 
@@ -84,11 +84,11 @@ def test_what_is_given_away_does_not_use_up_the_numbers(
     monkeypatch: pytest.MonkeyPatch, oci_settings: Settings
 ) -> None:
     monkeypatch.setattr(users, "_MOST", 2)
-    pool, helper = users.Pool(), binary(oci_settings.home)
-    taken = [pool.take(helper) for _ in range(5)]
+    pool, helper = users.UserPool(), binary(oci_settings.home)
+    taken = [pool.acquire(helper) for _ in range(5)]
     assert len({one.first for one in taken}) == 2
-    pool.give_back(taken[-1])
-    assert pool.take(helper) is taken[-1]
+    pool.release(taken[-1])
+    assert pool.acquire(helper) is taken[-1]
     for one in {one.namespace for one in taken}:
         os.close(one)
 
@@ -148,7 +148,7 @@ def test_where_the_kernel_cannot_translate_users_are_those_of_the_host(
         note.unlink()
     with monkeypatch.context() as old:
         old.setattr(kernel, "mount_for", unknown)
-        assert probe.found(oci_settings) == probe.ProbeResult(None, users_apart=False)
+        assert probe.probe_host(oci_settings) == probe.ProbeResult(None, users_apart=False)
     monkeypatch.setattr(probe, "_known", {})  # another process believes it
     provider = OciProvider(oci_settings, fetch_bundle=lambda bundle: b"")
     environment = create(provider, tiny, oci_settings)

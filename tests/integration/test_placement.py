@@ -22,10 +22,10 @@ from sqlalchemy import text
 
 from app.celery_app import build
 from app.host.engine import engine_of
+from app.images.changes import ImageChanges
 from app.images.layer_store import ImageStore, StoredImage
 from app.images.metadata import ImageMetadata
 from app.images.prefetch import Prefetcher
-from app.images.presence import Presence
 from app.images.references import key_of
 from app.ledger import accept, attempts, host_images
 from app.ledger.accept import Accepted, NewRun
@@ -296,7 +296,7 @@ def test_a_host_says_what_its_engine_has_by_its_names_and_by_those_of_tasks(
 ) -> None:
     settings = make_settings()
     book, image_id = ImageMetadata(settings), engine_of(settings).api.inspect_image(base_image_tag)["Id"]
-    presence = Presence(settings)
+    presence = ImageChanges(settings)
     assert base_image_tag in presence.here()
     book.made(image_id, "build:here", ["some/name:1"])
     book.made("sha256:" + "2" * 64, "build:gone", ["some/name:2"])

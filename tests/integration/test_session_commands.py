@@ -16,7 +16,6 @@ import pytest
 
 from app.environments.prebuilt import binary
 from app.environments.session import SessionClient, unix_connector
-from app.environments.session.protocol import ResultFlag
 from app.errors import EnvironmentFailed
 from app.workers.command_logs import CommandLogs
 from tests.integration.session_ground import Ground, ground, may_unshare, over_stdio
@@ -79,11 +78,6 @@ def running(client: SessionClient, mark: str) -> bool:
 def test_the_exit_code_is_exact(session: SessionClient, command: str, code: int) -> None:
     result = session.run(command, timeout_s=20)
     assert (result.exit_code, result.timed_out) == (code, False)
-
-
-def test_a_signal_is_told_apart_from_an_exit_code(session: SessionClient) -> None:
-    assert session.execute("kill -9 $$", timeout_s=20).signal == 9
-    assert session.execute("exit 137", timeout_s=20).signal == 0
 
 
 def test_a_program_gets_its_arguments_as_they_are(session: SessionClient) -> None:
@@ -302,12 +296,6 @@ def test_signals_reach_commands_as_from_a_terminal(session: SessionClient) -> No
     assert session.run("yes | head -1", timeout_s=20).stdout == b"y\n"
 
 
-def test_the_helper_tells_what_a_command_used(session: SessionClient) -> None:
-    outcome = session.execute("i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done", timeout_s=30)
-    assert 0.005 < outcome.cpu_s <= outcome.wall_s * 2
-    assert outcome.max_rss_bytes > 100_000
-
-
 def test_commands_run_side_by_side_each_with_its_own_answer(session: SessionClient) -> None:
     with ThreadPoolExecutor(20) as threads:
         answers = list(threads.map(lambda n: session.run(f"sleep 0.2; echo {n}; exit {n}", timeout_s=30), range(20)))
@@ -351,8 +339,7 @@ def test_a_command_beside_it_does_not_notice_a_timeout(session: SessionClient) -
 @as_root
 def test_a_fork_bomb_is_gone_after_its_time(session: SessionClient) -> None:
     bomb = "prlimit --pid $$ --nproc=100:100 || exit 99; bomb() { bomb | bomb & }; bomb 2>/dev/null; sleep 60"
-    outcome = session.execute(bomb, user="61234", cwd="/", timeout_s=0.4, limit_bytes=100)
-    assert (outcome.exit_code, outcome.flags) == (137, ResultFlag.TIMED_OUT)
+    assert session.run(bomb, user="61234", cwd="/", timeout_s=0.4, limit_bytes=100).timed_out
     assert not session.run("ps -o pid= -u 61234", timeout_s=20).ok
 
 

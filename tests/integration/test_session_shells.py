@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from app.environments.prebuilt import binary
-from app.environments.session import InteractiveProgram, SessionClient, ShellSession
+from app.environments.session import SessionClient, SessionProgram, ShellSession
 from app.environments.session.connection import HelperConnection
 from app.errors import EnvironmentFailed
 from app.workers.command_logs import CommandLogs
@@ -199,7 +199,7 @@ def test_another_users_shell_works(client: SessionClient) -> None:
 # --- Streams --------------------------------------------------------------------------------------------------------
 
 
-def until(stream: InteractiveProgram, mark: bytes) -> bytes:
+def until(stream: SessionProgram, mark: bytes) -> bytes:
     seen = b""
     while mark not in seen:
         piece = stream.read(5)

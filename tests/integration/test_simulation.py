@@ -31,7 +31,7 @@ from app.models.simulation import Simulation
 from app.models.spec import Mode
 from app.simulation import report
 from app.simulation.instances import Instance
-from app.simulation.slots import Seats
+from app.simulation.slots import SlotTable
 from app.stack import private
 from app.stack.private import PrivateStack, private_stack
 from app.tasks.attempt import publish
@@ -282,41 +282,41 @@ def test_no_hint_is_taken_without_a_seat_for_it(make_settings: MakeSettings) -> 
     celery = Celery("simulated-test", set_as_current=False)
     celery.conf.update(options(settings))
     heard: list[WakeUpMessage] = []
-    seats = Seats(celery, lambda _, hints: heard.extend(hints))
+    slots = SlotTable(celery, lambda _, messages: heard.extend(messages))
     instance = Instance(InstanceRequest(instance_id=new_id(), mode=Mode.PERSISTENT, slots=3), "simulated-1", 0.0)
-    hints = [WakeUpMessage(attempt_id=new_id(), number=1) for _ in range(10)]
+    messages = [WakeUpMessage(attempt_id=new_id(), number=1) for _ in range(10)]
     try:
-        publish(celery, [QueuedMessage(hint, Mode.PERSISTENT, "standard") for hint in hints])
-        seats.open(instance, 3)
+        publish(celery, [QueuedMessage(message, Mode.PERSISTENT, "standard") for message in messages])
+        slots.open(instance, 3)
         with redis.Redis.from_url(settings.redis()) as client:
-            eventually(lambda: len(heard) == 3, "three hints are taken")
+            eventually(lambda: len(heard) == 3, "three messages are taken")
             time.sleep(1.5)
             assert client.llen("persistent.standard") == 7
-            assert heard == hints[:3]
-            assert [hint for _, hint in seats.seat("persistent.standard", heard)] == hints[:3]
-            seats.open(instance, 2)
+            assert heard == messages[:3]
+            assert [message for _, message in slots.assign("persistent.standard", heard)] == messages[:3]
+            slots.open(instance, 2)
             eventually(lambda: len(heard) == 5, "two more")
             assert client.llen("persistent.standard") == 5
     finally:
-        seats.close()
+        slots.close()
 
 
 def test_a_hint_whose_seat_has_gone_is_held_for_the_next(make_settings: MakeSettings) -> None:
     settings = make_settings()
     celery = Celery("simulated-test", set_as_current=False)
     celery.conf.update(options(settings))
-    seats = Seats(celery, lambda _, __: None)
+    slots = SlotTable(celery, lambda _, __: None)
     gone, next_one = (
         Instance(InstanceRequest(instance_id=new_id(), mode=Mode.EPHEMERAL), f"simulated-{n}", 0.0) for n in range(2)
     )
-    hint = WakeUpMessage(attempt_id=new_id(), number=1)
+    message = WakeUpMessage(attempt_id=new_id(), number=1)
     try:
-        assert seats.open(gone, 1) == []
-        seats.shut(gone)
-        assert seats.seat("ephemeral.standard", [hint]) == []
-        assert seats.open(next_one, 1) == [(next_one, hint)]
+        assert slots.open(gone, 1) == []
+        slots.shut(gone)
+        assert slots.assign("ephemeral.standard", [message]) == []
+        assert slots.open(next_one, 1) == [(next_one, message)]
     finally:
-        seats.close()
+        slots.close()
 
 
 # --- The stack, the report, the command -----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from app.environments.runtimes.docker.container import DockerEnvironment
 from app.environments.runtimes.oci.environment import OciEnvironment
 from app.errors import EnvironmentOverLimit
 from app.host import disk_watch
-from app.host.disk_usage import Usage
+from app.host.disk import DiskUsage
 from app.models.spec import EnvironmentSpec, Network, Resources
 from app.settings import Settings
 from tests.contract.environment_grounds import Ground, tags_of
@@ -78,7 +78,7 @@ def _in(environment: ComposeEnvironment, service: str) -> Run:
     return lambda command: environment.run_in(service, command, timeout_s=60)
 
 
-def written(environment: Environment) -> Usage:
+def written(environment: Environment) -> DiskUsage:
     if isinstance(environment, ComposeEnvironment):
         return environment._disk.written()
     assert isinstance(environment, DockerEnvironment | OciEnvironment)

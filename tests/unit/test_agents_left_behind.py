@@ -23,9 +23,9 @@ from app.agents.frameworks import FRAMEWORKS, FrameworkOptions, framework_named
 from app.agents.installation import Installer
 from app.agents.openhands.adapter import OpenHands
 from app.agents.running import collecting
-from app.agents.running.blotting import blot
 from app.agents.running.collecting import DEEPEST, LEFT_OUT, collect_inside, tidy
-from app.agents.running.telling import told
+from app.agents.running.end_reason import end_text
+from app.agents.running.redact import blot
 from app.agents.swe_agent.adapter import SweAgent
 from app.errors import EnvironmentFailed
 from app.models.endings import EndReason
@@ -289,7 +289,7 @@ def ended(folder: Path, returncode: int = 0) -> Ended:
 
 
 def tell(answer: Any, at: Ended, placement: Placement = Placement.INSIDE, **more: bool) -> AgentEnding:
-    return told(Says(answer, placement), at, **more)  # type: ignore[arg-type]
+    return end_text(Says(answer, placement), at, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -329,14 +329,14 @@ def test_what_its_adapter_does_not_understand_is_its_error(tmp_path: Path, error
 def test_a_result_of_openhands_that_was_written_from_inside(tmp_path: Path, body: str) -> None:
     at = ended(tmp_path)
     (tmp_path / "result.json").write_text(body + ', "status": "finished"}')
-    ending = told(OpenHands(Installer(tmp_path)), at)
+    ending = end_text(OpenHands(Installer(tmp_path)), at)
     assert (ending.reason, ending.steps, ending.usage) == (EndReason.SUBMITTED, None, {})
 
 
 def test_a_result_that_is_nested_without_end_is_none(tmp_path: Path) -> None:
     at = ended(tmp_path)
     (tmp_path / "result.json").write_text("[" * 100_000)
-    assert told(OpenHands(Installer(tmp_path)), at).reason is EndReason.AGENT_ERROR
+    assert end_text(OpenHands(Installer(tmp_path)), at).reason is EndReason.AGENT_ERROR
 
 
 # --- Its signals ----------------------------------------------------------------------------------------------------

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from app.errors import EngineUnavailable, EnvironmentFailed, EnvironmentOverLimit, HostDiskFull
-from app.host.disk_usage import Usage
+from app.host.disk import DiskUsage
 from app.host.disk_watch import DiskWatch, files_within
 
 
 class Writer:
-    def __init__(self, name: str, written: Callable[[], Usage | None]) -> None:
+    def __init__(self, name: str, written: Callable[[], DiskUsage | None]) -> None:
         self.id = name
         self.written = written
         self.ended: type[EnvironmentFailed] | None = None
@@ -29,7 +29,7 @@ class Writer:
 
 @pytest.fixture
 def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiskWatch:
-    monkeypatch.setattr("app.host.disk_watch._LOOK_S", 60.0)  # we look ourselves
+    monkeypatch.setattr("app.host.disk_watch._CHECK_S", 60.0)  # the test checks
     return DiskWatch(tmp_path, tmp_path / "turn", dict)
 
 
@@ -37,45 +37,45 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiskWatch:
 def test_one_that_cannot_be_measured_keeps_nobody_from_looking_at_the_others(
     watch: DiskWatch, error: Exception
 ) -> None:
-    def fails() -> Usage:
+    def fails() -> DiskUsage:
         raise error
 
-    broken, greedy = Writer("broken", fails), Writer("greedy", lambda: Usage(101))
+    broken, greedy = Writer("broken", fails), Writer("greedy", lambda: DiskUsage(101))
     watch.watch(broken, 100)
     watch.watch(greedy, 100)
-    watch.look()
+    watch.check()
     assert (broken.ended, greedy.ended) == (None, EnvironmentOverLimit)
 
 
 def test_what_was_forgotten_is_not_ended(watch: DiskWatch) -> None:
-    whole, part = Writer("whole", lambda: Usage(10)), Writer("part", lambda: Usage(101))
+    whole, part = Writer("whole", lambda: DiskUsage(10)), Writer("part", lambda: DiskUsage(101))
     watch.watch(whole, 100)
     watch.watch(part, 100)
     watch.forget(part)
     watch.forget(part)
-    watch.look()
+    watch.check()
     assert (whole.ended, part.ended) == (None, None)
 
 
 def test_the_largest_on_a_full_disk_is_not_ended_as_one_that_took_more_than_it_may(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.host.disk_watch._LOOK_S", 60.0)
+    monkeypatch.setattr("app.host.disk_watch._CHECK_S", 60.0)
     monkeypatch.setattr("app.host.disk_watch._RESERVE", 2.0)  # every disk is nearly full
-    small, large = Writer("small", lambda: Usage(10)), Writer("large", lambda: Usage(20))
-    watch = DiskWatch(tmp_path, tmp_path / "turn", lambda: {"small": Usage(50 << 20), "large": Usage(60 << 20)})
+    small, large = Writer("small", lambda: DiskUsage(10)), Writer("large", lambda: DiskUsage(20))
+    watch = DiskWatch(tmp_path, tmp_path / "turn", lambda: {"small": DiskUsage(50 << 20), "large": DiskUsage(60 << 20)})
     watch.watch(small, 100)
     watch.watch(large, 100)
-    watch.look()
+    watch.check()
     assert (small.ended, large.ended) == (None, HostDiskFull)
 
 
 def test_who_makes_more_files_than_it_may_is_ended(watch: DiskWatch) -> None:
     most = files_within(100)
-    within, over = Writer("within", lambda: Usage(0, most)), Writer("over", lambda: Usage(0, most + 1))
+    within, over = Writer("within", lambda: DiskUsage(0, most)), Writer("over", lambda: DiskUsage(0, most + 1))
     watch.watch(within, 100)
     watch.watch(over, 100)
-    watch.look()
+    watch.check()
     assert (within.ended, over.ended) == (None, EnvironmentOverLimit)
 
 
@@ -86,15 +86,15 @@ def test_a_larger_disk_limit_allows_more_files() -> None:
 
 
 def test_where_inodes_run_out_the_one_with_most_files_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.host.disk_watch._LOOK_S", 60.0)
+    monkeypatch.setattr("app.host.disk_watch._CHECK_S", 60.0)
     disk = os.statvfs(tmp_path)
     fields = list(disk)
     fields[4], fields[5], fields[7] = disk.f_blocks, disk.f_files or 1, 0  # bytes are free, inodes are not
     monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(fields))
-    large, many = Writer("large", lambda: Usage(90, 1)), Writer("many", lambda: Usage(1, 90))
-    sizes = {"large": Usage(60 << 20, 1), "many": Usage(1, 60_000)}
+    large, many = Writer("large", lambda: DiskUsage(90, 1)), Writer("many", lambda: DiskUsage(1, 90))
+    sizes = {"large": DiskUsage(60 << 20, 1), "many": DiskUsage(1, 60_000)}
     watch = DiskWatch(tmp_path, tmp_path / "turn", lambda: sizes)
     watch.watch(large, 100)
     watch.watch(many, 100)
-    watch.look()
+    watch.check()
     assert (large.ended, many.ended) == (None, HostDiskFull)

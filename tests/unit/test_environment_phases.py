@@ -8,7 +8,7 @@ import time
 import pytest
 
 from app.environments.contract import Times, noting
-from app.images.pull_source import Arrival, noted, tell
+from app.images.pull_source import PullSource, noted, tell
 
 
 @pytest.fixture
@@ -96,8 +96,8 @@ def test_the_longest_way_of_an_image_is_told_to_whoever_asked_for_it() -> None:
     with noted() as nothing:
         pass
     with noted() as both:
-        tell(Arrival.BUILD)
+        tell(PullSource.BUILD)
         with noted() as inner:
-            tell(Arrival.PULL)
-    tell(Arrival.BUILD)
-    assert (nothing.longest, inner.longest, both.longest) == (Arrival.HERE, Arrival.PULL, Arrival.BUILD)
+            tell(PullSource.PULL)
+    tell(PullSource.BUILD)
+    assert (nothing.longest, inner.longest, both.longest) == (PullSource.HERE, PullSource.PULL, PullSource.BUILD)

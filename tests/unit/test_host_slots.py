@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from app.host import slots
-from app.host.slots import HostGate, HostSlots, turn
+from app.host.slots import HostSemaphore, HostSlots, turn
 
 
 def test_only_so_many_hold_one_and_everybody_comes_through(tmp_path: Path) -> None:
@@ -69,21 +69,21 @@ def test_only_those_whose_turn_it_is_look_at_the_files(tmp_path: Path, monkeypat
 
 
 def test_a_holder_in_another_process_counts(tmp_path: Path) -> None:
-    file = slots._try(tmp_path / "limit-of-a-host.0")  # as another process would, past this one's line
+    file = slots._try(tmp_path / "limit-of-a-host.0")  # as another process would, past this one's queue
     assert file is not None
     with pytest.raises(TimeoutError, match="limit-of-a-host"):
-        HostGate(tmp_path).hold("limit:of:a:host", 1, timeout_s=0.05).__enter__()
+        HostSemaphore(tmp_path).hold("limit:of:a:host", 1, timeout_s=0.05).__enter__()
     os.close(file)
-    again = HostGate(tmp_path).hold("limit:of:a:host", 1, timeout_s=0.05)
+    again = HostSemaphore(tmp_path).hold("limit:of:a:host", 1, timeout_s=0.05)
     with (
-        HostGate(tmp_path).hold("limit:of:a:host", 1, timeout_s=0),
+        HostSemaphore(tmp_path).hold("limit:of:a:host", 1, timeout_s=0),
         pytest.raises(TimeoutError, match="limit-of-a-host"),
         again,
     ):
         pass
     del again
     gc.collect()
-    assert not [place for place, _ in slots._lines if place.is_relative_to(tmp_path)], "nobody waits there now"
+    assert not [place for place, _ in slots._queues if place.is_relative_to(tmp_path)], "nobody waits there now"
 
 
 ELSEWHERE = """
@@ -129,5 +129,5 @@ def test_a_fork_does_not_wait_for_its_parents_threads(tmp_path: Path) -> None:
     with turn(tmp_path / "turn", timeout_s=60):
         child = os.fork()
         if child == 0:
-            os._exit(0 if slots._line(tmp_path / "turn", 1).acquire(blocking=False) else 1)
+            os._exit(0 if slots._queue_of(tmp_path / "turn", 1).acquire(blocking=False) else 1)
         assert os.waitpid(child, 0)[1] == 0

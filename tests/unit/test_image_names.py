@@ -224,11 +224,11 @@ def test_the_book_tells_ours_from_those_that_were_here(tmp_path: Path) -> None:
 
 def test_who_keeps_an_image_keeps_evictors_off_but_not_other_users(tmp_path: Path) -> None:
     book = ImageMetadata(Settings(home=tmp_path))
-    with book.kept("x", timeout_s=1), book.kept("x", timeout_s=1), book.alone(["w", "x"]) as free:
+    with book.pinned("x", timeout_s=1), book.pinned("x", timeout_s=1), book.alone(["w", "x"]) as free:
         assert not free
     with book.alone(["w", "x"]) as free:
         assert free
-        with pytest.raises(TimeoutError, match="x"), book.kept("x", timeout_s=0.05):
+        with pytest.raises(TimeoutError, match="x"), book.pinned("x", timeout_s=0.05):
             pass
 
 

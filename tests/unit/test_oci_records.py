@@ -27,11 +27,11 @@ def test_what_a_newer_version_adds_is_passed_over(records: Records) -> None:
 def test_a_record_that_cannot_be_read_now_is_not_taken_for_nobodys(
     records: Records, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def too_many_files(self: Path) -> str:
+    def too_many_files(self: Path) -> bytes:
         raise OSError(24, "Too many open files", str(self))
 
     monkeypatch.setattr("app.host.environment_records._YOUNG_S", -1.0)
-    monkeypatch.setattr(Path, "read_text", too_many_files)
+    monkeypatch.setattr(Path, "read_bytes", too_many_files)
     assert list(records.all()) == []
     with pytest.raises(OSError, match="Too many"):
         records.layers_in_use()

@@ -1,4 +1,4 @@
-"""The dice of simulated attempts, and the clock that they live by."""
+"""The random_model of simulated attempts, and the clock that they live by."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.models.outcome import Phase
 from app.models.simulation import FATES, Simulation
 from app.models.spec import Mode
 from app.simulation.clock import SimulationClock
-from app.simulation.instances import Dice, Step
+from app.simulation.instances import RandomModel, Step
 from tests.building import a_spec, new_id
 
 
@@ -27,60 +27,63 @@ def _kinds(course: list[Step]) -> list[str]:
 
 
 def test_an_attempt_passes_all_doors_in_order_within_its_time_and_ends() -> None:
-    course = Dice(Simulation.of(run_s="constant:10")).course(_claim(), now=100.0)
-    on_the_way = [step.phase for step in reversed(course) if step.kind == "door"]
+    course = RandomModel(Simulation.of(run_s="constant:10")).course(_claim(), now=100.0)
+    on_the_way = [step.phase for step in reversed(course) if step.kind == "phase"]
     assert on_the_way == list(Phase)[list(Phase).index(Phase.IMAGE_READY) : list(Phase).index(Phase.TORN_DOWN)]
     assert (course[0].kind, course[0].at) == ("end", 110.0)
     assert [step.at for step in course] == sorted((step.at for step in course), reverse=True)
 
 
 def test_few_doors_leave_out_no_phase_that_tells_when_the_agent_worked() -> None:
-    course = Dice(Simulation.of(doors="few")).course(_claim(), now=0.0)
-    passed = [step.phase for step in reversed(course) if step.kind == "door"]
+    course = RandomModel(Simulation.of(phases="few")).course(_claim(), now=0.0)
+    passed = [step.phase for step in reversed(course) if step.kind == "phase"]
     assert passed == [Phase.AGENT_STARTED, Phase.AGENT_ENDED, Phase.GRADED, Phase.STORED]
 
 
 @pytest.mark.parametrize("fate", [fate for fate in FATES if fate != "freeze"])
 def test_a_fate_strikes_within_the_attempts_time_and_takes_its_end_away(fate: str) -> None:
-    course = Dice(Simulation.of(run_s="constant:10", **{fate: 1.0})).course(_claim(), now=100.0)
+    course = RandomModel(Simulation.of(run_s="constant:10", **{fate: 1.0})).course(_claim(), now=100.0)
     (struck,) = [step for step in course if step.kind == fate]
     assert 100.0 <= struck.at <= 110.0
     assert "end" not in _kinds(course)
 
 
 def test_what_hangs_never_ends_and_what_freezes_ends_late() -> None:
-    hung = Dice(Simulation.of(hang=1.0)).course(_claim(), now=0.0)
-    frozen = Dice(Simulation.of(freeze=1.0)).course(_claim(), now=0.0)
-    assert set(_kinds(hung)) == {"door", "hang"}
+    hung = RandomModel(Simulation.of(hang=1.0)).course(_claim(), now=0.0)
+    frozen = RandomModel(Simulation.of(freeze=1.0)).course(_claim(), now=0.0)
+    assert set(_kinds(hung)) == {"phase", "hang"}
     assert _kinds(frozen)[-1] == "end"
     assert "freeze" in _kinds(frozen)
 
 
 def test_fates_are_as_frequent_as_they_were_asked_for() -> None:
-    dice = Dice(Simulation.of(crash=0.1, vanish=0.2, infrastructure=0.3))
+    random_model = RandomModel(Simulation.of(crash=0.1, vanish=0.2, infrastructure=0.3))
     claimed = _claim()
-    found = Counter(_fate(dice.course(claimed, 0.0)) for _ in range(4000))
+    found = Counter(_fate(random_model.course(claimed, 0.0)) for _ in range(4000))
     shares = {fate: count / 4000 for fate, count in found.items()}
     assert shares == pytest.approx({"crash": 0.1, "vanish": 0.2, "infrastructure": 0.3, "end": 0.4}, abs=0.03)
 
 
 def _fate(course: list[Step]) -> str:
-    return next(kind for kind in _kinds(course) if kind != "door")
+    return next(kind for kind in _kinds(course) if kind != "phase")
 
 
 def test_a_poison_task_crashes_every_instance_and_the_others_none() -> None:
-    dice = Dice(Simulation.of(poison="poison"))
-    assert _fate(dice.course(_claim("poison-1"), 0.0)) == "crash"
-    assert _fate(dice.course(_claim("example-1"), 0.0)) == "end"
+    random_model = RandomModel(Simulation.of(poison="poison"))
+    assert _fate(random_model.course(_claim("poison-1"), 0.0)) == "crash"
+    assert _fate(random_model.course(_claim("example-1"), 0.0)) == "end"
 
 
 def test_one_seed_gives_the_same_times_again_and_one_die_does_not_move_another() -> None:
     claimed = _claim()
-    plain, again = (Dice(Simulation.of(run_s="exponential:5", seed=4)) for _ in range(2))
-    slow_boot = Dice(Simulation.of(run_s="exponential:5", boot_s="uniform:1,9", seed=4))
-    other = Dice(Simulation.of(run_s="exponential:5", seed=5))
+    plain, again = (RandomModel(Simulation.of(run_s="exponential:5", seed=4)) for _ in range(2))
+    slow_boot = RandomModel(Simulation.of(run_s="exponential:5", boot_s="uniform:1,9", seed=4))
+    other = RandomModel(Simulation.of(run_s="exponential:5", seed=5))
     slow_boot.boot_s()
-    times = [[dice.course(claimed, 0.0)[0].at for _ in range(20)] for dice in (plain, again, slow_boot, other)]
+    times = [
+        [random_model.course(claimed, 0.0)[0].at for _ in range(20)]
+        for random_model in (plain, again, slow_boot, other)
+    ]
     assert times[0] == times[1] == times[2]
     assert times[0] != times[3]
 

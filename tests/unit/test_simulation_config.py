@@ -15,17 +15,17 @@ from app.models.simulation import Distribution, Simulation
 @pytest.mark.parametrize("text", ["constant:5", "uniform:1,10", "exponential:30", "lognormal:60,0.5"])
 def test_a_distribution_is_written_as_it_is_read_and_has_the_mean_that_it_says(text: str) -> None:
     spread = Distribution.parse(text)
-    dice = random.Random(7)
-    drawn = [spread.draw(dice) for _ in range(20_000)]
+    random_model = random.Random(7)
+    drawn = [spread.draw(random_model) for _ in range(20_000)]
     assert str(spread) == text
     assert min(drawn) >= 0
     assert statistics.fmean(drawn) == pytest.approx(spread.mean_s, rel=0.03)
 
 
 def test_lognormal_takes_its_median_and_not_its_mean() -> None:
-    dice = random.Random(1)
+    random_model = random.Random(1)
     spread = Distribution.parse("lognormal:60,0.5")
-    assert statistics.median(spread.draw(dice) for _ in range(20_000)) == pytest.approx(60, rel=0.03)
+    assert statistics.median(spread.draw(random_model) for _ in range(20_000)) == pytest.approx(60, rel=0.03)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_chances_must_be_chances_and_fates_exclude_each_other(values: dict[str, 
         Simulation.of(**values)
 
 
-@pytest.mark.parametrize("values", [{"crsh": 0.1}, {"run_s": "soon"}, {"doors": "none"}])
+@pytest.mark.parametrize("values", [{"crsh": 0.1}, {"run_s": "soon"}, {"phases": "none"}])
 def test_what_a_simulation_does_not_know_is_refused_by_name(values: dict[str, object]) -> None:
     with pytest.raises(SpecInvalid, match=next(iter(values))):
         Simulation.of(**values)

@@ -12,7 +12,7 @@ from app.errors import InstallationFailed
 from app.model_service.gateway.app import LAST_S
 from app.model_service.recording.recorder import CLOSE_S
 from app.settings import Settings
-from app.stack.ports import refuse_taken
+from app.stack.ports import refuse_in_use
 from app.stack.programs import StartStage, programs
 from tests.chaos.supervised import free_port
 
@@ -51,9 +51,9 @@ def test_a_port_that_two_of_ours_want_is_named_before_anything_starts(tmp_path: 
     port = free_port()
     settings = Settings(home=tmp_path, gateways=2, gateway_port=port - 1, replay_port=port, flower_port=free_port())
     with pytest.raises(InstallationFailed, match=rf"{port} for the replay engine.*MEGAFLOW_REPLAY_PORT"):
-        refuse_taken(settings)
+        refuse_in_use(settings)
     with pytest.raises(InstallationFailed, match=r"65536 for the model gateway.*MEGAFLOW_GATEWAY_PORT"):
-        refuse_taken(Settings(home=tmp_path, gateways=2, gateway_port=65535, flower_port=free_port()))
+        refuse_in_use(Settings(home=tmp_path, gateways=2, gateway_port=65535, flower_port=free_port()))
     clash = Settings(home=tmp_path, gateways=2, gateway_port=port - 1, metrics_port=port, flower_port=free_port())
     with pytest.raises(InstallationFailed, match=rf"{port} for metrics.*MEGAFLOW_METRICS_PORT"):
-        refuse_taken(clash)
+        refuse_in_use(clash)

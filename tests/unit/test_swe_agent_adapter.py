@@ -24,7 +24,7 @@ TASK = "Mend it.\n{{ braces }} and 'quotes' $(as they are)"
 RECORDED = {"model_stats": {"instance_cost": 0.0, "tokens_sent": 1200, "tokens_received": 90, "api_calls": 4}}
 
 
-class Shelf(Installer):
+class ToolStore(Installer):
     """An installer that has the framework."""
 
     def __init__(self, folder: Path) -> None:
@@ -46,7 +46,7 @@ def checkout(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def agent(checkout: Path) -> SweAgent:
-    return SweAgent(Shelf(checkout), "somewhere", call_timeout_s=60, call_attempts=2)
+    return SweAgent(ToolStore(checkout), "somewhere", call_timeout_s=60, call_attempts=2)
 
 
 @pytest.fixture

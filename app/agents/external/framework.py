@@ -52,7 +52,7 @@ class ExternalFramework:
                 self._step(manifest.check, manifest.folder)
                 self._checked = True
             return FrameworkBundle(self.name, manifest.folder)
-        return FrameworkBundle(self.name, self._installer.shelf.ensure(self.name, _digest(manifest), self._fill))
+        return FrameworkBundle(self.name, self._installer.tool_store.ensure(self.name, _digest(manifest), self._fill))
 
     def _fill(self, folder: Path) -> None:
         self._step(self.manifest.install, folder)

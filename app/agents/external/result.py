@@ -26,7 +26,7 @@ MAY_SAY = (
     EndReason.AGENT_ERROR,
     EndReason.MODEL_ERROR,
 )
-"""The rest is for us to tell: an adapter cannot know that its worker was lost, or that somebody cancelled."""
+"""The rest is for us to tell: an adapter cannot know that its worker was lost, or that the attempt was cancelled."""
 
 ENDINGS: Mapping[str, EndReason] = {
     **{reason.value: reason for reason in MAY_SAY},

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from app.agents.framework import FrameworkBundle
-from app.agents.installation.once import Shelf, digest_of, step
+from app.agents.installation.once import ToolStore, digest_of, step
 from app.agents.installation.pythons import VenvRequest, fill
 from app.errors import AgentNotSetUp
 
@@ -24,7 +24,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _QUIET = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "GIT_SSH_COMMAND": "ssh -oBatchMode=yes"}
 
 
-def bundle(shelf: Shelf, name: str, source: str, wanted: VenvRequest) -> FrameworkBundle:
+def bundle(tool_store: ToolStore, name: str, source: str, wanted: VenvRequest) -> FrameworkBundle:
     """See `Installer.checkout`."""
     folder = Path(source).expanduser()
     if folder.is_dir():
@@ -51,7 +51,7 @@ def bundle(shelf: Shelf, name: str, source: str, wanted: VenvRequest) -> Framewo
         (site / f"{name}-source.pth").write_text(os.path.relpath(target, site) + "\n")
 
     digest = digest_of(name, [wanted.lock, wanted.version, _RECIPE, state])
-    place = shelf.ensure(
+    place = tool_store.ensure(
         name, digest, lambda place: fill(place, name, wanted, beside=lambda site: add_source(place, site))
     )
     return FrameworkBundle(name, place)

@@ -24,7 +24,7 @@ def environment() -> dict[str, str]:
     public one is out of reach.
     """
     env = without_keys(os.environ)
-    told = _told_pip()
+    told = _pip_settings()
     if not any(env.get(name) for name in _TOLD) and (index := _first(told, "index-url")):
         env["UV_DEFAULT_INDEX"] = index
     if not env.get("SSL_CERT_FILE") and (authorities := _first(told, "cert")):
@@ -42,7 +42,7 @@ def _first(told: Mapping[str, str], name: str) -> str | None:
     return next((told[f"{scope}.{name}"] for scope in _SCOPES if told.get(f"{scope}.{name}")), None)
 
 
-def _told_pip() -> dict[str, str]:
+def _pip_settings() -> dict[str, str]:
     """What pip knows from its variables and files, by `SCOPE.NAME`; nothing when there is no pip here."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "config", "list"]
     try:

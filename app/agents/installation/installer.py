@@ -8,7 +8,7 @@ from pathlib import Path
 
 from app.agents.framework import FrameworkBundle
 from app.agents.installation import checkouts, node, pythons, venvs
-from app.agents.installation.once import Shelf
+from app.agents.installation.once import ToolStore
 
 __all__ = ["Installer"]
 
@@ -19,7 +19,7 @@ class Installer:
 
     However many processes ask at once, one installs and the others wait for it; what a killed one left half done is
     made anew. A finished bundle never changes, so a changed lock file is a new folder. Without `may_install` nothing is
-    made: what is not there is AgentUnavailable at once (for whoever prepares things ahead). `ready` is a second folder
+    made: what is not there is AgentUnavailable at once (for preparing ahead). `ready` is a second folder
     of bundles, used and never written to: an image's own.
 
     In each method `name` is the bundle's (and what `EnvironmentSpec.tools` calls it), and `first_use` are arguments for
@@ -35,9 +35,9 @@ class Installer:
     ready: Path | None = None
 
     @property
-    def shelf(self) -> Shelf:
+    def tool_store(self) -> ToolStore:
         """For bundles of another kind."""
-        return Shelf(self.folder, self.may_install, self.ready)
+        return ToolStore(self.folder, self.may_install, self.ready)
 
     def venv(
         self,
@@ -48,7 +48,7 @@ class Installer:
         first_use_env: Mapping[str, str] | None = None,
     ) -> FrameworkBundle:
         """A virtual environment of our own Python, for OUTSIDE: programs are in TOOL/bin. It cannot be mounted."""
-        return venvs.bundle(self.shelf, name, lock, first_use, first_use_env or {})
+        return venvs.bundle(self.tool_store, name, lock, first_use, first_use_env or {})
 
     def python(
         self,
@@ -66,7 +66,7 @@ class Installer:
         starts; `sys.executable` is the launcher. Start console programs as `-m MODULE`.
         """
         wanted = pythons.VenvRequest(lock, python, first_use, first_use_env or {})
-        return pythons.bundle(self.shelf, name, wanted)
+        return pythons.bundle(self.tool_store, name, wanted)
 
     def npm(
         self,
@@ -86,7 +86,7 @@ class Installer:
         ones of `npm ci`.
         """
         wanted = node.NodeRequest(package, with_node, tuple(flags), tuple(first_use), dict(first_use_env or {}))
-        return node.bundle(self.shelf, name, wanted)
+        return node.bundle(self.tool_store, name, wanted)
 
     def checkout(
         self,
@@ -104,4 +104,4 @@ class Installer:
         with `@REF`: a tag or a whole commit, fetched once. Neither brings its `.git`. The rest is as with `python`.
         """
         wanted = pythons.VenvRequest(lock, python, first_use, first_use_env or {})
-        return checkouts.bundle(self.shelf, name, source, wanted)
+        return checkouts.bundle(self.tool_store, name, source, wanted)

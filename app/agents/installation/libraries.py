@@ -32,7 +32,7 @@ def carry(name: str, programs: Iterable[Path], into: Path, *, search: Sequence[P
     Raises: AgentUnavailable: no `ldd` here.
     """
     into.mkdir(parents=True, exist_ok=True)
-    for line in _told(name, programs, [into, *search]):
+    for line in _describe(name, programs, [into, *search]):
         if (found := _FOUND.match(line)) is None or _OF_THE_SYSTEM.match(found[1]):
             continue
         source, target = Path(found[2]), into / found[1]
@@ -44,7 +44,7 @@ def carry(name: str, programs: Iterable[Path], into: Path, *, search: Sequence[P
 def needs(name: str, folders: Sequence[Path], search: Sequence[Path]) -> Needs:
     """What the programs and libraries below `folders` need. Raises: AgentUnavailable: no `ldd` here."""
     newest, ours = (2, 0), False
-    for line in _told(name, (file for folder in folders for file in elf_files(folder)), search):
+    for line in _describe(name, (file for folder in folders for file in elf_files(folder)), search):
         if owner := _OWNER.match(line):
             ours = any(Path(owner[1]).is_relative_to(folder) for folder in folders)
         elif ours and (wanted := _WANTED.match(line)):
@@ -75,7 +75,7 @@ def _kind(head: bytes) -> bytes:
     return head[:6] + head[18:20]
 
 
-def _told(name: str, files: Iterable[Path], search: Sequence[Path]) -> Iterable[str]:
+def _describe(name: str, files: Iterable[Path], search: Sequence[Path]) -> Iterable[str]:
     """Lines of `ldd -v`, in the words of glibc's."""
     program = shutil.which("ldd")
     if program is None or platform.libc_ver()[0] != "glibc":

@@ -12,7 +12,7 @@ from typing import Any
 
 from app.agents.framework import FrameworkBundle
 from app.agents.installation import indexes, libraries
-from app.agents.installation.once import Shelf, digest_of, step, try_out, uv
+from app.agents.installation.once import ToolStore, digest_of, step, try_out, uv
 from app.agents.installation.pythons import open_for_all
 from app.errors import AgentUnavailable
 
@@ -31,19 +31,19 @@ class NodeRequest:
     first_use_env: Mapping[str, str] = field(default_factory=dict)
 
 
-def bundle(shelf: Shelf, name: str, wanted: NodeRequest) -> FrameworkBundle:
+def bundle(tool_store: ToolStore, name: str, wanted: NodeRequest) -> FrameworkBundle:
     """See `Installer.npm`."""
     own, lock = wanted.package / "package.json", wanted.package / "package-lock.json"
     node = [_LOCK] if wanted.with_node else []
     digest = digest_of(name, [own, lock, *node, *wanted.flags, _RECIPE])
-    return FrameworkBundle(name, shelf.ensure(name, digest, lambda place: _fill(shelf, place, name, wanted)))
+    return FrameworkBundle(name, tool_store.ensure(name, digest, lambda place: _fill(tool_store, place, name, wanted)))
 
 
-def _fill(shelf: Shelf, place: Path, name: str, wanted: NodeRequest) -> None:
+def _fill(tool_store: ToolStore, place: Path, name: str, wanted: NodeRequest) -> None:
     for part in ("package.json", "package-lock.json"):
         shutil.copyfile(wanted.package / part, place / part)
     _refuse_unpinned(name, place / "package-lock.json")
-    node = node_folder(shelf, name)
+    node = node_folder(tool_store, name)
     _install(place, name, node, wanted.flags)
     if wanted.with_node:
         _add_node(place, name, node)
@@ -67,7 +67,7 @@ def _refuse_unpinned(name: str, lock: Path) -> None:
         )
 
 
-def node_folder(shelf: Shelf, name: str) -> Path:
+def node_folder(tool_store: ToolStore, name: str) -> Path:
     """Where Node and npm are on this host, installed once for all bundles. Raises: AgentUnavailable."""
 
     def make(place: Path) -> None:
@@ -79,7 +79,7 @@ def node_folder(shelf: Shelf, name: str) -> Path:
         shutil.rmtree(target)
         (place / "bin" / "node").chmod(0o755)
 
-    return shelf.ensure("node", digest_of(name, [_LOCK, _RECIPE]), make)
+    return tool_store.ensure("node", digest_of(name, [_LOCK, _RECIPE]), make)
 
 
 def _install(place: Path, name: str, node: Path, flags: Sequence[str]) -> None:

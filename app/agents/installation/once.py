@@ -18,7 +18,7 @@ from pathlib import Path
 
 import structlog
 
-from app.agents.installation.kept import run_kept
+from app.agents.installation.bounded import run_bounded
 from app.errors import AgentUnavailable
 
 log = structlog.get_logger(__name__)
@@ -30,7 +30,7 @@ _LOCKS: ContextVar[tuple[int, ...]] = ContextVar("locks", default=())
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class ToolStore:
     """Where bundles are, whether one may be added, and where others are that are only looked at."""
 
     folder: Path
@@ -92,7 +92,7 @@ def _sync(folder: Path) -> None:
 
 
 def _remove(place: Path) -> None:
-    """Also what says of itself that nobody may write to it."""
+    """Removes read-only folders, too."""
     for folder, _, _ in os.walk(place):
         os.chmod(folder, 0o700)
     shutil.rmtree(place, ignore_errors=True)
@@ -134,7 +134,7 @@ def step(name: str, argv: Sequence[str], *, env: Mapping[str, str] | None = None
     Raises: AgentUnavailable: with the end of what it said.
     """
     try:
-        done = run_kept(argv, env=env, cwd=cwd, timeout_s=_STEP_TIMEOUT_S, locks=_LOCKS.get())
+        done = run_bounded(argv, env=env, cwd=cwd, timeout_s=_STEP_TIMEOUT_S, locks=_LOCKS.get())
         if done.returncode == 0:
             return done.stdout
         found = f"exit code {done.returncode}: {(done.stderr.strip() or done.stdout.strip())[-1200:]}"
@@ -149,7 +149,7 @@ def step(name: str, argv: Sequence[str], *, env: Mapping[str, str] | None = None
 
 
 def try_out(name: str, argv: Sequence[str], path: str, env: Mapping[str, str]) -> None:
-    """Run `argv` with a home that is thrown away and nothing of ours. Raises: AgentUnavailable."""
+    """Run `argv` with a temporary home and without MegaFlow's variables. Raises: AgentUnavailable."""
     with tempfile.TemporaryDirectory(prefix="megaflow-agent-") as home:
         step(name, argv, env={"PATH": f"{path}:/usr/bin:/bin", "HOME": home, **env}, cwd=Path(home))
 

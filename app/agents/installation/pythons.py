@@ -14,7 +14,7 @@ from pathlib import Path
 
 from app.agents.framework import FrameworkBundle
 from app.agents.installation import indexes, libraries
-from app.agents.installation.once import Shelf, digest_of, step, try_out, uv
+from app.agents.installation.once import ToolStore, digest_of, step, try_out, uv
 from app.errors import AgentNotSetUp, AgentUnavailable
 
 _RECIPE = "python-1"  # counts up when what is below makes another bundle of the same lock
@@ -49,10 +49,10 @@ class VenvRequest:
     first_use_env: Mapping[str, str] = field(default_factory=dict)
 
 
-def bundle(shelf: Shelf, name: str, wanted: VenvRequest) -> FrameworkBundle:
+def bundle(tool_store: ToolStore, name: str, wanted: VenvRequest) -> FrameworkBundle:
     """See `Installer.python`."""
     digest = digest_of(name, [wanted.lock, wanted.version, _RECIPE])
-    return FrameworkBundle(name, shelf.ensure(name, digest, lambda place: fill(place, name, wanted)))
+    return FrameworkBundle(name, tool_store.ensure(name, digest, lambda place: fill(place, name, wanted)))
 
 
 def fill(place: Path, name: str, wanted: VenvRequest, *, beside: Callable[[Path], None] = lambda _: None) -> None:
@@ -155,7 +155,7 @@ def _copy(base: BasePython, place: Path) -> None:
 def _compile(python: str, base: BasePython, place: Path) -> None:
     """Byte code that is believed without a look at its source: times of files need not survive a copy.
 
-    A file that cannot be compiled (a template, another version's) is nobody's loss.
+    A file that cannot be compiled (a template, another version's) is skipped.
     """
     how = [python, "-m", "compileall", "-q", "-f", "-j", "0", "--invalidation-mode", "unchecked-hash"]
     with suppress(AgentUnavailable):
@@ -163,7 +163,7 @@ def _compile(python: str, base: BasePython, place: Path) -> None:
 
 
 def open_for_all(place: Path) -> None:
-    """Everybody may read it, whoever is whom inside; nobody else may write."""
+    """Readable for every user inside, writable for the owner alone."""
     for folder, _, names in os.walk(place):
         os.chmod(folder, 0o755)
         for name in names:

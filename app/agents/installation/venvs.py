@@ -8,11 +8,11 @@ from pathlib import Path
 
 from app.agents.framework import FrameworkBundle
 from app.agents.installation import indexes
-from app.agents.installation.once import Shelf, digest_of, step, try_out, uv
+from app.agents.installation.once import ToolStore, digest_of, step, try_out, uv
 
 
 def bundle(
-    shelf: Shelf, name: str, lock: Path, first_use: Sequence[str], first_use_env: Mapping[str, str]
+    tool_store: ToolStore, name: str, lock: Path, first_use: Sequence[str], first_use_env: Mapping[str, str]
 ) -> FrameworkBundle:
     """See `Installer.venv`. Compiled, whatever PYTHONDONTWRITEBYTECODE says: or every start would compile it."""
 
@@ -28,5 +28,7 @@ def bundle(
     # The interpreter is a link into the base Python: an upgrade of the host may have taken it away, and a container
     # that shares the folder has another.
     base = "{} {}.{}".format(Path(sys.executable).resolve(), *sys.version_info[:2])
-    place = shelf.ensure(name, digest_of(name, [lock, base]), make, fit=lambda it: (it / "bin" / "python").exists())
+    place = tool_store.ensure(
+        name, digest_of(name, [lock, base]), make, fit=lambda it: (it / "bin" / "python").exists()
+    )
     return FrameworkBundle(name, place)

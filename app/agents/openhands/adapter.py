@@ -100,13 +100,13 @@ class OpenHands:
             env=env,
             files={
                 _DRIVER: (_HERE / _DRIVER).read_bytes(),
-                "job.json": json.dumps(self._told(job, place), indent=1).encode(),
+                "job.json": json.dumps(self._config(job, place), indent=1).encode(),
                 task_shell.NAME: task_shell.bashrc(env.keys() - {"HOME"}, last=_PLAIN_SHELL),
             },
             results=(_RESULT,),
         )
 
-    def _told(self, job: AgentJob, place: FrameworkPaths) -> dict[str, Any]:
+    def _config(self, job: AgentJob, place: FrameworkPaths) -> dict[str, Any]:
         return {
             "task": job.description,
             "model": place.model.name,

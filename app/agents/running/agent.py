@@ -13,14 +13,14 @@ import structlog
 from app.agents.base import AgentJob, AgentReport, ModelEndpoint
 from app.agents.bridge import serve
 from app.agents.framework import Ended, Framework, FrameworkCommand, FrameworkPaths, Placement, Stop
-from app.agents.running.blotting import blot
+from app.agents.running.agent_home import AgentHome
 from app.agents.running.clock import Clock
 from app.agents.running.collecting import collect_inside, tidy
+from app.agents.running.end_reason import end_text, foreign
 from app.agents.running.inside import run_inside
-from app.agents.running.lodging import Lodging
 from app.agents.running.outputs import Outputs
 from app.agents.running.outside import run_outside
-from app.agents.running.telling import foreign, told
+from app.agents.running.redact import blot
 from app.agents.stream_json import tail
 from app.errors import AgentFailed, DiskFull, StationError
 from app.models.shell import CancelToken, Shell
@@ -71,7 +71,7 @@ class FrameworkAgent:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise DiskFull(f"agent {self.name}: expected to write in {job.scratch}; found {error}") from error
-        ending = told(self.framework, ended, out_of_memory=one.out_of_memory)
+        ending = end_text(self.framework, ended, out_of_memory=one.out_of_memory)
         log.info("agent.ended", agent=self.name, reason=ending.reason.value, returncode=ended.returncode)
         return AgentReport(
             end_reason=ending.reason,
@@ -111,7 +111,7 @@ class _Run:
                 _write_below(self._home, name, content)
             path = f"{tool}/bin:/usr/local/bin:/usr/bin:/bin"
             basis = {"PATH": path, "HOME": home, "LANG": "C.UTF-8"}
-            ended = self._kept(
+            ended = self._results(
                 lambda outputs: run_outside(
                     command.argv,
                     env={**basis, **process_env, **command.env},
@@ -140,12 +140,12 @@ class _Run:
             )
         try:
             self.framework.suits(self.shell)
-            lodging = Lodging.made(self.shell, self.job.workdir)
-            command = self.framework.command(self.job, FrameworkPaths(tool, lodging.home, self.job.workdir, model))
-            lodging.furnish(self.shell, command)
-            ended = self._kept(
-                lambda outputs: self._run_inside(command, lodging, outputs),
-                lambda by: self._fetch(command, lodging, by),
+            agent_home = AgentHome.made(self.shell, self.job.workdir)
+            command = self.framework.command(self.job, FrameworkPaths(tool, agent_home.home, self.job.workdir, model))
+            agent_home.furnish(self.shell, command)
+            ended = self._results(
+                lambda outputs: self._run_inside(command, agent_home, outputs),
+                lambda by: self._fetch(command, agent_home, by),
             )
         except StationError:
             if not self.cancel.is_set():
@@ -155,18 +155,18 @@ class _Run:
             self._raise_unless_started(ended, command)
         return ended
 
-    def _run_inside(self, command: FrameworkCommand, lodging: Lodging, outputs: Outputs) -> tuple[Stop, int]:
-        by, code = run_inside(command, lodging, self.shell, outputs=outputs, clock=self._clock(), cancel=self.cancel)
+    def _run_inside(self, command: FrameworkCommand, agent_home: AgentHome, outputs: Outputs) -> tuple[Stop, int]:
+        by, code = run_inside(command, agent_home, self.shell, outputs=outputs, clock=self._clock(), cancel=self.cancel)
         if by is Stop.ITSELF and foreign(code):
             # Told once, to the first command after it; and looked for only after one that failed. It also shows that
             # the environment lives: one that has gone is raised here, as that.
             self.out_of_memory = self.shell.run("false", timeout_s=_PROBE_S).out_of_memory
         return by, code
 
-    def _fetch(self, command: FrameworkCommand, lodging: Lodging, by: Stop) -> None:
+    def _fetch(self, command: FrameworkCommand, agent_home: AgentHome, by: Stop) -> None:
         """Also after a timeout; not when told to stop, since the environment is being ended."""
         if by is not Stop.CANCEL:
-            collect_inside(self.shell, lodging.home, self._home, first=command.results)
+            collect_inside(self.shell, agent_home.home, self._home, first=command.results)
 
     def _raise_unless_started(self, ended: Ended, command: FrameworkCommand) -> None:
         said = tail(ended.stderr)
@@ -195,7 +195,7 @@ class _Run:
     def _clock(self) -> Clock:
         return Clock(self.job.limits.agent_timeout_s, self.job.waited_s)
 
-    def _kept(self, run: Callable[[Outputs], tuple[Stop, int]], collect: Callable[[Stop], None]) -> Ended:
+    def _results(self, run: Callable[[Outputs], tuple[Stop, int]], collect: Callable[[Stop], None]) -> Ended:
         """Run it and keep what is left of it, without the token, however it ends."""
         outputs = Outputs(self.scratch, self.job.logs)
         try:

@@ -1,6 +1,6 @@
 """What a framework left in its folder, as plain files on the worker: nothing but files, and not too many bytes.
 
-Whoever works for the model may have written there, whatever it likes: no name, depth or kind of file may do more than
+The model may have written anything there: no name, depth or kind of file may do more than
 stay behind. Only a gone environment and a full disk are raised.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 import structlog
 
-from app.agents.running.uprooting import uproot
+from app.agents.running.rmtree import uproot
 from app.errors import EnvironmentFailed
 from app.models.shell import Shell
 
@@ -26,9 +26,9 @@ log = structlog.get_logger(__name__)
 MOST_BYTES = 64 << 20
 MOST_FILES = 20_000
 DEEPEST = 64
-"""Folders below each other: what is deeper, nobody reads, and some tools fall over it."""
+"""The deepest level of folders that is collected: some tools fail on more."""
 LEFT_OUT = "LEFT-OUT.txt"
-"""In the collected folder, and nobody else's: the files that were too large, a line each."""
+"""In the collected folder, made by MegaFlow alone: the files that were too large, a line each."""
 _LONGEST_NAME = 3500  # bytes of a whole path here; the system takes 4096
 _TIMEOUT_S = 120.0
 _LOOK_S = 30.0
@@ -59,7 +59,7 @@ def collect_inside(
 
     first: files by name that are fetched before all, whatever else is there and whatever the image lacks.
 
-    Links, sockets and the like are not taken: nobody can be led anywhere by what comes out. The files that are too
+    Links, sockets and the like are not collected: no path in the result leads elsewhere. The files that are too
     large are removed inside.
 
     Raises: EnvironmentFailed, or what else the shell says of its end; OSError: this host's disk is full.

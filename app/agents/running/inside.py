@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import structlog
 
 from app.agents.framework import FrameworkCommand, Stop
+from app.agents.running.agent_home import AgentHome
 from app.agents.running.clock import Clock, await_end
-from app.agents.running.lodging import Lodging
 from app.agents.running.outputs import Output, Outputs
 from app.errors import DiskFull, StationError
 from app.models.shell import CancelToken, InteractiveProgram, Shell
@@ -29,7 +29,13 @@ _KILLED = -9
 
 
 def run_inside(
-    command: FrameworkCommand, lodging: Lodging, shell: Shell, *, outputs: Outputs, clock: Clock, cancel: CancelToken
+    command: FrameworkCommand,
+    agent_home: AgentHome,
+    shell: Shell,
+    *,
+    outputs: Outputs,
+    clock: Clock,
+    cancel: CancelToken,
 ) -> tuple[Stop, int]:
     """Run `command` inside until it ends, its time is up, or `cancel` says stop: who ended it, and its exit code.
 
@@ -39,14 +45,14 @@ def run_inside(
     Raises: EnvironmentFailed, or what else the shell says of its end; DiskFull: of its outputs on this host.
     """
     bell = threading.Event()
-    errors = _OutputReader(shell.stream(lodging.errors), outputs, outputs.stderr, bell)
+    errors = _OutputReader(shell.stream(agent_home.errors), outputs, outputs.stderr, bell)
     try:
-        program = shell.stream(lodging.argv(command), cwd=command.cwd, env=command.env)
+        program = shell.stream(agent_home.argv(command), cwd=command.cwd, env=command.env)
         main = _OutputReader(program, outputs, outputs.stdout, bell)
         try:
             by = await_end(bell, lambda: main.over.is_set() or errors.full is not None, clock, cancel)
             if by is not Stop.ITSELF:
-                _ask_to_end(main, lodging, shell, cancel)
+                _ask_to_end(main, agent_home, shell, cancel)
         finally:
             main.end()
     finally:
@@ -64,14 +70,14 @@ def run_inside(
     return by, main.returncode
 
 
-def _ask_to_end(main: _OutputReader, lodging: Lodging, shell: Shell, cancel: CancelToken) -> None:
+def _ask_to_end(main: _OutputReader, agent_home: AgentHome, shell: Shell, cancel: CancelToken) -> None:
     """SIGTERM, and some time to write the last file; none when the environment itself is being ended."""
     until = time.monotonic() + _GRACE_S
     with suppress(StationError):
-        lodging.announce_stop(shell)
+        agent_home.announce_stop(shell)
         main.stream.signal(signal.SIGTERM)
         while time.monotonic() < until and not cancel.is_set():
-            if main.over.wait(_ASK_S) or lodging.has_stopped(shell):
+            if main.over.wait(_ASK_S) or agent_home.has_stopped(shell):
                 return
 
 

@@ -154,7 +154,7 @@ class Outputs:
         return [self.stdout.file, self.stderr.file, self.log.file]
 
     def write(self, output: Output, data: bytes) -> None:
-        """To `output`, one of ours, and to the log. Raises: OSError."""
+        """To `output`, one of this object's, and to the log. Raises: OSError."""
         output.write(data)
         self.log.write(data)
 

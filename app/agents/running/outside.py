@@ -1,4 +1,4 @@
-"""A framework's process on the worker: started by a keeper, its outputs carried into files, ended as a whole."""
+"""A framework's process on the worker: started by a supervisor, its outputs carried into files, ended as a whole."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from app.agents.running.outputs import Output, Outputs
 from app.errors import AgentFailed, DiskFull
 from app.models.shell import CancelToken
 
-_KEEPER = Path(__file__).with_name("keeper.py")
+_SUPERVISOR = Path(__file__).with_name("supervisor.py")
 _GRACE_S = 2.0  # between SIGTERM and SIGKILL
 _NICE = 5  # behind whoever renews its lease
-_LAST_S = 40.0  # the keeper gives up before
-_LAST_BYTES = 1 << 20  # a pipe holds no more: what comes after is of somebody who outlived the keeper
+_LAST_S = 40.0  # the supervisor gives up before
+_LAST_BYTES = 1 << 20  # a pipe holds no more: what comes after is of somebody who outlived the supervisor
 
 
 def run_outside(
@@ -57,7 +57,7 @@ def run_outside(
 
 
 class _AgentProcess:
-    """The keeper, and threads that carry what comes from it."""
+    """The supervisor, and threads that carry what comes from it."""
 
     def __init__(
         self, argv: Sequence[str], env: Mapping[str, str], cwd: str, stdin: IO[bytes], outputs: Outputs
@@ -71,8 +71,8 @@ class _AgentProcess:
         control, self._control = os.pipe()
         status, theirs = os.pipe()
         try:
-            self._keeper = subprocess.Popen(  # noqa: S603  no shell; the task's text is not among the words
-                [sys.executable, "-I", "-S", str(_KEEPER), str(control), str(theirs), str(_GRACE_S), *argv],
+            self._supervisor = subprocess.Popen(  # noqa: S603  no shell; the task's text is not among the words
+                [sys.executable, "-I", "-S", str(_SUPERVISOR), str(control), str(theirs), str(_GRACE_S), *argv],
                 env=dict(env),
                 cwd=cwd,
                 stdin=stdin,
@@ -88,15 +88,15 @@ class _AgentProcess:
             raise
         else:
             with suppress(OSError):  # it has ended
-                os.setpriority(os.PRIO_PROCESS, self._keeper.pid, _NICE)
+                os.setpriority(os.PRIO_PROCESS, self._supervisor.pid, _NICE)
         finally:
             os.close(control)
             os.close(theirs)
-        assert self._keeper.stdout is not None
-        assert self._keeper.stderr is not None
+        assert self._supervisor.stdout is not None
+        assert self._supervisor.stderr is not None
         self._carriers = [
-            self._in_background(self._carry, self._keeper.stdout, outputs.stdout),
-            self._in_background(self._carry, self._keeper.stderr, outputs.stderr),
+            self._in_background(self._carry, self._supervisor.stdout, outputs.stdout),
+            self._in_background(self._carry, self._supervisor.stderr, outputs.stderr),
             self._in_background(self._listen, status),
         ]
 
@@ -110,13 +110,13 @@ class _AgentProcess:
             os.write(self._control, b"s")
         os.close(self._control)
         if not self._over.wait(_LAST_S):
-            self._keeper.kill()
-        self._keeper.wait()
-        os.eventfd_write(self._enough, 1)  # an orphan of a keeper that was killed may hold the outputs open for ever
+            self._supervisor.kill()
+        self._supervisor.wait()
+        os.eventfd_write(self._enough, 1)  # an orphan of a killed supervisor may hold the outputs open
         for carrier in self._carriers:
             carrier.join(_LAST_S)
         os.close(self._enough)
-        for pipe in (self._keeper.stdout, self._keeper.stderr):
+        for pipe in (self._supervisor.stdout, self._supervisor.stderr):
             if pipe is not None:
                 pipe.close()
 
@@ -129,7 +129,7 @@ class _AgentProcess:
             raise AgentFailed(f"expected to start the framework; found {told}")
         try:
             return int(told)
-        except ValueError:  # the keeper was killed, or had to give up
+        except ValueError:  # the supervisor was killed, or had to give up
             return -9
 
     def _in_background(self, work: Callable[..., None], *values: object) -> threading.Thread:
@@ -138,7 +138,7 @@ class _AgentProcess:
         return thread
 
     def _carry(self, pipe: IO[bytes], output: Output) -> None:
-        """Until nobody can write any more, or nobody should. What cannot be kept is read on all the same: else the
+        """Until no process can write any more, or none should. What cannot be kept is read on all the same: else the
         program would hang.
         """
         look, number, left = select.poll(), pipe.fileno(), _LAST_BYTES

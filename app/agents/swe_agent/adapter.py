@@ -101,7 +101,7 @@ class SweAgent:
         self._call = {"timeout_s": math.ceil(call_timeout_s), "attempts": call_attempts}
 
     def install(self) -> FrameworkBundle:
-        """Raises: AgentUnavailable; AgentNotSetUp: nobody has said where the checkout is, or at which version."""
+        """Raises: AgentUnavailable; AgentNotSetUp: the settings name no checkout, or no version."""
         if not self._source:
             raise AgentNotSetUp(
                 "agent swe-agent: expected a checkout, because it is on no package index; found no setting "

@@ -110,13 +110,13 @@ def differences(before: Fingerprint, after: Fingerprint) -> tuple[str, ...]:
     found = []
     for kind in sorted(before.state.keys() | after.state.keys()):
         was, now = (one.state.get(kind, Counter()) for one in (before, after))
-        came, went = ({_told(item) for item in more} for more in (now - was, was - now))
+        came, went = ({_output(item) for item in more} for more in (now - was, was - now))
         for how, items in (("came", came - went), ("changed", came & went), ("went", went - came)):
             found += [f"{kind}: {item} {how}" for item in sorted(items)]
     return tuple(found)
 
 
-def _told(item: str) -> str:
+def _output(item: str) -> str:
     """An item without the digest of what it holds."""
     return item.partition("\0")[0].encode("utf-8", "backslashreplace").decode()
 

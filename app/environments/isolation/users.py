@@ -1,8 +1,8 @@
-"""Whom the users of an environment are on this host: nobody. Root inside has a number here that owns nothing.
+"""The users of an environment on this host: numbers that own nothing, root's inside too.
 
 Files keep their owners on the disk: what is mounted for an environment is mounted with the same translation, so that
-layers and snapshots are the same for all, whichever numbers an environment has. Each has numbers of its own, as long as
-one process does not have more than `_MOST` of them at a time.
+layers and snapshots are the same for all, whichever numbers an environment has. Each has numbers of its own, unless
+one process has more than `_MOST` of them at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 SIZE = 1 << 16
 _FIRST, _LAST = 0x7000_0000, 0x7FFD_0000
-"""Numbers that no distribution gives to anybody: below those of the sign, above those of containers."""
+"""Numbers that no distribution uses: below those of the sign, above those of containers."""
 _MOST = 64
 """Each is a namespace that is kept open; making one costs a millisecond."""
 _READY_S = 5.0
@@ -30,7 +30,7 @@ class Users:
     """The numbers `first` to `first + SIZE` of this host, and the user namespace that translates for mounts.
 
     On a mount they stand for the disk's owners 0 to SIZE. SIZE stands for this host's root, who prepares the mount, and
-    what is above for itself: nobody inside can be one of these, and copies of such files keep their owner.
+    what is above for itself: no user inside can be one of these, and copies of such files keep their owner.
     """
 
     first: int
@@ -68,48 +68,48 @@ def _namespace(helper: Path, translation: str) -> int:
             child.kill()
 
 
-class Pool:
+class UserPool:
     """The numbers that this process gives to environments: those given back first, then fresh ones, then the oldest."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._free: deque[Users] = deque()
-        self._taken: deque[Users] = deque()
+        self._used: deque[Users] = deque()
         self._made = 0
 
-    def take(self, helper: Path) -> Users:
+    def acquire(self, helper: Path) -> Users:
         """See `Users.fresh`. Raises: OSError."""
         with self._lock:
-            if not self._free and self._made >= _MOST and self._taken:  # given away, or so many
-                self._free.append(self._taken.popleft())
+            if not self._free and self._made >= _MOST and self._used:
+                self._free.append(self._used.popleft())
             if self._free:
-                found = self._free.pop()
-                self._taken.append(found)
-                return found
+                users = self._free.pop()
+                self._used.append(users)
+                return users
             self._made += 1
         try:
-            found = Users.fresh(helper)
+            users = Users.fresh(helper)
         except BaseException:
             with self._lock:
                 self._made -= 1
             raise
         with self._lock:
-            self._taken.append(found)
-        return found
+            self._used.append(users)
+        return users
 
-    def give_back(self, users: Users) -> None:
-        """Nobody with these numbers is left."""
+    def release(self, users: Users) -> None:
+        """To be called when no process with these numbers is left."""
         with self._lock:
-            if users in self._taken:  # else it was taken once more meanwhile
-                self._taken.remove(users)
+            if users in self._used:  # else it was acquired once more meanwhile
+                self._used.remove(users)
                 self._free.append(users)
 
 
 _lock = threading.Lock()
-_pools: dict[int, Pool] = {}  # by process: a fork's environments must have other numbers
+_pools: dict[int, UserPool] = {}  # by process: a fork's environments must have other numbers
 
 
-def pool() -> Pool:
+def pool() -> UserPool:
     """This process's."""
     with _lock:
-        return _pools.setdefault(os.getpid(), Pool())
+        return _pools.setdefault(os.getpid(), UserPool())

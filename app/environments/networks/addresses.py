@@ -17,7 +17,7 @@ _TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")  # IPv4 behind a translator 
 _STAND_INS = tuple(
     ipaddress.IPv4Network(text) for text in ("192.0.2.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24")
 )
-"""Nobody's machines, so nothing inwards: a resolver that gives such an address for a public name has a way there."""
+"""Without machines, so nothing inwards: a resolver that gives such an address for a public name has a way there."""
 _LOCALHOST = "localhost"
 
 

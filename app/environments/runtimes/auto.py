@@ -14,7 +14,7 @@ from app.environments.runtimes.oci import OciProvider, available
 from app.environments.tools import Find
 from app.errors import EngineUnavailable
 from app.host.engine import engine_of, url_of
-from app.host.slots import Gate
+from app.host.slots import Semaphore
 from app.models.spec import Bundle, EnvironmentSpec, Network
 from app.settings import Settings
 
@@ -27,13 +27,13 @@ class AutoProvider(EnvironmentProvider):
         settings: Settings,
         *,
         fetch_bundle: Callable[[Bundle], bytes],
-        gate: Gate | None = None,
+        semaphore: Semaphore | None = None,
         tools: Find | None = None,
     ) -> None:
         self._settings = settings
-        self._docker = DockerProvider(settings, fetch_bundle=fetch_bundle, gate=gate, tools=tools)
-        self._oci = OciProvider(settings, fetch_bundle=fetch_bundle, gate=gate, tools=tools)
-        self._compose = ComposeProvider(settings, fetch_bundle=fetch_bundle, gate=gate, tools=tools)
+        self._docker = DockerProvider(settings, fetch_bundle=fetch_bundle, semaphore=semaphore, tools=tools)
+        self._oci = OciProvider(settings, fetch_bundle=fetch_bundle, semaphore=semaphore, tools=tools)
+        self._compose = ComposeProvider(settings, fetch_bundle=fetch_bundle, semaphore=semaphore, tools=tools)
 
     def kind_of(self, spec: EnvironmentSpec) -> str:
         if spec.compose is not None:
@@ -50,7 +50,7 @@ class AutoProvider(EnvironmentProvider):
         return self._for(spec).create(spec, tags, timeout_s=timeout_s)
 
     def create_from(self, snapshot: Snapshot, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> Environment:
-        """By whoever makes its kind: files that one keeps are not the other's."""
+        """By the provider of its kind: files that one keeps are not the other's."""
         provider: EnvironmentProvider = self._compose if spec.compose is not None else self._keeping(snapshot)
         return provider.create_from(snapshot, spec, tags, timeout_s=timeout_s)
 

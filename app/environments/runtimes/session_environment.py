@@ -17,8 +17,7 @@ import structlog
 from app.environments.contract import CommandResult, Environment, Stats
 from app.environments.session import SessionStats
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
-from app.host.memory_watch import MemoryWatch
-from app.host.pids_watch import PidsWatch
+from app.host.cgroups import MemoryWatch, PidsWatch
 from app.models.shell import InteractiveProgram, OutputLogs, Shell, StatefulShell
 from app.models.spec import EnvironmentSpec
 
@@ -74,7 +73,7 @@ class SessionEnvironment(Environment, ABC):
 
     def _watched(self, run: Callable[[], CommandResult]) -> CommandResult:
         """The result, with a word on memory when that was short."""
-        with self._living("run a command"):
+        with self._alive_during("run a command"):
             result = run()
             if not self._memory.killed(suspected=not result.ok):
                 return result
@@ -84,7 +83,7 @@ class SessionEnvironment(Environment, ABC):
         return dataclasses.replace(result, stderr=result.stderr + note, out_of_memory=True)
 
     def shell(self, *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> StatefulShell:
-        with self._living("open a shell"):
+        with self._alive_during("open a shell"):
             return WatchedShell(self._session.shell(cwd=cwd, env=env), self._watched)
 
     def stream(
@@ -97,25 +96,25 @@ class SessionEnvironment(Environment, ABC):
         rows: int = 24,
         columns: int = 80,
     ) -> InteractiveProgram:
-        with self._living(f"start {argv[0]}"):
+        with self._alive_during(f"start {argv[0]}"):
             return self._session.stream(argv, cwd=cwd, env=env, tty=tty, rows=rows, columns=columns)
 
     # --- Files ----------------------------------------------------------------------------------------------------
 
     def put(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
-        with self._living(f"write {path}"):
+        with self._alive_during(f"write {path}"):
             self._session.put(path, content, mode=mode)
 
     def get(self, path: str) -> bytes:
-        with self._living(f"read {path}"):
+        with self._alive_during(f"read {path}"):
             return self._session.get(path)
 
     def put_tree(self, archive: bytes, path: str) -> None:
-        with self._living(f"unpack into {path}"):
+        with self._alive_during(f"unpack into {path}"):
             self._session.put_tree(archive, path)
 
     def get_tree(self, path: str) -> bytes:
-        with self._living(f"read {path}"):
+        with self._alive_during(f"read {path}"):
             return self._session.get_tree(path)
 
     # --- The whole ------------------------------------------------------------------------------------------------
@@ -133,11 +132,11 @@ class SessionEnvironment(Environment, ABC):
         return self._pids.refused()
 
     def stats(self) -> Stats:
-        with self._living("count what it uses"):
+        with self._alive_during("count what it uses"):
             return Stats(**dataclasses.asdict(self._session.stats()))
 
     @contextmanager
-    def _living(self, doing: str) -> Iterator[None]:
+    def _alive_during(self, doing: str) -> Iterator[None]:
         """Say how the environment ended, when that is what was wrong."""
         self._raise_if_gone()
         try:

@@ -52,11 +52,11 @@ def carry_out(commands: Sequence[str], shell: Shell, deadline: float) -> None:
         except EnvironmentOverLimit as error:
             raise SetupFailed(f"set-up command {shlex.quote(command)}: {error}") from error
         if result.timed_out:
-            raise SetupTimedOut(_told(command, "ran out of the environment's time", result))
+            raise SetupTimedOut(_failure(command, "ran out of the environment's time", result))
         if not result.ok:
-            raise SetupFailed(_told(command, f"exit code {result.exit_code}", result))
+            raise SetupFailed(_failure(command, f"exit code {result.exit_code}", result))
 
 
-def _told(command: str, how: str, result: CommandResult) -> str:
+def _failure(command: str, how: str, result: CommandResult) -> str:
     said = result.text()[-_TOLD_CHARACTERS:].strip() or "(no output)"
     return f"set-up command {shlex.quote(command)}: {how}: {said}"

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import BinaryIO
 
 from app.environments.session import protocol, transfer
-from app.environments.session.commands import LongStreams, outcome_after_loss, receive_outcome, result_of, start
+from app.environments.session.commands import LongStreams, receive_result, result_after_loss, start
 from app.environments.session.connection import Connect, ConnectionLost
 from app.environments.session.connection_pool import ConnectionPool
-from app.environments.session.protocol import KEEP_BYTES, CommandOutcome, FrameKind, SessionStats, frame
+from app.environments.session.protocol import KEEP_BYTES, FrameKind, SessionStats, frame
 from app.environments.session.shells import SessionProgram, ShellSession
 from app.models.shell import CommandResult, OutputLogs
 
@@ -71,23 +71,6 @@ class SessionClient:
         folder, not executable), 127: no such program; stderr says why.
         """
         begun = time.monotonic()
-        outcome = self.execute(
-            command, cwd=cwd, env=env, timeout_s=timeout_s, stdin=stdin, user=user, limit_bytes=limit_bytes
-        )
-        return result_of(outcome, time.monotonic() - begun)
-
-    def execute(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        timeout_s: float,
-        stdin: bytes | None = None,
-        user: str | None = None,
-        limit_bytes: int = KEEP_BYTES,
-    ) -> CommandOutcome:
-        """As `run`, with all that the helper tells: signal, CPU, memory."""
         argv, script = _argv(command)
         with LongStreams(self.logs, command) as streams:
             request = protocol.run(
@@ -106,15 +89,15 @@ class SessionClient:
                 start(connection, request, timeout_s, more=protocol.follows(stdin))
                 if protocol.follows(stdin):
                     transfer.send_pieces(connection, stdin or b"")
-                outcome = receive_outcome(connection, limit_bytes, streams)
+                result = receive_result(connection, limit_bytes, streams, begun=begun)
             except ConnectionLost as error:
                 self._pool.discard(connection)
-                return outcome_after_loss(self._pool, error)
+                return result_after_loss(self._pool, error, begun=begun)
             except BaseException:
                 self._pool.discard(connection)
                 raise
         self._pool.release(connection)
-        return outcome
+        return result
 
     def _variables(self, env: Mapping[str, str] | None) -> tuple[int, bytes]:
         if not env:

@@ -14,7 +14,7 @@ from typing import Self
 from app.environments.session import protocol
 from app.environments.session.connection import ConnectionLost, HelperConnection
 from app.environments.session.connection_pool import ConnectionPool
-from app.environments.session.protocol import CHUNK_BYTES, CommandOutcome, FrameKind, ResultFlag
+from app.environments.session.protocol import CHUNK_BYTES, FrameKind
 from app.models.shell import LOGS_FULL, CommandResult, OutputLog, OutputLogs
 
 AFTER_TIMEOUT_S = 20.0
@@ -123,8 +123,10 @@ class LongStreams:
             log.close()
 
 
-def receive_outcome(connection: HelperConnection, limit_bytes: int, streams: LongStreams) -> CommandOutcome:
-    """Raises: ConnectionLost: also for a reply that is no result."""
+def receive_result(
+    connection: HelperConnection, limit_bytes: int, streams: LongStreams, *, begun: float
+) -> CommandResult:
+    """begun: monotonic. Raises: ConnectionLost: also for a reply that is no result."""
     most = max(protocol.result_limit(limit_bytes), CHUNK_BYTES)
     kind, payload = connection.receive(most)
     while kind in (FrameKind.OUT, FrameKind.ERR):
@@ -135,30 +137,17 @@ def receive_outcome(connection: HelperConnection, limit_bytes: int, streams: Lon
     if kind is not FrameKind.RESULT:
         raise ConnectionLost(f"expected a result, found {kind.name}")
     try:
-        outcome = protocol.outcome(payload, limit_bytes, streams.note)
+        result = protocol.result(payload, limit_bytes, streams.note, duration_s=time.monotonic() - begun)
     except ValueError as error:
         raise ConnectionLost(f"found {error}") from error
-    return replace(outcome, logs=streams.names) if streams.names else outcome
+    return replace(result, logs=streams.names) if streams.names else result
 
 
-def outcome_after_loss(pool: ConnectionPool, error: ConnectionLost) -> CommandOutcome:
+def result_after_loss(pool: ConnectionPool, error: ConnectionLost, *, begun: float) -> CommandResult:
     """A command may kill what is beside it, its supervisor too: that is an answer while the helper lives.
 
     Raises: EnvironmentFailed: it does not, or the connection did not end: silence and nonsense are no answers.
     """
     if not error.ended or pool.closed or not pool.alive():
         raise pool.lost(error) from error
-    return CommandOutcome(137, 9, ResultFlag(0), b"", _KILLED_NOTE, 0, 0.0, 0, 0.0)
-
-
-def result_of(outcome: CommandOutcome, duration_s: float) -> CommandResult:
-    timed_out = ResultFlag.TIMED_OUT in outcome.flags
-    return CommandResult(
-        exit_code=None if timed_out else outcome.exit_code,
-        stdout=outcome.stdout,
-        stderr=outcome.stderr,
-        timed_out=timed_out,
-        truncated=outcome.dropped_bytes > 0,
-        duration_s=duration_s,
-        logs=outcome.logs,
-    )
+    return CommandResult(137, b"", _KILLED_NOTE, False, False, time.monotonic() - begun)

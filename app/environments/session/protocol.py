@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from functools import partial
 
-from app.models.shell import left_out
+from app.models.shell import CommandResult, left_out
 
 KEEP_BYTES = 1 << 20
 """Of each stream of a command, this much of its head and this much of its tail is kept."""
@@ -27,7 +27,8 @@ _INLINE_BYTES = 32 << 10
 _RUN = struct.Struct("<IIIIQ")
 _SHELL_RUN = struct.Struct("<IQ")
 _STREAM_OPEN = struct.Struct("<III")
-_RESULT = struct.Struct("<6I6Q")
+_RESULT = struct.Struct("<6I6Q")  # exit code, signal, flags, 0, lengths kept, lengths in all, times and memory
+_TIMED_OUT = 1
 _LENGTH = struct.Struct("<I")
 
 
@@ -64,17 +65,8 @@ class RunFlag(IntFlag):
     """How a command is started."""
 
     STDIN_FOLLOWS = 1
-    CLEAR_ENV = 2
     AS_SCRIPT = 4
     TERMINAL = 8
-
-
-class ResultFlag(IntFlag):
-    """What happened to a command."""
-
-    TIMED_OUT = 1
-    NOT_STARTED = 2
-    KILL_INCOMPLETE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,22 +78,6 @@ class SessionStats:
     memory_peak_bytes: int | None
     cpu_s: float | None
     oom_kills: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class CommandOutcome:
-    """How a command ended, as the helper tells it."""
-
-    exit_code: int
-    signal: int
-    flags: ResultFlag
-    stdout: bytes
-    stderr: bytes
-    dropped_bytes: int  # of both streams, for the limit
-    cpu_s: float
-    max_rss_bytes: int
-    wall_s: float
-    logs: tuple[str, ...] = ()  # the names under which all of a long stream is kept
 
 
 # --- Fields ---------------------------------------------------------------------------------------------------------
@@ -211,27 +187,27 @@ def result_limit(limit_bytes: int) -> int:
     return _RESULT.size + 4 * limit_bytes + 4096
 
 
-def outcome(payload: memoryview, limit_bytes: int, note: Callable[[FrameKind, int], str]) -> CommandOutcome:
-    """note: where what is left out of OUT or ERR, of so many bytes, is to be found.
+def result(
+    payload: memoryview, limit_bytes: int, note: Callable[[FrameKind, int], str], *, duration_s: float
+) -> CommandResult:
+    """note: where what is left out of OUT or ERR is to be found, by the stream's length.
 
     Raises: ValueError: the reply contradicts itself.
     """
     if len(payload) < _RESULT.size:
         raise ValueError("a result without its fields")
-    code, number, flags, _, out, err, out_all, err_all, user_us, system_us, rss, wall_us = _RESULT.unpack_from(payload)
+    code, _, flags, _, out, err, out_all, err_all, *_ = _RESULT.unpack_from(payload)
     start = _RESULT.size
     if out + err != len(payload) - start or out > out_all or err > err_all:
         raise ValueError("a result whose lengths do not agree")
-    return CommandOutcome(
-        exit_code=code,
-        signal=number,
-        flags=ResultFlag(flags & 7),
+    timed_out = bool(flags & _TIMED_OUT)
+    return CommandResult(
+        exit_code=None if timed_out else code,
         stdout=_joined(payload[start : start + out], out_all, limit_bytes, partial(note, FrameKind.OUT)),
         stderr=_joined(payload[start + out :], err_all, limit_bytes, partial(note, FrameKind.ERR)),
-        dropped_bytes=out_all - out + err_all - err,
-        cpu_s=(user_us + system_us) / 1e6,
-        max_rss_bytes=rss * 1024,
-        wall_s=wall_us / 1e6,
+        timed_out=timed_out,
+        truncated=out_all + err_all > out + err,
+        duration_s=duration_s,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from app.environments.session import protocol
-from app.environments.session.commands import LongStreams, outcome_after_loss, receive_outcome, result_of, start
+from app.environments.session.commands import LongStreams, receive_result, result_after_loss, start
 from app.environments.session.connection import ConnectionLost, HelperConnection
 from app.environments.session.connection_pool import ConnectionPool
 from app.environments.session.protocol import CHUNK_BYTES, FrameKind, frame
@@ -85,14 +85,13 @@ class ShellSession:
             self._connection = connection = self._connection or self._fresh()
             try:
                 start(connection, request, timeout_s)
-                outcome = receive_outcome(connection, self._limit_bytes, streams)
+                return receive_result(connection, self._limit_bytes, streams, begun=begun)
             except ConnectionLost as error:
                 self._connection = None
                 self._pool.discard(connection)
                 if self._closed:
                     raise self._pool.failed("had a command under way in a shell that was closed") from error
-                outcome = outcome_after_loss(self._pool, error)
-        return result_of(outcome, time.monotonic() - begun)
+                return result_after_loss(self._pool, error, begun=begun)
 
     def close(self) -> None:
         """End the shell; what it left running in the background lives on. Safe to call twice.

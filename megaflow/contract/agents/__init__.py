@@ -3,7 +3,7 @@
     pytest -p megaflow.contract.agents.plugin --pyargs megaflow.contract.agents --agent claude-code
     pytest -p megaflow.contract.agents.plugin --pyargs megaflow.contract.agents --agent my-agent/agent.toml
 
-`--agent` is the name of one of ours or the manifest of an external one, and may be given more than once; `--tools` is
+`--agent` is a built-in agent or the manifest of an external one, and may be given more than once; `--tools` is
 the folder where frameworks are installed. The agents work on a toy task in a local environment, so that neither an
 engine nor a model is needed: the replay engine, a process of its own, plays scripted conversations and their faults.
 

@@ -1,4 +1,4 @@
-"""Fixtures of the suite, made from the fixtures `subject` and `tools` that whoever runs it gives."""
+"""Fixtures of the suite, made from the fixtures `subject` and `tools` that its user gives."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Subject:
 def subject_named(
     name: str, *, swe_agent_source: str | None = None, marks: tuple[pytest.MarkDecorator, ...] = ()
 ) -> Subject:
-    """One of ours, or the manifest of an external one. Raises: SettingsInvalid: no manifest."""
+    """A built-in agent, or the manifest of an external one. Raises: SettingsInvalid: no manifest."""
     manifests = {}
     if name.endswith(".toml"):
         manifest = read(Path(name))

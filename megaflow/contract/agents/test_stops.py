@@ -1,4 +1,4 @@
-"""The contract's stops: its time is up, somebody cancels, the framework is killed, the environment goes away.
+"""The contract's stops: its time is up, it is cancelled, the framework is killed, the environment goes away.
 
 Whatever stops it, nothing of it is left.
 """
@@ -54,10 +54,10 @@ def own(framework: Framework, tmp_path: Path, environment: Environment) -> Calla
     folder = str(framework.install().folder)
     marks = (str(tmp_path).encode(), environment.id.encode())
 
-    def found() -> list[int]:
+    def pids() -> list[int]:
         return [pid for pid in _processes(marks) if any(folder in word for word in _words(pid)[:2])]
 
-    return found
+    return pids
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Fixtures of the suite, made from the fixture `ground` that whoever runs it gives; what a ground lacks is skipped."""
+"""Fixtures of the suite, made from the fixture `ground` that its user gives; what a ground lacks is skipped."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Ground:
     shows_tools: bool = False
     """Its provider finds the tool NAME in `settings.home`/tools/NAME, and its environments see it."""
     mounts_tools: bool = False
-    """Nobody inside can change one."""
+    """Commands inside cannot change one."""
     talk: str = f'python3 -c "{_TALK}"'
     """A command that sends `ping` to {port} of the loopback, ends its side, and prints what comes back."""
     marks: tuple[pytest.MarkDecorator, ...] = ()
@@ -66,5 +66,5 @@ def tar_of(files: dict[str, bytes]) -> bytes:
 
 
 def tags_of(installation: str) -> Tags:
-    """Of an attempt that nobody knows, with ten minutes to live."""
+    """Of an attempt without a record, with a deadline in ten minutes."""
     return Tags(installation, uuid.uuid4(), uuid.uuid4(), uuid.uuid4(), uuid.uuid4(), time.time() + 600)

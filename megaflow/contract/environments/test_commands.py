@@ -58,18 +58,18 @@ def test_long_output_keeps_its_head_and_its_tail(shared: Environment) -> None:
     assert 2 * MEBI <= len(result.stdout) < 2 * MEBI + 100
 
 
-class _Kept:
+class _Logs:
     """Logs in memory: `OutputLogs` and, for one stream, `OutputLog`."""
 
     left_bytes = 64 * MEBI
 
     def __init__(self, name: str = "") -> None:
         self.name = name
-        self.made: list[_Kept] = []
+        self.made: list[_Logs] = []
         self.content = b""
 
-    def open(self, stream: str, command: str) -> _Kept:
-        self.made.append(_Kept(f"{len(self.made) + 1}.{stream}"))
+    def open(self, stream: str, command: str) -> _Logs:
+        self.made.append(_Logs(f"{len(self.made) + 1}.{stream}"))
         return self.made[-1]
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -83,7 +83,7 @@ class _Kept:
 
 
 def test_all_of_a_long_output_is_kept_outside_and_nothing_of_it_inside(shared: Environment) -> None:
-    logs = _Kept()
+    logs = _Logs()
     before = shared.run("ls -a", timeout_s=30).stdout
     if not shared.keep_logs(logs):
         pytest.skip("this kind keeps no logs")

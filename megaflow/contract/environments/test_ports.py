@@ -1,4 +1,4 @@
-"""The contract's ports inside that lead to us: connections come to `serve`, and end with whoever asked for them."""
+"""The contract's ports inside that lead to us: connections come to `serve`, and end with their owner."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from app.environments.tools import Find, tools_of, versions
 from app.errors import EnvironmentFailed
 from app.host.disk_watch import DiskWatch
 from app.host.engine import ROLE, Engine, engine_of
-from app.host.slots import Gate, HostGate
+from app.host.slots import HostSemaphore, Semaphore
 from app.images.compose_images import note_parts
 from app.images.metadata import ImageMetadata
 from app.images.task_images import Images
@@ -43,21 +43,21 @@ _PLANS = 8
 
 
 class ComposeProvider(EnvironmentProvider):
-    """Makes projects on the engine of the settings; `gate` bounds how many containers start at a time."""
+    """Makes projects on the engine of the settings; `semaphore` bounds how many containers start at a time."""
 
     def __init__(
         self,
         settings: Settings,
         *,
         fetch_bundle: Callable[[Bundle], bytes],
-        gate: Gate | None = None,
+        semaphore: Semaphore | None = None,
         tools: Find | None = None,
     ) -> None:
         self._settings = settings
         self._fetch_bundle = fetch_bundle
         self._tools = tools
-        self._gate = gate or HostGate(settings.home / "run" / "slots")
-        self._images = Images(settings, fetch_bundle=self._fetch, gate=self._gate)
+        self._semaphore = semaphore or HostSemaphore(settings.home / "run" / "slots")
+        self._images = Images(settings, fetch_bundle=self._fetch, semaphore=self._semaphore)
         self._plans: OrderedDict[str, ComposePlan] = OrderedDict()  # the last few: bundles are not small
         self._plans_in_use: list[ComposePlan] = []  # also when they have left `_plans`
         self._lock = threading.Lock()
@@ -88,7 +88,7 @@ class ComposeProvider(EnvironmentProvider):
         with ExitStack() as held:
             held.enter_context(self._used(plan))
             yield {
-                name: held.enter_context(self._images.kept(part, timeout_s=deadline - time.monotonic()))
+                name: held.enter_context(self._images.pinned(part, timeout_s=deadline - time.monotonic()))
                 for name, part in plan.images.items()
             }
 
@@ -136,7 +136,7 @@ class ComposeProvider(EnvironmentProvider):
                 images = held.enter_context(self._held_images(spec, plan, deadline))
             resources = ComposeResources(self._engine, plan, spec, tags)
             start = ProjectStart(
-                self._settings, self._images, self._gate, self._watch, resources, images, times, self._tools
+                self._settings, self._images, self._semaphore, self._watch, resources, images, times, self._tools
             )
             try:
                 environment = start.environment(deadline, timeout_s)

@@ -23,9 +23,9 @@ from app.environments.session import SessionClient
 from app.environments.session.transports import exec_stream
 from app.errors import EnvironmentFailed, ImageUnavailable, ServiceUnhealthy, StationError
 from app.host import archives
+from app.host.cgroups import MemoryWatch, container_memory_events
 from app.host.container_layer import usage_of
-from app.host.disk_usage import Usage
-from app.host.memory_watch import MemoryWatch, file_of
+from app.host.disk import DiskUsage
 from app.host.privileges import CAP_DROP, CPU_SHARES
 from app.models.shell import OutputLogs
 
@@ -95,7 +95,9 @@ class ServiceContainer:
         self._session = session = self._opened(about["Config"].get("WorkingDir") or "/")
         self._memory.close()
         self._memory_kills = 0
-        self._memory = MemoryWatch(file_of(self.id, about["State"]["Pid"]), lambda: session.stats().oom_kills)
+        self._memory = MemoryWatch(
+            container_memory_events(self.id, about["State"]["Pid"]), lambda: session.stats().oom_kills
+        )
 
     def _opened(self, workdir: str) -> ServiceSession:
         own = self.service.user or self.resources.engine.user_of(self.image_id)
@@ -361,7 +363,7 @@ class ProjectDisk:
         """Stop the watch."""
         self._ended.set()
 
-    def written(self) -> Usage:
+    def written(self) -> DiskUsage:
         """Raises: EnvironmentFailed, EngineUnavailable."""
         engine, containers = self._resources.engine, self._resources.created().containers
         with engine.named("look where services write", EnvironmentFailed):

@@ -32,7 +32,7 @@ from app.environments.tools import Find, Tool
 from app.errors import EnvironmentFailed, NoPlaceToStart, ServiceUnhealthy, StationError
 from app.host.disk_watch import DiskWatch, limit_of
 from app.host.engine import Engine
-from app.host.slots import Gate
+from app.host.slots import Semaphore
 from app.images.task_images import Images, host_of
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
@@ -79,7 +79,7 @@ class ProjectStart:
         self,
         settings: Settings,
         images: Images,
-        gate: Gate,
+        semaphore: Semaphore,
         watch: DiskWatch,
         resources: ComposeResources,
         image_ids: dict[str, str],
@@ -87,11 +87,11 @@ class ProjectStart:
         tools: Find | None,
     ) -> None:
         self._settings = settings
-        self._gate = gate
+        self._semaphore = semaphore
         self._resources = resources
         self._image_ids = image_ids
         self._times = times
-        self._provider = MainContainerProvider(settings, images, gate, resources, watch, tools)
+        self._provider = MainContainerProvider(settings, images, semaphore, resources, watch, tools)
         self._project = resources.plan.project
         self._main: DockerEnvironment | None = None
         helper = binary_for(resources.engine, settings.home)
@@ -158,7 +158,7 @@ class ProjectStart:
     def _start_slot(self, deadline: float) -> Iterator[None]:
         limit, capacity = f"environment_starts:{host_of(self._resources.engine)}", self._settings.environment_starts
         try:
-            with self._gate.hold(limit, capacity, timeout_s=deadline - time.monotonic()):
+            with self._semaphore.hold(limit, capacity, timeout_s=deadline - time.monotonic()):
                 yield
         except TimeoutError as error:
             raise NoPlaceToStart(f"no service could be started in time: {error}.") from error
@@ -279,12 +279,12 @@ class MainContainerProvider(DockerProvider):
         self,
         settings: Settings,
         images: Images,
-        gate: Gate,
+        semaphore: Semaphore,
         resources: ComposeResources,
         watch: DiskWatch,
         tools: Find | None,
     ) -> None:
-        super().__init__(settings, fetch_bundle=lambda bundle: b"", gate=gate, tools=tools)
+        super().__init__(settings, fetch_bundle=lambda bundle: b"", semaphore=semaphore, tools=tools)
         self._images = images  # it knows the project's build contexts
         self._watch = watch
         self._resources = resources

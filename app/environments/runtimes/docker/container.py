@@ -24,12 +24,17 @@ from app.environments.session import SessionClient
 from app.environments.session.transports import ContainerTarget, Transport
 from app.environments.tools import Tool, archived, versions
 from app.errors import EnvironmentFailed, StationError
-from app.host.container_layer import Layer, outside_of, places_of, usage_of
-from app.host.control_groups import folders_of, is_of, processes_of
-from app.host.disk_usage import Usage
+from app.host.cgroups import (
+    MemoryWatch,
+    PidsWatch,
+    container_folders,
+    container_memory_events,
+    container_processes,
+    in_container,
+)
+from app.host.container_layer import ContainerLayer, outside_of, places_of, usage_of
+from app.host.disk import DiskUsage
 from app.host.engine import Engine
-from app.host.memory_watch import MemoryWatch, file_of
-from app.host.pids_watch import PidsWatch
 from app.models.spec import EnvironmentSpec
 
 __all__ = ["DockerEnvironment", "WatchedShell"]
@@ -37,11 +42,11 @@ __all__ = ["DockerEnvironment", "WatchedShell"]
 log = structlog.get_logger()
 
 _DYING_S = 5.0
-"""So long the engine may take to note that a container has ended whose processes are dead."""
+"""How long the engine may take to see that a container without processes has ended."""
 _SWEPT_SOON_S = 10.0
 """With less time than this a sweeper might come before an engine has given it a new deadline."""
 _HANDED_OUT_S = 0.05
-"""Until then whoever takes an environment has it: to talk with the engine takes processor time, too."""
+"""Renaming waits this long, so that it takes no processor time from the hand-out."""
 KIND = "docker"
 
 
@@ -57,7 +62,7 @@ class DockerEnvironment(SessionEnvironment):
         spec: EnvironmentSpec,
         image_id: str,
         transport: Transport,
-        layer: Layer | None,
+        layer: ContainerLayer | None,
         times: Times,
         tools: tuple[Tool, ...] = (),
         *,
@@ -105,7 +110,7 @@ class DockerEnvironment(SessionEnvironment):
     def _look(self) -> None:
         """What must be known before the first command; the engine is asked for what cannot be seen."""
         init, outside = self._transport.init(), self._outside()
-        if self._name and init is not None and outside is not None and is_of(self.id, init):
+        if self._name and init is not None and outside is not None and in_container(self.id, init):
             self._pid = init
         else:
             about = self._engine.api.inspect_container(self.id)
@@ -117,16 +122,16 @@ class DockerEnvironment(SessionEnvironment):
             self._layer.note_outside(outside)
 
     def _outside(self) -> list[Path] | None:
-        """See `Layer.note_outside`; None: only the engine knows."""
+        """See `ContainerLayer.note_outside`; None: only the engine knows."""
         if self._layer is None or self._origin is not Origin.FRESH:
             return []
         alone = self._engine.folder_of(self.id) / "hostname" if self._alone else None
         return [alone] if alone is not None and alone.exists() else None
 
     def _watch_limits(self) -> None:
-        memory = file_of(self.id, self._pid)
+        memory = container_memory_events(self.id, self._pid)
         self._watch_memory(MemoryWatch(memory, lambda: self._session.stats().oom_kills))
-        self._pids = PidsWatch(folders_of(self.id, self._pid, "pids"))
+        self._pids = PidsWatch(container_folders(self.id, self._pid, "pids"))
 
     @property
     def id(self) -> str:
@@ -169,22 +174,24 @@ class DockerEnvironment(SessionEnvironment):
         """Whether its own file layer is on a disk of this host's."""
         return self._layer is not None
 
-    def written(self) -> Usage | None:
+    def written(self) -> DiskUsage | None:
         """What its files and volumes take on disk beyond the image; None where that cannot be seen.
 
         Raises: EnvironmentFailed, EngineUnavailable.
         """
         if self._layer is not None:
             places = (self._layer.upper, self._engine.folder_of(self.id))
-            return Usage.added([Usage.of(*places), Usage.held(processes_of(self.id, self._pid), *places)])
+            return DiskUsage.added(
+                [DiskUsage.of(*places), DiskUsage.held(container_processes(self.id, self._pid), *places)]
+            )
         with self._engine.named(f"look where environment {self.id[:12]} writes", EnvironmentFailed):
             about = self._engine.api.inspect_container(self.id)
         return usage_of(self._engine, [about]) if places_of(self._engine, about) else None
 
     def forward(self, port: int, serve: Serve) -> Forward:
-        with self._living(f"open port {port}"):
-            pid = self._pid if is_of(self.id, self._pid) else None
-            found = forward(pid, self.stream, port, serve, lives=lambda: is_of(self.id, self._pid))
+        with self._alive_during(f"open port {port}"):
+            pid = self._pid if in_container(self.id, self._pid) else None
+            found = forward(pid, self.stream, port, serve, lives=lambda: in_container(self.id, self._pid))
             self._forwards.add(found)
             return found
 
@@ -200,11 +207,11 @@ class DockerEnvironment(SessionEnvironment):
         """From now on it belongs to this attempt: the name says so, since an engine cannot change labels.
 
         A moment later, where that is safe: an engine takes longer over a name than a hand-out may take. Until then it
-        has the name and the deadline of whoever had it.
+        has the name and the deadline of the previous attempt.
         """
         with self.times.handed_on():
             self._await_name()
-            with self._living("take it over"):
+            with self._alive_during("take it over"):
                 self._hurry.clear()
                 self._naming = threading.Thread(target=self._name_it, args=(tags.name(),), name="naming", daemon=True)
                 self._naming.start()
@@ -231,7 +238,7 @@ class DockerEnvironment(SessionEnvironment):
     def _rename(self, name: str, doing: str) -> None:
         """The sweeper goes by the name's deadline."""
         told = self._engine.named(f"{doing} environment {self.id[:12]}", EnvironmentFailed)
-        with self._living(doing), told:
+        with self._alive_during(doing), told:
             if name != self._name:
                 self._engine.api.rename(self.id, name)
                 self._name = name
@@ -239,7 +246,7 @@ class DockerEnvironment(SessionEnvironment):
     # --- Its files, kept --------------------------------------------------------------------------------------------
 
     def snapshot(self, tags: Tags) -> Snapshot:
-        with self._living("keep a snapshot"):
+        with self._alive_during("keep a snapshot"):
             copied = [] if self._transport.shares_files else [tool.target for tool in self._tools]
             snapshots.refuse_more_than_files(self.volumes(), copied)
             return snapshots.take(self._engine, self.id, self._image_id, tags)
@@ -247,7 +254,7 @@ class DockerEnvironment(SessionEnvironment):
     # --- The end, and back to the beginning -----------------------------------------------------------------------
 
     def _reset(self) -> ResetProof:
-        """See `Layer`: kill everything, empty the container's own layer, prove it empty, start again."""
+        """See `ContainerLayer`: kill everything, empty the container's own layer, prove it empty, start again."""
         if self._set_up_inside:
             return ResetProof(clean=False, left=("set-up commands ran: what they made is not in the image",))
         if self._layer is None:
@@ -262,7 +269,7 @@ class DockerEnvironment(SessionEnvironment):
             log.warning("environment.reset_failed", environment=self.id, reason=str(error))
             return ResetProof(clean=False, left=(f"the reset itself failed: {error}",))
 
-    def _reset_files(self, layer: Layer) -> ResetProof:
+    def _reset_files(self, layer: ContainerLayer) -> ResetProof:
         killed = self._session.stats().processes
         self._close_ports()
         self._session.close()
@@ -288,7 +295,7 @@ class DockerEnvironment(SessionEnvironment):
         except OSError:
             return False
         try:
-            if not is_of(self.id, self._pid):
+            if not in_container(self.id, self._pid):
                 return False
             signal.pidfd_send_signal(handle, signal.SIGKILL)
         except OSError:
@@ -322,7 +329,7 @@ class DockerEnvironment(SessionEnvironment):
                 self.times.phases["teardown"] = time.monotonic() - begun
 
     def _how_it_ended(self) -> str:
-        return "" if self._answers() else self._told_by_engine()
+        return "" if self._answers() else self._engine_state()
 
     def _answers(self) -> bool:
         try:
@@ -331,7 +338,7 @@ class DockerEnvironment(SessionEnvironment):
             return False
         return True
 
-    def _told_by_engine(self) -> str:
+    def _engine_state(self) -> str:
         """How the container ended, when it did: the engine hears of it later than its processes."""
         give_up = time.monotonic() + _DYING_S
         try:

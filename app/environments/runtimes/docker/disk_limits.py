@@ -18,7 +18,7 @@ from app.environments.runtimes.compose.resources import BESIDE, PROJECT
 from app.environments.runtimes.docker.container import DockerEnvironment
 from app.errors import EnvironmentFailed, StationError
 from app.host.container_layer import usage_of
-from app.host.disk_usage import Usage
+from app.host.disk import DiskUsage
 from app.host.disk_watch import DiskWatch, limit_of
 from app.host.engine import ROLE, Engine
 from app.models.spec import EnvironmentSpec, Reuse
@@ -31,7 +31,7 @@ _SUBVOLUMES = ("btrfs", "zfs")
 """Storage drivers under which every layer has a quota."""
 _OPEN_FILES = 1 << 20
 _FEW_FILES = 1 << 14
-"""A worker that may open no more than so many is no measure for a container."""
+"""The limit of open files that a worker has is no measure for a container."""
 _WRITABLE = {
     "/tmp": "rw,exec,nosuid,nodev,mode=1777",
     "/var/tmp": "rw,exec,nosuid,nodev,mode=1777",
@@ -49,7 +49,7 @@ def limits(engine: Engine, spec: EnvironmentSpec) -> dict[str, Any]:
 
 
 def bounds(engine: Engine, spec: EnvironmentSpec) -> dict[str, Any]:
-    """The same of a container beside it, which may write whoever shares the task's own."""
+    """The same of a container beside it, which may write, too."""
     found: dict[str, Any] = {"ulimits": _ulimits()}
     if has_quotas(engine):
         found["storage_opt"] = {"size": str(limit_of(spec))}
@@ -121,7 +121,7 @@ def watched(watch: DiskWatch, environment: DockerEnvironment, spec: EnvironmentS
     return environment
 
 
-def _sizes(engine: Engine) -> dict[str, Usage]:
+def _sizes(engine: Engine) -> dict[str, DiskUsage]:
     """What every environment of the engine has written, by id; a project's is its main container's, once it has one."""
     about = []
     with engine.named("measure environments", EnvironmentFailed):

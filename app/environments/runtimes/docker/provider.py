@@ -32,12 +32,12 @@ from app.environments.session.transports import (
 )
 from app.environments.tools import Find, Tool, tools_of, versions
 from app.errors import EnvironmentFailed, ImageUnavailable, NoPlaceToStart, StationError
-from app.host.container_layer import Layer
+from app.host.container_layer import ContainerLayer
 from app.host.disk import disk_named
 from app.host.disk_watch import DiskWatch
 from app.host.engine import ROLE, Engine, engine_of
 from app.host.privileges import CAP_DROP, CPU_SHARES
-from app.host.slots import Gate, HostGate
+from app.host.slots import HostSemaphore, Semaphore
 from app.images.task_images import Images, host_of
 from app.models.spec import Bundle, EnvironmentSpec, Network, Reuse
 from app.settings import Settings
@@ -48,7 +48,7 @@ log = structlog.get_logger()
 
 
 class DockerProvider(EnvironmentProvider):
-    """Makes containers on the engine of the settings; `gate` bounds how many at a time (None: on this host alone).
+    """Makes containers on the engine of the settings; `semaphore` bounds how many at a time (None: on this host alone).
 
     `transports`: which are tried, best first. `tools`: gives the folders of tools.
     """
@@ -58,13 +58,13 @@ class DockerProvider(EnvironmentProvider):
         settings: Settings,
         *,
         fetch_bundle: Callable[[Bundle], bytes],
-        gate: Gate | None = None,
+        semaphore: Semaphore | None = None,
         transports: TransportKinds = TRANSPORTS,
         tools: Find | None = None,
     ) -> None:
         self._settings = settings
-        self._gate = gate or HostGate(settings.home / "run" / "slots")
-        self._images = Images(settings, fetch_bundle=fetch_bundle, gate=self._gate)
+        self._semaphore = semaphore or HostSemaphore(settings.home / "run" / "slots")
+        self._images = Images(settings, fetch_bundle=fetch_bundle, semaphore=self._semaphore)
         self._transports = transports
         self._find = tools
         self._setups = Setups(settings, lambda: self._engine, self._started)
@@ -88,7 +88,7 @@ class DockerProvider(EnvironmentProvider):
         deadline, times = time.monotonic() + timeout_s, Times()
         with ExitStack() as held:
             with times.measure("image"):
-                image_id = held.enter_context(self._images.kept(spec, timeout_s=timeout_s))
+                image_id = held.enter_context(self._images.pinned(spec, timeout_s=timeout_s))
             times.phases["set_up"] = 0.0
             request = EnvironmentRequest(spec, tags, deadline, times, image_id)
             environment = self._setups.environment(request) if spec.setup else self._started(request, None)
@@ -123,7 +123,7 @@ class DockerProvider(EnvironmentProvider):
         """root: the image to stand on when it is not the task's own."""
         limit, capacity = f"environment_starts:{host_of(self._engine)}", self._settings.environment_starts
         try:
-            with self._gate.hold(limit, capacity, timeout_s=request.left_s):
+            with self._semaphore.hold(limit, capacity, timeout_s=request.left_s):
                 environment = self._start(request.spec, request.tags, request.image_id, request.times, root)
         except TimeoutError as error:
             raise NoPlaceToStart(f"no environment could be started in time: {error}.") from error
@@ -170,7 +170,7 @@ class DockerProvider(EnvironmentProvider):
                     if network is None:
                         hosts_file.write(engine, about)
                 inside = ContainerTarget(container_id, spec.workdir, self._user(engine, image_id))
-                layer = Layer.of(about, {str(mount["Target"]) for mount in _mounts(transport, tools)})
+                layer = ContainerLayer.of(about, {str(mount["Target"]) for mount in _mounts(transport, tools)})
                 self._images.refuse_unfit(container_id, image_id, spec.label)  # leaves files in the layer
                 environment = DockerEnvironment(
                     *(engine, inside, spec, image_id, transport, layer, times, tools),

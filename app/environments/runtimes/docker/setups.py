@@ -1,4 +1,4 @@
-"""What set-up commands made of an image, kept as an image of the engine: whoever shares image and commands pays once.
+"""Keeps what set-up commands made of an image as an image of the engine: they run once for each image and commands.
 
 The first environment of its kind runs the commands in a container of its own, which is committed and removed; it and
 all later ones start from the result, so that each can be reset to it. Who asks for the same meanwhile waits. What is
@@ -110,7 +110,7 @@ class Setups:
                 if (reason := _beyond_files(environment, before)) is None:
                     return self._keep(environment, request, key)
         self._note_unkept(key)
-        log.info("environment.setup_not_kept", environment=environment.id, reason=reason)
+        log.info("environment.setup_not_cached", environment=environment.id, reason=reason)
         with _ended_on_error(environment):
             _refuse_read_only(request.spec, reason)
         paid, inside_s = request.times.phases, sum(environment.times.phases.values())
@@ -131,7 +131,7 @@ class Setups:
         environment = self._start(replace(request, spec=writable), None)
         environment.mark_set_up()
         with _ended_on_error(environment):
-            return environment, _told_beside(environment)
+            return environment, _outside_files(environment)
 
     def _keep(self, environment: DockerEnvironment, request: EnvironmentRequest, key: str) -> str:
         """Make the environment an image, and end it; the image's id."""
@@ -141,7 +141,9 @@ class Setups:
         with engine.named("keep what a set-up made", EnvironmentFailed):
             kept = commit(engine, environment.id, request.image_id, f"{REPOSITORY}:{key}", labels)
         self._book.made(kept, references.key_of(request.spec), [f"{REPOSITORY}:{key}"])
-        log.info("environment.setup_kept", image=request.spec.label, key=key, took_s=round(time.monotonic() - begun, 3))
+        log.info(
+            "environment.setup_cached", image=request.spec.label, key=key, took_s=round(time.monotonic() - begun, 3)
+        )
         _end(environment)
         return kept
 
@@ -152,14 +154,14 @@ class Setups:
         (self._unkept / key).touch()
 
     def _is_unkept(self, key: str) -> bool:
-        """Whether somebody found so in the last day."""
+        """Whether that was found in the last day."""
         try:
             return time.time() - (self._unkept / key).stat().st_mtime < _UNKEPT_S
         except FileNotFoundError:
             return False
 
 
-def _told_beside(environment: DockerEnvironment) -> str:
+def _outside_files(environment: DockerEnvironment) -> str:
     return environment.run(_BESIDE, cwd="/", timeout_s=_LOOK_S).text()
 
 
@@ -169,7 +171,7 @@ def _beyond_files(environment: DockerEnvironment, before: str) -> str | None:
         return "processes are running in it"
     if environment.volumes():
         return "it has volumes"
-    if _told_beside(environment) != before:
+    if _outside_files(environment) != before:
         return "it changed the engine's own files, or left some in memory"
     return None
 
@@ -192,7 +194,7 @@ def _ended_on_error(environment: DockerEnvironment) -> Iterator[None]:
 
 
 def _end(environment: DockerEnvironment) -> None:
-    """Whoever asked is told of the set-up, not of what would not go: that is the sweeper's."""
+    """End it. A failure is logged: the sweeper removes the rest, and the set-up's error counts."""
     try:
         environment.destroy()
     except StationError as error:

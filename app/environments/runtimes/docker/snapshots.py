@@ -20,7 +20,7 @@ from app.host.engine import ROLE, Engine
 BASE = "megaflow.setup.base"
 """Label of an image made of a container: the id of the task's image that the container stood on."""
 _LABEL = "megaflow.snapshot"
-"""Label of a snapshot: the labels of whoever it belongs to, as JSON. As labels they would be its containers', too."""
+"""Label of a snapshot: the labels of its owner, as JSON. As labels they would be its containers', too."""
 _REPOSITORY = "megaflow/snapshot"
 _OWNERS = ("instance", "run", "task", "attempt", "deadline")
 """Labels of the container, which an image would give to all that stand on it."""
@@ -29,7 +29,7 @@ _OWNERS = ("instance", "run", "task", "attempt", "deadline")
 def commit(
     engine: Engine, container_id: str, image_id: str, name: str, labels: Mapping[str, str], **config: Any
 ) -> str:
-    """Make what a container's files are an image, and return its id. What runs in it waits for so long.
+    """Make what a container's files are an image, and return its id. What runs in it waits meanwhile.
 
     image_id: what the container stands on as the task names it. name: `repository:tag`. config: what the image is to
     say besides; the rest is the container's.
@@ -129,7 +129,7 @@ class EngineSnapshot:
                 raise
 
 
-def kept(engine: Engine, installation: str) -> Iterator[EngineSnapshot]:
+def listed(engine: Engine, installation: str) -> Iterator[EngineSnapshot]:
     """All of an installation. Raises: what the engine's client does."""
     for one in engine.api.images(filters={"label": [f"megaflow={installation}", _LABEL]}):
         names = [name for name in one.get("RepoTags") or () if "<none>" not in name]
@@ -141,7 +141,7 @@ def kept(engine: Engine, installation: str) -> Iterator[EngineSnapshot]:
 
 def sweep(engine: Engine, installation: str, keep: Mapping[str, bool]) -> list[str]:
     """Remove all of an installation but what is kept; their ids. Raises: what the engine's client does."""
-    doomed = [one for one in kept(engine, installation) if not keep.get(one.id, False)]
+    doomed = [one for one in listed(engine, installation) if not keep.get(one.id, False)]
     for one in doomed:
         one.remove(engine)
     return [one.id for one in doomed if one.id]

@@ -50,9 +50,9 @@ from app.environments.tools import Find, tools_of
 from app.errors import EnvironmentFailed, ImageBuildFailed, ImageUnavailable, NoPlaceToStart, SpecInvalid
 from app.host import archives
 from app.host.disk import disk_named
-from app.host.slots import Gate, HostGate, turn
+from app.host.slots import HostSemaphore, Semaphore, turn
 from app.images.build_sources import fetch_sources
-from app.images.pull_source import Arrival, tell
+from app.images.pull_source import PullSource, tell
 from app.models.instance import MARK
 from app.models.spec import Build, Bundle, EnvironmentSpec, Reuse
 from app.settings import Settings
@@ -153,21 +153,21 @@ class LocalEnvironment(SessionEnvironment):
 
 
 class LocalProvider(EnvironmentProvider):
-    """Makes folders under `home`/local; `gate` bounds how many at a time (None: on this host alone)."""
+    """Makes folders under `home`/local; `semaphore` bounds how many at a time (None: on this host alone)."""
 
     def __init__(
         self,
         settings: Settings,
         *,
         fetch_bundle: Callable[[Bundle], bytes],
-        gate: Gate | None = None,
+        semaphore: Semaphore | None = None,
         tools: Find | None = None,
     ) -> None:
         self._settings = settings
         self._find = tools
         self._fetch_bundle = fetch_bundle
         self._cache = settings.home / "cache"
-        self._gate = gate or HostGate(settings.home / "run" / "slots")
+        self._semaphore = semaphore or HostSemaphore(settings.home / "run" / "slots")
         self._snapshots = LocalSnapshots(settings.home)
 
     def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
@@ -183,7 +183,7 @@ class LocalProvider(EnvironmentProvider):
         try:
             with turn(self._settings.home / "run" / "slots" / f"local-{tree.name}", timeout_s=timeout_s):
                 if not tree.is_dir():
-                    tell(Arrival.BUILD)
+                    tell(PullSource.BUILD)
                     self._prepare(spec, spec.build, tree, deadline)
         except TimeoutError as error:
             raise ImageUnavailable(f"{spec.label} was not prepared in time by another process: {error}.") from error
@@ -219,7 +219,7 @@ class LocalProvider(EnvironmentProvider):
         begun, measure = time.monotonic(), times.measure
         limit, capacity = f"environment_starts:{socket.gethostname()}", self._settings.environment_starts
         try:
-            place = self._gate.hold(limit, capacity, timeout_s=deadline - time.monotonic())
+            place = self._semaphore.hold(limit, capacity, timeout_s=deadline - time.monotonic())
             with disk_named("make an environment"), place, measure("create"):
                 folder.mkdir(parents=True)
                 owner = {"megaflow": tags.installation, "labels": tags.labels(), "pid": os.getpid()}

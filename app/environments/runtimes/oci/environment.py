@@ -24,11 +24,9 @@ from app.environments.session import Connect, SessionClient, unix_connector
 from app.environments.tools import Tool, versions
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
 from app.host import kernel
-from app.host.disk import disk_named
-from app.host.disk_usage import Usage
+from app.host.cgroups import MemoryWatch, PidsWatch
+from app.host.disk import DiskUsage, disk_named
 from app.host.environment_records import Records
-from app.host.memory_watch import MemoryWatch
-from app.host.pids_watch import PidsWatch
 from app.images.layer_store import StoredImage
 from app.models.spec import EnvironmentSpec, Reuse
 
@@ -100,11 +98,11 @@ class OciEnvironment(SessionEnvironment):
     # --- Ports ----------------------------------------------------------------------------------------------------
 
     def forward(self, port: int, serve: Serve) -> Forward:
-        with self._life, self._living(f"listen at port {port}"):
+        with self._life, self._alive_during(f"listen at port {port}"):
             return self._forward(port, serve)
 
     def _forward(self, port: int, serve: Serve) -> Forward:
-        """For whoever has the lock of its life."""
+        """The caller holds the lock of its life."""
         found = forwarding.forward(self._body.pid, self.stream, port, serve, lives=lambda: self._body.lives)
         self._forwards.add(found)
         return found
@@ -115,7 +113,7 @@ class OciEnvironment(SessionEnvironment):
             forward.close()
         self._forwards.clear()
 
-    def written(self) -> Usage:
+    def written(self) -> DiskUsage:
         """What its files take on disk beyond the image, the few that we gave it included."""
         return usage_of(self.id, self._body.place.folder)
 
@@ -203,7 +201,7 @@ class OciEnvironment(SessionEnvironment):
     def snapshot(self, tags: Tags) -> Snapshot:
         """What was written is copied, since it is written to further; what lies below is shared."""
         name = uuid.uuid4().hex
-        with self._life, self._living("keep a snapshot"):
+        with self._life, self._alive_during("keep a snapshot"):
             try:
                 with disk_named(f"keep a snapshot of environment {self.id[:12]}"):
                     self._keep_copy(name, tags)
@@ -216,7 +214,7 @@ class OciEnvironment(SessionEnvironment):
         with store.scratch() as folder:
             copying.copy(upper, folder / "files", but=(HELPER,), go_on=self._raise_if_gone)
             self._raise_if_gone()  # what was copied last may have been going
-            size_bytes = Usage.of(folder / "files").size_bytes
+            size_bytes = DiskUsage.of(folder / "files").size_bytes
             store.add_snapshot(key, self._image, folder / "files", size_bytes, tags.labels())
 
     def keep(self, key: str) -> str | None:
@@ -228,7 +226,7 @@ class OciEnvironment(SessionEnvironment):
             self._raise_if_gone()
             if (reason := self._outside_of_files()) is not None:
                 return reason
-            size_bytes = Usage.of(self._body.place.upper).size_bytes
+            size_bytes = DiskUsage.of(self._body.place.upper).size_bytes
             self._body.stop()
             image = self._site.store.add_snapshot(key, self._image, self._body.place.upper, size_bytes)
             self._body.wipe()

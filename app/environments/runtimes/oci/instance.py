@@ -17,8 +17,7 @@ from app.environments.runtimes.oci.system_layer import stacked, system_layer
 from app.errors import EnvironmentFailed, ImageUnfit
 from app.host import mount_namespace, trees
 from app.host.cgroups import Cgroup
-from app.host.disk import disk_named
-from app.host.disk_usage import Usage
+from app.host.disk import DiskUsage, disk_named
 from app.host.environment_records import Records
 from app.images.layer_store import ImageStore
 
@@ -109,7 +108,7 @@ class OciInstance:
 
     def _start(self, wish: StartOptions) -> None:
         site = self._site
-        self._users = pool().take(site.helper) if site.users_apart else None
+        self._users = pool().acquire(site.helper) if site.users_apart else None
         layers = [site.store.layers / name for name in stacked(site.system, wish.image.layers)]
         birth = StartRequest(self.id, wish, self.place, layers, self.cgroup, self._users)
         self._raise_if_covered(wish)
@@ -155,7 +154,7 @@ class OciInstance:
             with suppress(ChildProcessError):  # ours only where nobody else adopts orphans
                 os.waitpid(first, os.WNOHANG)
         if self._users is not None:
-            pool().give_back(self._users)
+            pool().release(self._users)
             self._users = None
 
     def wipe(self) -> int:
@@ -182,9 +181,9 @@ class OciInstance:
                 raise EnvironmentFailed(f"the files of environment {self.id[:12]} would not go: {error}") from error
 
 
-def usage_of(identity: str, folder: Path) -> Usage:
+def usage_of(identity: str, folder: Path) -> DiskUsage:
     """What an environment takes on disk beyond its image, the few files that it was given included. Raises: OSError."""
-    return Usage.added([Usage.of(folder), Usage.held(Cgroup(identity).processes(), folder)])
+    return DiskUsage.added([DiskUsage.of(folder), DiskUsage.held(Cgroup(identity).processes(), folder)])
 
 
 def end(home: Path, identity: str) -> None:

@@ -46,7 +46,7 @@ _READY_S = 20.0
 _PLACE = "oci-trial-"
 _YOUNG_S = 60.0
 _REFUSED_S = 60.0
-"""So long a refusal is believed."""
+"""How long a refusal is believed."""
 _LASTING = (errno.EINVAL, errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENODEV)
 """What a kernel says that will not do it later either."""
 _LIMITS = Resources(cpus=0.5, memory_bytes=64 << 20, pids=32)
@@ -63,16 +63,16 @@ def available(settings: Settings) -> str | None:
     The trial starts an environment without an image, asks whether its limits, its filter of system calls and its
     capabilities hold, and ends it: some 50 ms; the first time on a machine the session's helper is compiled, too.
     """
-    return found(settings).why_not
+    return probe_host(settings).why_not
 
 
-def found(settings: Settings) -> ProbeResult:
+def probe_host(settings: Settings) -> ProbeResult:
     """The same, and what more is possible."""
     with _lock:
         home = settings.home.resolve()
         known, until = _known.get(home, (ProbeResult(), 0.0))
         if time.monotonic() >= until:
-            known = _found(home)
+            known = _probe(home)
             believed = known.why_not is None and known.lasting
             _known[home] = (known, math.inf if believed else time.monotonic() + _REFUSED_S)
             if known.why_not is not None:
@@ -80,7 +80,7 @@ def found(settings: Settings) -> ProbeResult:
         return known
 
 
-def _found(home: Path) -> ProbeResult:
+def _probe(home: Path) -> ProbeResult:
     if sys.platform != "linux":
         return ProbeResult(f"it needs Linux, this is {sys.platform}")
     if os.geteuid() != 0:

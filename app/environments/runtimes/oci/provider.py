@@ -15,7 +15,7 @@ from app.environments.contract import EnvironmentProvider, Route, Snapshot, Tags
 from app.environments.prebuilt import binary
 from app.environments.runtimes.oci.environment import OciEnvironment
 from app.environments.runtimes.oci.instance import OciHost, OciInstance, usage_of
-from app.environments.runtimes.oci.probe import found
+from app.environments.runtimes.oci.probe import probe_host
 from app.environments.runtimes.oci.runtime import runtime_of
 from app.environments.runtimes.session_environment import give_up
 from app.environments.runtimes.setup import EnvironmentRequest, carry_out, setup_key
@@ -28,10 +28,10 @@ from app.errors import (
     SetupFailed,
     SetupTimedOut,
 )
-from app.host.disk_usage import Usage
+from app.host.disk import DiskUsage
 from app.host.disk_watch import DiskWatch, limit_of
 from app.host.environment_records import Record, Records
-from app.host.slots import Gate, HostGate, turn
+from app.host.slots import HostSemaphore, Semaphore, turn
 from app.images.layer_store import ImageStore, StoredImage
 from app.images.unpacked_images import OciImages
 from app.models.spec import Bundle, EnvironmentSpec, Network, Reuse
@@ -41,28 +41,28 @@ log = structlog.get_logger()
 
 
 class OciProvider(EnvironmentProvider):
-    """Makes environments on this host; `gate` bounds how many at a time (None: on this host alone)."""
+    """Makes environments on this host; `semaphore` bounds how many at a time (None: on this host alone)."""
 
     def __init__(
         self,
         settings: Settings,
         *,
         fetch_bundle: Callable[[Bundle], bytes],
-        gate: Gate | None = None,
+        semaphore: Semaphore | None = None,
         tools: Find | None = None,
     ) -> None:
         self._settings = settings
         self._find = tools
-        self._gate = gate or HostGate(settings.home / "run" / "slots")
+        self._semaphore = semaphore or HostSemaphore(settings.home / "run" / "slots")
         self._home = settings.home.resolve()
-        self._images = OciImages(settings, ImageStore(self._home), fetch_bundle=fetch_bundle, gate=self._gate)
+        self._images = OciImages(settings, ImageStore(self._home), fetch_bundle=fetch_bundle, semaphore=self._semaphore)
         self._watch = watch_of(self._home)
 
     @cached_property
     def _site(self) -> OciHost:
         """Raises: EnvironmentFailed: this host does not allow it."""
         runtime = runtime_of(self._home)
-        host = found(self._settings)
+        host = probe_host(self._settings)
         if host.why_not is not None or runtime is None:
             raise EnvironmentFailed(
                 f"environments of the kind `oci` cannot be made here: {host.why_not}; use `docker`."
@@ -92,7 +92,7 @@ class OciProvider(EnvironmentProvider):
             request.times.phases["set_up"] = 0.0
             return self._started(request, image)
         key = setup_key(spec, image.id)
-        if (made := self._from_kept(request, key)) is not None:
+        if (made := self._from_cached(request, key)) is not None:
             return made
         if self.store.is_unkept(key) and spec.reuse is not Reuse.SHARED_READONLY:  # each environment runs them itself
             return self._set_up(request, image)
@@ -109,8 +109,8 @@ class OciProvider(EnvironmentProvider):
             raise EnvironmentFailed(f"snapshot {snapshot.id} is gone: it was removed, or its deadline has passed.")
         return self._started(request, kept)
 
-    def _from_kept(self, request: EnvironmentRequest, key: str) -> OciEnvironment | None:
-        """On what the same set-up made before; None when nobody kept it."""
+    def _from_cached(self, request: EnvironmentRequest, key: str) -> OciEnvironment | None:
+        """On what the same set-up made before; None when there is none."""
         kept = self._site.store.snapshot(key)
         if kept is None:
             return None
@@ -123,7 +123,7 @@ class OciProvider(EnvironmentProvider):
         place = self._settings.home / "run" / "slots" / f"oci-setup-{key[:24]}"
         try:
             with turn(place, timeout_s=request.left_s):
-                if (made := self._from_kept(request, key)) is not None:
+                if (made := self._from_cached(request, key)) is not None:
                     return made
                 if not self.store.is_unkept(key) or request.spec.reuse is Reuse.SHARED_READONLY:
                     environment = self._set_up(request, image)
@@ -143,7 +143,7 @@ class OciProvider(EnvironmentProvider):
                         f" was asked for, found: {reason}; end what they start, or use another `reuse`."
                     )
                 self.store.note_unkept(key, image.id)
-                log.info("environment.setup_not_kept", environment=environment.id, reason=reason)
+                log.info("environment.setup_not_cached", environment=environment.id, reason=reason)
         except BaseException:
             give_up(environment)
             raise
@@ -162,7 +162,7 @@ class OciProvider(EnvironmentProvider):
         """set_up: its set-up commands are still to run."""
         limit, capacity = f"environment_starts:{socket.gethostname()}", self._settings.environment_starts
         try:
-            with self._gate.hold(limit, capacity, timeout_s=request.left_s), request.times.measure("create"):
+            with self._semaphore.hold(limit, capacity, timeout_s=request.left_s), request.times.measure("create"):
                 environment = self._start(request, image, set_up=set_up)
         except TimeoutError as error:
             raise NoPlaceToStart(f"no environment could be started in time: {error}.") from error
@@ -227,7 +227,7 @@ def _refuse_open(spec: EnvironmentSpec) -> None:
 def watch_of(home: Path) -> DiskWatch:
     """Over what this process's environments write, and all processes' where the disk is nearly full."""
 
-    def sizes() -> dict[str, Usage]:
+    def sizes() -> dict[str, DiskUsage]:
         records = Records(home)
         return {one.id: usage_of(one.id, records.place(one.id)) for one in records.all()}
 

@@ -16,9 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from app.environments.isolation import seccomp, seccomp_file, spawning
-from app.environments.isolation.sealed import program_at, sealed
-from app.environments.isolation.spawning import LISTENING
+from app.environments.isolation import seccomp, spawning
+from app.environments.isolation.spawning import LISTENING, program_at, sealed
 from app.errors import EnvironmentFailed
 from app.host import kernel
 from app.host.cgroups import DEVICES, NESTED
@@ -100,7 +99,7 @@ class Runtime:
         """Keep the filter that crun compiled for one environment, for all others."""
         with suppress(FileNotFoundError):  # an old or a new crun may keep it elsewhere: then each start compiles it
             if content := compiled.read_bytes():
-                seccomp_file.write(self._filter_file, content)
+                seccomp.write_compiled(self._filter_file, content)
                 _filters.pop(self._filter_file, None)
 
     @property
@@ -191,8 +190,8 @@ def _version(program: Path) -> str:
 
 
 def _compiled(file: Path) -> bytes | None:
-    """Read once, and looked at by then: nobody can put another one under us."""
-    if file not in _filters and (content := seccomp_file.read(file)) is not None:
+    """Read once, and checked: it cannot be replaced afterwards."""
+    if file not in _filters and (content := seccomp.read_compiled(file)) is not None:
         _filters[file] = content
     return _filters.get(file)
 
@@ -203,7 +202,7 @@ _filters: dict[Path, bytes] = {}
 def _sealed(program: Path) -> str:
     """A path to an unchangeable copy of crun in memory.
 
-    From a file, crun makes such a copy at each start (so that nobody inside can overwrite the runtime) and executes
+    From a file, crun makes such a copy at each start (so that no process inside can overwrite the runtime) and executes
     itself again. Given one, it does not.
     """
     return program_at(sealed((program, program.stat().st_mtime_ns), program.read_bytes))

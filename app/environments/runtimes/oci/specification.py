@@ -31,7 +31,7 @@ CAPABILITY_BITS = {
 CAPABILITIES = [f"CAP_{name}" for name in ENGINE_CAPABILITIES if name not in CAP_DROP]
 
 ORPHAN_S = 60.0
-"""So long after its last connection an environment ends itself: whoever had it was killed, perhaps its home is gone."""
+"""How long after its last connection an environment ends itself: its owner was killed."""
 
 SCRATCH_BYTES = 256 << 20
 """Of each folder in memory that a read-only environment has."""
@@ -45,7 +45,7 @@ MASKED = [
     "/sys/devices/virtual/powercap",
     "/sys/firmware",
 ]
-"""What of the kernel nobody inside sees."""
+"""Files of the kernel that are hidden inside."""
 READ_ONLY = [f"/proc/{name}" for name in ("bus", "fs", "irq", "sys", "sysrq-trigger")]
 SYSCTLS = {"net.ipv4.ip_unprivileged_port_start": "0", "net.ipv4.ping_group_range": f"0 {SIZE - 1}"}
 OOM_SCORE = 500

@@ -1,8 +1,8 @@
-"""Runs one program and sees to it that nothing of it is left. Run by its path, in isolated mode; imports none of ours.
+"""Runs one program and leaves no process of it. Run by its path, in isolated mode; imports nothing of MegaFlow.
 
-    python -I -S keeper.py CONTROL STATUS GRACE_S PROGRAM ARGUMENT...
+    python -I -S supervisor.py CONTROL STATUS GRACE_S PROGRAM ARGUMENT...
 
-CONTROL and STATUS are numbers of inherited pipes. A byte on CONTROL, or its end (whoever started us died), means stop:
+CONTROL and STATUS are numbers of inherited pipes. A byte on CONTROL, or its end (the parent died), means stop:
 SIGTERM to the program's process group, SIGKILL after GRACE_S to everything. When the program and all that it started
 are gone, one line is on STATUS: `ended CODE` (negative for a signal), or `failed WHY` when it could not be started.
 
@@ -65,7 +65,7 @@ class ChildProgram:
             os.close(ending)
 
     def stop(self, grace_s: float) -> None:
-        """Ask it to end; for so long it may do so."""
+        """Ask it to end, and wait this long."""
         if self.code is None:
             _send(-self.pid, signal.SIGTERM)
         until = time.monotonic() + grace_s

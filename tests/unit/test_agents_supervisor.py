@@ -14,9 +14,9 @@ import pytest
 
 from app.agents.framework import Stop
 from app.agents.installation import once
-from app.agents.installation.kept import run_kept
-from app.agents.installation.once import Shelf, step
-from app.agents.running import keeper
+from app.agents.installation.bounded import run_bounded
+from app.agents.installation.once import ToolStore, step
+from app.agents.running import supervisor
 from app.agents.running.clock import Clock
 from app.agents.running.outputs import Output, Outputs
 from app.agents.running.outside import run_outside
@@ -47,11 +47,11 @@ def many_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_keeper_works_whatever_the_numbers_of_its_files(many_files: None) -> None:
+def test_a_supervisor_works_whatever_the_numbers_of_its_files(many_files: None) -> None:
     control, stopping = os.pipe()
     status, telling = os.pipe()
     high = fcntl.fcntl(control, fcntl.F_DUPFD, HIGH)
-    argv = [sys.executable, "-I", "-S", keeper.__file__, str(high), str(telling), "5", "sleep", "1000"]
+    argv = [sys.executable, "-I", "-S", supervisor.__file__, str(high), str(telling), "5", "sleep", "1000"]
     with subprocess.Popen(argv, pass_fds=(high, telling), stderr=subprocess.PIPE) as process:
         for number in (control, high, telling):
             os.close(number)
@@ -61,12 +61,12 @@ def test_a_keeper_works_whatever_the_numbers_of_its_files(many_files: None) -> N
         assert process.wait(60) == 0
 
 
-def test_a_keeper_that_fails_ends_its_program(tmp_path: Path) -> None:
+def test_a_supervisor_that_fails_ends_its_program(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from app.agents.running import keeper\n"
+        "import os, sys; from app.agents.running import supervisor\n"
         "def fail(*_): raise RuntimeError('unforeseen')\n"
-        "keeper.ChildProgram.await_end = fail\n"
-        "keeper.main(os.pipe()[0], os.pipe()[1], 1.0, ['sleep', '1000'])"
+        "supervisor.ChildProgram.await_end = fail\n"
+        "supervisor.main(os.pipe()[0], os.pipe()[1], 1.0, ['sleep', '1000'])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert "unforeseen" in done.stderr  # and its outputs have ended: nobody holds them
@@ -75,11 +75,11 @@ def test_a_keeper_that_fails_ends_its_program(tmp_path: Path) -> None:
 def test_what_a_program_gets_are_its_three_streams(tmp_path: Path) -> None:
     with (tmp_path / "lock").open("w") as lock:
         code = "import os; print(sorted(map(int, os.listdir('/proc/self/fd')))[:-1])"
-        done = run_kept([sys.executable, "-c", code], env=None, cwd=None, timeout_s=60, locks=[lock.fileno()])
+        done = run_bounded([sys.executable, "-c", code], env=None, cwd=None, timeout_s=60, locks=[lock.fileno()])
     assert done.stdout == "[0, 1, 2]\n"
 
 
-def test_an_orphan_of_a_killed_keeper_does_not_hold_us(tmp_path: Path) -> None:
+def test_an_orphan_of_a_killed_supervisor_does_not_hold_us(tmp_path: Path) -> None:
     outputs = Outputs(tmp_path)
     script = 'echo $$ >"$1"; echo said; kill -9 $PPID; exec sleep 30'
     by, code = run_outside(
@@ -146,17 +146,17 @@ def test_a_step_that_fails_says_why(argv: list[str], words: str) -> None:
 INSTALLER = """
 import sys
 from pathlib import Path
-from app.agents.installation.once import Shelf, step
+from app.agents.installation.once import ToolStore, step
 def make(place):
     script = 'trap "" TERM; echo $$ >"$1"; while :; do echo more >>"$2/file"; sleep 0.02; done'
     step("toy", ["sh", "-c", script, "sh", sys.argv[2], str(place)])
-Shelf(Path(sys.argv[1])).ensure("toy", "1", make)
+ToolStore(Path(sys.argv[1])).ensure("toy", "1", make)
 """
 
 
 def test_whoever_installs_after_a_killed_one_finds_nobody_writing(tmp_path: Path) -> None:
-    shelf, file = tmp_path / "shelf", tmp_path / "pid"
-    first = subprocess.Popen([sys.executable, "-c", INSTALLER, str(shelf), str(file)], cwd=ROOT)
+    tool_store, file = tmp_path / "tool_store", tmp_path / "pid"
+    first = subprocess.Popen([sys.executable, "-c", INSTALLER, str(tool_store), str(file)], cwd=ROOT)
     eventually(lambda: file.exists() and bool(file.read_text().strip()))
     first.kill()
     first.wait()
@@ -166,7 +166,7 @@ def test_whoever_installs_after_a_killed_one_finds_nobody_writing(tmp_path: Path
         found.append(lives(file.read_text()))
         (place / "own").touch()
 
-    place = Shelf(shelf).ensure("toy", "1", make)
+    place = ToolStore(tool_store).ensure("toy", "1", make)
     assert found == [False]
     assert {path.name for path in place.iterdir()} == {"own", ".complete"}
 
@@ -180,5 +180,5 @@ def test_the_marker_is_on_the_disk_before_anybody_is_told(tmp_path: Path, monkey
         real(number)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    place = Shelf(tmp_path).ensure("toy", "1", lambda _: None)
+    place = ToolStore(tmp_path).ensure("toy", "1", lambda _: None)
     assert synced == [f"{place}/.complete", str(place), str(tmp_path)]

@@ -16,10 +16,10 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 _BELIEVED_S = 60.0
-"""So long what the engine listed is believed while nothing of ours has changed: others pull and remove, too."""
+"""How long the engine's list is believed without a change by MegaFlow: other programs pull and remove, too."""
 
 
-class Presence:
+class ImageChanges:
     """Looks at the book, the engine and the unpacked images of one home. For one thread."""
 
     def __init__(self, settings: Settings) -> None:
@@ -31,7 +31,7 @@ class Presence:
 
     def here(self) -> frozenset[str]:
         """What tasks call the images that are here."""
-        marks = self._book.marks() | layer_use.marks(self._settings.home)
+        marks = self._book.change_marker() | layer_use.change_marker(self._settings.home)
         if marks != self._marks or time.monotonic() - self._looked_at > _BELIEVED_S:
             self._keys = self._look()
             self._marks, self._looked_at = marks, time.monotonic()
@@ -40,7 +40,7 @@ class Presence:
     def _look(self) -> frozenset[str]:
         """An engine that answers is asked for every image; without one, what lies unpacked is all there is.
 
-        A project is here when all its images are; without an engine nobody has a use for it.
+        A project is here when all its images are; without an engine it cannot be used.
         """
         listed, known = self._listed(), self._book.entries().items()
         if listed is None:
@@ -57,7 +57,7 @@ class Presence:
             with engine.named("list images", ImageUnavailable):
                 found = engine.api.images()
         except StationError as error:
-            log.debug("presence.no_engine", reason=str(error))
+            log.debug("images.no_engine", reason=str(error))
             return None
         return {image["Id"]: _names(image) for image in found}
 

@@ -1,4 +1,4 @@
-"""Runs one program of an installation so that nothing of it outlives its time, or whoever installs."""
+"""Runs one program of an installation so that it outlives neither its time nor the installer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_KEEPER = Path(__file__).parents[1] / "running" / "keeper.py"
+_SUPERVISOR = Path(__file__).parents[1] / "running" / "supervisor.py"
 _GRACE_S = 2.0  # between SIGTERM and SIGKILL
-_LAST_S = 40.0  # the keeper gives up before
+_LAST_S = 40.0  # the supervisor gives up before
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Done:
     stderr: str
 
 
-def run_kept(
+def run_bounded(
     argv: Sequence[str],
     *,
     env: Mapping[str, str] | None,
@@ -31,16 +31,16 @@ def run_kept(
 ) -> Done:
     """Run `argv` to its end; what it started is gone then, also what it left in the background.
 
-    When we die it is killed, too. `locks` are files whose lock is held until all of it is gone: whoever gets the lock
-    after us finds nobody writing.
+    When we die it is killed, too. `locks` are files whose lock is held until all of it is gone: the next
+    holder of the lock finds no process writing.
 
     Raises: OSError: it cannot be started; subprocess.TimeoutExpired: it was killed for its time.
     """
     control, stopping = os.pipe()
     status, telling = os.pipe()
     try:
-        keeper = subprocess.Popen(  # noqa: S603  our own words and paths
-            [sys.executable, "-I", "-S", str(_KEEPER), str(control), str(telling), str(_GRACE_S), *argv],
+        supervisor = subprocess.Popen(  # noqa: S603  our own words and paths
+            [sys.executable, "-I", "-S", str(_SUPERVISOR), str(control), str(telling), str(_GRACE_S), *argv],
             env=None if env is None else dict(env),
             cwd=cwd,
             stdin=subprocess.DEVNULL,
@@ -58,21 +58,21 @@ def run_kept(
     finally:
         os.close(control)
         os.close(telling)
-    with open(status, encoding="utf-8", errors="replace") as told, keeper:
+    with open(status, encoding="utf-8", errors="replace") as told, supervisor:
         try:
-            stdout, stderr = keeper.communicate(timeout=timeout_s)
+            stdout, stderr = supervisor.communicate(timeout=timeout_s)
         finally:
             os.close(stopping)
-            _await(keeper)
+            _await(supervisor)
         word, _, what = told.read().strip().partition(" ")
     if word == "failed":
         raise OSError(what)
     return Done(int(what) if word == "ended" else -9, stdout, stderr)
 
 
-def _await(keeper: subprocess.Popen[str]) -> None:
+def _await(supervisor: subprocess.Popen[str]) -> None:
     """It ends what it keeps, and then itself."""
     try:
-        keeper.wait(_LAST_S)
+        supervisor.wait(_LAST_S)
     except subprocess.TimeoutExpired:
-        keeper.kill()
+        supervisor.kill()

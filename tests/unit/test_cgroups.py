@@ -1,4 +1,4 @@
-"""Limits, written for either version of the kernel's control groups."""
+"""Limits written for, and counts read from, either version of the kernel's control groups."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.host import cgroups
-from app.host.cgroups import Cgroup
+from app.host.cgroups import Cgroup, MemoryWatch, PidsWatch
 from app.models.spec import Resources
 
 LIMITS = Resources(cpus=0.5, memory_bytes=64 << 20, pids=77)
@@ -141,3 +141,148 @@ def test_what_a_deleted_home_left_is_removed_and_what_lives_stays(
         "megaflow-b",
         "megaflow-c",
     ]
+
+
+# --- Kills for want of memory --------------------------------------------------------------------------------
+
+
+@pytest.fixture(
+    params=["oom_kill_disable 0\nunder_oom 0\noom_kill {}\n", "low 0\noom 3\noom_kill {}\noom_group_kill 9\n"]
+)
+def counter(request: pytest.FixtureRequest, tmp_path: Path) -> Counter:
+    """As either version of control groups has it."""
+    return Counter(tmp_path / "counter", request.param)
+
+
+class Counter:
+    def __init__(self, file: Path, text: str) -> None:
+        self.file = file
+        self._text = text
+        self.set(0)
+
+    def set(self, kills: int) -> None:
+        self.file.write_text(self._text.format(kills))
+
+
+def _none() -> None:
+    return None
+
+
+def test_a_kill_is_reported_once(counter: Counter) -> None:
+    watch = MemoryWatch(counter.file, _none)
+    reported = []
+    for kills in (0, 1, 1, 3, 3):
+        counter.set(kills)
+        reported.append(watch.killed(suspected=False))
+    assert reported == [False, True, False, True, False]
+
+
+def test_a_closed_watch_reports_nothing(counter: Counter) -> None:
+    watch = MemoryWatch(counter.file, _none)
+    watch.close()
+    counter.set(5)
+    assert not watch.killed(suspected=True)
+    assert watch.count() is None
+
+
+def test_a_file_that_comes_later_is_found(counter: Counter) -> None:
+    counter.file.unlink()
+    watch = MemoryWatch(counter.file, _none)
+    assert not watch.killed(suspected=True)
+    counter.set(1)
+    assert watch.killed(suspected=False)
+
+
+def test_without_a_file_the_environment_is_asked_when_there_is_reason() -> None:
+    asked = []
+
+    def inside() -> int:
+        asked.append(1)
+        return 1
+
+    watch = MemoryWatch(None, inside)
+    assert not watch.killed(suspected=False)
+    assert not asked
+    assert watch.killed(suspected=True)
+    assert not watch.killed(suspected=True)
+
+
+def test_the_count_is_of_all_kills_whether_reported_or_not(counter: Counter) -> None:
+    watch = MemoryWatch(counter.file, _none)
+    assert watch.count() == 0
+    counter.set(3)
+    assert watch.count() == 3
+    assert watch.killed(suspected=False), "to count is not to tell"
+    assert watch.count() == 3
+    assert MemoryWatch(None, lambda: 7).count() == 7
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["limited-itself", "limited-above"])
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_kill_of_a_group_that_never_was_at_its_limit_is_the_hosts_doing(
+    tmp_path: Path, version: int, nested: bool
+) -> None:
+    own = tmp_path / "nested" if nested else tmp_path
+    own.mkdir(exist_ok=True)
+    file = own / ("memory.oom_control" if version == 1 else "memory.events")
+
+    def show(full: bool) -> None:
+        most = (256 << 20) - (1 << 20 if full else 64 << 20)
+        for folder, limited in ((own, False), (tmp_path, True)):
+            if version == 1:
+                (folder / "memory.oom_control").write_text("under_oom 0\noom_kill 2\n")
+                (folder / "memory.limit_in_bytes").write_text(f"{256 << 20 if limited else 9223372036854771712}\n")
+                (folder / "memory.max_usage_in_bytes").write_text(f"{most}\n")
+            else:
+                (folder / "memory.events").write_text(f"low 0\noom {int(full and limited)}\noom_kill 2\n")
+                (folder / "memory.max").write_text(f"{256 << 20}\n" if limited else "max\n")
+
+    show(full=False)
+    watch = MemoryWatch(file, _none)
+    assert (watch.killed(suspected=True), watch.count()) == (False, 0)
+    show(full=True)
+    assert (watch.killed(suspected=True), watch.count()) == (True, 2)
+
+
+@pytest.mark.parametrize(("above", "counts"), [("megaflow-project-x", True), ("kubepods", False)])
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_limit_of_ours_around_a_group_is_its_tasks_and_one_of_others_is_the_hosts(
+    tmp_path: Path, version: int, above: str, counts: bool
+) -> None:
+    around, own = tmp_path / above, tmp_path / above / "container"
+    own.mkdir(parents=True)
+    for folder, full in ((own, False), (around, True)):
+        if version == 1:
+            (folder / "memory.oom_control").write_text("under_oom 0\noom_kill 1\n")
+            (folder / "memory.limit_in_bytes").write_text(f"{256 << 20}\n")
+            (folder / "memory.max_usage_in_bytes").write_text(f"{(255 if full else 128) << 20}\n")
+        else:
+            (folder / "memory.events").write_text(f"low 0\noom {int(full)}\noom_kill 1\n")
+            (folder / "memory.max").write_text(f"{256 << 20}\n")
+    watch = MemoryWatch(own / ("memory.oom_control" if version == 1 else "memory.events"), _none)
+    assert watch.killed(suspected=True) == counts
+
+
+# --- Refused processes --------------------------------------------------------------------------------
+
+
+def _group(folder: Path, content: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "pids.events").write_text(content)
+    return folder
+
+
+def test_what_all_its_groups_have_refused_is_added_up_and_followed(tmp_path: Path) -> None:
+    own = _group(tmp_path / "own", "max 0\n")
+    watch = PidsWatch([own, own / "nested"])
+    assert watch.refused() == 0
+    _group(own, "max 3\n")
+    _group(own / "nested", "max 4\n")
+    assert watch.refused() == 7
+
+
+@pytest.mark.parametrize("content", ["", "max\n", "max many\n", "low 3\n"])
+def test_where_nobody_counts_there_is_no_number(tmp_path: Path, content: str) -> None:
+    assert PidsWatch([_group(tmp_path, content)]).refused() is None
+    assert PidsWatch([tmp_path / "nowhere"]).refused() is None
+    assert PidsWatch().refused() is None

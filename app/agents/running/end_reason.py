@@ -18,7 +18,7 @@ log = structlog.get_logger(__name__)
 _CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGBUS, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS}
 )
-"""Signals that a program brings upon itself; every other comes from somebody else."""
+"""Signals that a program brings upon itself; every other is sent by another process."""
 _DETAIL_CHARS = 2000
 _MOST_COUNTS = 64
 _LONGEST_NAME = 64
@@ -31,11 +31,11 @@ def foreign(returncode: int) -> bool:
     return returncode < 0 and -returncode in signal.valid_signals() and -returncode not in _CRASHES
 
 
-def told(framework: Framework, ended: Ended, *, out_of_memory: bool = False) -> AgentEnding:
+def end_text(framework: Framework, ended: Ended, *, out_of_memory: bool = False) -> AgentEnding:
     """What the ending means. INSIDE the environment is known to live.
 
     There, what the agent's commands do to the framework's processes is the agent's own doing: were it called a fault of
-    ours, whoever works for the model could have any attempt done again. A kill by the kernel for the environment's
+    MegaFlow's, the model could have any attempt done again. A kill by the kernel for the environment's
     memory has been told by the environment.
     """
     if ended.by is Stop.CANCEL:
@@ -51,7 +51,7 @@ def told(framework: Framework, ended: Ended, *, out_of_memory: bool = False) -> 
         found = f"killed {where}, by signal {-ended.returncode}: {tail(ended.stderr)}"
         return AgentEnding(reason, _text(found.rstrip(": ")))
     try:
-        ending = _kept(framework.ending(ended))
+        ending = _shortened(framework.ending(ended))
     except MegaFlowError:
         raise
     except Exception as error:  # what a framework writes may be anything, also what its adapter never saw
@@ -63,7 +63,7 @@ def told(framework: Framework, ended: Ended, *, out_of_memory: bool = False) -> 
     return ending
 
 
-def _kept(ending: AgentEnding) -> AgentEnding:
+def _shortened(ending: AgentEnding) -> AgentEnding:
     """Without counts that are none: they are for a person to read, and change nothing about how it ended."""
     steps: object = ending.steps
     if steps is not None and not _whole(steps):

@@ -48,7 +48,7 @@ exec sleep 1000000
 
 
 @dataclass(frozen=True, slots=True)
-class Lodging:
+class AgentHome:
     """`place` inside; the framework's home is in it, and its other streams."""
 
     place: str
@@ -58,7 +58,7 @@ class Lodging:
         return f"{self.place}/home"
 
     @classmethod
-    def made(cls, shell: Shell, workdir: str) -> Lodging:
+    def made(cls, shell: Shell, workdir: str) -> AgentHome:
         """Raises: EnvironmentFailed: gone, or there is no place."""
         result = shell.run(f"set -- {shlex.quote(workdir)}\n{_MAKE}", timeout_s=_TIMEOUT_S)
         place = result.stdout.decode("utf-8", "replace").strip()
