@@ -1,30 +1,68 @@
-"""Reads a compose file into a `Project`, or refuses it with all its reasons at once. Pure: reads files, starts nothing.
-
-Source: the Compose Specification; of it what a task needs: docs/compose.md lists the keys.
-"""
+"""Reads a compose file into a `Project`, or refuses it with all its reasons at once. Starts nothing."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
+from dataclasses import dataclass, field, replace
+from graphlib import CycleError, TopologicalSorter
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from app.compose_file.findings import Findings
-from app.compose_file.model import Condition, Project, Recipe, Service
-from app.compose_file.mounts import Mounts
-from app.compose_file.refusals import TOP_REFUSED, refuse_listed
-from app.compose_file.service_file import ServiceReader
-from app.compose_file.values import Values
+from pydantic import BaseModel, ValidationError
+
+from app.compose_file.model import (
+    ComposeFile,
+    Condition,
+    DeclaredNetwork,
+    DeclaredVolume,
+    Service,
+)
+from app.compose_file.mounts import MountKind
+from app.compose_file.refusals import FileContext
 from app.compose_file.variables import Substitution
 from app.errors import SpecInvalid
 
-__all__ = ["MAX_SERVICES", "document", "read_project"]
+__all__ = ["MAX_SERVICES", "Project", "document", "read_project"]
 
 MAX_SERVICES = 32
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}")
-_VOLUME_KEYS = {"labels", "name", "driver"}
-_NETWORK_KEYS = {"labels", "name", "driver", "internal", "attachable", "enable_ipv4", "enable_ipv6"}
+"""Names that an engine takes, too: they are part of its own objects' names."""
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """A whole file. `notes`: what was ignored, for a person."""
+
+    main: str
+    services: dict[str, Service]  # those that are started
+    networks: dict[str, bool] = field(default_factory=dict)  # by name; True: never leads outside
+    volumes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def waits_for(self, name: str) -> dict[str, Condition]:
+        """What `name` needs before it starts."""
+        return {other: one.condition for other, one in self.services[name].depends_on.items()}
+
+    def awaited(self, name: str) -> set[Condition]:
+        """What others wait for in `name`."""
+        return {one.depends_on[name].condition for one in self.services.values() if name in one.depends_on}
+
+    def together(self, network: str) -> list[str]:
+        """The services on a network, in the file's order."""
+        return [name for name, one in self.services.items() if network in one.aliases]
+
+    def near(self, name: str) -> tuple[str, ...]:
+        """Host names by which a service reaches itself and those that share a network with it."""
+        own = self.services[name]
+        found = [own.name]
+        found += [host for host, address in own.extra_hosts.items() if ip_address(address.strip("[]")).is_loopback]
+        found += [own.hostname] if own.hostname else []
+        for one in self.services.values():
+            for aliases in (aliases for network, aliases in one.aliases.items() if network in own.aliases):
+                found += [one.name, *aliases, *([one.hostname] if one.hostname else [])]
+        return tuple(dict.fromkeys(found))
 
 
 def document(root: Path, file: Path) -> dict[str, Any]:
@@ -49,132 +87,112 @@ def read_project(folder: Path, file: str = "docker-compose.yaml", main: str = "m
     if not where.is_relative_to(folder.resolve()) or not where.is_file():
         found = ", ".join(sorted(one.name for one in folder.iterdir())[:20]) or "nothing"
         raise SpecInvalid(f"expected the compose file {file} in the context; found {found}")
-    findings = Findings()
-    tree = Substitution(findings).everywhere(document(folder, where)) or {}
-    project = _Reader(findings, folder, main).read(tree)
-    findings.settle(file)
-    return project
+    context = FileContext(folder.resolve())
+    tree = Substitution(context).everywhere(document(folder, where)) or {}
+    project = _project(tree, context, main)
+    context.raise_refused(file)
+    return replace(project, notes=tuple(dict.fromkeys(context.notes)))
 
 
-class _Reader:
-    """One reading."""
+def _project(tree: dict[str, Any], context: FileContext, main: str) -> Project:
+    whole = _section(ComposeFile, tree, context)
+    if not 0 < len(whole.services) <= MAX_SERVICES:
+        context.refuse("services", f"1 to {MAX_SERVICES} services", len(whole.services))
+    networks = {
+        name: _section(DeclaredNetwork, body, replace(context, where=f"networks.{name}")).internal
+        for name, body in _named(whole.networks, "networks", context).items()
+    }
+    for name, body in _named(whole.volumes, "volumes", context).items():
+        _section(DeclaredVolume, body, replace(context, where=f"volumes.{name}"))
+    volumes, joined = frozenset(whole.volumes), frozenset(networks)
+    services = {
+        name: _service(name, body, replace(context, where=f"services.{name}", volumes=volumes, networks=joined))
+        for name, body in _named(whole.services, "services", context).items()
+    }
+    started = _started(_sharing_images(services), main, context)
+    used = {network for one in started.values() for network in one.aliases}
+    named = {mount.source for one in started.values() for mount in one.mounts if mount.kind is MountKind.NAMED}
+    internal = {"default": False, **networks}
+    return Project(main, started, {name: internal[name] for name in internal if name in used}, tuple(sorted(named)))
 
-    def __init__(self, findings: Findings, folder: Path, main: str) -> None:
-        self._findings = findings
-        self._values = Values(findings)
-        self._folder = folder
-        self._main = main
 
-    def read(self, tree: dict[str, Any]) -> Project:
-        rest = refuse_listed(self._findings, tree, TOP_REFUSED, "")
-        services = self._values.mapping(rest.pop("services", None), "services")
-        networks = self._networks(self._values.mapping(rest.pop("networks", None), "networks"))
-        volumes = self._volumes(self._values.mapping(rest.pop("volumes", None), "volumes"))
-        for key in rest.keys() - {"version", "name"}:
-            self._findings.refuse(key, "services, networks and volumes", rest[key])
-        if not 0 < len(services) <= MAX_SERVICES:
-            self._findings.refuse("services", f"1 to {MAX_SERVICES} services", len(services))
-        reader = ServiceReader(self._values, self._folder, Mounts(self._values, self._folder, volumes), set(networks))
-        read = {name: reader.read(name, body) for name, body in self._named(services, "services").items()}
-        started = self._started(_sharing_images(read))
-        used = {network for one in started.values() for network, _ in one.networks}
-        named = {mount.source for one in started.values() for mount in one.mounts if mount.kind.value == "named"}
-        internal = {"default": False, **networks}
-        return Project(
-            self._main,
-            started,
-            {name: internal[name] for name in internal if name in used},
-            tuple(sorted(named)),
-            tuple(self._findings.notes),
-        )
+def _section(model: type[_Model], body: Any, context: FileContext) -> _Model:
+    """The section; of one with errors the rest, so that what else is wrong with the file is found, too."""
+    try:
+        return model.model_validate(body, context=context)
+    except ValidationError as error:
+        wrong = context.add(error)
+        rest = {key: value for key, value in body.items() if key not in wrong} if isinstance(body, dict) else {}
+        return model.model_validate(rest, context=context)
 
-    def _named(self, found: dict[str, Any], where: str) -> dict[str, Any]:
-        """Those whose names an engine takes, too: they are part of its own objects' names."""
-        for name in found:
-            if _NAME.fullmatch(name) is None:
-                self._findings.refuse(f"{where}.{name}", "a name of letters, digits, dots and dashes", name)
-        return {name: body for name, body in found.items() if _NAME.fullmatch(name) is not None}
 
-    def _networks(self, found: dict[str, Any]) -> dict[str, bool]:
-        networks = {}
-        for name, body in self._named(found, "networks").items():
-            where = f"networks.{name}"
-            about = self._values.mapping(body, where)
-            self._declared(about, _NETWORK_KEYS, "bridge", where)
-            networks[name] = self._values.flag(about.get("internal"), f"{where}.internal")
-        return networks
+def _service(name: str, body: Any, context: FileContext) -> Service:
+    given = body if isinstance(body, dict) else {}
+    if body is not None and not isinstance(body, dict):
+        context.refuse("", "a map", body)
+    if "name" in given:
+        context.refuse("name", "a key that we know", given["name"], "leave it out")
+    if given.get("image") in (None, "") and given.get("build") is None:
+        context.refuse("", "`image` or `build`", list(given))
+    service = _section(Service, {**given, "name": name}, context)
+    copied = [one.target for one in service.mounts if one.kind in (MountKind.COPY, MountKind.FOLDER)]
+    if service.read_only and copied:
+        expected = "a root that can be written to, as files of the context are copied into it"
+        advice = "bring the files into its image, or leave `read_only` out"
+        context.refuse("read_only", expected, f"it, and copies for {', '.join(copied)}", advice)
+    return service
 
-    def _volumes(self, found: dict[str, Any]) -> set[str]:
-        for name, body in self._named(found, "volumes").items():
-            self._declared(self._values.mapping(body, f"volumes.{name}"), _VOLUME_KEYS, "local", f"volumes.{name}")
-        return set(found)
 
-    def _declared(self, about: dict[str, Any], known: set[str], driver: str, where: str) -> None:
-        """A network or a volume of the project's own, as the engine makes it without further words."""
-        if about.get("external") not in (None, False, "false"):
-            self._findings.refuse(f"{where}.external", "one of the project's own", about["external"], "leave it out")
-        if about.get("driver") not in (None, "", "default", driver):
-            self._findings.refuse(f"{where}.driver", driver, about["driver"], "leave it out")
-        for key in about.keys() - known - {"external"}:
-            if not key.startswith("x-") and about[key] not in (None, {}, []):
-                self._findings.refuse(f"{where}.{key}", "none of the engine's options", about[key], "leave it out")
-
-    def _started(self, services: dict[str, Service]) -> dict[str, Service]:
-        """Main, those without a profile, and what they need."""
-        if self._main not in services:
-            known = ", ".join(services) or "none"
-            self._findings.refuse("services", f"the service {self._main!r}, in which the agent acts", known)
-        else:
-            self._fit_main(services[self._main])
-        wanted = [name for name, one in services.items() if name == self._main or not one.profiles]
-        reached: set[str] = set()
-        while wanted:
-            name = wanted.pop()
-            if name in reached:
-                continue
-            reached.add(name)
-            for other, condition in services[name].depends_on:
-                if other in services:
-                    wanted.append(other)
-                    self._refuse_waiting_for_main(name, other, condition)
-                else:
-                    self._findings.refuse(f"services.{name}.depends_on", "services of this file", other)
-        self._refuse_circles({name: services[name] for name in reached})
-        for name in services.keys() - reached:
-            self._findings.note(f"services.{name}", f"not started: it is for {', '.join(services[name].profiles)} only")
-        return {name: one for name, one in services.items() if name in reached}
-
-    def _fit_main(self, main: Service) -> None:
-        """What a service may ask that has no session in it."""
-        where = f"services.{main.name}"
-        if main.read_only:
-            expected = "a root that can be written to: the agent works there, and tests are laid out in it"
-            self._findings.refuse(f"{where}.read_only", expected, True, "leave it out")
-        if main.init:
-            self._findings.note(f"{where}.init", "as in every environment: the first process takes in orphans")
-
-    def _refuse_waiting_for_main(self, name: str, other: str, condition: Condition) -> None:
-        if other == self._main and condition is Condition.COMPLETED:
-            expected = "a condition that comes true: the main service does not end"
-            self._findings.refuse(f"services.{name}.depends_on.{other}", expected, str(condition))
-
-    def _refuse_circles(self, services: dict[str, Service]) -> None:
-        left = {name: {other for other, _ in one.depends_on} & services.keys() for name, one in services.items()}
-        while free := [name for name, needs in left.items() if not needs & left.keys()]:
-            for name in free:
-                del left[name]
-        if left:
-            self._findings.refuse("services", "an order to start in", f"a circle of {', '.join(sorted(left))}")
+def _named(found: dict[str, Any], where: str, context: FileContext) -> dict[str, Any]:
+    for name in found:
+        if _NAME.fullmatch(name) is None:
+            context.refuse(f"{where}.{name}", "a name of letters, digits, dots and dashes", name)
+    return {name: body for name, body in found.items() if _NAME.fullmatch(name) is not None}
 
 
 def _sharing_images(services: dict[str, Service]) -> dict[str, Service]:
     """A service that names what another one builds has the same image."""
-    built = {one.image: one.recipe for one in services.values() if one.image and one.recipe}
+    built = {one.image: one.build for one in services.values() if one.image and one.build}
     return {
-        name: one if one.recipe else _with_recipe(one, built.get(one.image) if one.image else None)
+        name: one.model_copy(update={"build": one.build or (one.image and built.get(one.image)) or None})
         for name, one in services.items()
     }
 
 
-def _with_recipe(service: Service, recipe: Recipe | None) -> Service:
-    return service if recipe is None else dataclasses.replace(service, recipe=recipe)
+def _started(services: dict[str, Service], main: str, context: FileContext) -> dict[str, Service]:
+    """Main, those without a profile, and what they need."""
+    if main not in services:
+        known = ", ".join(services) or "none"
+        context.refuse("services", f"the service {main!r}, in which the agent acts", known)
+    elif services[main].read_only:
+        expected = "a root that can be written to: the agent works there, and tests are laid out in it"
+        context.refuse(f"services.{main}.read_only", expected, True, "leave it out")
+    if main in services and services[main].init:
+        context.note(f"services.{main}.init", "as in every environment: the first process takes in orphans")
+    pending = [name for name, one in services.items() if name == main or not one.profiles]
+    reached: set[str] = set()
+    while pending:
+        name = pending.pop()
+        if name in reached:
+            continue
+        reached.add(name)
+        for other, dependency in services[name].depends_on.items():
+            where = f"services.{name}.depends_on"
+            if other not in services:
+                context.refuse(where, "services of this file", other)
+                continue
+            pending.append(other)
+            if other == main and dependency.condition is Condition.COMPLETED:
+                expected = "a condition that comes true: the main service does not end"
+                context.refuse(f"{where}.{other}", expected, str(dependency.condition))
+    _refuse_circles({name: services[name] for name in reached}, context)
+    for name in services.keys() - reached:
+        context.note(f"services.{name}", f"not started: it is for {', '.join(services[name].profiles)} only")
+    return {name: one for name, one in services.items() if name in reached}
+
+
+def _refuse_circles(services: dict[str, Service], context: FileContext) -> None:
+    try:
+        TopologicalSorter({name: one.depends_on.keys() & services.keys() for name, one in services.items()}).prepare()
+    except CycleError as error:
+        context.refuse("services", "an order to start in", f"a circle of {', '.join(sorted(set(error.args[1])))}")

@@ -1,10 +1,52 @@
-"""What a compose file asks for, after reading: plain frozen data, nothing of the host in it."""
+"""The subset of the Compose Specification that a task may use, as models: unknown keys are refused.
+
+The models are validated with a `FileContext`. docs/compose.md lists the keys.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationInfo, model_validator
+
+from app.compose_file.build_context import adapted
+from app.compose_file.mounts import ServiceMount, mount_of, tmpfs_of
+from app.compose_file.refusals import FileContext, refused
+from app.compose_file.values import (
+    Count,
+    Flag,
+    Number,
+    Seconds,
+    Size,
+    Text,
+    Texts,
+    Words,
+    count,
+    pairs,
+    plain,
+    text,
+    texts,
+)
+from app.errors import SpecInvalid
+from app.task_files import read_text_inside
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+_ULIMITS = {"cpu", "data", "fsize", "memlock", "msgqueue", "nofile", "nproc", "rss", "sigpending", "stack"}
+_MAX_CHECK_S = 3600.0
+_SAFE_SYSCTL = re.compile(
+    r"net\.ipv4\.(ip_unprivileged_port_start|ip_local_port_range|tcp_[a-z0-9_]+)|net\.core\.somaxconn"
+    r"|net\.ipv6\.conf\.lo\.disable_ipv6|kernel\.(shm(max|all|mni|_rmid_forced)|msg(max|mnb|mni)|sem)"
+    r"|fs\.mqueue\.[a-z_]+"
+)
+"""Of the container's own namespaces, and without reach beyond."""
+_WITHOUT_IPV6 = re.compile(r"net\.ipv6\.conf\.(all|default)\.disable_ipv6")
+"""May be switched off, never on: the bridge has an IPv6 address of its own, where this host's services listen."""
+_SAFE_OPTIONS = ("no-new-privileges", "no-new-privileges:true", "no-new-privileges=true")
 
 
 class Condition(StrEnum):
@@ -15,49 +57,241 @@ class Condition(StrEnum):
     COMPLETED = "service_completed_successfully"
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
+class _ComposeSection(BaseModel):
+    """A map of the file. `section`: its part of the tables of refusals; `at`: its place below `FileContext.where`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    section: ClassVar[str] = ""
+    at: ClassVar[str] = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_listed(cls, body: Any, info: ValidationInfo) -> Any:
+        """Without what the tables have, and without keys that have no value."""
+        if not isinstance(body, dict | None):
+            return body
+        if info.context is not None and body:
+            body = FileContext.of(info).refuse_listed(cls.section, body, cls.at)
+        return {key: value for key, value in (body or {}).items() if value is not None or key not in cls.model_fields}
+
+
+def _build_folder(context: str | None, info: ValidationInfo) -> str:
+    if info.context is None:
+        return context or "."
+    folder = (info.context.folder / (context or ".")).resolve()
+    if "://" in (context or "") or not folder.is_relative_to(info.context.folder) or not folder.is_dir():
+        raise refused("a folder of the context", context, "copy it there")
+    return str(folder.relative_to(info.context.folder))
+
+
+def _dockerfile(name: str | None, info: ValidationInfo) -> str:
+    name = name or "Dockerfile"
+    if info.context is not None and "context" in info.data:
+        folder = info.context.folder / info.data["context"]
+        if not (folder / name).resolve().is_relative_to(folder) or not (folder / name).is_file():
+            raise refused("a file in the build's folder", name)
+    return name
+
+
+def _arguments(value: Any) -> dict[str, str]:
+    args = {key: one for key, one in sorted(pairs(value).items()) if one is not None}
+    for key, one in args.items():
+        if one and ("\n" in one or not _VARIABLE.fullmatch(key)):
+            raise refused("a name and a value of one line", f"{key}={one}")
+    return args
+
+
+class ServiceBuild(_ComposeSection):
     """An image to build: a folder of the bundle, with arguments and a last stage."""
 
-    context: str = "."  # relative to the bundle's root
-    dockerfile: str = "Dockerfile"  # relative to the context
-    args: tuple[tuple[str, str], ...] = ()
-    target: str | None = None
+    section = "build"
+    at = "build"
+
+    context: Annotated[str, AfterValidator(_build_folder), BeforeValidator(text)] = "."  # relative to the bundle's root
+    dockerfile: Annotated[str, AfterValidator(_dockerfile), BeforeValidator(text)] = (
+        "Dockerfile"  # relative to the context
+    )
+    args: Annotated[dict[str, str], BeforeValidator(_arguments)] = {}
+    target: Text = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_short(cls, body: Any) -> Any:
+        return {"context": body} if isinstance(body, str) else body
+
+    @model_validator(mode="after")
+    def _stage_is_there(self, info: ValidationInfo) -> ServiceBuild:
+        if info.context is not None and self.target is not None:
+            try:
+                self.adapted_dockerfile(info.context.folder)
+            except SpecInvalid as error:
+                FileContext.of(info).refuse("build.target", "a stage of the Dockerfile", f"{self.target}: {error}")
+        return self
+
+    def adapted_dockerfile(self, folder: Path) -> str:
+        """The Dockerfile with these arguments and without later stages. Raises: SpecInvalid: no such stage."""
+        path = folder / self.context / self.dockerfile
+        return adapted(read_text_inside(folder, path, errors="replace"), self.args, self.target)
+
+
+def _variables(value: Any, info: ValidationInfo) -> dict[str, str | None]:
+    found = pairs(value)
+    for key, one in found.items():
+        if not _VARIABLE.fullmatch(key):
+            raise refused("names of variables", key)
+        if one is None:
+            FileContext.of(info).note(f"{info.field_name}.{key}", "left out: it would be taken from the host")
+    return found
+
+
+def _env_files(value: Any, info: ValidationInfo) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for one in value if isinstance(value, list) else [value]:
+        found |= _variables(_env_file(one, FileContext.of(info).folder), info)
+    return found
+
+
+def _env_file(value: Any, folder: Path) -> dict[str, str | None]:
+    given = value if isinstance(value, dict) else {"path": value}
+    [name] = texts(given.get("path")) or ("",)
+    file = (folder / name).resolve()
+    if not file.is_relative_to(folder) or not file.is_file():
+        if given.get("required", True) or not file.is_relative_to(folder):
+            raise refused("a file of the context", name)
+        return {}
+    found: dict[str, str | None] = {}
+    for line in read_text_inside(folder, file, errors="replace").splitlines():
+        if line.strip() and not line.strip().startswith("#"):
+            key, equals, one = line.strip().removeprefix("export ").partition("=")
+            found[key.strip()] = _unquoted(one.strip()) if equals else None
+    return found
+
+
+def _unquoted(value: str) -> str:
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'" else value
+
+
+def _condition(value: Any) -> Condition:
+    if str(value) not in set(Condition):
+        raise refused(f"a condition of {', '.join(Condition)}", value)
+    return Condition(str(value))
+
+
+class Dependency(_ComposeSection):
+    """What a service waits for in another one."""
+
+    condition: Annotated[Condition, BeforeValidator(_condition)] = Condition.STARTED
+    restart: Any = None
+    required: Any = None
+
+
+def _test(value: Any) -> tuple[str, ...]:
+    words = ("CMD-SHELL", value) if isinstance(value, str) else texts(value)
+    if words[:1] == ("NONE",) or not words:
+        return words[:1]
+    if words[0] not in ("CMD", "CMD-SHELL") or len(words) < 2:
+        raise refused("CMD with words, CMD-SHELL with a command, or NONE", value)
+    return words
+
+
+_CheckSeconds = Annotated[Seconds, AfterValidator(lambda value: min(value, _MAX_CHECK_S) or 30.0)]
+
+
+class HealthCheck(_ComposeSection):
+    """When a service counts as healthy; times in seconds. `test` begins with CMD or CMD-SHELL; empty: the image's."""
+
+    test: Annotated[tuple[str, ...], BeforeValidator(_test)] = ()
+    disable: Flag = False
+    interval: _CheckSeconds = 30.0
+    timeout: _CheckSeconds = 30.0
+    start_period: Seconds = 0.0
+    start_interval: Any = None
+    retries: Annotated[int, BeforeValidator(lambda value: count(value) or 3)] = 3
+
+    @property
+    def disabled(self) -> bool:
+        return self.disable or self.test == ("NONE",)
+
+
+def _networks(value: Any, info: ValidationInfo) -> Any:
+    named = dict.fromkeys(map(str, value)) if isinstance(value, list) else value
+    if not isinstance(named, dict) or info.context is None:
+        return named
+    for network in named.keys() - info.context.networks - {"default"}:
+        FileContext.of(info).refuse(f"networks.{network}", "a network that the file's `networks` name", network)
+    return named or {"default": None}
+
+
+class Membership(_ComposeSection):
+    """A service's place on one network: its further names there."""
+
+    aliases: Texts = ()
+    priority: Any = None
+
+
+def _hosts(value: Any) -> dict[str, str]:
+    if isinstance(value, list):
+        split = [re.split(r"[:=]", plain(one), maxsplit=1) for one in value]
+        value = {parts[0]: parts[1] if len(parts) > 1 else "" for parts in split}
+    hosts = {name: plain(address) for name, address in (value if isinstance(value, dict) else {"": value}).items()}
+    for name, address in hosts.items():
+        try:
+            ip_address(address.strip("[]"))
+        except ValueError:
+            found = f"{name}:{address}"
+            raise refused("a name and an address", found, "the host is not reached from a task") from None
+    return hosts
+
+
+def _ports(value: Any, info: ValidationInfo) -> tuple[str, ...]:
+    """None is published: only other services on the same networks reach them."""
+    if not isinstance(value, list):
+        raise refused("a list", value)
+    ports = [plain(one.get("target", "")) if isinstance(one, dict) else plain(one).rpartition(":")[2] for one in value]
+    for port in ports:
+        FileContext.of(info).note("ports", f"{port} is reached by name on its network, not on the host")
+    return tuple(ports)
+
+
+def _only(expected: str, allowed: tuple[object, ...], advice: str = "leave it out") -> AfterValidator:
+    def check(value: Any) -> Any:
+        if value not in allowed:
+            raise refused(expected, value, advice)
+        return value
+
+    return AfterValidator(check)
+
+
+def _no_devices(value: Any) -> None:
+    if value:
+        raise refused("no devices of the host", value, "let the service do without it")
+
+
+_Single = Annotated[Any, _only("one container of a service", (None, 1, "1"), "")]
+
+
+class ResourceLimits(_ComposeSection):
+    model_config = ConfigDict(extra="ignore")
+    devices: Annotated[None, BeforeValidator(_no_devices)] = None
+    cpus: Number = None
+    memory: Size = None
+    pids: Count = None
+
+
+class DeployResources(_ComposeSection):
+    model_config = ConfigDict(extra="ignore")
+    limits: ResourceLimits = ResourceLimits()
+    reservations: ResourceLimits = ResourceLimits()
+
+
+class Deploy(_ComposeSection):
+    model_config = ConfigDict(extra="ignore")
+    replicas: _Single = None
+    resources: DeployResources = DeployResources()
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """When a service counts as healthy. `test` begins with CMD or CMD-SHELL; empty: the image's own."""
-
-    test: tuple[str, ...] = ()
-    disabled: bool = False
-    interval_s: float = 30.0
-    timeout_s: float = 30.0
-    start_period_s: float = 0.0
-    retries: int = 3
-
-
-class MountKind(StrEnum):
-    NAMED = "named"  # a volume of the project
-    ANONYMOUS = "anonymous"  # a volume of the container
-    COPY = "copy"  # a path of the bundle, copied in
-    FOLDER = "folder"  # where a harness mounts a folder of its own: made, empty
-    TMPFS = "tmpfs"
-
-
-@dataclass(frozen=True, slots=True)
-class Mounted:
-    """Something that a container finds at `target`."""
-
-    kind: MountKind
-    target: str
-    source: str = ""  # a volume's name, or a path in the bundle
-    read_only: bool = False
-    size_bytes: int | None = None  # of a tmpfs
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class ServiceLimits:
     """Upper bounds that the file asks for; None: those of the task."""
 
     cpus: float | None = None
@@ -65,65 +299,148 @@ class Bounds:
     pids: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
-    """One container of the project."""
+def _pids(value: Any) -> Any:
+    return None if value in (-1, "-1") else value
+
+
+def _ulimits(value: Any, info: ValidationInfo) -> dict[str, tuple[int, int]]:
+    if not isinstance(value, dict):
+        raise refused("a map", value)
+    found = {}
+    for name, one in value.items():
+        if name == "core":
+            FileContext.of(info).note("ulimits.core", "no core is dumped: it would be written outside of the limits")
+            continue
+        both = one if isinstance(one, dict) else {"soft": one, "hard": one}
+        try:
+            found[name] = int(plain(both["soft"])), int(plain(both["hard"]))
+        except (KeyError, ValueError):
+            raise refused(f"numbers for one of {', '.join(sorted(_ULIMITS))}", f"{name}: {one}") from None
+        if name not in _ULIMITS:
+            raise refused(f"numbers for one of {', '.join(sorted(_ULIMITS))}", name)
+    return found
+
+
+def _sysctls(value: Any, info: ValidationInfo) -> dict[str, str]:
+    found = pairs(value)
+    for name, one in found.items():
+        off = one == "1" and _WITHOUT_IPV6.fullmatch(name) is not None
+        if not off and _SAFE_SYSCTL.fullmatch(name) is None:
+            expected = "a setting of the container's own namespaces"
+            FileContext.of(info).refuse(f"sysctls.{name}", expected, one, "leave it out")
+    return {name: one or "" for name, one in found.items()}
+
+
+def _security(options: tuple[str, ...]) -> tuple[str, ...]:
+    for option in options:
+        if option not in _SAFE_OPTIONS:
+            raise refused("no-new-privileges, or nothing", option, "let the service do without it")
+    return options
+
+
+def _depends_on(value: Any) -> Any:
+    return dict.fromkeys(texts(value)) if isinstance(value, list) else value
+
+
+_NETWORK_OF_FILE = "name a network of the file under `networks`"
+
+
+class Service(_ComposeSection):
+    """One container of the project. Values that are None are the image's or the task's."""
+
+    section = "service"
 
     name: str
-    image: str | None = None
-    recipe: Recipe | None = None
-    command: tuple[str, ...] | None = None  # None: the image's
-    entrypoint: tuple[str, ...] | None = None
-    environment: tuple[tuple[str, str], ...] = ()
-    working_dir: str | None = None
-    user: str | None = None
-    hostname: str | None = None
-    depends_on: tuple[tuple[str, Condition], ...] = ()
-    check: Check | None = None
-    mounts: tuple[Mounted, ...] = ()
-    networks: tuple[tuple[str, tuple[str, ...]], ...] = ()  # network and the service's further names there
-    hosts: tuple[tuple[str, str], ...] = ()  # name and address
-    exposed: tuple[str, ...] = ()
-    bounds: Bounds = Bounds()
-    shm_bytes: int | None = None
-    cap_drop: tuple[str, ...] = ()
-    sysctls: tuple[tuple[str, str], ...] = ()
-    ulimits: tuple[tuple[str, int, int], ...] = ()  # name, soft, hard
-    read_only: bool = False
-    init: bool = False
-    stop_signal: str | None = None
-    profiles: tuple[str, ...] = ()
+    image: Text = None
+    build: ServiceBuild | None = None
+    command: Words = None
+    entrypoint: Words = None
+    environment: Annotated[dict[str, str | None], BeforeValidator(_variables)] = {}
+    env_file: Annotated[dict[str, str | None], BeforeValidator(_env_files)] = {}
+    working_dir: Text = None
+    user: Text = None
+    hostname: Text = None
+    depends_on: Annotated[dict[str, Dependency], BeforeValidator(_depends_on)] = {}
+    healthcheck: HealthCheck | None = None
+    volumes: tuple[Annotated[ServiceMount, BeforeValidator(mount_of)], ...] = ()
+    tmpfs: Annotated[
+        tuple[Annotated[ServiceMount, BeforeValidator(tmpfs_of)], ...],
+        BeforeValidator(lambda value: value if isinstance(value, list) else [value]),
+    ] = ()
+    network_mode: Annotated[Any, _only("none, or nothing", (None, "none"), _NETWORK_OF_FILE)] = None
+    networks: Annotated[dict[str, Membership], BeforeValidator(_networks)] = {"default": Membership()}
+    extra_hosts: Annotated[dict[str, str], BeforeValidator(_hosts)] = {}
+    expose: Texts = ()
+    ports: Annotated[tuple[str, ...], BeforeValidator(_ports)] = ()
+    mem_limit: Size = None
+    cpus: Number = None
+    pids_limit: Annotated[Count, BeforeValidator(_pids)] = None
+    deploy: Deploy = Deploy()
+    scale: _Single = None
+    shm_size: Size = None
+    cap_drop: Annotated[Texts, AfterValidator(lambda names: tuple(one.upper() for one in names))] = ()
+    sysctls: Annotated[dict[str, str], BeforeValidator(_sysctls)] = {}
+    ulimits: Annotated[dict[str, tuple[int, int]], BeforeValidator(_ulimits)] = {}  # soft and hard
+    ipc: Annotated[Any, _only("private, or nothing", (None, "", "private", "none"))] = None
+    security_opt: Annotated[Texts, AfterValidator(_security)] = ()
+    read_only: Flag = False
+    init: Flag = False
+    stop_signal: Text = None
+    profiles: Texts = ()
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The files' variables, then the service's own."""
+        merged = {**self.env_file, **self.environment}
+        return {key: value for key, value in merged.items() if value is not None}
+
+    @property
+    def mounts(self) -> tuple[ServiceMount, ...]:
+        return (*self.volumes, *self.tmpfs)
+
+    @property
+    def aliases(self) -> dict[str, tuple[str, ...]]:
+        """Its networks, and its further names on each."""
+        return {} if self.network_mode == "none" else {name: one.aliases for name, one in self.networks.items()}
+
+    @property
+    def limits(self) -> ServiceLimits:
+        """The tighter of what is said in either place."""
+        limits = self.deploy.resources.limits
+        return ServiceLimits(
+            min(filter(None, (self.cpus, limits.cpus)), default=None),
+            min(filter(None, (self.mem_limit, limits.memory)), default=None),
+            min(filter(None, (self.pids_limit, limits.pids)), default=None),
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class Project:
-    """A whole file. `notes`: what was passed over, for a person."""
+class DeclaredNetwork(_ComposeSection):
+    section = "network"
 
-    main: str
-    services: dict[str, Service]  # those that are started
-    networks: dict[str, bool] = field(default_factory=dict)  # by name; True: never leads outside
-    volumes: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    name: Any = None
+    labels: Any = None
+    driver: Annotated[Any, _only("bridge", (None, "", "default", "bridge"))] = None
+    internal: Flag = False
+    attachable: Any = None
+    enable_ipv4: Any = None
+    enable_ipv6: Any = None
 
-    def waits_for(self, name: str) -> dict[str, Condition]:
-        """What `name` needs before it starts."""
-        return dict(self.services[name].depends_on)
 
-    def awaited(self, name: str) -> set[Condition]:
-        """What others wait for in `name`."""
-        return {found for one in self.services.values() for other, found in one.depends_on if other == name}
+class DeclaredVolume(_ComposeSection):
+    section = "volume"
 
-    def together(self, network: str) -> list[str]:
-        """The services on a network, in the file's order."""
-        return [name for name, one in self.services.items() if network in dict(one.networks)]
+    name: Any = None
+    labels: Any = None
+    driver: Annotated[Any, _only("local", (None, "", "default", "local"))] = None
 
-    def near(self, name: str) -> tuple[str, ...]:
-        """Host names by which a service reaches itself and those that share a network with it."""
-        own = self.services[name]
-        joined = {network for network, _ in own.networks}
-        found = [own.name, *(host for host, address in own.hosts if ip_address(address.strip("[]")).is_loopback)]
-        found += [own.hostname] if own.hostname else []
-        for one in self.services.values():
-            for aliases in (aliases for network, aliases in one.networks if network in joined):
-                found += [one.name, *aliases, *([one.hostname] if one.hostname else [])]
-        return tuple(dict.fromkeys(found))
+
+class ComposeFile(_ComposeSection):
+    """A file's top level; what is below is validated by itself."""
+
+    section = "file"
+
+    name: Any = None
+    version: Any = None
+    services: dict[str, Any] = {}
+    networks: dict[str, Any] = {}
+    volumes: dict[str, Any] = {}

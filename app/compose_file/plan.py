@@ -8,16 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.compose_file.file import read_project
-from app.compose_file.model import MountKind, Project, Service
-from app.compose_file.recipes import context_of, packed, packed_nothing
+from app.compose_file.build_context import packed
+from app.compose_file.file import Project, read_project
+from app.compose_file.model import Service, ServiceBuild
+from app.compose_file.mounts import MountKind
 from app.errors import SpecInvalid
 from app.host import archives
-from app.models.spec import Build, Bundle, Compose, EnvironmentSpec, Resources, Reuse
+from app.models.spec import Build, Bundle, EnvironmentSpec, Resources, Reuse
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class CopiedFiles:
     """Files of the bundle for one place in a container: as a tar of its root, and as what lies there by itself."""
 
     target: str
@@ -28,12 +29,12 @@ class Copied:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ComposePlan:
     """A project with its images and copies, by service. `contexts` are the build contexts as bundles of their own."""
 
     project: Project
     images: dict[str, EnvironmentSpec]
-    copies: dict[str, tuple[Copied, ...]]
+    copies: dict[str, tuple[CopiedFiles, ...]]
     contexts: dict[str, bytes]  # by sha256
 
     @property
@@ -41,9 +42,10 @@ class Plan:
         return self.project.services[self.project.main]
 
 
-def planned(spec: EnvironmentSpec, fetch_bundle: Callable[[Bundle], bytes], scratch: Path) -> Plan:
+def planned(spec: EnvironmentSpec, fetch_bundle: Callable[[Bundle], bytes], scratch: Path) -> ComposePlan:
     """scratch: a folder for passing files. Raises: SpecInvalid, and what `fetch_bundle` raises."""
-    asked = asked_of(spec)
+    if spec.compose is None:
+        raise SpecInvalid(f"expected an environment with a compose file; found {spec.label}")
     if spec.reuse is Reuse.SHARED_READONLY:
         raise SpecInvalid(
             "expected `reuse` 'fresh' or 'recycled' with several containers, found 'shared-readonly': what one task"
@@ -52,30 +54,17 @@ def planned(spec: EnvironmentSpec, fetch_bundle: Callable[[Bundle], bytes], scra
     scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=scratch) as name:
         folder = Path(name)
-        archives.unpack(fetch_bundle(asked.context), folder)
-        project = read_project(folder, asked.file, asked.service)
+        archives.unpack(fetch_bundle(spec.compose.context), folder)
+        project = read_project(folder, spec.compose.file, spec.compose.service)
         contexts: dict[str, bytes] = {}
         images = {one.name: _image(one, spec, folder, contexts) for one in project.services.values()}
         copies = {one.name: tuple(_copies(one, folder)) for one in project.services.values()}
-        return Plan(project, images, copies, contexts)
+        return ComposePlan(project, images, copies, contexts)
 
 
-def asked_of(spec: EnvironmentSpec) -> Compose:
-    """Raises: SpecInvalid: not a task of several containers."""
-    if spec.compose is None:
-        raise SpecInvalid(f"expected an environment with a compose file; found {spec.label}")
-    return spec.compose
-
-
-def identity_of(spec: EnvironmentSpec, image_ids: dict[str, str]) -> str:
-    """What two environments share when one may stand for the other: the file and all images."""
-    parts = [asked_of(spec).model_dump_json(), *(f"{name}={found}" for name, found in sorted(image_ids.items()))]
-    return f"compose:{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()}"
-
-
-def bounded(service: Service, most: Resources) -> Resources:
+def resources_of(service: Service, most: Resources) -> Resources:
     """What the file gives a service, at most what the task has."""
-    asked = service.bounds
+    asked = service.limits
     return most.model_copy(
         update={
             "cpus": min(asked.cpus or most.cpus, most.cpus),
@@ -85,27 +74,40 @@ def bounded(service: Service, most: Resources) -> Resources:
     )
 
 
+def context_of(folder: Path, build: ServiceBuild) -> bytes:
+    """The build's folder in the unpacked bundle as a normalised tar, its Dockerfile adapted.
+
+    Raises: SpecInvalid: no such stage.
+    """
+    root = folder / build.context
+    changed = build.adapted_dockerfile(folder).encode()
+    dockerfile = (root / build.dockerfile).resolve()
+    return packed(root, {dockerfile: changed} if build.args or build.target else {})
+
+
 def _image(service: Service, spec: EnvironmentSpec, folder: Path, contexts: dict[str, bytes]) -> EnvironmentSpec:
     """The task's environment with this service's image alone."""
     build = None
-    if service.recipe is not None:
-        context = context_of(folder, service.recipe)
+    if service.build is not None:
+        context = context_of(folder, service.build)
         bundle = Bundle(sha256=hashlib.sha256(context).hexdigest(), size_bytes=len(context))
         contexts[bundle.sha256] = context
-        build = Build(context=bundle, dockerfile=service.recipe.dockerfile)
+        build = Build(context=bundle, dockerfile=service.build.dockerfile)
     image = service.image if build is None else None
     return spec.model_copy(update={"compose": None, "build": build, "image": image, "setup": ()})
 
 
-def _copies(service: Service, folder: Path) -> list[Copied]:
+def _copies(service: Service, folder: Path) -> list[CopiedFiles]:
     found = []
     for one in service.mounts:
         source = folder / one.source
         if one.kind is MountKind.FOLDER:
-            found.append(Copied(one.target, archives.of_folder(one.target), tree=packed_nothing()))
+            found.append(
+                CopiedFiles(one.target, archives.of_folder(one.target), tree=archives.of_files({}, mode=0o755))
+            )
         elif one.kind is MountKind.COPY and source.is_file():
             mode = 0o755 if source.stat().st_mode & 0o100 else 0o644
-            found.append(Copied(one.target, packed(source, below=one.target), file=source.read_bytes(), mode=mode))
+            found.append(CopiedFiles(one.target, packed(source, below=one.target), file=source.read_bytes(), mode=mode))
         elif one.kind is MountKind.COPY:
-            found.append(Copied(one.target, packed(source, below=one.target), tree=packed(source)))
+            found.append(CopiedFiles(one.target, packed(source, below=one.target), tree=packed(source)))
     return found

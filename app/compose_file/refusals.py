@@ -1,163 +1,188 @@
-"""What a task's containers may not ask for, and what is passed over: one table, so that it can be read at once.
+"""What a compose file may not ask for, what is ignored, and the report of both: each with its place in the file.
 
-Whatever stands in none of these tables and is not read is refused, too: a word that we do not know may mean anything.
+Keys that are in neither table and not read are refused, too: an unknown key may mean anything.
 """
 
 from __future__ import annotations
 
-import ipaddress
-import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from app.compose_file.findings import Findings
+from pydantic import ValidationError, ValidationInfo
+from pydantic_core import PydanticCustomError
 
-_NOT_HERE = "leave it out"
-_SERVICES_ONLY = "let the service do without it; a task's containers share nothing with their host"
+from app.errors import SpecInvalid
 
-REFUSED: dict[str, tuple[str, str]] = {
-    # --- the host's own ---
-    "privileged": ("no privileges", _SERVICES_ONLY),
-    "cap_add": ("no added capabilities", "those of the engine's default set that packages and tests need are there"),
-    "devices": ("no devices of the host", _SERVICES_ONLY),
-    "device_cgroup_rules": ("no devices of the host", _SERVICES_ONLY),
-    "gpus": ("no devices of the host", _SERVICES_ONLY),
-    "userns_mode": ("the engine's own user namespace", _NOT_HERE),
-    "uts": ("a host name of its own", _NOT_HERE),
-    "pid": ("a process table of its own", _NOT_HERE),
-    "cgroup": ("a control group of its own", _NOT_HERE),
-    "cgroup_parent": ("limits of the task", _NOT_HERE),
-    "runtime": ("the engine's own runtime", _NOT_HERE),
-    "isolation": ("the engine's own isolation", _NOT_HERE),
-    "credential_spec": ("no credentials of the host", _NOT_HERE),
-    "use_api_socket": ("no socket of the engine", _SERVICES_ONLY),
-    "oom_kill_disable": ("a limit of memory that holds", _NOT_HERE),
-    "mac_address": ("an address that the engine gives", _NOT_HERE),
-    # --- other files and containers ---
-    "extends": ("a service that is whole in this file", "write its keys here"),
-    "external_links": ("services of this file only", _NOT_HERE),
-    "volumes_from": ("volumes by name", "name a volume in both services"),
-    "volume_driver": ("the engine's own volumes", _NOT_HERE),
-    "configs": ("a read-only mount of a file in the context", "write it as `./file:/path:ro` under volumes"),
-    "secrets": ("a read-only mount of a file in the context", "write it as `./file:/path:ro` under volumes"),
-    "models": ("no model of the engine", _NOT_HERE),
-    "provider": ("a container", _NOT_HERE),
-    # --- what we have not got ---
-    "dns": ("the project's own names", _NOT_HERE),
-    "dns_opt": ("the project's own names", _NOT_HERE),
-    "dns_search": ("the project's own names", _NOT_HERE),
-    "domainname": ("a bare host name", _NOT_HERE),
-    "group_add": ("the user's own groups", "set them up in the image"),
-    "links": ("services that see each other by name", "use depends_on"),
-    "post_start": ("no hooks", "do it in the service's command"),
-    "pre_start": ("no hooks", "do it in the service's command"),
-    "pre_stop": ("no hooks", _NOT_HERE),
-    "storage_opt": ("the task's own limits", _NOT_HERE),
+_OMIT = "leave it out"
+_SHARES_NOTHING = "let the service do without it; a task's containers share nothing with their host"
+_AS_MOUNT = ("a read-only mount of a file in the context", "write it as `./file:/path:ro` under volumes")
+_NO_OPTIONS = ("none of the engine's options", _OMIT)
+_SHOWN_CHARACTERS = 100
+
+Refusal = tuple[str, str]
+"""What is expected instead, and what to try."""
+
+REFUSED: Mapping[str, Mapping[str, Refusal]] = {
+    "file": {
+        "include": ("one file", "write the services here"),
+        "configs": _AS_MOUNT,
+        "secrets": _AS_MOUNT,
+        "models": ("no model of the engine", _OMIT),
+    },
+    "service": {
+        # --- the host's own ---
+        "privileged": ("no privileges", _SHARES_NOTHING),
+        "cap_add": (
+            "no added capabilities",
+            "those of the engine's default set that packages and tests need are there",
+        ),
+        **dict.fromkeys(("devices", "device_cgroup_rules", "gpus"), ("no devices of the host", _SHARES_NOTHING)),
+        "userns_mode": ("the engine's own user namespace", _OMIT),
+        "uts": ("a host name of its own", _OMIT),
+        "pid": ("a process table of its own", _OMIT),
+        "cgroup": ("a control group of its own", _OMIT),
+        "cgroup_parent": ("limits of the task", _OMIT),
+        "runtime": ("the engine's own runtime", _OMIT),
+        "isolation": ("the engine's own isolation", _OMIT),
+        "credential_spec": ("no credentials of the host", _OMIT),
+        "use_api_socket": ("no socket of the engine", _SHARES_NOTHING),
+        "oom_kill_disable": ("a limit of memory that holds", _OMIT),
+        "mac_address": ("an address that the engine gives", _OMIT),
+        # --- other files and containers ---
+        "extends": ("a service that is whole in this file", "write its keys here"),
+        "external_links": ("services of this file only", _OMIT),
+        "volumes_from": ("volumes by name", "name a volume in both services"),
+        "volume_driver": ("the engine's own volumes", _OMIT),
+        "configs": _AS_MOUNT,
+        "secrets": _AS_MOUNT,
+        "models": ("no model of the engine", _OMIT),
+        "provider": ("a container", _OMIT),
+        # --- what is not supported ---
+        **dict.fromkeys(("dns", "dns_opt", "dns_search"), ("the project's own names", _OMIT)),
+        "domainname": ("a bare host name", _OMIT),
+        "group_add": ("the user's own groups", "set them up in the image"),
+        "links": ("services that see each other by name", "use depends_on"),
+        **dict.fromkeys(("post_start", "pre_start"), ("no hooks", "do it in the service's command")),
+        "pre_stop": ("no hooks", _OMIT),
+        "storage_opt": ("the task's own limits", _OMIT),
+    },
+    "build": {
+        **dict.fromkeys(("privileged", "entitlements"), ("no privileges", _OMIT)),
+        "network": ("the engine's own network for builds", _OMIT),
+        "ssh": ("no keys of the host", _OMIT),
+        "secrets": ("no secrets of the host", _OMIT),
+        "isolation": ("the engine's own isolation", _OMIT),
+        "extra_hosts": ("no further hosts", _OMIT),
+        "additional_contexts": ("one context", "copy what is needed into it"),
+        "dockerfile_inline": ("a Dockerfile in the context", "write it as a file"),
+        "ulimits": ("the engine's own limits for builds", _OMIT),
+    },
+    "network": {
+        "external": ("one of the project's own", _OMIT),
+        **dict.fromkeys(("driver_opts", "ipam"), _NO_OPTIONS),
+    },
+    "volume": {"external": ("one of the project's own", _OMIT), "driver_opts": _NO_OPTIONS},
 }
-"""Keys of a service, refused unless they are empty or false: what is expected instead, what to try."""
+"""Keys by the section that has them, refused unless they are empty or false."""
 
-PASSED_OVER: dict[str, str] = {
-    "restart": "a service that ends is a finding, not started again",
-    "container_name": "containers get names of their own",
-    "labels": "objects carry our labels",
-    "label_file": "objects carry our labels",
-    "annotations": "objects carry our labels",
-    "logging": "logs are kept with the attempt",
-    "pull_policy": "an image is pulled when it is not here",
-    "stop_grace_period": "containers are ended at once",
-    "stdin_open": "nobody talks to it",
-    "tty": "nobody looks at it",
-    "attach": "logs are kept with the attempt",
-    "develop": "for development only",
-    "platform": "the engine's own is used, an image for another is refused",
-    "memswap_limit": "swap is not added",
-    "mem_swappiness": "swap is not added",
-    "mem_reservation": "nothing is reserved",
-    "cpu_shares": "cpus bounds it",
-    "cpu_count": "cpus bounds it",
-    "cpu_percent": "cpus bounds it",
-    "cpu_period": "cpus bounds it",
-    "cpu_quota": "cpus bounds it",
-    "cpu_rt_period": "cpus bounds it",
-    "cpu_rt_runtime": "cpus bounds it",
-    "cpuset": "cpus bounds it",
-    "blkio_config": "not bounded",
-    "oom_score_adj": "the task's own holds",
+IGNORED: Mapping[str, Mapping[str, str]] = {
+    "service": {
+        "restart": "a service that ends is a finding, not started again",
+        "container_name": "containers get names of their own",
+        **dict.fromkeys(("labels", "label_file", "annotations"), "objects carry our labels"),
+        **dict.fromkeys(("logging", "attach"), "logs are kept with the attempt"),
+        "pull_policy": "an image is pulled when it is not here",
+        "stop_grace_period": "containers are ended at once",
+        "stdin_open": "no input is sent",
+        "tty": "no terminal is attached",
+        "develop": "for development only",
+        "platform": "the engine's own is used, an image for another is refused",
+        **dict.fromkeys(("memswap_limit", "mem_swappiness"), "swap is not added"),
+        "mem_reservation": "nothing is reserved",
+        **dict.fromkeys(("cpu_shares", "cpu_count", "cpu_percent", "cpu_period", "cpu_quota"), "cpus bounds it"),
+        **dict.fromkeys(("cpu_rt_period", "cpu_rt_runtime", "cpuset"), "cpus bounds it"),
+        "blkio_config": "not bounded",
+        "oom_score_adj": "the task's own holds",
+    },
+    "build": {
+        **dict.fromkeys(("cache_from", "cache_to", "no_cache", "no_cache_filter", "pull"), ""),
+        **dict.fromkeys(("labels", "platforms", "provenance", "sbom", "shm_size", "tags"), ""),
+    },
 }
-"""Keys of a service that change nothing which a task could see, with the reason."""
+"""Keys that change nothing which a task could see, with the reason for a note (empty: no note)."""
 
-TOP_REFUSED: dict[str, tuple[str, str]] = {
-    "include": ("one file", "write the services here"),
-    "configs": REFUSED["configs"],
-    "secrets": REFUSED["secrets"],
-    "models": REFUSED["models"],
+_TYPES: Mapping[str, Refusal] = {
+    "extra_forbidden": ("a key that we know", _OMIT),
+    "model_type": ("a map", ""),
+    "dict_type": ("a map", ""),
+    "tuple_type": ("a list", ""),
 }
-BUILD_REFUSED: dict[str, tuple[str, str]] = {
-    "privileged": ("no privileges", _NOT_HERE),
-    "entitlements": ("no privileges", _NOT_HERE),
-    "network": ("the engine's own network for builds", _NOT_HERE),
-    "ssh": ("no keys of the host", _NOT_HERE),
-    "secrets": ("no secrets of the host", _NOT_HERE),
-    "isolation": ("the engine's own isolation", _NOT_HERE),
-    "extra_hosts": ("no further hosts", _NOT_HERE),
-    "additional_contexts": ("one context", "copy what is needed into it"),
-    "dockerfile_inline": ("a Dockerfile in the context", "write it as a file"),
-    "ulimits": ("the engine's own limits for builds", _NOT_HERE),
-}
-BUILD_PASSED_OVER = (
-    *("cache_from", "cache_to", "labels", "no_cache", "no_cache_filter", "pull", "shm_size", "tags", "platforms"),
-    *("provenance", "sbom"),
-)
-
-_SAFE_SYSCTL = re.compile(
-    r"net\.ipv4\.(ip_unprivileged_port_start|ip_local_port_range|tcp_[a-z0-9_]+)|net\.core\.somaxconn"
-    r"|net\.ipv6\.conf\.lo\.disable_ipv6|kernel\.(shm(max|all|mni|_rmid_forced)|msg(max|mnb|mni)|sem)"
-    r"|fs\.mqueue\.[a-z_]+"
-)
-"""Of the container's own namespaces, and without reach beyond."""
-_WITHOUT_IPV6 = re.compile(r"net\.ipv6\.conf\.(all|default)\.disable_ipv6")
-"""May be switched off, never on: the bridge has an IPv6 address of its own, where this host's services listen."""
-_SAFE_OPTIONS = ("no-new-privileges", "no-new-privileges:true", "no-new-privileges=true")
+"""What pydantic's own errors expect."""
 
 
-def refuse_listed(
-    findings: Findings, found: dict[str, Any], table: dict[str, tuple[str, str]], where: str
-) -> dict[str, Any]:
-    """Refuse what the table has, unless it is empty or false; the rest."""
-    for key in found.keys() & table.keys():
-        if not harmless(found[key]):
-            expected, mend = table[key]
-            findings.refuse(f"{where}.{key}".lstrip("."), expected, found[key], mend)
-    return {key: value for key, value in found.items() if key not in table and not key.startswith("x-")}
+@dataclass(frozen=True, slots=True)
+class FileContext:
+    """What validators know of a file, and where they report. `where`: the section they are in, e.g. services.main."""
+
+    folder: Path
+    where: str = ""
+    volumes: frozenset[str] = frozenset()  # that the file declares
+    networks: frozenset[str] = frozenset()
+    errors: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @staticmethod
+    def of(info: ValidationInfo) -> FileContext:
+        assert isinstance(info.context, FileContext)
+        return info.context
+
+    def refuse(self, key: str, expected: str, found: object, advice: str = "") -> None:
+        self.errors.append(f"{self._place(key)}: {_message(expected, found, advice)}")
+
+    def note(self, key: str, text: str) -> None:
+        self.notes.append(f"{self._place(key)}: {text}")
+
+    def _place(self, key: str) -> str:
+        return f"{self.where}.{key}".strip(".")
+
+    def add(self, error: ValidationError) -> set[object]:
+        """Add all errors of this section; returns the keys of the section that they are about."""
+        for one in error.errors(include_url=False):
+            key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in one["loc"]).lstrip(".")
+            if one["type"] == "refused":
+                self.errors.append(f"{self._place(key)}: {one['msg']}")
+            else:
+                expected, advice = _TYPES.get(one["type"], (one["msg"], ""))
+                self.refuse(key, expected, one["input"], advice)
+        return {one["loc"][0] for one in error.errors(include_url=False) if one["loc"]}
+
+    def refuse_listed(self, section: str, body: dict[str, Any], at: str) -> dict[str, Any]:
+        """Refuse and note what the tables have of this section, whose place is `at`; returns the other keys."""
+        refusals, ignored = REFUSED.get(section, {}), IGNORED.get(section, {})
+        for key, value in body.items():
+            if key in refusals and value not in (None, False, "", "false", [], {}):
+                expected, advice = refusals[key]
+                self.refuse(f"{at}.{key}".strip("."), expected, value, advice)
+            elif ignored.get(key):
+                self.note(key, ignored[key])
+        listed = refusals.keys() | ignored.keys()
+        return {key: value for key, value in body.items() if key not in listed and not key.startswith("x-")}
+
+    def raise_refused(self, file: str) -> None:
+        """Raises: SpecInvalid: something was refused; it names every such place."""
+        if self.errors:
+            lines = "".join(f"\n- {line}" for line in dict.fromkeys(self.errors))
+            raise SpecInvalid(f"{file} is refused for what it asks in {len(set(self.errors))} place(s):{lines}")
 
 
-def harmless(value: Any) -> bool:
-    """Whether a key with this value asks for nothing."""
-    return value in (None, False, "", "false", [], {})
+def refused(expected: str, found: object, advice: str = "") -> PydanticCustomError:
+    """An error for a validator to raise; pydantic adds the place."""
+    return PydanticCustomError("refused", "{message}", {"message": _message(expected, found, advice)})
 
 
-def refuse_modes(findings: Findings, service: dict[str, Any], where: str) -> None:
-    """What depends on the value: namespaces, hosts, security options."""
-    if service.get("network_mode") not in (None, "none"):
-        mend = "name a network of the file under `networks`"
-        findings.refuse(f"{where}.network_mode", "none, or nothing", service["network_mode"], mend)
-    if service.get("ipc") not in (None, "", "private", "none"):
-        findings.refuse(f"{where}.ipc", "private, or nothing", service["ipc"], _NOT_HERE)
-    options = service.get("security_opt")
-    for option in options if isinstance(options, list) else [options] if options else []:
-        if option not in _SAFE_OPTIONS:
-            findings.refuse(f"{where}.security_opt", "no-new-privileges, or nothing", option, _SERVICES_ONLY)
-
-
-def refuse_sysctls(findings: Findings, asked: dict[str, str | None], where: str) -> None:
-    for name, value in asked.items():
-        off = value == "1" and _WITHOUT_IPV6.fullmatch(name) is not None
-        if not off and _SAFE_SYSCTL.fullmatch(name) is None:
-            findings.refuse(f"{where}.{name}", "a setting of the container's own namespaces", value, _NOT_HERE)
-
-
-def refuse_host(findings: Findings, name: str, address: str, where: str) -> None:
-    """A name may stand for an address, never for the host."""
-    try:
-        ipaddress.ip_address(address.strip("[]"))
-    except ValueError:
-        findings.refuse(where, "a name and an address", f"{name}:{address}", "the host is not reached from a task")
+def _message(expected: str, found: object, advice: str) -> str:
+    text = "nothing" if found is None else repr(found)
+    shown = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+    return f"expected {expected}; found {shown}{f'; {advice}' if advice else ''}"

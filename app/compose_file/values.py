@@ -1,125 +1,126 @@
-"""Values of a compose file: lists or maps, words, sizes, times. What cannot be understood is refused on the spot."""
+"""Types of values in a compose file: texts, flags, sizes, times, as their author means them. Others are refused."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any
 
-from app.compose_file.findings import Findings
+from pydantic import BeforeValidator
+
+from app.compose_file.refusals import refused
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(h|ms|us|µs|ns|m|s)")
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
+_PATH = r"(/usr)?(/s?bin/)?"
+_WAIT = r"(exec\s+)?(sleep\s+\S+|tail\s+(-f|-F)\s+/dev/null|cat|:|true)"
+_LOOP = r"while\s+(true|:|\[ 1 \])\s*;\s*do\s+(sleep\s+\S+|:|true)\s*;?\s*done"
+_ALONE = re.compile(rf"{_PATH}((ba|da|a)?sh|{_WAIT}|python3?)")
+_SHELL = re.compile(rf"{_PATH}(ba|da|a)?sh")
+_SCRIPT = re.compile(rf"\s*({_WAIT}|{_LOOP})\s*;?\s*")
 
-class Values:
-    """Understands values and refuses the others."""
 
-    def __init__(self, findings: Findings) -> None:
-        self.findings = findings
-
-    def mapping(self, value: Any, where: str) -> dict[str, Any]:
-        """A map, or nothing."""
-        if value is None or isinstance(value, dict):
-            return value or {}
-        self.findings.refuse(where, "a map", value)
-        return {}
-
-    def items(self, value: Any, where: str) -> list[Any]:
-        """A list, or nothing."""
-        if value is None or isinstance(value, list):
-            return value or []
-        self.findings.refuse(where, "a list", value)
-        return []
-
-    def text(self, value: Any, where: str) -> str | None:
-        """A text or a number; nothing when it is empty."""
-        if isinstance(value, dict | list):
-            self.findings.refuse(where, "a text", value)
-            return None
-        return None if value is None else plain(value) or None
-
-    def texts(self, value: Any, where: str) -> tuple[str, ...]:
-        """One text, or a list of them."""
-        listed = value if isinstance(value, list) else [] if value is None else [value]
-        return tuple(found for one in listed if (found := self.text(one, where)) is not None)
-
-    def words(self, value: Any, where: str) -> tuple[str, ...] | None:
-        """A command line: a list as it is, a text as a shell would split it."""
-        if value is None:
-            return None
-        if isinstance(value, list):
-            return tuple("" if one is None else plain(one) for one in value)
-        try:
-            return tuple(shlex.split(plain(value)))
-        except ValueError as error:
-            self.findings.refuse(where, f"words that a shell can split ({error})", value)
-            return None
-
-    def pairs(self, value: Any, where: str) -> dict[str, str | None]:
-        """`NAME=value` in a list, or a map; None where no value is given."""
-        if isinstance(value, dict):
-            return {key: None if one is None else self.text(one, f"{where}.{key}") or "" for key, one in value.items()}
-        found: dict[str, str | None] = {}
-        for one in self.items(value, where):
-            name, equals, given = (self.text(one, where) or "").partition("=")
-            found[name] = given if equals else None
-        return found
-
-    def size_bytes(self, value: Any, where: str) -> int | None:
-        """`512m`, `1gb`, a number of bytes."""
-        if value in (None, ""):
-            return None
-        found = _SIZE.fullmatch(plain(value).strip()) if not isinstance(value, dict | list) else None
-        if found is None:
-            self.findings.refuse(where, "a size such as 512m or 2g", value)
-            return None
-        return int(float(found[1]) * (1 << _UNITS[found[2].lower()]))
-
-    def seconds(self, value: Any, where: str, otherwise: float) -> float:
-        """`1m30s`, `500ms`."""
-        if value in (None, ""):
-            return otherwise
-        text = plain(value).strip() if not isinstance(value, dict | list) else ""
-        parts = _TIME.findall(text)
-        if text == "0":
-            return 0.0
-        if not parts or "".join(number + unit for number, unit in parts) != text:
-            self.findings.refuse(where, "a time such as 5s or 1m30s", value)
-            return otherwise
-        return sum(float(number) * _SECONDS[unit] for number, unit in parts)
-
-    def number(self, value: Any, where: str) -> float | None:
-        """A number, also in quotes; above zero."""
-        if value in (None, ""):
-            return None
-        try:
-            found = float(plain(value))
-        except ValueError:
-            found = 0.0
-        if isinstance(value, bool) or not 0 < found < 1e12:
-            self.findings.refuse(where, "a number above zero", value)
-            return None
-        return found
-
-    def count(self, value: Any, where: str, otherwise: int | None = None) -> int | None:
-        found = self.number(value, where)
-        return otherwise if found is None else int(found)
-
-    def flag(self, value: Any, where: str) -> bool:
-        """True or false, also in quotes; nothing is false."""
-        text = plain(value).lower() if not isinstance(value, dict | list) else "?"
-        if value is None or text in ("", "false", "no", "off", "0"):
-            return False
-        if text not in ("true", "yes", "on", "1"):
-            self.findings.refuse(where, "true or false", value)
-        return True
+def idle(argv: Sequence[str]) -> bool:
+    """Whether a command only keeps a container alive: an environment's container stays alive without it."""
+    if len(argv) == 3 and _SHELL.fullmatch(argv[0]) and argv[1] in ("-c", "-lc"):
+        return _SCRIPT.fullmatch(argv[2]) is not None
+    return _ALONE.fullmatch(" ".join(argv)) is not None
 
 
 def plain(value: Any) -> str:
     """A scalar as a text, as YAML's authors mean it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def text(value: Any) -> str | None:
+    """A text or a number; None when it is empty."""
+    if isinstance(value, dict | list):
+        raise refused("a text", value)
+    return None if value is None else plain(value) or None
+
+
+def texts(value: Any) -> tuple[str, ...]:
+    """One text, or a list of them."""
+    listed = value if isinstance(value, list | tuple) else [value]
+    return tuple(found for one in listed if (found := text(one)) is not None)
+
+
+def pairs(value: Any) -> dict[str, str | None]:
+    """`NAME=value` in a list, or a map; None where no value is given."""
+    if isinstance(value, dict):
+        return {key: None if one is None else text(one) or "" for key, one in value.items()}
+    if not isinstance(value, list):
+        raise refused("a list", value)
+    split = [(text(one) or "").partition("=") for one in value]
+    return {name: given if equals else None for name, equals, given in split}
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    if isinstance(value, list):
+        return tuple("" if one is None else plain(one) for one in value)
+    if isinstance(value, dict):
+        raise refused("a text or a list of words", value)
+    try:
+        return tuple(shlex.split(plain(value)))
+    except ValueError as error:
+        raise refused(f"words that a shell can split ({error})", value) from error
+
+
+def size(value: Any) -> int | None:
+    """`512m`, `1gb`, a number of bytes."""
+    if value in (None, ""):
+        return None
+    found = _SIZE.fullmatch(plain(value).strip()) if not isinstance(value, dict | list) else None
+    if found is None:
+        raise refused("a size such as 512m or 2g", value)
+    return int(float(found[1]) * (1 << _UNITS[found[2].lower()]))
+
+
+def _seconds(value: Any) -> float:
+    """`1m30s`, `500ms`; 0 when it is empty."""
+    given = plain(value).strip() if not isinstance(value, dict | list) else ""
+    parts = _TIME.findall(given)
+    if given not in ("0", "") and (not parts or "".join(number + unit for number, unit in parts) != given):
+        raise refused("a time such as 5s or 1m30s", value)
+    return sum(float(number) * _SECONDS[unit] for number, unit in parts)
+
+
+def _number(value: Any) -> float | None:
+    """A number above zero, also in quotes."""
+    if value in (None, ""):
+        return None
+    try:
+        found = float(plain(value))
+    except ValueError:
+        found = 0.0
+    if isinstance(value, bool) or not 0 < found < 1e12:
+        raise refused("a number above zero", value)
+    return found
+
+
+def count(value: Any) -> int | None:
+    found = _number(value)
+    return None if found is None else int(found)
+
+
+def flag(value: Any) -> bool:
+    """True or false, also in quotes."""
+    given = plain(value).lower() if not isinstance(value, dict | list) else "?"
+    if given not in ("", "none", "false", "no", "off", "0", "true", "yes", "on", "1"):
+        raise refused("true or false", value)
+    return given in ("true", "yes", "on", "1")
+
+
+Text = Annotated[str | None, BeforeValidator(text)]
+Texts = Annotated[tuple[str, ...], BeforeValidator(texts)]
+Words = Annotated[tuple[str, ...] | None, BeforeValidator(_words)]
+"""A command line: a list as it is, a text as a shell would split it."""
+Flag = Annotated[bool, BeforeValidator(flag)]
+Size = Annotated[int | None, BeforeValidator(size)]
+Seconds = Annotated[float, BeforeValidator(_seconds)]
+Number = Annotated[float | None, BeforeValidator(_number)]
+Count = Annotated[int | None, BeforeValidator(count)]

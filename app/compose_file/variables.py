@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from app.compose_file.findings import Findings
+from app.compose_file.refusals import FileContext
 
 HARNESS = "/.harness"
 """Where the folders lie that a harness would mount from its host; here they are made inside, empty."""
@@ -41,6 +41,7 @@ USUAL: Mapping[str, str] = {
 """What Harbor's and Terminal-Bench's own templates name."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_EXPRESSION = re.compile(rf"({_NAME.pattern})(?:(:?)([-+?])(.*))?", re.DOTALL)
 _MAX_NODES = 20_000
 """Aliases of YAML make a small file large."""
 _MAX_DEPTH = 64
@@ -49,8 +50,8 @@ _MAX_DEPTH = 64
 class Substitution:
     """Puts values in place of variables, everywhere but in keys."""
 
-    def __init__(self, findings: Findings, variables: Mapping[str, str] = USUAL) -> None:
-        self._findings = findings
+    def __init__(self, context: FileContext, variables: Mapping[str, str] = USUAL) -> None:
+        self._context = context
         self._variables = variables
         self._nodes = 0
 
@@ -60,7 +61,7 @@ class Substitution:
         if self._nodes > _MAX_NODES or depth > _MAX_DEPTH:
             if self._nodes < 2 * _MAX_NODES or depth > _MAX_DEPTH:
                 self._nodes = 2 * _MAX_NODES
-                self._findings.refuse(where[:80], f"at most {_MAX_NODES} values, {_MAX_DEPTH} deep", "more")
+                self._context.refuse(where[:80], f"at most {_MAX_NODES} values, {_MAX_DEPTH} deep", "more")
             return None
         if isinstance(value, str):
             return self.text(value, where)
@@ -73,61 +74,55 @@ class Substitution:
         return value
 
     def text(self, text: str, where: str) -> str:
-        """One text; what is malformed stays as it is and is refused."""
+        """One text; what is malformed is refused."""
         parts, rest = [], text
         while "$" in rest:
             before, _, rest = rest.partition("$")
-            parts.append(before)
+            name = _NAME.match(rest)
             if rest.startswith("$"):
-                parts.append("$")
-                rest = rest[1:]
+                value, rest = "$", rest[1:]
             elif rest.startswith("{"):
                 inner, rest = _braced(rest)
-                parts.append(self._expression(inner, where, text) if inner is not None else self._odd(where, text))
-            elif (found := _NAME.match(rest)) is not None:
-                parts.append(self._value(found[0], where))
-                rest = rest[found.end() :]
+                value = self._expression(inner, where, text)
+            elif name is not None:
+                value, rest = self._value(name[0], where), rest[name.end() :]
             else:
-                parts.append(self._odd(where, text))
+                value = self._refuse(where, text)
+            parts += [before, value]
         return "".join([*parts, rest])
 
     def _expression(self, inner: str, where: str, text: str) -> str:
-        found = _NAME.match(inner)
+        found = _EXPRESSION.fullmatch(inner)
         if found is None:
-            return self._odd(where, text)
-        name, rest = found[0], inner[found.end() :]
-        known = self._variables.get(name)
-        usable = known if not rest.startswith(":") else known or None  # `:` takes an empty one for unset
-        operator, otherwise = rest.lstrip(":")[:1], rest.lstrip(":")[1:]
-        match operator:
-            case "":
-                return self._value(name, where) if not rest else self._odd(where, text)
-            case "-":
-                return usable if usable is not None else self.text(otherwise, where)
-            case "+":
-                return self.text(otherwise, where) if usable is not None else ""
-            case "?":
-                if usable is None:
-                    self._findings.refuse(where, f"no need for the variable {name}: it has no value here", text)
-                return usable or ""
-            case _:
-                return self._odd(where, text)
+            return self._refuse(where, text)
+        name, colon, operator, default = found.groups()
+        if operator is None:
+            return self._value(name, where)
+        value = self._variables.get(name)
+        is_set = bool(value) if colon else value is not None  # `:` takes an empty one for unset
+        if operator == "+":
+            return self.text(default, where) if is_set else ""
+        if operator == "-":
+            return value or "" if is_set else self.text(default, where)
+        if not is_set:
+            self._context.refuse(where, f"no need for the variable {name}: it has no value here", text)
+        return value or ""
 
     def _value(self, name: str, where: str) -> str:
         if name not in self._variables:
-            self._findings.note(where, f"the variable {name} is empty here")
+            self._context.note(where, f"the variable {name} is empty here")
         return self._variables.get(name, "")
 
-    def _odd(self, where: str, text: str) -> str:
-        self._findings.refuse(where, "`${NAME}`, `${NAME:-default}` or `$$`", text)
+    def _refuse(self, where: str, text: str) -> str:
+        self._context.refuse(where, "`${NAME}`, `${NAME:-default}` or `$$`", text)
         return ""
 
 
-def _braced(rest: str) -> tuple[str | None, str]:
-    """What stands in the braces with which `rest` begins, and what follows; None: they do not close."""
+def _braced(rest: str) -> tuple[str, str]:
+    """The content of the braces with which `rest` begins, and what follows; empty when they do not close."""
     depth = 0
     for place, character in enumerate(rest):
         depth += (character == "{") - (character == "}")
         if depth == 0:
             return rest[1:place], rest[place + 1 :]
-    return None, ""
+    return "", ""

@@ -256,9 +256,9 @@ def _several(context: Path, file: str, asked: _Environment, reading: Reading) ->
 
 def recipe_of(context: Path, service: Service) -> Path:
     """Where the Dockerfile of a service lies; a path that is not there when it has none."""
-    if service.recipe is None:
+    if service.build is None:
         return context / "no Dockerfile"
-    return context / service.recipe.context / service.recipe.dockerfile
+    return context / service.build.context / service.build.dockerfile
 
 
 def _written(tree: dict[str, Any]) -> str:

@@ -14,9 +14,10 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.compose_file.commands import idle
-from app.compose_file.file import document, read_project
-from app.compose_file.model import MountKind, Project, Recipe, Service
+from app.compose_file.file import Project, document, read_project
+from app.compose_file.model import Service, ServiceBuild
+from app.compose_file.mounts import MountKind
+from app.compose_file.values import idle
 from app.datasets.base import Reading
 from app.datasets.faults import FaultPlace
 from app.datasets.harbor import compose_file, image_workdir, recipe_of
@@ -143,7 +144,7 @@ def _environment(folder: Path, reading: Reading, place: FaultPlace, ours: Polici
     context = _gathered(reading, {child.name: child for child in folder.iterdir() if child.name not in _HIDDEN})
     if project is not None:
         _refuse_hidden(project, folder)
-    asked = {} if project is None else dataclasses.asdict(_client(project).bounds)
+    asked = {} if project is None else dataclasses.asdict(_client(project).limits)
     bounds = {key: value for key, value in asked.items() if value is not None}
     compose = None if project is None else Compose(context=context, file=str(file), service=project.main)
     # The format's containers have a network, and its usual run-tests.sh fetches pytest.
@@ -178,14 +179,17 @@ def _client(project: Project) -> Service:
 def _usual(project: Project) -> bool:
     """Whether the file asks for nothing but the image of the Dockerfile beside it, kept alive."""
     client = _client(project)
-    plain = Service(client.name, client.image, Recipe(), networks=(("default", ()),))
+    plain = Service(name=client.name, image=client.image, build=ServiceBuild())
     command = [*(client.entrypoint or ()), *(client.command or ())]
-    asked = dataclasses.replace(
-        client,
-        command=client.command if command and not idle(command) else None,
-        entrypoint=client.entrypoint if command and not idle(command) else None,
-        environment=tuple(pair for pair in client.environment if pair[0] != "TEST_DIR"),
-        mounts=tuple(one for one in client.mounts if one.kind is not MountKind.FOLDER),
+    own_command = bool(command) and not idle(command)
+    asked = client.model_copy(
+        update={
+            "command": client.command if own_command else None,
+            "entrypoint": client.entrypoint if own_command else None,
+            "environment": {key: one for key, one in client.variables.items() if key != "TEST_DIR"},
+            "env_file": {},
+            "volumes": tuple(one for one in client.volumes if one.kind is not MountKind.FOLDER),
+        }
     )
     return len(project.services) == 1 and asked == plain
 
@@ -193,7 +197,7 @@ def _usual(project: Project) -> bool:
 def _refuse_hidden(project: Project, folder: Path) -> None:
     """What no image may hold, no service may have either."""
     for one in project.services.values():
-        sources = [mount.source for mount in one.mounts] + ([one.recipe.context] if one.recipe else [])
+        sources = [mount.source for mount in one.mounts] + ([one.build.context] if one.build else [])
         for source in sources:
             if Path(source).parts[:1] and Path(source).parts[0] in _HIDDEN:
                 raise DatasetInvalid(f"{folder}: service {one.name}: expected nothing of the tests; found {source}")

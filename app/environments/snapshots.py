@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from app.environments.runtimes.docker import snapshots
-from app.environments.runtimes.local.snapshots import Snapshots
+from app.environments.runtimes.local import LocalSnapshots
 from app.environments.runtimes.oci.provider import remove_snapshot
 from app.errors import EngineUnavailable, EnvironmentFailed
 from app.host.engine import Engine, engine_of
@@ -40,8 +40,8 @@ def standing(settings: Settings) -> Iterator[HostSnapshot]:
         if owned.labels["megaflow"] == ours:
             end: Callable[[], None] = partial(remove_snapshot, home, owned.key)
             yield HostSnapshot(owned.key, owned.labels, owned.made_unix_s, owned.removed, end)
-    copies = Snapshots(home)
-    for copy in copies.kept():
+    copies = LocalSnapshots(home)
+    for copy in copies.all():
         if copy.labels["megaflow"] == ours:
             yield HostSnapshot(copy.id, copy.labels, copy.made_unix_s, False, partial(copies.remove, copy.id))
     try:

@@ -18,8 +18,8 @@ import structlog
 
 from app.environments import snapshots
 from app.environments.listing import label_id, labels_of, listed, unix_of
-from app.environments.runtimes.compose.sweep import remove_container, shared
-from app.environments.runtimes.local import OWNER, end, nobodys
+from app.environments.runtimes.compose.resources import remove_container, shared
+from app.environments.runtimes.local import OWNER, remove_environment, unowned_folders
 from app.environments.runtimes.oci import Records, remove_abandoned
 from app.environments.runtimes.oci import end as end_environment
 from app.errors import EngineUnavailable, EnvironmentFailed, StationError
@@ -157,9 +157,11 @@ class Sweeper:
             ours = labels.get("megaflow") == self._settings.installation  # not when it is half written
             one = _Candidate(file.parent.name, labels, made, _deadline_of(labels))
             if ours and one.doomed(owners):
-                self._remove(ObjectKind.FOLDER, one, partial(end, file.parent))
-        for folder in nobodys(self._settings.home):
-            self._remove(ObjectKind.FOLDER, _Candidate(folder.name, {}, time.time(), 0.0), partial(end, folder))
+                self._remove(ObjectKind.FOLDER, one, partial(remove_environment, file.parent))
+        for folder in unowned_folders(self._settings.home):
+            self._remove(
+                ObjectKind.FOLDER, _Candidate(folder.name, {}, time.time(), 0.0), partial(remove_environment, folder)
+            )
 
     def _sweep_engineless(self, owners: _Owners) -> None:
         """What stands here without an engine."""

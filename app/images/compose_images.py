@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from app.compose_file.plan import Plan, planned
+from app.compose_file.plan import ComposePlan, planned
 from app.host.disk import disk_named
 from app.images.metadata import ImageMetadata
 from app.images.references import key_of
@@ -64,7 +64,7 @@ class Parts:
         return self._known[key][1]
 
 
-def note_parts(book: ImageMetadata, spec: EnvironmentSpec, plan: Plan) -> None:
+def note_parts(book: ImageMetadata, spec: EnvironmentSpec, plan: ComposePlan) -> None:
     """Note for all processes of this host which images a project takes."""
     sources = {
         key_of(part): {"image": part.image, "build": part.build and part.build.model_dump(mode="json")}

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from app.environments.contract import Environment, EnvironmentProvider
-from app.environments.runtimes.local import folder as local_folder
+from app.environments.runtimes.local import processes as local_processes
 from app.environments.session import transports
 from app.environments.sweeper import Sweeper
 from app.errors import EngineUnavailable, EnvironmentFailed, ImageUnavailable, StationError
@@ -375,7 +375,7 @@ def test_a_maker_that_is_killed_leaves_nothing_after_a_sweep(
     # A folder of a start that was cut short is nobody's until it is old; then the next maker removes it.
     monkeypatch.setattr(transports, "_STALE_S", 0.0)
     monkeypatch.setattr(environment_records, "_YOUNG_S", 0.0)
-    monkeypatch.setattr(local_folder, "_YOUNG_S", 0.0)
+    monkeypatch.setattr(local_processes, "_YOUNG_S", 0.0)
     if ground.kind in ("docker", "compose"):
         transports.MountedHelper(engine_of(settings), settings.home)
     provider.sweep(installation=settings.installation)

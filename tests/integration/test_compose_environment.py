@@ -24,11 +24,10 @@ from app.environments.contract import CreatedResources, Snapshot, Tags
 from app.environments.networks import firewall
 from app.environments.networks.addresses import admissible
 from app.environments.runtimes.auto import AutoProvider
-from app.environments.runtimes.compose import network
+from app.environments.runtimes.compose import resources as compose_resources
 from app.environments.runtimes.compose.environment import ComposeEnvironment
-from app.environments.runtimes.compose.network import make_network
 from app.environments.runtimes.compose.provider import ComposeProvider
-from app.environments.runtimes.compose.sweep import shared
+from app.environments.runtimes.compose.resources import make_network, shared
 from app.environments.runtimes.docker import disk_limits
 from app.environments.runtimes.oci import available
 from app.errors import (
@@ -265,7 +264,7 @@ def test_several_containers_keep_no_snapshot_and_are_made_of_none(
     assert environment.run("true", timeout_s=20).ok
     single = Snapshot("docker", "x", "")
     with pytest.raises(EnvironmentFailed, match="other services"):
-        provider.create_from(single, environment._ground.spec, tags_of(settings.installation, 600), timeout_s=60)
+        provider.create_from(single, environment._resources.spec, tags_of(settings.installation, 600), timeout_s=60)
 
 
 def test_several_containers_are_not_shared(
@@ -436,7 +435,7 @@ def test_what_all_services_wrote_counts_together_and_under_the_environments_id(c
     small = "dd if=/dev/zero of={}/part bs=1M count=3"
     for service, place in (("main", "/own"), ("main", "/srv"), ("db", "/data"), ("db", "/srv")):
         assert environment.run_in(service, small.format(place), timeout_s=30).ok
-    written = environment._footprint.written()
+    written = environment._disk.written()
     assert 12 * MIB <= written.size_bytes < 13 * MIB
     sizes = disk_limits._sizes(engine)
     assert sizes[environment.id] == written
@@ -493,13 +492,13 @@ def test_an_open_network_leads_outside_but_to_nothing_private_and_an_internal_on
         text.replace("healthcheck", "networks: {default: {aliases: [base]}, inner: }\n    healthcheck"),
         network=Network.OPEN,
     )
-    networks = engine.api.networks(filters={"label": f"megaflow.instance={environment._ground.tags.instance_id}"})
+    networks = engine.api.networks(filters={"label": f"megaflow.instance={environment._resources.tags.instance_id}"})
     assert {one["Name"].rpartition("-")[2]: one["Internal"] for one in networks} == {"default": False, "inner": True}
     assert environment.run(ASK.replace("//db", "//base"), timeout_s=20).text() == "x\n"
     with socket.create_server(("0.0.0.0", 0)) as server:
         gateway = next(one["IPAM"]["Config"][0]["Gateway"] for one in networks if not one["Internal"])
         assert not reaches(environment, gateway, server.getsockname()[1])
-        allowing = settings.model_copy(update={"open_network_allow": (str(network.RANGE),)})
+        allowing = settings.model_copy(update={"open_network_allow": (str(compose_resources.RANGE),)})
         bridge = next(one["Options"]["com.docker.network.bridge.name"] for one in networks if not one["Internal"])
         firewall.ensure(engine, allowing, settings.installation, bridge)
         assert reaches(environment, gateway, server.getsockname()[1])
@@ -516,7 +515,9 @@ def test_forty_projects_have_their_networks_at_once(engine: Engine, settings: Se
         found = {one["Id"]: one for one in engine.api.networks(filters={"label": f"megaflow={settings.installation}"})}
         subnets = {found[net.id]["IPAM"]["Config"][0]["Subnet"] for net in nets}
         assert len(subnets) == 40
-        assert all(subnet.endswith("/28") and IPv4Network(subnet).subnet_of(network.RANGE) for subnet in subnets)
+        assert all(
+            subnet.endswith("/28") and IPv4Network(subnet).subnet_of(compose_resources.RANGE) for subnet in subnets
+        )
         assert nets[0].addresses.keys() == {"a", "b"}
     finally:
         for net in nets:
@@ -525,7 +526,7 @@ def test_forty_projects_have_their_networks_at_once(engine: Engine, settings: Se
 
 def test_a_projects_addresses_are_no_public_ones() -> None:
     """An allowed name that leads to one is refused as one that leads to any other machine of ours."""
-    for one in (network.RANGE[1], network.RANGE[-2]):
+    for one in (compose_resources.RANGE[1], compose_resources.RANGE[-2]):
         assert not admissible(one, "example.org", 443, AllowedHosts(("example.org",)))
 
 
@@ -547,23 +548,23 @@ def test_what_this_host_routes_elsewhere_is_passed_by(
     nets = [IPv4Network(text) for text in routes]
     rows = [f"eth0 {written(one.network_address)} 0 1 0 0 0 {written(one.netmask)} 0 0 0" for one in nets]
     (tmp_path / "route").write_text("\n".join(["Iface", *rows]))
-    monkeypatch.setattr(network, "_ROUTES", tmp_path / "route")
-    assert all(network._free_subnet(2).subnet_of(IPv4Network(free)) for _ in range(30))
+    monkeypatch.setattr(compose_resources, "_ROUTES", tmp_path / "route")
+    assert all(compose_resources._free_subnet(2).subnet_of(IPv4Network(free)) for _ in range(30))
 
 
 def test_no_room_at_all_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "_routed", lambda: list(network.RANGE.subnets(1)))
+    monkeypatch.setattr(compose_resources, "_routed", lambda: list(compose_resources.RANGE.subnets(1)))
     with pytest.raises(EnvironmentFailed, match="does not route elsewhere"):
-        network._free_subnet(2)
+        compose_resources._free_subnet(2)
 
 
 def test_a_network_that_somebody_has_is_passed_by(
     engine: Engine, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    choose = network._free_subnet
+    choose = compose_resources._free_subnet
     wanted = choose(1)
     chosen = iter([wanted, wanted, wanted])  # the second network is told twice that it is taken
-    monkeypatch.setattr(network, "_free_subnet", lambda services: next(chosen, None) or choose(services))
+    monkeypatch.setattr(compose_resources, "_free_subnet", lambda services: next(chosen, None) or choose(services))
     labels = {"megaflow": settings.installation, ROLE: "environment"}
     made = []
     try:
@@ -648,7 +649,7 @@ def test_a_main_service_with_a_volume_is_never_called_clean(create: Create) -> N
 def test_a_reset_that_fails_is_not_called_clean(create: Create) -> None:
     text = "services: {main: {image: BASE}, db: {image: BASE, command: [sleep, '60']}}"
     environment = create(text, timeout_s=60)
-    environment._peers["db"].image_id = "sha256:" + "0" * 64
+    environment._others["db"].image_id = "sha256:" + "0" * 64
     proof = environment.reset()
     assert not proof.clean
     assert "is gone" in proof.left[0]
@@ -699,7 +700,7 @@ def test_what_a_killed_worker_left_is_removed_by_its_labels(
     create: Create, provider: ComposeProvider, engine: Engine, settings: Settings
 ) -> None:
     kept, lost = create(PAIR), create(PAIR)
-    instance = {"label": f"megaflow.instance={lost._ground.tags.instance_id}"}
+    instance = {"label": f"megaflow.instance={lost._resources.tags.instance_id}"}
     assert len(engine.api.containers(all=True, filters=instance)) == 2
     assert len(engine.api.networks(filters=instance)) == 1
     assert len(engine.api.volumes(filters=instance)["Volumes"]) == 1

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
-import uuid
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.environments.runtimes.compose import project_cgroup
+from app.environments.runtimes.compose import resources as compose_resources
 from app.environments.runtimes.compose.environment import ComposeEnvironment
-from app.environments.runtimes.compose.project_cgroup import BOUNDED_APART
 from app.environments.runtimes.compose.provider import ComposeProvider
-from app.environments.runtimes.compose.sweep import shared
+from app.environments.runtimes.compose.resources import BOUNDED_APART, shared
 from app.host import cgroups
-from app.host.engine import Engine, engine_of
+from app.host.engine import Engine
 from app.models.spec import Resources
 from app.settings import Settings
-from tests.integration.test_compose_environment import STORED, services, spec_of, tags_of
+from tests.integration.test_compose_environment import Create, engine, provider, services, settings
+from tests.integration.test_compose_environment import create as any_project
 from tests.patience import eventually
 from tests.services import missing
 
+__all__ = ["any_project", "engine", "provider", "settings"]
 pytestmark = pytest.mark.docker
 
 MIB = 1 << 20
@@ -39,36 +39,10 @@ AWAIT = "while [ ! -e /tmp/held ]; do sleep 0.1; done"
 TAKE = "python3 -c \"held = b'x' * (MB << 20)\""
 FORK = "i=0; while [ $i -lt 70 ]; do sleep 30 & i=$((i+1)); done; echo all"
 
-Create = Callable[..., ComposeEnvironment]
-
-
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    return Settings(home=tmp_path_factory.mktemp("home"), installation=f"test-{uuid.uuid4().hex[:8]}")
-
-
-@pytest.fixture(scope="module")
-def engine(settings: Settings, docker_engine: str) -> Engine:
-    return engine_of(settings)
-
 
 @pytest.fixture
-def provider(settings: Settings, docker_engine: str) -> ComposeProvider:
-    return ComposeProvider(settings, fetch_bundle=lambda bundle: STORED[bundle.sha256])
-
-
-@pytest.fixture
-def create(provider: ComposeProvider, base_image_tag: str, settings: Settings) -> Iterator[Create]:
-    made = []
-
-    def make(text: str, **fields: Any) -> ComposeEnvironment:
-        spec = spec_of(text.replace("BASE", base_image_tag), **{"resources": MOST, **fields})
-        made.append(provider.create(spec, tags_of(settings.installation), timeout_s=60))
-        return made[-1]
-
-    yield make
-    for environment in made:
-        environment.destroy()
+def create(any_project: Create) -> Create:
+    return functools.partial(any_project, resources=MOST)
 
 
 @pytest.fixture
@@ -79,7 +53,7 @@ def held(create: Create, engine: Engine) -> Create:
 
     def make(text: str, **fields: Any) -> ComposeEnvironment:
         environment = create(text, **fields)
-        assert environment._ground.cgroup is not None
+        assert environment._resources.cgroup is not None
         return environment
 
     return make
@@ -87,13 +61,13 @@ def held(create: Create, engine: Engine) -> Create:
 
 def folders(environment: ComposeEnvironment) -> list[Path]:
     """The group, of every controller, as it stands."""
-    name = f"megaflow-project-{environment._ground.id}"
+    name = f"megaflow-project-{environment._resources.id}"
     return [found for at in ("", "*/") for found in Path("/sys/fs/cgroup").glob(f"{at}{name}")]
 
 
 def groups_of(engine: Engine, environment: ComposeEnvironment) -> list[bool]:
     """Of each container that runs: whether it is in the group."""
-    name = f"megaflow-project-{environment._ground.id}"
+    name = f"megaflow-project-{environment._resources.id}"
     states = [engine.api.inspect_container(one)["State"] for one in environment.created_resources().containers]
     running = [state["Pid"] for state in states if state["Running"]]
     return [f"/{name}/" in Path(f"/proc/{pid}/cgroup").read_text() for pid in running]
@@ -171,7 +145,7 @@ def test_a_worker_that_is_killed_before_its_first_container_leaves_no_group_eith
     environment = held(PAIR)
     for container in environment.created_resources().containers:
         engine.remove(container)
-    environment._ground.bound()
+    environment._resources.create_cgroup()
     assert folders(environment) != []
     assert [part.remove(engine) for part in shared(engine, settings.installation)] == [True]
     assert folders(environment) == []
@@ -180,7 +154,7 @@ def test_a_worker_that_is_killed_before_its_first_container_leaves_no_group_eith
 def test_a_group_that_somebody_is_in_stays(held: Create) -> None:
     environment = held(PAIR)
     begun = time.monotonic()
-    project_cgroup.remove(environment._ground.id)
+    compose_resources.remove_cgroup(environment._resources.id)
     assert time.monotonic() - begun < 10
     assert folders(environment) != []
     assert environment.run("true", timeout_s=20).ok
@@ -191,7 +165,7 @@ def test_where_no_group_can_be_made_services_are_bounded_one_by_one_and_the_reco
 ) -> None:
     monkeypatch.setattr(cgroups, "ROOT", Path("/proc"))  # where nobody makes folders
     environment = create(PAIR)
-    assert environment._ground.cgroup is None
+    assert environment._resources.cgroup is None
     assert BOUNDED_APART in environment.describe()["notes"]
     told = [engine.api.inspect_container(one["id"])["HostConfig"] for one in services(environment).values()]
     assert [(one["CgroupParent"], one["Memory"], one["PidsLimit"]) for one in told] == [("", 160 * MIB, 96)] * 2
@@ -203,4 +177,4 @@ def test_an_engine_that_leaves_its_groups_to_systemd_is_told_of_none(
     create: Create, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(engine.about, "CgroupDriver", "systemd")
-    assert project_cgroup.make(engine, "0123", MOST) is None
+    assert compose_resources.make_cgroup(engine, "0123", MOST) is None

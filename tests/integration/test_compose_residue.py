@@ -1,4 +1,4 @@
-"""What a task may leave in the services beside its own: planted in one, looked for after a reset."""
+"""What a reset leaves of the services beside the main one, and that tools are the main service's alone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 
 from app.environments.runtimes.compose.environment import ComposeEnvironment
 from app.environments.runtimes.compose.provider import ComposeProvider
+from app.environments.tools import tool_inside
+from app.models.spec import EnvironmentKind
 from app.settings import Settings
 from tests.integration.test_compose_environment import ASK, STORED, spec_of, tags_of
 
@@ -95,3 +97,24 @@ def test_its_names_lead_to_the_service_that_was_made_anew(project: ComposeEnviro
     after = {name: project.run(f"getent hosts {name}", timeout_s=20).text() for name in names}
     assert {name: one.split()[0] for name, one in after.items()} == {n: one.split()[0] for n, one in before.items()}
     assert project.run_in("db", "getent hosts main", timeout_s=20).ok
+
+
+def test_the_main_service_alone_sees_a_tool_also_after_a_reset(
+    base_image_tag: str, tmp_path: Path, docker_engine: str
+) -> None:
+    (tool := tmp_path / "toy-1").mkdir()
+    (tool / "words").write_text("seen\n")
+    settings = Settings(home=tmp_path / "home", installation=f"test-{uuid.uuid4().hex[:8]}")
+    provider = ComposeProvider(settings, fetch_bundle=lambda bundle: STORED[bundle.sha256], tools=lambda name: tool)
+    text = "services: {main: {image: BASE}, beside: {image: BASE, command: [sleep, '600']}}"
+    spec = spec_of(text.replace("BASE", base_image_tag), tools=("toy",))
+    place = tool_inside(EnvironmentKind.DOCKER, "toy", Path("/elsewhere"))
+    environment = provider.create(spec, tags_of(settings.installation), timeout_s=90)
+    try:
+        for _ in range(2):
+            assert environment.run(f"cat {place}/words", timeout_s=30).text() == "seen\n"
+            assert not environment.run(f"touch {place}/more", timeout_s=30).ok
+            assert not environment.service("beside").run(f"test -e {place}", timeout_s=30).ok
+            assert environment.reset().clean
+    finally:
+        environment.destroy()

@@ -80,7 +80,7 @@ def _in(environment: ComposeEnvironment, service: str) -> Run:
 
 def written(environment: Environment) -> DiskUsage:
     if isinstance(environment, ComposeEnvironment):
-        return environment._footprint.written()
+        return environment._disk.written()
     assert isinstance(environment, DockerEnvironment | OciEnvironment)
     found = environment.written()
     assert found is not None

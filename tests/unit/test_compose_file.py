@@ -14,11 +14,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from app.artifacts.bundles import pack
-from app.compose_file.commands import idle
-from app.compose_file.file import MAX_SERVICES, read_project
-from app.compose_file.model import Bounds, Condition, Mounted, MountKind, Project, Recipe
-from app.compose_file.recipes import adapted, context_of, packed
-from app.compose_file.refusals import BUILD_REFUSED, PASSED_OVER, REFUSED, TOP_REFUSED
+from app.compose_file.build_context import adapted, packed
+from app.compose_file.file import MAX_SERVICES, Project, read_project
+from app.compose_file.model import Condition, ServiceBuild, ServiceLimits
+from app.compose_file.mounts import MountKind, ServiceMount
+from app.compose_file.plan import context_of
+from app.compose_file.refusals import IGNORED, REFUSED
+from app.compose_file.values import idle
 from app.datasets import load
 from app.datasets.base import Reading
 from app.errors import DatasetInvalid, SpecInvalid
@@ -29,11 +31,14 @@ TASK = Path(__file__).parents[2] / "app" / "datasets" / "demo" / "several" / "re
 
 
 def written(folder: Path, text: str, **files: str) -> Path:
-    (folder / "docker-compose.yaml").write_text(text)
+    named = {name.replace("__", "/"): content for name, content in files.items()}
+    return write_files(folder, {"docker-compose.yaml": text, **named})
+
+
+def write_files(folder: Path, files: dict[str, str]) -> Path:
     for name, content in files.items():
-        file = folder / name.replace("__", "/")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(content)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
     return folder
 
 
@@ -125,29 +130,28 @@ def rich(tmp_path: Path) -> Project:
 
 def test_what_a_service_is_made_of_is_read(rich: Project) -> None:
     main = rich.services["main"]
-    assert main.recipe == Recipe("app", "Recipe", (("BASE", "a b"),), "last")
+    assert main.build == ServiceBuild(context="app", dockerfile="Recipe", args={"BASE": "a b"}, target="last")
     assert main.command == ("sh", "-c", "sleep infinity")
-    assert dict(main.environment) == {"A": "1", "MODE": "test", "EMPTY": "", "PRICE": "5$"}
+    assert main.variables == {"A": "1", "MODE": "test", "EMPTY": "", "PRICE": "5$"}
     assert (main.working_dir, main.user, main.hostname, main.init) == ("/srv", "1000:1000", "front", True)
-    assert (main.shm_bytes, main.stop_signal, main.cap_drop) == (128 << 20, "SIGINT", ("ALL",))
-    assert main.ulimits == (("nofile", 1024, 2048), ("nproc", 64, 64))
-    assert main.exposed == ("70", "80", "90")
+    assert (main.shm_size, main.stop_signal, main.cap_drop) == (128 << 20, "SIGINT", ("ALL",))
+    assert main.ulimits == {"nofile": (1024, 2048), "nproc": (64, 64)}
 
 
 def test_numbers_and_flags_become_the_texts_that_their_author_means(rich: Project) -> None:
     db = rich.services["db"]
     assert db.command == ("serve", "--port", "5432")
     assert db.entrypoint == ("/entry.sh", "--fast")
-    assert dict(db.environment) == {"DEBUG": "true", "LEVEL": "3"}
+    assert db.variables == {"DEBUG": "true", "LEVEL": "3"}
 
 
 def test_health_checks_and_bounds_are_read_with_their_units(rich: Project) -> None:
-    check = rich.services["db"].check
+    check = rich.services["db"].healthcheck
     assert check is not None
     assert check.test == ("CMD-SHELL", "ready -q")
-    assert (check.interval_s, check.timeout_s, check.start_period_s, check.retries) == (90.0, 0.5, 2.0, 5)
-    assert rich.services["db"].bounds == Bounds(0.5, 256 << 20, 50)
-    off = rich.services["load"].check
+    assert (check.interval, check.timeout, check.start_period, check.retries) == (90.0, 0.5, 2.0, 5)
+    assert rich.services["db"].limits == ServiceLimits(0.5, 256 << 20, 50)
+    off = rich.services["load"].healthcheck
     assert off is not None
     assert off.disabled
 
@@ -157,9 +161,9 @@ def test_needs_and_networks_are_read_in_both_notations(rich: Project) -> None:
     assert rich.waits_for("load") == {"db": Condition.STARTED}
     assert rich.awaited("db") == {Condition.HEALTHY, Condition.STARTED}
     assert rich.networks == {"default": False, "inner": True}
-    assert rich.services["main"].networks == (("inner", ("web",)), ("default", ()))
+    assert rich.services["main"].aliases == {"inner": ("web",), "default": ()}
     assert rich.together("inner") == ["main", "db"]
-    assert rich.services["load"].networks == ()
+    assert rich.services["load"].aliases == {}
 
 
 def test_a_service_is_near_itself_and_those_on_its_networks_by_all_their_names(rich: Project, tmp_path: Path) -> None:
@@ -173,12 +177,12 @@ def test_a_service_is_near_itself_and_those_on_its_networks_by_all_their_names(r
 
 def test_mounts_are_volumes_copies_and_memory_and_never_the_hosts(rich: Project) -> None:
     assert rich.services["main"].mounts == (
-        Mounted(MountKind.COPY, "/etc/vars", "app/vars", True),
-        Mounted(MountKind.NAMED, "/kept", "kept"),
-        Mounted(MountKind.ANONYMOUS, "/scratch"),
-        Mounted(MountKind.TMPFS, "/fast", size_bytes=64 << 20),
-        Mounted(MountKind.FOLDER, "/logs/agent"),
-        Mounted(MountKind.TMPFS, "/run", size_bytes=1 << 20),
+        ServiceMount(MountKind.COPY, "/etc/vars", "app/vars", True),
+        ServiceMount(MountKind.NAMED, "/kept", "kept"),
+        ServiceMount(MountKind.ANONYMOUS, "/scratch"),
+        ServiceMount(MountKind.TMPFS, "/fast", size_bytes=64 << 20),
+        ServiceMount(MountKind.FOLDER, "/logs/agent"),
+        ServiceMount(MountKind.TMPFS, "/run", size_bytes=1 << 20),
     )
     assert rich.volumes == ("kept",)
 
@@ -199,7 +203,7 @@ def test_a_profile_is_started_when_somebody_needs_it(tmp_path: Path) -> None:
 def test_a_service_may_name_the_image_that_another_one_builds(tmp_path: Path) -> None:
     text = "services: {main: {build: ., image: '${MAIN_IMAGE_NAME}'}, twin: {image: '${MAIN_IMAGE_NAME}'}}"
     project = read(tmp_path, text, Dockerfile="FROM scratch\n")
-    assert project.services["twin"].recipe == project.services["main"].recipe == Recipe()
+    assert project.services["twin"].build == project.services["main"].build == ServiceBuild()
 
 
 @pytest.mark.parametrize(
@@ -223,7 +227,7 @@ def test_variables_have_the_harnesses_values_and_none_of_the_host(
 ) -> None:
     monkeypatch.setenv("UNSET", "of the host")
     project = read(tmp_path, yaml.safe_dump(service(hostname="h", environment={"V": text})))
-    assert dict(project.services["main"].environment)["V"] == becomes
+    assert project.services["main"].variables["V"] == becomes
 
 
 @pytest.mark.parametrize("text", ["${", "${A", "${1}", "a$", "${A:?needed}", "${A%b}"])
@@ -245,9 +249,9 @@ ASKED: dict[str, Any] = {
 }
 """Likely values; anything else asks with `x`."""
 KEYS = [
-    *((("services", "S", key), ASKED.get(key, "x")) for key in REFUSED),
-    *((("services", "S", "build", key), "x") for key in BUILD_REFUSED),
-    *(((key,), "x") for key in TOP_REFUSED),
+    *((("services", "S", key), ASKED.get(key, "x")) for key in REFUSED["service"]),
+    *((("services", "S", "build", key), "x") for key in REFUSED["build"]),
+    *(((key,), "x") for key in REFUSED["file"]),
     (("services", "S", "network_mode"), "host"),
     (("services", "S", "network_mode"), "service:other"),
     (("services", "S", "ipc"), "host"),
@@ -327,7 +331,7 @@ def test_everything_refused_is_found_wherever_it_stands_and_named_at_once(
     names = data.draw(st.lists(st.sampled_from(["main", "db", "web", "a.b", "q-1"]), min_size=1, unique=True))
     tree: dict[str, Any] = {"services": {name: {"build": {"context": "."}} for name in {"main", *names}}}
     for name in names:  # things that nobody minds must hide nothing
-        for key in data.draw(st.lists(st.sampled_from(sorted(PASSED_OVER)), max_size=3)):
+        for key in data.draw(st.lists(st.sampled_from(sorted(IGNORED["service"])), max_size=3)):
             tree["services"][name][key] = "x"
     for name in data.draw(st.lists(st.sampled_from(names), unique=True)):  # also in a service that is not started
         if name != "main":
@@ -354,7 +358,7 @@ def test_everything_refused_is_found_wherever_it_stands_and_named_at_once(
         lambda inner: (
             st.lists(inner, max_size=3)
             | st.dictionaries(
-                st.sampled_from([*REFUSED, "build", "image", "volumes", "networks", "x"]), inner, max_size=4
+                st.sampled_from([*REFUSED["service"], "build", "image", "volumes", "networks", "x"]), inner, max_size=4
             )
         ),
         max_leaves=12,
@@ -387,6 +391,11 @@ def test_harmless_values_of_refused_keys_are_no_reason(tmp_path: Path) -> None:
         ("services: {main: {image: x, cpus: -1}}", "a number above zero"),
         ("services: {main: {image: x, healthcheck: {test: a, interval: soon}}}", "a time such as 5s"),
         ("services: {main: {image: x, init: perhaps}}", "true or false"),
+        ("services: {main: {image: x, volumes: here}}", "services.main.volumes: expected a list; found 'here'"),
+        ("services: {main: {image: x, healthcheck: {tset: a}}}", "main.healthcheck.tset: expected a key that we know"),
+        ("services: {main: {image: x, deploy: {resources: {limits: {cpus: a}}}}}", "limits.cpus: expected a number"),
+        ("services: {main: {image: x, name: y}}", "services.main.name: expected a key that we know; found 'y'; leave"),
+        ("services: {main: {image: x, command: {a: b}}}", "services.main.command: expected a text or a list of words"),
         ("services: {main: {image: x, command: 'a \"b'}}", "words that a shell can split"),
         ("services: {main: {build: ../out}}", "a folder of the context"),
         ("services: {main: {build: 'https://example.org/a.git'}}", "a folder of the context"),
@@ -471,7 +480,7 @@ def test_a_root_that_must_be_written_to_cannot_be_read_only(tmp_path: Path, more
 def test_what_main_and_its_containers_do_anyway_is_noted(tmp_path: Path) -> None:
     off = {"net.ipv6.conf.all.disable_ipv6": 1, "net.ipv6.conf.lo.disable_ipv6": 0}
     project = read(tmp_path, yaml.safe_dump(service(init=True, ulimits={"core": -1, "nproc": 5}, sysctls=off)))
-    assert project.services["main"].ulimits == (("nproc", 5, 5),)
+    assert project.services["main"].ulimits == {"nproc": (5, 5)}
     assert len(project.services["main"].sysctls) == 2
     assert [one.partition(":")[0] for one in project.notes] == ["services.main.ulimits.core", "services.main.init"]
 
@@ -486,23 +495,21 @@ def test_too_many_services_are_refused(tmp_path: Path) -> None:
 
 def test_arguments_and_the_last_stage_are_written_into_the_recipe() -> None:
     text = "ARG BASE=x\nFROM ${BASE} AS one\nARG NAME\nRUN echo\nFROM one AS two\nCOPY . .\nFROM two\nRUN late\n"
-    recipe = Recipe(args=(("BASE", "y"), ("NAME", 'a "$b"')), target="TWO")
-    assert adapted(text, recipe) == (
+    assert adapted(text, {"BASE": "y", "NAME": 'a "$b"'}, "TWO") == (
         'ARG BASE="y"\nFROM ${BASE} AS one\nARG NAME="a \\"\\$b\\""\nRUN echo\nFROM one AS two\nCOPY . .\n'
     )
-    assert adapted(text, Recipe(target="0")).endswith("RUN echo\n")
+    assert adapted(text, {}, "0").endswith("RUN echo\n")
     with pytest.raises(SpecInvalid, match="found one, two, 2"):
-        adapted(text, Recipe(target="three"))
+        adapted(text, {}, "three")
 
 
 def test_a_services_context_is_the_same_bytes_wherever_it_was_unpacked(tmp_path: Path) -> None:
     archives = []
     for name in ("a", "b"):
-        folder = tmp_path / name
-        written(folder := make(folder), "", web__Dockerfile="ARG A\nFROM x\n", web__sub__run="1", other="2")
+        folder = written(tmp_path / name, "", web__Dockerfile="ARG A\nFROM x\n", web__sub__run="1", other="2")
         (folder / "web" / "sub" / "run").chmod(0o700)
-        archives.append(context_of(folder, Recipe("web", args=(("A", name),))))
-        archives.append(context_of(folder, Recipe("web")))
+        archives.append(context_of(folder, ServiceBuild(context="web", args={"A": name})))
+        archives.append(context_of(folder, ServiceBuild(context="web")))
     with_a, plain, with_b, plain_again = archives
     assert plain == plain_again
     assert len({with_a, plain, with_b}) == 3
@@ -510,11 +517,6 @@ def test_a_services_context_is_the_same_bytes_wherever_it_was_unpacked(tmp_path:
         assert sorted(tar.getnames()) == ["Dockerfile", "sub", "sub/run"]
         assert tar.getmember("sub/run").mode == 0o755
         assert tar.extractfile("Dockerfile").read() == b'ARG A="b"\nFROM x\n'  # type: ignore[union-attr]
-
-
-def make(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
 
 
 def test_a_copy_lies_below_its_target(tmp_path: Path) -> None:
@@ -568,10 +570,7 @@ def harbor(folder: Path, text: str, toml: str = "") -> Path:
         "environment/docker-compose.yaml": text,
         "tests/test.sh": "true",
     }
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(content)
-    return folder
+    return write_files(folder, files)
 
 
 def test_a_harbor_folder_with_a_compose_file_becomes_a_task_of_several_containers() -> None:
@@ -587,7 +586,7 @@ def test_a_harbor_folder_with_a_compose_file_becomes_a_task_of_several_container
 def test_harbors_own_file_gives_the_main_service_its_image(tmp_path: Path) -> None:
     other = "services: {db: {image: 'db:1'}}"
     [built] = load(str(harbor(tmp_path / "a", other)), Reading(pack=keep))
-    assert read_stored(built.environment.compose, tmp_path / "x").services["main"].recipe == Recipe()
+    assert read_stored(built.environment.compose, tmp_path / "x").services["main"].build == ServiceBuild()
     assert built.environment.workdir == "/srv"
     toml = '[environment]\ndocker_image = "made:1"\nmemory_mb = 256\n'
     [named] = load(str(harbor(tmp_path / "b", other, toml)), Reading(pack=keep))
@@ -647,10 +646,7 @@ def terminal_bench(folder: Path, text: str) -> Path:
         "tests/test_it.py": "",
         "docker-compose.yaml": text,
     }
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(content)
-    return folder
+    return write_files(folder, files)
 
 
 def test_terminal_benchs_usual_file_asks_for_no_more_than_its_dockerfile(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Several containers as one environment: the agent acts in the main one, whoever grades may look at all."""
+"""Several containers as one environment: the agent acts in the main one, a grader may look at all."""
 
 from __future__ import annotations
 
@@ -23,12 +23,8 @@ from app.environments.contract import (
     Stats,
     Tags,
 )
-from app.environments.runtimes.compose.disk_usage import Footprint
-from app.environments.runtimes.compose.main_container import LOG
-from app.environments.runtimes.compose.project_cgroup import BOUNDED_APART
-from app.environments.runtimes.compose.resources import Ground
-from app.environments.runtimes.compose.service import Peer
-from app.environments.runtimes.compose.start_order import logs_of
+from app.environments.runtimes.compose.resources import BOUNDED_APART, ComposeResources
+from app.environments.runtimes.compose.service import ProjectDisk, ServiceContainer, ServiceState
 from app.environments.runtimes.docker.container import DockerEnvironment
 from app.environments.session.protocol import KEEP_BYTES
 from app.errors import EnvironmentFailed, StationError
@@ -40,6 +36,8 @@ NO_SNAPSHOTS = (
     "expected one container to keep a snapshot of or to make of one, found several: what the other services and their"
     " volumes hold is in the files of none of them."
 )
+LOG = "/var/tmp/.service.log"
+"""Where the main service's own command writes, when it has one: its first process is the session's."""
 _LOG_BYTES = 2 * KEEP_BYTES
 """A command's output holds no more."""
 _LOG_S = 20.0
@@ -55,22 +53,22 @@ class ComposeEnvironment(Environment):
     def __init__(
         self,
         main: DockerEnvironment,
-        peers: dict[str, Peer],
-        ground: Ground,
-        footprint: Footprint,
+        others: dict[str, ServiceContainer],
+        resources: ComposeResources,
+        disk: ProjectDisk,
         start_again: Callable[[float], None],
         start_s: float,
     ) -> None:
         self._main = main
-        self._peers = peers
-        self._ground = ground
-        self._footprint = footprint
+        self._others = others
+        self._resources = resources
+        self._disk = disk
         self._start_again = start_again
         self._start_s = start_s
         self._gone = threading.Event()
         self._resetting = threading.Lock()
-        self._known: list[dict[str, Any]] = []
-        self._main_killed = False  # for its memory limit, as far as known
+        self._last_states: list[ServiceState] = []
+        self._main_out_of_memory = False  # for its memory limit, as far as known
 
     @property
     def id(self) -> str:
@@ -78,8 +76,8 @@ class ComposeEnvironment(Environment):
         return self._main.id
 
     def keep_logs(self, logs: OutputLogs | None) -> bool:
-        for peer in self._peers.values():
-            peer.keep_logs(logs)
+        for other in self._others.values():
+            other.keep_logs(logs)
         return self._main.keep_logs(logs)
 
     def memory_kills(self) -> int | None:
@@ -87,7 +85,7 @@ class ComposeEnvironment(Environment):
         return self._main.memory_kills()
 
     def memory_beside(self) -> dict[str, ServiceMemory]:
-        return {name: peer.memory for name, peer in self._peers.items()}
+        return {name: other.memory for name, other in self._others.items()}
 
     def processes_refused(self) -> int | None:
         """Of the main service."""
@@ -97,23 +95,26 @@ class ComposeEnvironment(Environment):
 
     @property
     def services(self) -> tuple[str, ...]:
-        return tuple(self._ground.plan.project.services)
+        return tuple(self._resources.plan.project.services)
 
     def service(self, name: str) -> Shell:
-        if name == self._ground.plan.project.main:
+        if name == self._resources.plan.project.main:
             return self._main
-        self._ground.raise_if_ended()
-        if name not in self._peers:
+        self._resources.raise_if_ended()
+        if name not in self._others:
             raise EnvironmentFailed(f"no service {name!r} in this environment; known: {', '.join(self.services)}")
-        return self._peers[name].session
+        return self._others[name].session
 
     def logs(self) -> dict[str, bytes]:
-        found = logs_of(self._peers)
+        found = {}
+        for name, other in self._others.items():
+            with suppress(StationError):
+                found[name] = other.log()
         with suppress(StationError):
             # By a command, whose output is bounded: the file is the agent's, and may be anything by now.
-            told = self._main.run(f"[ ! -f {LOG} ] || tail -c {_LOG_BYTES} {LOG}", cwd="/", timeout_s=_LOG_S)
-            if told.stdout:
-                found[self._ground.plan.project.main] = told.stdout
+            result = self._main.run(f"[ ! -f {LOG} ] || tail -c {_LOG_BYTES} {LOG}", cwd="/", timeout_s=_LOG_S)
+            if result.stdout:
+                found[self._resources.plan.project.main] = result.stdout
         return found
 
     def assure(self) -> None:
@@ -121,55 +122,50 @@ class ComposeEnvironment(Environment):
 
         Raises: EngineUnavailable, EnvironmentFailed.
         """
-        self._ground.raise_if_ended()
-        engine = self._ground.engine
+        self._resources.raise_if_ended()
+        engine = self._resources.engine
         with engine.named("look whether the services stand", EnvironmentFailed):
             running = engine.api.inspect_container(self.id)["State"]["Running"]
         if not running:
-            raise EnvironmentFailed(f"expected the main service of project {self._ground.id} running, found it ended.")
+            raise EnvironmentFailed(
+                f"expected the main service of project {self._resources.id} running, found it ended."
+            )
 
     def created_resources(self) -> CreatedResources:
-        found = self._ground.created()
-        volumes = (*found.volumes, *self._ground.anonymous_volumes(found.containers))
+        found = self._resources.created()
+        volumes = (*found.volumes, *self._resources.anonymous_volumes(found.containers))
         return dataclasses.replace(found, volumes=volumes)
 
     def describe(self) -> dict[str, Any]:
-        project = self._ground.plan.project
+        project = self._resources.plan.project
         main = self._main.describe()
         if not self._gone.is_set():
             self._look()
-        image = self._ground.plan.images[project.main].label
-        own: dict[str, Any] = {
-            "name": project.main,
-            "id": self.id,
-            "image": image,
-            "state": "running",
-            "exit_code": None,
-        }
-        own |= {"health": None, "out_of_memory": self._main_killed}
+        image = self._resources.plan.images[project.main].label
+        own = ServiceState(project.main, self.id, image, "running", out_of_memory=self._main_out_of_memory)
         removed = {"state": "removed"} if self._gone.is_set() else {}
         return {
             **main,
             "kind": "compose",
-            "image": self._ground.spec.label,
-            "services": [{**one, **removed} for one in (own, *self._known)],
-            "notes": [*project.notes, *([] if self._ground.cgroup else [BOUNDED_APART])],
+            "image": self._resources.spec.label,
+            "services": [{**dataclasses.asdict(one), **removed} for one in (own, *self._last_states)],
+            "notes": [*project.notes, *([] if self._resources.cgroup else [BOUNDED_APART])],
         }
 
     def _look(self) -> None:
-        """What was known before will do where nobody says more."""
-        self._main_killed = self._main_killed or bool(self._main.memory_kills())
+        """Update what is known of the services; it stays where the engine does not answer."""
+        self._main_out_of_memory = self._main_out_of_memory or bool(self._main.memory_kills())
         with suppress(StationError):
-            self._known = [peer.describe() for peer in self._peers.values()]
+            self._last_states = [other.state() for other in self._others.values()]
 
     def adopt(self, tags: Tags) -> None:
         """From now on it belongs to this attempt: the containers' names say so. Raises: EnvironmentFailed."""
-        engine = self._ground.engine
+        engine = self._resources.engine
         with self._main.times.handed_on(), engine.named("take over the services", EnvironmentFailed):
             self._main.adopt(tags)
-            for peer in self._peers.values():
-                engine.api.rename(peer.id, tags.name())
-        self._ground.tags = tags
+            for other in self._others.values():
+                engine.api.rename(other.id, tags.name())
+        self._resources.tags = tags
 
     # --- The main service -------------------------------------------------------------------------------------------
 
@@ -227,31 +223,31 @@ class ComposeEnvironment(Environment):
 
     def _reset(self) -> ResetProof:
         """The main container as every container; the others are made anew, their volumes with them."""
-        if self._ground.spec.setup:
+        if self._resources.spec.setup:
             return ResetProof(clean=False, left=("set-up commands ran: what they made is in no image",))
         with self._resetting:
             try:
-                self._ground.bound()  # for a moment nobody may be in the group: not to be taken for abandoned
+                self._resources.create_cgroup()  # it may be empty for a moment, and must not be swept
                 proof = self._main.reset()
-                self._main_killed = False
+                self._main_out_of_memory = False
                 if proof.clean:
                     self._renew()
-                self._ground.raise_if_ended()
+                self._resources.raise_if_ended()
             except StationError as error:
                 log.warning("environment.reset_failed", environment=self.id, reason=str(error))
                 proof = ResetProof(clean=False, left=(f"the services could not be made anew: {error}",))
             if not self._gone.is_set():
                 return proof
             with suppress(StationError):  # what was made since it was ended must not stay; else it is swept
-                self._ground.remove()
+                self._resources.remove()
             return ResetProof(clean=False, left=("it was ended meanwhile",))
 
     def _renew(self) -> None:
         begun = time.monotonic()
-        for peer in self._peers.values():
-            peer.close()
-        self._ground.remove_containers(but=self.id)
-        self._ground.empty_volumes()
+        for other in self._others.values():
+            other.close()
+        self._resources.remove_containers(but=self.id)
+        self._resources.renew_volumes()
         self._start_again(time.monotonic() + self._start_s)
         phases = self._main.times.phases
         phases["reset"] = phases.get("reset", 0.0) + time.monotonic() - begun
@@ -262,14 +258,14 @@ class ComposeEnvironment(Environment):
         if first:
             self._look()
         self._gone.set()
-        self._footprint.end()
-        for peer in self._peers.values():
-            peer.close()
+        self._disk.end()
+        for other in self._others.values():
+            other.close()
         try:
             with suppress(StationError):  # the proof is that nothing of the project is left
                 self._main.destroy()
         finally:
-            self._ground.remove()
+            self._resources.remove()
             if first:
                 self._main.times.phases["teardown"] = time.monotonic() - begun
-                log.info("environment.project_removed", environment=self.id, project=self._ground.id)
+                log.info("environment.project_removed", environment=self.id, project=self._resources.id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections import OrderedDict
@@ -12,13 +13,18 @@ from functools import cached_property
 import structlog
 from docker.errors import APIError
 
-from app.compose_file.plan import Plan, identity_of, planned
+from app.compose_file.plan import ComposePlan, planned
 from app.environments.contract import EnvironmentProvider, Snapshot, Tags, Times
-from app.environments.runtimes.compose import project_cgroup
 from app.environments.runtimes.compose.environment import NO_SNAPSHOTS, ComposeEnvironment
-from app.environments.runtimes.compose.resources import BESIDE, PROJECT, Ground
-from app.environments.runtimes.compose.start import Making
-from app.environments.runtimes.compose.sweep import InUse, shared
+from app.environments.runtimes.compose.resources import (
+    BESIDE,
+    PROJECT,
+    ComposeResources,
+    ResourceInUse,
+    remove_cgroup,
+    shared,
+)
+from app.environments.runtimes.compose.start import ProjectStart
 from app.environments.runtimes.docker import disk_limits, snapshots
 from app.environments.tools import Find, tools_of, versions
 from app.errors import EnvironmentFailed
@@ -52,8 +58,8 @@ class ComposeProvider(EnvironmentProvider):
         self._tools = tools
         self._semaphore = semaphore or HostSemaphore(settings.home / "run" / "slots")
         self._images = Images(settings, fetch_bundle=self._fetch, semaphore=self._semaphore)
-        self._plans: OrderedDict[str, Plan] = OrderedDict()  # the last few: bundles are not small
-        self._using: list[Plan] = []  # whatever else is made meanwhile
+        self._plans: OrderedDict[str, ComposePlan] = OrderedDict()  # the last few: bundles are not small
+        self._plans_in_use: list[ComposePlan] = []  # also when they have left `_plans`
         self._lock = threading.Lock()
 
     @property
@@ -68,14 +74,16 @@ class ComposeProvider(EnvironmentProvider):
 
     def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
         """All images; what is returned tells this project from others. Raises: SpecInvalid, too."""
-        with self._kept(spec, self._plan(spec), time.monotonic() + timeout_s) as found:
-            return identity_of(spec, found)
+        with self._held_images(spec, self._plan(spec), time.monotonic() + timeout_s) as found:
+            parts = [str(spec.compose and spec.compose.model_dump_json())]
+            parts += [f"{name}={image_id}" for name, image_id in sorted(found.items())]
+            return f"compose:{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()}"
 
     def tool_versions(self, spec: EnvironmentSpec) -> dict[str, str]:
         return versions(tools_of(spec, self._tools))
 
     @contextmanager
-    def _kept(self, spec: EnvironmentSpec, plan: Plan, deadline: float) -> Iterator[dict[str, str]]:
+    def _held_images(self, spec: EnvironmentSpec, plan: ComposePlan, deadline: float) -> Iterator[dict[str, str]]:
         """Image ids by service; they stay on the engine for the length of the block."""
         with ExitStack() as held:
             held.enter_context(self._used(plan))
@@ -84,7 +92,7 @@ class ComposeProvider(EnvironmentProvider):
                 for name, part in plan.images.items()
             }
 
-    def _plan(self, spec: EnvironmentSpec) -> Plan:
+    def _plan(self, spec: EnvironmentSpec) -> ComposePlan:
         """By all that is asked: a plan's images are the task's whole environment, but for their sources."""
         key = spec.model_dump_json()
         with self._lock:
@@ -100,19 +108,19 @@ class ComposeProvider(EnvironmentProvider):
         return plan
 
     @contextmanager
-    def _used(self, plan: Plan) -> Iterator[None]:
+    def _used(self, plan: ComposePlan) -> Iterator[None]:
         with self._lock:
-            self._using.append(plan)
+            self._plans_in_use.append(plan)
         try:
             yield
         finally:
             with self._lock:  # this very one, not its equal
-                del self._using[next(place for place, one in enumerate(self._using) if one is plan)]
+                del self._plans_in_use[next(place for place, one in enumerate(self._plans_in_use) if one is plan)]
 
     def _fetch(self, bundle: Bundle) -> bytes:
         """A build's context, cut out of a project's bundle."""
         with self._lock:
-            plans = list(self._using)
+            plans = list(self._plans_in_use)
         for plan in plans:
             if bundle.sha256 in plan.contexts:
                 return plan.contexts[bundle.sha256]
@@ -125,15 +133,15 @@ class ComposeProvider(EnvironmentProvider):
         deadline, times, plan = time.monotonic() + timeout_s, Times(), self._plan(spec)
         with ExitStack() as held:
             with times.measure("image"):
-                images = held.enter_context(self._kept(spec, plan, deadline))
-            ground = Ground(self._engine, plan, spec, tags)
-            making = Making(
-                self._settings, self._images, self._semaphore, self._watch, ground, images, times, self._tools
+                images = held.enter_context(self._held_images(spec, plan, deadline))
+            resources = ComposeResources(self._engine, plan, spec, tags)
+            start = ProjectStart(
+                self._settings, self._images, self._semaphore, self._watch, resources, images, times, self._tools
             )
             try:
-                environment = making.environment(deadline, timeout_s)
+                environment = start.environment(deadline, timeout_s)
             except BaseException:
-                making.abandon()
+                start.remove()
                 raise
         log.info("environment.created", environment=environment.id, image=spec.label, services=len(images))
         return environment
@@ -162,10 +170,10 @@ class ComposeProvider(EnvironmentProvider):
             engine.remove_each(one["Id"] for one in doomed)
             gone = {one["Labels"].get(PROJECT) for one in doomed} - {None}
             for project in gone:
-                project_cgroup.remove(project)
+                remove_cgroup(project)
             for part in shared(engine, installation):
                 if part.project not in living and (part.project in gone or part.deadline_unix_s < time.time()):
-                    with suppress(InUse):
+                    with suppress(ResourceInUse):
                         part.remove(engine)
             for network in engine.api.networks(filters=ours):
                 if PROJECT not in network["Labels"]:

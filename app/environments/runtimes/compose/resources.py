@@ -1,28 +1,37 @@
-"""What the containers of one project share: labels, networks, volumes; made together, removed with all that stands."""
+"""What the containers of one project share: networks, volumes, one control group; made and removed together."""
 
 from __future__ import annotations
 
+import os
+import random
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+from typing import Any, Literal
 from uuid import uuid4
 
+import structlog
 from docker.errors import APIError, NotFound
-from docker.types import EndpointConfig, Mount, Ulimit
+from docker.types import EndpointConfig, IPAMConfig, IPAMPool, Mount, Ulimit
 
-from app.compose_file.model import MountKind, Service
-from app.compose_file.plan import Plan
+from app.compose_file.model import Service
+from app.compose_file.mounts import MountKind
+from app.compose_file.plan import ComposePlan
 from app.environments.contract import CreatedResources, Tags
 from app.environments.networks import firewall
-from app.environments.runtimes.compose import project_cgroup
-from app.environments.runtimes.compose.network import Net, make_network
 from app.errors import EnvironmentFailed
+from app.host.cgroups import Cgroup
 from app.host.engine import ROLE, Engine
-from app.models.spec import EnvironmentSpec, Network
+from app.images.disk_thresholds import disk_of
+from app.models.spec import EnvironmentSpec, Network, Resources
 from app.settings import Settings
+
+log = structlog.get_logger()
 
 PROJECT = "megaflow.project"
 """Label that tells what belongs together."""
@@ -33,18 +42,18 @@ _ROUNDS = 20
 _PAUSE_S = 0.05
 
 
-class Ground:
-    """One project on one engine. Whoever makes it removes it."""
+class ComposeResources:
+    """The engine's objects of one project. Its creator removes them."""
 
-    def __init__(self, engine: Engine, plan: Plan, spec: EnvironmentSpec, tags: Tags) -> None:
+    def __init__(self, engine: Engine, plan: ComposePlan, spec: EnvironmentSpec, tags: Tags) -> None:
         self.engine = engine
         self.plan = plan
         self.spec = spec
         self.tags = tags
         self.id = uuid4().hex[:12]
-        self.nets: dict[str, Net] = {}
+        self.nets: dict[str, ProjectNetwork] = {}
         self.cgroup: str | None = None  # around all containers; None: they are bounded one by one
-        self.fate: tuple[type[EnvironmentFailed], str] | None = None  # what all of it was ended for, not by its owner
+        self.end_reason: tuple[type[EnvironmentFailed], str] | None = None  # when ended by a watch
         self._removing = threading.Lock()
 
     def labels(self, service: str | None = None) -> dict[str, str]:
@@ -52,15 +61,15 @@ class Ground:
         more = {} if service is None else {SERVICE: service, **({BESIDE: main} if service != main else {})}
         return {**self.tags.labels(), ROLE: "environment", PROJECT: self.id, **more}
 
-    # --- Making -----------------------------------------------------------------------------------------------------
+    # --- Creating ------------------------------------------------------------
 
-    def lay(self, settings: Settings) -> None:
+    def create(self, settings: Settings) -> None:
         """Make the group, the networks with their packet rules, and the volumes.
 
         Raises: EnvironmentFailed, EngineUnavailable.
         """
         project, installation = self.plan.project, self.tags.installation
-        self.bound()
+        self.create_cgroup()
         for name, internal in project.networks.items():
             leads_out = self.spec.network is Network.OPEN and not internal
             bridge = firewall.project_bridge(installation) if leads_out else None
@@ -69,44 +78,50 @@ class Ground:
             )
             if bridge is not None:
                 firewall.ensure(self.engine, settings, installation, bridge)
-        self.make_volumes()
+        self._create_volumes()
 
-    def bound(self) -> None:
+    def create_cgroup(self) -> None:
         """Hold all containers together to twice the task's limits, where that can be. Again, before all of them stop.
 
         Raises: EngineUnavailable, EnvironmentFailed.
         """
-        self.cgroup = project_cgroup.make(self.engine, self.id, project_cgroup.around(self.spec.resources))
+        one = self.spec.resources  # the formats size a task by its main container; the others have as much again
+        both = {"cpus": 2 * one.cpus, "memory_bytes": 2 * one.memory_bytes, "pids": 2 * one.pids}
+        self.cgroup = make_cgroup(self.engine, self.id, one.model_copy(update=both))
 
-    def make_volumes(self) -> None:
+    def _create_volumes(self) -> None:
         with self.engine.named("create a volume", EnvironmentFailed):
             for name in self.plan.project.volumes:
                 self.engine.api.create_volume(self._volume(name), driver="local", labels=self.labels())
 
-    def empty_volumes(self) -> None:
-        """Nobody may be using them. Raises: EnvironmentFailed, EngineUnavailable."""
+    def renew_volumes(self) -> None:
+        """Remove the volumes and create empty ones, while no container uses them.
+
+        Raises: EnvironmentFailed, EngineUnavailable."""
         with self.engine.named("remove a volume", EnvironmentFailed):
             for name in self.plan.project.volumes:
                 self.engine.api.remove_volume(self._volume(name))
-        self.make_volumes()
+        self._create_volumes()
 
     def _volume(self, name: str) -> str:
         return f"megaflow-{self.id}-{name}"
 
-    # --- What a container is told of it -----------------------------------------------------------------------------
+    # --- Configuration of a container ------------------------------------------------------------
 
     def network_of(self, service: Service) -> str:
         """The one that it is made on; the engine takes one then, the others afterwards."""
-        return self.nets[service.networks[0][0]].name if service.networks else "none"
+        return self.nets[next(iter(service.aliases))].name if service.aliases else "none"
 
-    def joining(self, service: Service) -> dict[str, Any]:
-        """Where it stands on its first network, for the call that makes it."""
-        if not service.networks:
-            return {}
-        return {"networking_config": {"EndpointsConfig": {self.network_of(service): self._endpoint(service)}}}
+    def first_network(self, service: Service) -> dict[str, Any]:
+        """Its place on its first network, for the call that creates it."""
+        for network, aliases in service.aliases.items():
+            names, address = [service.name, *aliases], self.nets[network].addresses[service.name]
+            endpoint = EndpointConfig(self.engine.api.api_version, aliases=names, ipv4_address=address)
+            return {"networking_config": {"EndpointsConfig": {self.nets[network].name: endpoint}}}
+        return {}
 
     def join_others(self, service: Service, container_id: str) -> None:
-        for network, aliases in service.networks[1:]:
+        for network, aliases in list(service.aliases.items())[1:]:
             self.engine.api.connect_container_to_network(
                 container_id,
                 self.nets[network].id,
@@ -114,20 +129,12 @@ class Ground:
                 aliases=[service.name, *aliases],
             )
 
-    def _endpoint(self, service: Service) -> EndpointConfig:
-        network, aliases = service.networks[0]
-        return EndpointConfig(
-            self.engine.api.api_version,
-            aliases=[service.name, *aliases],
-            ipv4_address=self.nets[network].addresses[service.name],
-        )
-
     def near(self, service: Service) -> list[str]:
         """Names and addresses of itself and of those that share a network with it."""
-        joined = [self.nets[network].addresses.values() for network, _ in service.networks]
+        joined = [self.nets[network].addresses.values() for network in service.aliases]
         return [*self.plan.project.near(service.name), *(one for addresses in joined for one in addresses)]
 
-    def amended(self, config: dict[str, Any], service: Service) -> dict[str, Any]:
+    def host_config_of(self, config: dict[str, Any], service: Service) -> dict[str, Any]:
         """The engine's host configuration with the service's own part."""
         volumes = [
             Mount(
@@ -140,32 +147,32 @@ class Ground:
         memory = [one for one in service.mounts if one.kind is MountKind.TMPFS]
         sizes = {one.target: f"rw,nosuid,nodev,size={one.size_bytes}" for one in memory}
         config["Tmpfs"] = {**(config.get("Tmpfs") or {}), **sizes}
-        if service.shm_bytes is not None:
-            config["ShmSize"] = min(service.shm_bytes, self.spec.resources.memory_bytes)
+        if service.shm_size is not None:
+            config["ShmSize"] = min(service.shm_size, self.spec.resources.memory_bytes)
         config["ExtraHosts"] = [
             *(config.get("ExtraHosts") or []),
-            *(f"{name}:{address}" for name, address in service.hosts),
+            *(f"{name}:{address}" for name, address in service.extra_hosts.items()),
         ]
-        config["Sysctls"] = {**(config.get("Sysctls") or {}), **dict(service.sysctls)}
+        config["Sysctls"] = {**(config.get("Sysctls") or {}), **service.sysctls}
         config["Ulimits"] = _tighter(config.get("Ulimits") or (), service)
         config["CapDrop"] = sorted({*(config.get("CapDrop") or []), *service.cap_drop})
         if self.cgroup is not None:
             config["CgroupParent"] = self.cgroup
         if self.spec.network is not Network.OPEN:
             # An engine may ask its host's own resolver for names that it does not know, also for a closed network. It
-            # leaves such a question unanswered when it has nobody to ask: then nobody should wait for long.
+            # leaves such a question unanswered when it has no resolver: the wait is kept short.
             config["Dns"], config["DnsOptions"] = ["127.0.0.1"], ["timeout:1", "attempts:2"]
         return config
 
     def raise_if_ended(self) -> None:
-        if self.fate is not None:
-            kind, why = self.fate
+        if self.end_reason is not None:
+            kind, why = self.end_reason
             raise kind(f"project {self.id} was ended: {why}.")
 
     # --- Removing ---------------------------------------------------------------------------------------------------
 
     def created(self) -> CreatedResources:
-        """What stands now. Raises: EnvironmentFailed, EngineUnavailable."""
+        """What exists now. Raises: EnvironmentFailed, EngineUnavailable."""
         api, ours = self.engine.api, {"label": f"{PROJECT}={self.id}"}
         with self.engine.named("list a project's objects", EnvironmentFailed):
             return CreatedResources(
@@ -182,7 +189,7 @@ class Ground:
         return tuple(one["Name"] for one in mounts if one["Type"] == "volume" and one["Name"] not in named)
 
     def remove(self) -> None:
-        """All of it, by label: also what was made while somebody else was removing. Proven by another look.
+        """All of it, by label: also what was created during another removal. Verified by another look.
 
         Raises: EnvironmentFailed: something stays; EngineUnavailable.
         """
@@ -190,7 +197,7 @@ class Ground:
             for _ in range(_ROUNDS):
                 left = self.created()
                 if left.none:
-                    project_cgroup.remove(self.id)
+                    remove_cgroup(self.id)
                     return
                 self._remove(left)
                 time.sleep(0.0 if left.containers else _PAUSE_S)
@@ -214,34 +221,226 @@ class Ground:
             with ThreadPoolExecutor(len(created.containers) or 1) as pool:
                 tried = [pool.submit(self.engine.remove, one) for one in created.containers]
             for volume in created.volumes:
-                self._unless_busy(self.engine.api.remove_volume, volume)
+                _remove_unless_busy(self.engine.api.remove_volume, volume)
             for network in created.networks:
-                self._unless_busy(self.engine.api.remove_network, network)
+                _remove_unless_busy(self.engine.api.remove_network, network)
             for one in tried:
                 one.result()
 
-    @staticmethod
-    def _unless_busy(remove: Any, identity: str) -> None:
-        """Gone is fine; what is in use yet is for the next look."""
-        try:
-            remove(identity)
-        except NotFound:
-            pass
-        except APIError as error:
-            if error.status_code not in (403, 409) and "active endpoints" not in str(error):
-                raise
+
+def _remove_unless_busy(remove: Callable[[str], object], identity: str) -> None:
+    """Gone is fine; what is in use yet is for the next look."""
+    try:
+        remove(identity)
+    except NotFound:
+        pass
+    except APIError as error:
+        if error.status_code not in (403, 409) and "active endpoints" not in str(error):
+            raise
 
 
 def _tighter(ours: Iterable[Any], service: Service) -> list[Ulimit]:
     """Our limits and the file's, the tighter one where both say something."""
     limits = {one["Name"]: Ulimit(name=one["Name"], soft=one["Soft"], hard=one["Hard"]) for one in ours}
-    for name, soft, hard in service.ulimits:
-        most = limits[name]["Hard"] if name in limits else -1
-        hard = _smaller(hard, most)
-        limits[name] = Ulimit(name=name, soft=_smaller(soft, hard), hard=hard)
+    for name, (soft, hard) in service.ulimits.items():
+        given = [hard, limits[name]["Hard"] if name in limits else -1]
+        hard = min((one for one in given if one >= 0), default=-1)  # below zero is without end
+        soft = min((one for one in (soft, hard) if one >= 0), default=-1)
+        limits[name] = Ulimit(name=name, soft=soft, hard=hard)
     return list(limits.values())
 
 
-def _smaller(one: int, other: int) -> int:
-    """Below zero is without end."""
-    return max(one, other) if min(one, other) < 0 else min(one, other)
+# --- Networks ---------------------------------------------------------------------------------------------------------
+#
+# Small subnets of our own choosing, as an engine's own pools hold about thirty, and addresses given by us: a container
+# that is started again has the one that it had.
+
+RANGE = IPv4Network("10.222.0.0/15")
+"""Private, so that no network policy takes an address in it for a public one; few networks elsewhere are there."""
+SMALLEST = 28
+"""Thirteen containers; 8,192 such networks fit."""
+_TRIES = 64
+_ROUTES = Path("/proc/net/route")
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectNetwork:
+    """One network on the engine and its addresses."""
+
+    id: str
+    name: str
+    addresses: dict[str, str]  # by service
+
+
+def make_network(
+    engine: Engine, name: str, services: list[str], labels: Mapping[str, str], *, bridge: str | None
+) -> ProjectNetwork:
+    """A bridge for these services alone. bridge: its interface on the host, which the packet rules of an open network
+    go by. None: it leads to no other network, and the host has no address on it: an engine's `internal` alone leaves
+    the host's own addresses in reach, and with them all that listens there.
+
+    Raises: EnvironmentFailed, EngineUnavailable.
+    """
+    inhibited = {"com.docker.network.bridge.inhibit_ipv4": "true"}
+    with engine.named(f"create network {name}", EnvironmentFailed):
+        for _ in range(_TRIES):
+            subnet = _free_subnet(len(services))
+            gateway, *hosts = (str(one) for one in subnet.hosts())
+            pool = IPAMPool(subnet=str(subnet), gateway=gateway)
+            try:
+                made = engine.api.create_network(
+                    name,
+                    driver="bridge",
+                    options=inhibited if bridge is None else {"com.docker.network.bridge.name": bridge},
+                    ipam=IPAMConfig(pool_configs=[pool]),
+                    internal=bridge is None,
+                    labels=dict(labels),
+                )
+            except APIError as error:
+                if "overlap" in str(error).lower():  # taken
+                    continue
+                raise
+            return ProjectNetwork(str(made["Id"]), name, dict(zip(services, hosts, strict=False)))
+    raise EnvironmentFailed(
+        f"no free subnet of {RANGE} was found for {name} in {_TRIES} tries; expected few of its networks there: "
+        "`docker network prune` removes what is not in use."
+    )
+
+
+def _free_subnet(services: int) -> IPv4Network:
+    """A random one that is large enough and not routed by this host.
+
+    Where all of the range is routed (10.0.0.0/8, say), one that is not routed more closely: ours hides few hosts then.
+    """
+    prefix = next(one for one in range(SMALLEST, 15, -1) if (1 << (32 - one)) - 3 >= services)
+    taken = [one for one in _routed() if one.prefixlen > RANGE.prefixlen]
+    for _ in range(_TRIES):
+        start = random.randrange(RANGE.num_addresses >> (32 - prefix)) << (32 - prefix)
+        subnet = IPv4Network((int(RANGE.network_address) + start, prefix))
+        if not any(subnet.overlaps(one) for one in taken):
+            return subnet
+    raise EnvironmentFailed(f"no subnet of {RANGE} was found that this host does not route elsewhere in {_TRIES} tries")
+
+
+def _routed() -> list[IPv4Network]:
+    """What this host's routes already name in our range; when the engine is elsewhere it tells by itself."""
+    try:
+        rows = [line.split() for line in _ROUTES.read_text().splitlines()[1:]]
+        found = [IPv4Network((_address(row[1]), str(_address(row[7])))) for row in rows]
+    except (OSError, ValueError, IndexError):
+        return []
+    return [one for one in found if one.overlaps(RANGE)]
+
+
+def _address(digits: str) -> IPv4Address:
+    """The kernel writes addresses in its own byte order."""
+    return IPv4Address(bytes.fromhex(digits)[::-1])
+
+
+# --- Control group ----------------------------------------------------------------------------------------------------
+
+BOUNDED_APART = "resources: no control group could be made around all services: each alone is held to the task's limits"
+_REMOVAL_S = 2.0
+
+
+def make_cgroup(engine: Engine, project: str, most: Resources) -> str | None:
+    """Its name, as an engine takes it; None: none can be made here. One that exists is used as if it were new.
+
+    Raises: EngineUnavailable, EnvironmentFailed.
+    """
+    if engine.about.get("CgroupDriver") != "cgroupfs" or disk_of(engine) is None:  # systemd's, or another host's
+        return None
+    group = Cgroup(f"project-{project}")
+    try:
+        group.make(most, devices=None)
+        for folder in group.folders:
+            _count_all_below(folder / "memory.use_hierarchy")
+            os.utime(folder)  # the sweeper goes by it
+    except OSError as error:
+        log.debug("environment.no_project_cgroup", project=project, reason=str(error))
+        remove_cgroup(project)
+        return None
+    return f"/{group.folders[0].name}"
+
+
+def remove_cgroup(project: str, *, timeout_s: float = _REMOVAL_S) -> None:
+    """Remove it once it is empty, within this time; a later sweep removes what is left. Not there: fine."""
+    with suppress(OSError):  # a host that has none at all
+        if not Cgroup(f"project-{project}").remove(timeout_s=timeout_s):
+            log.debug("environment.project_cgroup_left", project=project)
+
+
+def _count_all_below(switch: os.PathLike[str]) -> None:
+    """Version 1 counts what is below a group only on request before Linux 5.11."""
+    if os.path.exists(switch):
+        with open(switch, "r+") as file:
+            if file.read().strip() == "0":
+                file.write("1")
+
+
+# --- Sweeping ---------------------------------------------------------------------------------------------------------
+
+
+def remove_container(engine: Engine, container_id: str, labels: Mapping[str, str]) -> None:
+    """Any environment's; the last of a project takes the control group with it.
+
+    Raises: what `Engine.remove` does.
+    """
+    engine.remove(container_id)
+    if (project := labels.get(PROJECT)) is not None:
+        remove_cgroup(project, timeout_s=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedResource:
+    """A network or a volume of a project."""
+
+    kind: Literal["network", "volume"]
+    id: str
+    labels: dict[str, str]
+    created: str  # as the engine writes it
+
+    @property
+    def project(self) -> str:
+        return self.labels[PROJECT]
+
+    @property
+    def deadline_unix_s(self) -> float:
+        return float(self.labels["megaflow.deadline"])
+
+    def remove(self, engine: Engine) -> bool:
+        """With its project's control group. False when there is a container yet: it lives, or goes first. Stopped, too.
+
+        A project that was recycled has the labels of its first attempt, whose deadline may have passed.
+
+        Raises: ResourceInUse: by a container of another owner; what the engine's client does.
+        """
+        if engine.api.containers(all=True, filters={"label": f"{PROJECT}={self.project}"}):
+            return False
+        remove_cgroup(self.project)
+        remove = engine.api.remove_network if self.kind == "network" else engine.api.remove_volume
+        try:
+            remove(self.id)
+        except NotFound:
+            return True
+        except APIError as error:
+            if error.status_code in (403, 409):
+                raise ResourceInUse(
+                    f"{self.kind} {self.id[:12]} is in use, and not by its project: {error.explanation}"
+                ) from error
+            raise
+        return True
+
+
+class ResourceInUse(EnvironmentFailed):
+    """A project's network or volume is used by a container that is not the project's."""
+
+
+def shared(engine: Engine, installation: str) -> list[SharedResource]:
+    """All networks and volumes of projects of this installation. Raises: what the engine's client does."""
+    ours = {"label": [f"megaflow={installation}", f"{ROLE}=environment", PROJECT]}
+    networks, volumes = engine.api.networks(filters=ours), engine.api.volumes(filters=ours)["Volumes"] or ()
+    return [
+        *(SharedResource("network", str(one["Id"]), one["Labels"] or {}, str(one["Created"])) for one in networks),
+        *(SharedResource("volume", str(one["Name"]), one["Labels"] or {}, str(one["CreatedAt"])) for one in volumes),
+    ]

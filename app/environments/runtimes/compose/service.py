@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +13,19 @@ from typing import Any
 from docker.errors import NotFound
 from docker.types import LogConfig, Mount
 
-from app.compose_file.model import Check, Condition, Service
-from app.compose_file.plan import bounded
+from app.compose_file.model import Condition, HealthCheck, Service
+from app.compose_file.plan import resources_of
 from app.environments.contract import ServiceMemory
-from app.environments.runtimes.compose.resources import Ground
+from app.environments.runtimes.compose.resources import ComposeResources
 from app.environments.runtimes.docker import disk_limits
+from app.environments.runtimes.docker.container import DockerEnvironment
 from app.environments.session import SessionClient
 from app.environments.session.transports import exec_stream
 from app.errors import EnvironmentFailed, ImageUnavailable, ServiceUnhealthy, StationError
 from app.host import archives
 from app.host.cgroups import MemoryWatch, container_memory_events
+from app.host.container_layer import usage_of
+from app.host.disk import DiskUsage
 from app.host.privileges import CAP_DROP, CPU_SHARES
 from app.models.shell import OutputLogs
 
@@ -36,11 +40,24 @@ _LOG_FILES = "2"
 _NS = 1_000_000_000
 
 
-@dataclass
-class Peer:
-    """One container of the project. `Ground` removes it."""
+@dataclass(frozen=True, slots=True)
+class ServiceState:
+    """One service as an attempt records it."""
 
-    ground: Ground
+    name: str
+    id: str
+    image: str
+    state: str
+    exit_code: int | None = None  # once it has ended
+    health: str | None = None
+    out_of_memory: bool = False
+
+
+@dataclass
+class ServiceContainer:
+    """One container of the project. `ComposeResources` removes it."""
+
+    resources: ComposeResources
     service: Service
     image_id: str
     helper: Path
@@ -49,10 +66,10 @@ class Peer:
     def __post_init__(self) -> None:
         self.id = ""
         self._session: ServiceSession | None = None
-        self._proven = False
-        self._said = ""  # by its last health check of ours
+        self._healthy = False
+        self._check_output = ""  # of the last health check that ran here
         self._memory = MemoryWatch(None, lambda: None)
-        self._killed = 0  # for its memory limit, as far as known
+        self._memory_kills = 0  # for its memory limit, as far as known
 
     # --- Start ------------------------------------------------------------------------------------------------------
 
@@ -62,12 +79,12 @@ class Peer:
         Raises: ServiceUnhealthy: the engine cannot start what it is to run; EnvironmentFailed, ImageUnavailable,
             EngineUnavailable.
         """
-        engine, name = self.ground.engine, self.service.name
-        self._proven, self._said = False, ""
+        engine, name = self.resources.engine, self.service.name
+        self._healthy, self._check_output = False, ""
         with engine.named(f"start service {name}", EnvironmentFailed):
             self.id = self._create()
-            self.ground.join_others(self.service, self.id)
-            for one in self.ground.plan.copies[name]:
+            self.resources.join_others(self.service, self.id)
+            for one in self.resources.plan.copies[name]:
                 engine.api.put_archive(self.id, "/", one.at_root)
             if not self.service.read_only:
                 program = archives.of_file(_COPIED, self.helper.read_bytes(), mode=0o755)
@@ -77,27 +94,27 @@ class Peer:
             about = engine.api.inspect_container(self.id)
         self._session = session = self._opened(about["Config"].get("WorkingDir") or "/")
         self._memory.close()
-        self._killed = 0
+        self._memory_kills = 0
         self._memory = MemoryWatch(
             container_memory_events(self.id, about["State"]["Pid"]), lambda: session.stats().oom_kills
         )
 
     def _opened(self, workdir: str) -> ServiceSession:
-        own = self.service.user or self.ground.engine.user_of(self.image_id)
+        own = self.service.user or self.resources.engine.user_of(self.image_id)
         return ServiceSession(self._client("", workdir), self._client("0", workdir) if own else None)
 
     def _client(self, user: str, workdir: str) -> SessionClient:
-        engine, identity = self.ground.engine, self.id
+        engine, identity = self.resources.engine, self.id
         program = _MOUNTED if self.service.read_only else _COPIED
         return SessionClient(
             lambda: exec_stream(engine, identity, [program, "--stdio"], user=user),
             label=identity[:12],
             cwd=workdir,
-            ended=self.ground.raise_if_ended,
+            ended=self.resources.raise_if_ended,
         )
 
     def _create(self) -> str:
-        service, api = self.service, self.ground.engine.api
+        service, api = self.service, self.resources.engine.api
         try:
             made = api.create_container(
                 self.image_id,
@@ -105,27 +122,27 @@ class Peer:
                 entrypoint=list(service.entrypoint) if service.entrypoint is not None else None,
                 user=service.user,
                 hostname=service.hostname,
-                name=self.ground.tags.name(),
-                environment=dict(service.environment),
+                name=self.resources.tags.name(),
+                environment=service.variables,
                 working_dir=service.working_dir,
-                labels=self.ground.labels(service.name),
+                labels=self.resources.labels(service.name),
                 stop_signal=service.stop_signal,
-                healthcheck=_told(service.check),
-                host_config=self.ground.amended(self._limits(), service),
-                **self.ground.joining(service),
+                healthcheck=_engine_check(service.healthcheck),
+                host_config=self.resources.host_config_of(self._limits(), service),
+                **self.resources.first_network(service),
             )
         except NotFound as error:
             raise ImageUnavailable(f"the image of {service.name} was here and is gone; try again.") from error
         return str(made["Id"])
 
     def _limits(self) -> Any:
-        engine, service = self.ground.engine, self.service
-        most = bounded(service, self.ground.spec.resources)
+        engine, service = self.resources.engine, self.service
+        most = resources_of(service, self.resources.spec.resources)
         return engine.api.create_host_config(
             init=service.init,
             read_only=service.read_only,
             mounts=[Mount(_MOUNTED, str(self.helper), type="bind", read_only=True)] if service.read_only else [],
-            network_mode=self.ground.network_of(service),
+            network_mode=self.resources.network_of(service),
             cpu_shares=CPU_SHARES,
             nano_cpus=int(min(most.cpus, engine.cpus) * 1e9),
             mem_limit=most.memory_bytes,
@@ -137,12 +154,12 @@ class Peer:
             ipc_mode="private",
             log_config=LogConfig(type="local", config={"max-size": _LOG_BYTES, "max-file": _LOG_FILES}),
             oom_score_adj=500,  # as every container of a task
-            **disk_limits.bounds(engine, self.ground.spec),
+            **disk_limits.bounds(engine, self.resources.spec),
         )
 
     # --- Readiness --------------------------------------------------------------------------------------------------
 
-    def settle(self, awaited: set[Condition], stop: threading.Event, deadline: float) -> Condition:
+    def wait_ready(self, awaited: set[Condition], stop: threading.Event, deadline: float) -> Condition:
         """Wait until it is what the others wait for, and healthy where it can be; what it has come to.
 
         Raises: ServiceUnhealthy: it ended, is unhealthy, or was not ready by `deadline` (monotonic), with its log.
@@ -153,7 +170,7 @@ class Peer:
             if not about["State"]["Running"]:
                 return self._after_end(about["State"], awaited)
             if Condition.COMPLETED not in awaited and self._ready(about, awaited, deadline):
-                return Condition.HEALTHY if self._proven else Condition.STARTED
+                return Condition.HEALTHY if self._healthy else Condition.STARTED
             if time.monotonic() >= deadline:
                 wanted = "ended" if Condition.COMPLETED in awaited else "healthy"
                 raise self.failure(f"was not {wanted} in time", about["State"])
@@ -178,8 +195,8 @@ class Peer:
         if status == "unhealthy":
             raise self.failure("is unhealthy", about["State"])
         timeout_s = min((check.get("Timeout") or 30 * _NS) / _NS, max(0.1, deadline - time.monotonic()))
-        self._proven = status == "healthy" or self._check(test, timeout_s)
-        return self._proven
+        self._healthy = status == "healthy" or self._check(test, timeout_s)
+        return self._healthy
 
     def _check(self, test: list[str], timeout_s: float) -> bool:
         argv = ["/bin/sh", "-c", test[1]] if test[0] == "CMD-SHELL" else test[1:]
@@ -187,7 +204,7 @@ class Peer:
             result = self.session.run(argv, timeout_s=timeout_s)
         except EnvironmentFailed:  # it is ending: the next look says how
             return False
-        self._said = (result.stdout + result.stderr).decode("utf-8", "replace").strip()
+        self._check_output = (result.stdout + result.stderr).decode("utf-8", "replace").strip()
         return result.ok
 
     def failure(self, what: str, state: dict[str, Any]) -> ServiceUnhealthy:
@@ -195,10 +212,8 @@ class Peer:
         ended = "" if state["Running"] else f" with exit code {state['ExitCode']}"
         memory = ", out of memory" if self.memory.kills else ""
         checks = (state.get("Health") or {}).get("Log") or []
-        said = str(checks[-1].get("Output", "")).strip() if checks else ""
-        health = (
-            f"\nIts last health check said: {(said or self._said)[-_TAIL_CHARACTERS:]}" if said or self._said else ""
-        )
+        said = (str(checks[-1].get("Output", "")).strip() if checks else "") or self._check_output
+        health = f"\nIts last health check said: {said[-_TAIL_CHARACTERS:]}" if said else ""
         tail = self.log().decode("utf-8", "replace")[-_TAIL_CHARACTERS:].strip()
         return ServiceUnhealthy(
             f"service {self.service.name!r} {what}{ended}{memory}.{health}\nIts log ends with: {tail or '(nothing)'}"
@@ -228,25 +243,22 @@ class Peer:
         with suppress(StationError):
             if count is None:  # its group has ended with it: the engine knows of its first process
                 count = int(bool(self._about()["State"].get("OOMKilled")))
-        self._killed = max(self._killed, count or 0)
-        return ServiceMemory(bounded(self.service, self.ground.spec.resources).memory_bytes, self._killed)
+        self._memory_kills = max(self._memory_kills, count or 0)
+        return ServiceMemory(resources_of(self.service, self.resources.spec.resources).memory_bytes, self._memory_kills)
 
-    def describe(self) -> dict[str, Any]:
-        """Name, id, image, state, exit code when it has ended, health, whether it ran out of memory.
-
-        Raises: EnvironmentFailed, EngineUnavailable.
-        """
+    def state(self) -> ServiceState:
+        """Raises: EnvironmentFailed, EngineUnavailable."""
         state = self._about()["State"]
         health = (state.get("Health") or {}).get("Status")
-        return {
-            "name": self.service.name,
-            "id": self.id,
-            "image": self.ground.plan.images[self.service.name].label,
-            "state": state["Status"],
-            "exit_code": None if state["Running"] else state["ExitCode"],
-            "health": "healthy" if self._proven and health == "starting" else health,
-            "out_of_memory": self.memory.kills > 0,
-        }
+        return ServiceState(
+            self.service.name,
+            self.id,
+            self.resources.plan.images[self.service.name].label,
+            state["Status"],
+            None if state["Running"] else state["ExitCode"],
+            "healthy" if self._healthy and health == "starting" else health,
+            self.memory.kills > 0,
+        )
 
     def log(self) -> bytes:
         """What it has written, of much the end; nothing when it is gone.
@@ -255,7 +267,7 @@ class Peer:
         """
         if not self.id:
             return b""
-        engine = self.ground.engine
+        engine = self.resources.engine
         try:
             with engine.named(f"read the log of {self.service.name}", EnvironmentFailed):
                 return bytes(engine.api.logs(self.id, stdout=True, stderr=True, tail=20_000))
@@ -265,7 +277,7 @@ class Peer:
             raise
 
     def keep_logs(self, logs: OutputLogs | None) -> None:
-        """Of what commands of ours in it write."""
+        """Keep the long outputs of commands that run here in it."""
         if self._session is not None:
             self._session.logs = logs
 
@@ -276,7 +288,7 @@ class Peer:
         self._memory.close()
 
     def _about(self) -> dict[str, Any]:
-        engine = self.ground.engine
+        engine = self.resources.engine
         with engine.named(f"look at service {self.service.name}", EnvironmentFailed):
             found: dict[str, Any] = engine.api.inspect_container(self.id)
             return found
@@ -311,7 +323,7 @@ class ServiceSession:
         self._files.close()
 
 
-def _told(check: Check | None) -> dict[str, Any] | None:
+def _engine_check(check: HealthCheck | None) -> dict[str, Any] | None:
     """As the engine wants it; None: the image's own."""
     if check is None:
         return None
@@ -319,8 +331,52 @@ def _told(check: Check | None) -> dict[str, Any] | None:
         return {"Test": ["NONE"]}
     return {
         "Test": list(check.test),
-        "Interval": int(check.interval_s * _NS),
-        "Timeout": int(check.timeout_s * _NS),
-        "StartPeriod": int(check.start_period_s * _NS),
+        "Interval": int(check.interval * _NS),
+        "Timeout": int(check.timeout * _NS),
+        "StartPeriod": int(check.start_period * _NS),
         "Retries": check.retries,
     }
+
+
+class ProjectDisk:
+    """For the disk watch, from before the first container is created until the project ends.
+
+    `main`: as soon as there is one.
+    """
+
+    def __init__(self, resources: ComposeResources, others: Iterable[ServiceContainer]) -> None:
+        self._resources = resources
+        self._others = tuple(others)
+        self._ended = threading.Event()
+        self.main: DockerEnvironment | None = None
+
+    @property
+    def id(self) -> str:
+        """The environment's; while it is made the project's."""
+        return self._resources.id if self.main is None else self.main.id
+
+    @property
+    def gone(self) -> bool:
+        return self._ended.is_set() or self._resources.end_reason is not None
+
+    def end(self) -> None:
+        """Stop the watch."""
+        self._ended.set()
+
+    def written(self) -> DiskUsage:
+        """Raises: EnvironmentFailed, EngineUnavailable."""
+        engine, containers = self._resources.engine, self._resources.created().containers
+        with engine.named("look where services write", EnvironmentFailed):
+            found = [engine.api.inspect_container(one) for one in containers]
+        return usage_of(engine, found)
+
+    def fail(self, why: str, *, kind: type[EnvironmentFailed] = EnvironmentFailed) -> None:
+        """End all that runs, and say why to all who use any of it from now on; its owner still destroys it."""
+        self._resources.end_reason = (kind, why)
+        try:
+            if self.main is not None:
+                self.main.fail(why, kind=kind)
+        finally:
+            for other in self._others:
+                other.close()
+            self._resources.kill()

@@ -1,36 +1,79 @@
-"""One project under construction: networks and volumes, then the services in their order, then the set-up commands."""
+"""Starts one project: networks and volumes, the services in the order of their needs, then the set-up commands.
+
+The main service is a container as every environment's, with a session, but placed on the project's networks.
+"""
 
 from __future__ import annotations
 
+import shlex
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any
 
 import structlog
 
-from app.environments.contract import Times
-from app.environments.runtimes.compose.disk_usage import Footprint
-from app.environments.runtimes.compose.environment import ComposeEnvironment
-from app.environments.runtimes.compose.main_container import MainProvider, start_inside
-from app.environments.runtimes.compose.resources import Ground
-from app.environments.runtimes.compose.service import Peer
-from app.environments.runtimes.compose.start_order import Order
+from app.compose_file.file import Project
+from app.compose_file.model import Condition, Service
+from app.compose_file.values import idle
+from app.environments.contract import Tags, Times
+from app.environments.networks import exempted, variables
+from app.environments.runtimes.compose.environment import LOG, ComposeEnvironment
+from app.environments.runtimes.compose.resources import ComposeResources
+from app.environments.runtimes.compose.service import ProjectDisk, ServiceContainer
 from app.environments.runtimes.docker import disk_limits
 from app.environments.runtimes.docker.container import DockerEnvironment
+from app.environments.runtimes.docker.provider import DockerProvider
 from app.environments.runtimes.setup import carry_out
-from app.environments.session.transports import binary_for
-from app.environments.tools import Find
-from app.errors import NoPlaceToStart, ServiceUnhealthy, StationError
+from app.environments.session.transports import Transport, binary_for
+from app.environments.tools import Find, Tool
+from app.errors import EnvironmentFailed, NoPlaceToStart, ServiceUnhealthy, StationError
 from app.host.disk_watch import DiskWatch, limit_of
+from app.host.engine import Engine
 from app.host.slots import Semaphore
 from app.images.task_images import Images, host_of
+from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 
 log = structlog.get_logger()
 
+_PAUSE_S = 0.2
+_TAIL_CHARACTERS = 2000
+_MOST_LOOKS = 10_000
+"""For a shell that runs a script itself, without a program of its own."""
+_FAILED = "/var/tmp/.service.failed"
+_NOT_YET = "service-starts"
+_START = f"""\
+{{{{ echo {_NOT_YET} >/proc/$$/comm; }}}} 2>/dev/null
+[ -d /var/tmp ] || mkdir -p /var/tmp
+: >{LOG} || exit
+{{{{ trap '' HUP; trap 'echo $? >{_FAILED}' EXIT; exec {{command}}; }}}} >{LOG} 2>&1 </dev/null &
+looks=0 name= state=
+while [ $looks -lt {_MOST_LOOKS} ] && [ -e /proc/$! ]; do
+  looks=$((looks + 1)) name= state=
+  read -r id name state others </proc/$!/stat
+  case "$name $state" in "({_NOT_YET}"*") Z") break ;; "({_NOT_YET}"* | *" ") ;; *) exit 0 ;; esac
+done 2>/dev/null
+[ "$state" = Z ] || [ ! -e /proc/$! ] || exit 0
+wait $!
+code=$?
+[ "$state" = Z ] || [ -n "$BASH_VERSION" ] || [ -e {_FAILED} ] || exit 0
+case $code in 126 | 127) exit $code ;; esac
+"""
+"""Start a command in the background, and leave with its exit code when there was nothing to execute.
 
-class Making:
-    """Makes one environment, or leaves nothing."""
+A process has the name that its shell gave itself until it has become the program: whether it ends before or has another
+name is known as soon as the kernel knows. A command that starts is waited for no longer, and what the program itself
+leaves with, now or later, is its own affair. Of one that was gone before it was looked at, a shell's file tells; bash
+leaves none, and there a program that ends at once as if it had not been found counts as not found.
+"""
+_LOOK_S = 0.2
+
+
+class ProjectStart:
+    """Creates one environment, or leaves nothing."""
 
     def __init__(
         self,
@@ -38,27 +81,27 @@ class Making:
         images: Images,
         semaphore: Semaphore,
         watch: DiskWatch,
-        ground: Ground,
+        resources: ComposeResources,
         image_ids: dict[str, str],
         times: Times,
         tools: Find | None,
     ) -> None:
         self._settings = settings
         self._semaphore = semaphore
-        self._ground = ground
+        self._resources = resources
         self._image_ids = image_ids
         self._times = times
-        self._provider = MainProvider(settings, images, semaphore, ground, watch, tools)
-        self._project = ground.plan.project
+        self._provider = MainContainerProvider(settings, images, semaphore, resources, watch, tools)
+        self._project = resources.plan.project
         self._main: DockerEnvironment | None = None
-        helper = binary_for(ground.engine, settings.home)
-        self._peers = {
-            name: Peer(ground, one, image_ids[name], helper)
+        helper = binary_for(resources.engine, settings.home)
+        self._others = {
+            name: ServiceContainer(resources, one, image_ids[name], helper)
             for name, one in self._project.services.items()
             if name != self._project.main
         }
         self._watch = watch
-        self._footprint = Footprint(ground, self._peers.values())
+        self._disk = ProjectDisk(resources, self._others.values())
 
     def environment(self, deadline: float, start_s: float) -> ComposeEnvironment:
         """deadline: monotonic. start_s: what a start may take again, after a reset.
@@ -66,28 +109,31 @@ class Making:
         Raises: ServiceUnhealthy: names the one at fault; SetupFailed, SetupTimedOut, NoPlaceToStart;
             EnvironmentFailed; EngineUnavailable.
         """
-        if disk_limits.in_sight(self._ground.engine):  # else nobody can look from here
-            self._watch.watch(self._footprint, limit_of(self._ground.spec))
+        if disk_limits.in_sight(self._resources.engine):  # else it cannot be watched from here
+            self._watch.watch(self._disk, limit_of(self._resources.spec))
         try:
-            return self._made(deadline, start_s)
+            return self._create_environment(deadline, start_s)
         except StationError:
-            self._ground.raise_if_ended()  # that is why
+            self._resources.raise_if_ended()  # that is why
             raise
 
-    def _made(self, deadline: float, start_s: float) -> ComposeEnvironment:
+    def _create_environment(self, deadline: float, start_s: float) -> ComposeEnvironment:
         with self._times.measure("network"):
-            self._ground.lay(self._settings)
+            self._resources.create(self._settings)
         with self._times.measure("services"):
-            order = Order(self._project, self._peers, lambda: self._place(deadline), lambda: self._start_main(deadline))
+            order = StartOrder(
+                self._project, self._others, lambda: self._start_slot(deadline), lambda: self._start_main(deadline)
+            )
             order.carry_out(deadline)
         assert self._main is not None
         with self._main.times.measure("set_up"):
-            self._set_up(self._main, deadline)
-        self._add_up(self._main.times.phases)
-        self._ground.raise_if_ended()
-        return ComposeEnvironment(self._main, self._peers, self._ground, self._footprint, self._start_again, start_s)
+            # Not by the main container's own provider, whose snapshots know nothing of the other services.
+            carry_out(self._resources.spec.setup, self._main, deadline)
+        self._sum_phases(self._main.times.phases)
+        self._resources.raise_if_ended()
+        return ComposeEnvironment(self._main, self._others, self._resources, self._disk, self._start_again, start_s)
 
-    def _add_up(self, phases: dict[str, float]) -> None:
+    def _sum_phases(self, phases: dict[str, float]) -> None:
         """The main container's phases become the whole project's: it starts when the last service is ready."""
         own = self._times.phases
         within = phases.get("image", 0.0) + phases.get("create", 0.0) + phases.get("session", 0.0)
@@ -95,22 +141,22 @@ class Making:
         phases["create"] = phases.get("create", 0.0) + own["network"]
         phases["start"] = max(phases.get("start", 0.0), own["services"] - within)
 
-    def abandon(self) -> None:
-        """Remove whatever stands; what cannot be removed now is the sweeper's."""
-        self._footprint.end()
-        for peer in self._peers.values():
-            peer.close()
+    def remove(self) -> None:
+        """Remove all of it; what cannot be removed now is left to the sweeper."""
+        self._disk.end()
+        for other in self._others.values():
+            other.close()
         try:
             if self._main is not None:
                 with suppress(StationError):
                     self._main.destroy()
-            self._ground.remove()
+            self._resources.remove()
         except StationError as error:
-            log.warning("environment.project_stays", project=self._ground.id, reason=str(error))
+            log.warning("environment.project_stays", project=self._resources.id, reason=str(error))
 
     @contextmanager
-    def _place(self, deadline: float) -> Iterator[None]:
-        limit, capacity = f"environment_starts:{host_of(self._ground.engine)}", self._settings.environment_starts
+    def _start_slot(self, deadline: float) -> Iterator[None]:
+        limit, capacity = f"environment_starts:{host_of(self._resources.engine)}", self._settings.environment_starts
         try:
             with self._semaphore.hold(limit, capacity, timeout_s=deadline - time.monotonic()):
                 yield
@@ -118,27 +164,227 @@ class Making:
             raise NoPlaceToStart(f"no service could be started in time: {error}.") from error
 
     def _start_main(self, deadline: float) -> None:
-        plan, spec = self._ground.plan, self._ground.spec
+        plan, spec = self._resources.plan, self._resources.spec
         service = plan.main
-        image = plan.images[service.name]  # the rest is this task's own, whoever made the plan
-        environment = {**dict(service.environment), **spec.env}
+        image = plan.images[service.name]  # the rest is this task's own: another task may have read the plan
+        environment = {**service.variables, **spec.env}
         part = spec.model_copy(
             update={"compose": None, "image": image.image, "build": image.build, "setup": (), "env": environment}
         )
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             raise ServiceUnhealthy(f"service {service.name!r} was not started in time: the others took all of it.")
-        self._main = self._footprint.main = self._provider.create(part, self._ground.tags, timeout_s=left_s)
+        self._main = self._disk.main = self._provider.create(part, self._resources.tags, timeout_s=left_s)
         self._watch.forget(self._main)  # it is watched as a part of the whole
-        self._ground.raise_if_ended()  # before it was known
-        start_inside(self._main, self._ground, self._image_ids[service.name], deadline)
+        self._resources.raise_if_ended()  # before it was known
+        start_inside(self._main, self._resources, self._image_ids[service.name], deadline)
 
     def _start_again(self, deadline: float) -> None:
         """The others, and what the main service runs of its own: it has just been reset."""
         assert self._main is not None
-        Order(self._project, self._peers, lambda: self._place(deadline), None).carry_out(deadline)
-        start_inside(self._main, self._ground, self._image_ids[self._project.main], deadline)
+        StartOrder(self._project, self._others, lambda: self._start_slot(deadline), None).carry_out(deadline)
+        start_inside(self._main, self._resources, self._image_ids[self._project.main], deadline)
 
-    def _set_up(self, main: DockerEnvironment, deadline: float) -> None:
-        """Here and not by the main container's own provider, whose snapshots know nothing of the other services."""
-        carry_out(self._ground.spec.setup, main, deadline)
+
+class StartOrder:
+    """One start of a project.
+
+    slot: holds a slot among the containers that start now; the calling thread takes it once for each wave.
+    start_main: starts the main service in the calling thread and waits until it is healthy; None: it runs already.
+    """
+
+    def __init__(
+        self,
+        project: Project,
+        others: dict[str, ServiceContainer],
+        slot: Callable[[], AbstractContextManager[None]],
+        start_main: Callable[[], None] | None,
+    ) -> None:
+        self._project = project
+        self._others = others
+        self._start_slot = slot
+        self._start_main = start_main
+        self._reached: dict[str, set[Condition]] = {}
+        self._watched: dict[Future[Condition], str] = {}
+        self._stop = threading.Event()
+
+    def carry_out(self, deadline: float) -> None:
+        """Raises: ServiceUnhealthy: names the service that ended, is unhealthy, or was not ready by `deadline`."""
+        waiting = set(self._project.services)
+        if self._start_main is None:
+            waiting.discard(self._project.main)
+            self._reached[self._project.main] = {Condition.STARTED, Condition.HEALTHY}
+        with ThreadPoolExecutor(max(1, len(self._others))) as pool:
+            try:
+                while waiting or self._watched:
+                    waiting -= self._start_ready(waiting, pool, deadline)
+                    self._note_ready(waiting, deadline)
+                for other in self._others.values():
+                    other.refuse_ended()
+            finally:
+                self._stop.set()
+                if self._watched:  # a check that hangs need not be waited for
+                    for other in self._others.values():
+                        other.close()
+
+    def _start_ready(self, waiting: set[str], pool: ThreadPoolExecutor, deadline: float) -> set[str]:
+        """Start all services whose needs are met; returns their names."""
+        ready = [name for name in self._project.services if name in waiting and self._may_start(name)]
+        others = [name for name in ready if name in self._others]
+        if others:
+            with self._start_slot():
+                for start in [pool.submit(self._others[name].start) for name in others]:
+                    start.result()
+            for name in others:
+                awaited = self._project.awaited(name)
+                self._reached[name] = {Condition.STARTED}
+                self._watched[pool.submit(self._others[name].wait_ready, awaited, self._stop, deadline)] = name
+            return set(others)
+        if ready and self._start_main is not None:
+            self._start_main()
+            self._reached[self._project.main] = {Condition.STARTED, Condition.HEALTHY}
+        return set(ready)
+
+    def _may_start(self, name: str) -> bool:
+        needs = self._project.waits_for(name).items()
+        return all(condition in self._reached.get(other, set()) for other, condition in needs)
+
+    def _note_ready(self, waiting: set[str], deadline: float) -> None:
+        if any(self._may_start(name) for name in waiting):
+            return
+        done, _ = wait(self._watched, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
+        for future in done:
+            name = self._watched.pop(future)
+            self._reached[name].add(future.result())
+        if time.monotonic() > deadline + 1.0 and not done:  # each says so itself, unless its engine does not answer
+            raise ServiceUnhealthy(f"{', '.join(sorted(self._watched.values()))}: not ready in time.")
+        if waiting and not self._watched and not any(self._may_start(name) for name in waiting):
+            raise ServiceUnhealthy(self._stuck(waiting))
+
+    def _stuck(self, waiting: set[str]) -> str:
+        """The message when all started services are ready and others still wait."""
+        lines = []
+        for name in sorted(waiting):
+            for other, condition in self._project.waits_for(name).items():
+                reached = self._reached.get(other)
+                if reached is not None and condition not in reached:
+                    lines.append(f"service {name!r} waits for {other!r} to be {condition}, which it will not be")
+        return "; ".join(lines) or f"{', '.join(sorted(waiting))} cannot be started"
+
+
+class MainContainerProvider(DockerProvider):
+    """Creates the main container of one project."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        images: Images,
+        semaphore: Semaphore,
+        resources: ComposeResources,
+        watch: DiskWatch,
+        tools: Find | None,
+    ) -> None:
+        super().__init__(settings, fetch_bundle=lambda bundle: b"", semaphore=semaphore, tools=tools)
+        self._images = images  # it knows the project's build contexts
+        self._watch = watch
+        self._resources = resources
+        self._service = resources.plan.main
+
+    def _network(self, spec: EnvironmentSpec, tags: Tags) -> str:
+        return self._resources.network_of(self._service)
+
+    def _user(self, engine: Engine, image_id: str) -> str | None:
+        return self._service.user or super()._user(engine, image_id)
+
+    def _labels(self, tags: Tags) -> dict[str, str]:
+        return self._resources.labels(self._service.name)
+
+    def _variables(self, spec: EnvironmentSpec) -> dict[str, str]:
+        return variables(spec, self._resources.near(self._service))
+
+    def _joining(self) -> dict[str, Any]:
+        return {"hostname": self._service.hostname, **self._resources.first_network(self._service)}
+
+    def _create(
+        self,
+        engine: Engine,
+        spec: EnvironmentSpec,
+        tags: Tags,
+        image_id: str,
+        network: str | None,
+        transport: Transport,
+        tools: tuple[Tool, ...],
+    ) -> str:
+        container_id = super()._create(engine, spec, tags, image_id, network, transport, tools)
+        self._resources.join_others(self._service, container_id)
+        return container_id
+
+    def _limits(
+        self, engine: Engine, spec: EnvironmentSpec, network: str | None, transport: Transport, tools: tuple[Tool, ...]
+    ) -> Any:
+        return self._resources.host_config_of(super()._limits(engine, spec, network, transport, tools), self._service)
+
+
+def start_inside(environment: DockerEnvironment, resources: ComposeResources, image_id: str, deadline: float) -> None:
+    """Copy files in, start the service's own command if it has one, and wait until it is healthy.
+
+    Raises: ServiceUnhealthy, EnvironmentFailed, EngineUnavailable.
+    """
+    service = resources.plan.main
+    for one in resources.plan.copies[service.name]:  # not by the engine: its session's mount has gone from our side
+        if one.file is not None:
+            environment.put(one.target, one.file, mode=one.mode)
+        else:
+            environment.put_tree(one.tree, one.target)
+    with resources.engine.named("look at the main service's image", EnvironmentFailed):
+        argv = _own_command(service, resources.engine, image_id)
+    if argv and not idle(argv):
+        _start(environment, service.name, shlex.join(argv), deadline)
+    if service.healthcheck is not None and not service.healthcheck.disabled and service.healthcheck.test:
+        own = {**service.variables, **resources.spec.env}
+        _await_health(environment, service, deadline, exempted(resources.spec, own, resources.near(service)))
+
+
+def _start(environment: DockerEnvironment, name: str, command: str, deadline: float) -> None:
+    result = environment.run(_START.format(command=command), timeout_s=max(1.0, deadline - time.monotonic()))
+    if result.ok:
+        return
+    how = "out of time" if result.timed_out else f"exit code {result.exit_code}"
+    said = result.text()
+    with suppress(FileNotFoundError, EnvironmentFailed):
+        said += environment.get(LOG).decode("utf-8", "replace")
+    tail = said[-_TAIL_CHARACTERS:].strip() or "(nothing)"
+    raise ServiceUnhealthy(
+        f"service {name!r} did not start ({how}): expected a command that can be executed in its image, found"
+        f" {command!r}; mend `command` or `entrypoint`.\nIts log ends with: {tail}"
+    )
+
+
+def _own_command(service: Service, engine: Engine, image_id: str) -> list[str]:
+    """What the file wants to run; the image's own command is not run, as in every environment."""
+    if service.entrypoint is not None:
+        return [*service.entrypoint, *(service.command or ())]
+    if service.command is None:
+        return []
+    config = engine.api.inspect_image(image_id).get("Config") or {}  # type: ignore[no-untyped-call]
+    return [*(config.get("Entrypoint") or ()), *service.command]
+
+
+def _await_health(environment: DockerEnvironment, service: Service, deadline: float, env: Mapping[str, str]) -> None:
+    check = service.healthcheck
+    assert check is not None
+    command = check.test[1] if check.test[0] == "CMD-SHELL" else shlex.join(check.test[1:])
+    begun, failures, next_counted = time.monotonic(), 0, check.interval
+    while True:
+        left_s = max(0.1, deadline - time.monotonic())
+        result = environment.run(command, env=env, timeout_s=min(check.timeout, left_s))
+        if result.ok:
+            return
+        since_s = time.monotonic() - begun
+        if since_s >= max(check.start_period, next_counted):
+            failures, next_counted = failures + 1, since_s + check.interval
+        if failures >= check.retries or time.monotonic() >= deadline:
+            how = "is unhealthy" if failures >= check.retries else "was not healthy in time"
+            said = result.text()[-_TAIL_CHARACTERS:].strip()
+            raise ServiceUnhealthy(f"service {service.name!r} {how}: {said or result.exit_code}")
+        time.sleep(_PAUSE_S)

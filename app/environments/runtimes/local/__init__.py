@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from app.environments.runtimes.local.environment import LocalEnvironment
-from app.environments.runtimes.local.folder import ENVIRONMENT, OWNER, end, nobodys
-from app.environments.runtimes.local.provider import LocalProvider
+from app.environments.runtimes.local.environment import LocalEnvironment, LocalProvider
+from app.environments.runtimes.local.processes import (
+    ENVIRONMENT,
+    OWNER,
+    LocalSnapshots,
+    remove_environment,
+    unowned_folders,
+)
 
-__all__ = ["ENVIRONMENT", "OWNER", "LocalEnvironment", "LocalProvider", "end", "nobodys"]
+__all__ = [
+    "ENVIRONMENT",
+    "OWNER",
+    "LocalEnvironment",
+    "LocalProvider",
+    "LocalSnapshots",
+    "remove_environment",
+    "unowned_folders",
+]

@@ -1,4 +1,4 @@
-"""One folder of this host in which commands run as this user.
+"""Local environments: one folder of this host in which commands run as this user, and the provider of them.
 
 Absolute paths given to `put`, `get`, `put_tree` and `cwd` are taken below the environment's folder. Commands see the
 host as it is, and learn from WORKDIR, TESTS_DIR, LOGS_DIR and SOLUTION_DIR where their folders are.
@@ -6,22 +6,60 @@ host as it is, and learn from WORKDIR, TESTS_DIR, LOGS_DIR and SOLUTION_DIR wher
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import socket
+import sys
+import tempfile
 import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from app.environments.contract import Forward, ResetProof, Serve, Snapshot, Tags, Times
+import structlog
+
+from app.environments.contract import (
+    EnvironmentProvider,
+    Forward,
+    ResetProof,
+    Route,
+    Serve,
+    Snapshot,
+    Tags,
+    Times,
+)
 from app.environments.networks.forwarding import forward_here
-from app.environments.runtimes.local.folder import ENVIRONMENT, end, variables_of
-from app.environments.runtimes.local.processes import living
-from app.environments.runtimes.local.session import HostSession
-from app.environments.runtimes.local.snapshots import Snapshots
-from app.environments.runtimes.session_environment import SessionEnvironment
-from app.errors import EnvironmentFailed
+from app.environments.prebuilt import binary
+from app.environments.runtimes.local.processes import (
+    ENVIRONMENT,
+    OWNER,
+    HostSession,
+    LocalSnapshots,
+    copy_tree,
+    labels_of,
+    remove_environment,
+    unowned_folders,
+)
+from app.environments.runtimes.session_environment import SessionEnvironment, give_up
+from app.environments.runtimes.setup import carry_out
+from app.environments.tools import Find, tools_of
+from app.errors import EnvironmentFailed, ImageBuildFailed, ImageUnavailable, NoPlaceToStart, SpecInvalid
 from app.host import archives
-from app.models.spec import EnvironmentSpec
+from app.host.disk import disk_named
+from app.host.slots import HostSemaphore, Semaphore, turn
+from app.images.build_sources import fetch_sources
+from app.images.pull_source import PullSource, tell
+from app.models.instance import MARK
+from app.models.spec import Build, Bundle, EnvironmentSpec, Reuse
+from app.settings import Settings
+
+log = structlog.get_logger()
+
+_FOLDERS = {"TESTS_DIR": "tests", "LOGS_DIR": "logs", "SOLUTION_DIR": "solution"}
 
 
 class LocalEnvironment(SessionEnvironment):
@@ -31,7 +69,7 @@ class LocalEnvironment(SessionEnvironment):
         """folder: `local/ID` of a home."""
         super().__init__(spec)
         self._folder = folder
-        self._snapshots = Snapshots(folder.parents[1])
+        self._snapshots = LocalSnapshots(folder.parents[1])
         self.root = folder / "root"
         self._opened: HostSession | None = None
         self._forwards: list[Forward] = []
@@ -47,10 +85,9 @@ class LocalEnvironment(SessionEnvironment):
         self._session = self._opened = HostSession(
             program,
             self._folder,
-            {**variables_of(self.root, self._spec), ENVIRONMENT: self.id},
+            {**_variables(self.root, self._spec), ENVIRONMENT: self.id},
             cwd=self._spec.workdir,
             within=self._below,
-            count=lambda: sum(not _runs(pid, program) for pid in living(ENVIRONMENT, self.id)),
         )
 
     def describe(self) -> dict[str, Any]:
@@ -64,7 +101,7 @@ class LocalEnvironment(SessionEnvironment):
         }
 
     def forward(self, port: int, serve: Serve) -> Forward:
-        """A port of this host's own loopback: whoever is on this host can reach it, as everything in here."""
+        """A port of this host's own loopback: every process of this host can reach it."""
         with self._forwards_lock:
             self._raise_if_gone()
             self._forwards.append(forward_here(port, serve))
@@ -74,14 +111,14 @@ class LocalEnvironment(SessionEnvironment):
         """A copy of the folder; what commands wrote elsewhere on the host is not in it."""
         self._raise_if_gone()
         try:
-            found = self._snapshots.take(self.root, tags)
+            snapshot = self._snapshots.create(self.root, tags)
         except EnvironmentFailed:
             self._raise_if_gone()
             raise
         if self._gone.is_set():  # what was copied last may have been going
-            self._snapshots.remove(found.id)
+            self._snapshots.remove(snapshot.id)
             self._raise_if_gone()
-        return found
+        return snapshot
 
     def _reset(self) -> ResetProof:
         """Never clean: commands may have written anywhere on the host, and a new folder costs little."""
@@ -97,7 +134,7 @@ class LocalEnvironment(SessionEnvironment):
                 forward.close()
             if self._opened is not None:
                 self._opened.close()
-            end(self._folder)
+            remove_environment(self._folder)
 
     def _below(self, path: str) -> Path:
         """Where an absolute path of the task lies; one that is below the root already is taken as it is."""
@@ -115,9 +152,173 @@ class LocalEnvironment(SessionEnvironment):
             raise EnvironmentFailed(f"environment {self.id} was destroyed.")
 
 
-def _runs(pid: int, program: Path) -> bool:
-    """Whether it is a process of the session's own."""
+class LocalProvider(EnvironmentProvider):
+    """Makes folders under `home`/local; `semaphore` bounds how many at a time (None: on this host alone)."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        fetch_bundle: Callable[[Bundle], bytes],
+        semaphore: Semaphore | None = None,
+        tools: Find | None = None,
+    ) -> None:
+        self._settings = settings
+        self._find = tools
+        self._fetch_bundle = fetch_bundle
+        self._cache = settings.home / "cache"
+        self._semaphore = semaphore or HostSemaphore(settings.home / "run" / "slots")
+        self._snapshots = LocalSnapshots(settings.home)
+
+    def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
+        """The prepared tree of a build context: its `setup.sh` ran once, in a folder that is copied from then on."""
+        _refuse_shared(spec)
+        if spec.build is None:
+            raise ImageUnavailable(
+                f"expected a build context with a setup.sh, found the image {spec.image}: a local environment cannot "
+                "run images. Install a container engine (`megaflow doctor` says how), or use a task with a setup.sh."
+            )
+        deadline = time.monotonic() + min(timeout_s, spec.build.timeout_s)
+        tree = self._tree(spec)
+        try:
+            with turn(self._settings.home / "run" / "slots" / f"local-{tree.name}", timeout_s=timeout_s):
+                if not tree.is_dir():
+                    tell(PullSource.BUILD)
+                    self._prepare(spec, spec.build, tree, deadline)
+        except TimeoutError as error:
+            raise ImageUnavailable(f"{spec.label} was not prepared in time by another process: {error}.") from error
+        return f"local:{tree.name}"
+
+    def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> LocalEnvironment:
+        tools_of(spec, self._find)  # commands see them where they are
+        deadline, times = time.monotonic() + timeout_s, Times()
+        with times.measure("image"):
+            self.prepare_image(spec, timeout_s=timeout_s)
+        return self._copy_of(self._tree(spec), spec.setup, spec, tags, times, deadline)
+
+    def create_from(
+        self, snapshot: Snapshot, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float
+    ) -> LocalEnvironment:
+        _refuse_shared(spec)
+        tools_of(spec, self._find)
+        deadline, times = time.monotonic() + timeout_s, Times(Route.SNAPSHOT)
+        with times.measure("image"):
+            tree = self._snapshots.root_of(snapshot)
+        return self._copy_of(tree, (), spec, tags, times, deadline)
+
+    def remove_snapshot(self, snapshot: Snapshot) -> None:
+        """What was made from it has copies."""
+        self._snapshots.remove(snapshot.id)
+
+    def _copy_of(
+        self, tree: Path, setup: Sequence[str], spec: EnvironmentSpec, tags: Tags, times: Times, deadline: float
+    ) -> LocalEnvironment:
+        """A copy of `tree` with these commands run in it."""
+        folder = self._settings.home / "local" / uuid.uuid4().hex[:16]
+        environment = LocalEnvironment(folder, spec, times)
+        begun, measure = time.monotonic(), times.measure
+        limit, capacity = f"environment_starts:{socket.gethostname()}", self._settings.environment_starts
+        try:
+            place = self._semaphore.hold(limit, capacity, timeout_s=deadline - time.monotonic())
+            with disk_named("make an environment"), place, measure("create"):
+                folder.mkdir(parents=True)
+                owner = {"megaflow": tags.installation, "labels": tags.labels(), "pid": os.getpid()}
+                (folder / OWNER).write_text(json.dumps(owner))
+                copy_tree(tree, environment.root, deadline)
+                environment.start(binary(self._settings.home))
+            with measure("set_up"):
+                carry_out(setup, environment, deadline)
+        except TimeoutError as error:
+            give_up(environment)
+            raise NoPlaceToStart(f"no environment could be made within {deadline - begun:.0f} s: {error}.") from error
+        except BaseException:
+            give_up(environment)
+            raise
+        log.info("environment.created", environment=environment.id, image=spec.label, kind="local")
+        return environment
+
+    def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
+        removed = []
+        for owner in (self._settings.home / "local").glob(f"*/{OWNER}"):
+            name = owner.parent.name
+            if labels_of(owner.parent).get("megaflow") == installation and not (keep or {}).get(name, False):
+                remove_environment(owner.parent)
+                removed.append(name)
+        for folder in unowned_folders(self._settings.home):
+            remove_environment(folder)
+            removed.append(folder.name)
+        for one in self._snapshots.all():
+            if one.labels.get("megaflow") == installation and not (keep or {}).get(one.id, False):
+                self._snapshots.remove(one.id)
+                removed.append(one.id)
+        return removed
+
+    def _tree(self, spec: EnvironmentSpec) -> Path:
+        digest = spec.build.context.sha256 if spec.build else ""
+        name = hashlib.sha256(f"{digest}\0{spec.workdir}".encode()).hexdigest()[:24]
+        return self._cache / "local" / name
+
+    def _prepare(self, spec: EnvironmentSpec, build: Build, tree: Path, deadline: float) -> None:
+        tree.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            disk_named(f"prepare {spec.label}"),
+            tempfile.TemporaryDirectory(dir=tree.parent, prefix="making-") as name,
+        ):
+            context, root = Path(name) / "context", Path(name) / "root"
+            archives.unpack(self._fetch_bundle(build.context), context)
+            if not (context / "setup.sh").is_file():
+                found = ", ".join(sorted(path.name for path in context.iterdir())) or "nothing"
+                raise ImageUnavailable(
+                    f"expected a setup.sh in the build context of {spec.label}, found {found}: a local environment "
+                    "cannot follow a Dockerfile. Install a container engine (`megaflow doctor` says how)."
+                )
+            fetch_sources(context, cache=self._cache / "sources")
+            _make_folders(root, spec)
+            _run_recipe(spec, context, root, binary(self._settings.home), deadline)
+            os.replace(root, tree)
+
+
+def _refuse_shared(spec: EnvironmentSpec) -> None:
+    if spec.reuse is Reuse.SHARED_READONLY:
+        raise SpecInvalid(
+            "expected `reuse` fresh or recycled, found shared-readonly: a local environment is a folder that its"
+            " commands may write to, and so cannot be shared. Use the kind `docker`, or `reuse: fresh`."
+        )
+
+
+def _run_recipe(spec: EnvironmentSpec, context: Path, root: Path, program: Path, deadline: float) -> None:
+    session = HostSession(program, context.parent, _variables(root, spec), cwd=str(context))
     try:
-        return os.path.samefile(f"/proc/{pid}/exe", program)
-    except OSError:  # it has just ended
-        return True
+        left_s = max(0.1, deadline - time.monotonic())
+        result = session.run(["/bin/sh", str(context / "setup.sh")], timeout_s=left_s)
+    finally:
+        session.close()
+    if not result.ok:
+        how = "took longer than its time" if result.timed_out else f"left with {result.exit_code}"
+        raise ImageBuildFailed(f"setup.sh of {spec.label} {how}; its output ends:\n{result.text()[-3000:]}")
+
+
+def _variables(root: Path, spec: EnvironmentSpec) -> dict[str, str]:
+    """The whole environment of a command: small, and nothing of the worker's own but the mark of its instance.
+
+    By that mark, the launcher of a worker that was killed ends at once what it left running.
+    """
+    marks = {MARK: os.environ[MARK]} if MARK in os.environ else {}
+    folders = {name: str(root / folder) for name, folder in _FOLDERS.items()}
+    return {
+        "PATH": f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": str(root / "root"),
+        "TMPDIR": str(root / "tmp"),
+        "LANG": "C.UTF-8",
+        "WORKDIR": str(root / spec.workdir.lstrip("/")),
+        **folders,
+        "MEGAFLOW_ROOT": str(root),
+        **spec.env,
+        **marks,
+    }
+
+
+def _make_folders(root: Path, spec: EnvironmentSpec) -> None:
+    """Make the folders that a task may expect."""
+    for name in (*_FOLDERS.values(), "root", "tmp", spec.workdir.lstrip("/")):
+        (root / name).mkdir(parents=True, exist_ok=True)

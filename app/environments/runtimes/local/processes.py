@@ -1,23 +1,156 @@
-"""Finding and killing the processes of this host that carry a mark: a variable in their environment.
+"""Processes and folders of local environments: the session, killing by a mark, copying, snapshots, removal.
 
-Children inherit it; who cleared it is still found as a child, or by the session.
+The mark is a variable in the environment of every process. Children inherit it; a process that cleared it is still
+found as a child, or by its session.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
+import socket
+import subprocess
 import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
+from app.environments.contract import Snapshot, Tags
+from app.environments.session import SessionClient, SessionProgram, SessionStats, ShellSession, unix_connector
+from app.errors import DiskFull, EnvironmentFailed
+from app.host.disk import disk_named, no_space
+from app.models.shell import CommandResult
+
+ENVIRONMENT = "_MF_ENVIRONMENT"
+"""Variable that marks every process of one environment."""
+OWNER = "owner.json"
+"""File beside the folder of an environment, or of a snapshot, that says whose it is."""
+SNAPSHOT_KIND = "local"
+_READY_S = 20.0
+_END_S = 10.0
+_ORPHAN_EXIT_S = 60
+"""After its worker has vanished, the session ends all that it started; a launcher or the sweeper is sooner."""
+_SOCKET = "session"
 _ROUNDS = 40
 _SMALL = 64
 """More than these are stopped before they are killed, since they may grow as fast as they die."""
+_YOUNG_S = 60.0
+"""A folder without an owner may be under construction for as long."""
+_COPY_S = 600.0
+
+
+# --- Session ----------------------------------------------------------------------------------------------------------
+
+
+class HostSession(SessionClient):
+    """The session helper as a plain process of this host. `within` maps a path of the task to one of this host.
+
+    folder: holds the socket. mark: of the processes to count, which the helper cannot tell from the host's others.
+    """
+
+    def __init__(
+        self, program: Path, folder: Path, env: Mapping[str, str], *, cwd: str, within: Callable[[str], Path] = Path
+    ) -> None:
+        """Start it. Raises: EnvironmentFailed."""
+        super().__init__(unix_connector(folder / _SOCKET), label=folder.name, cwd=str(within(cwd)))
+        self._program = program
+        self._mark = folder.name
+        self._within = within
+        try:
+            process = _start(program, folder, env)
+        except OSError as error:
+            raise EnvironmentFailed(f"no session can be started in {folder}: {error}.") from error
+        self._end = weakref.finalize(self, _terminate, process)  # also without `close`
+        try:
+            self.wait_ready(_READY_S)
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, command: str | Sequence[str], *, cwd: str | None = None, **options: Any) -> CommandResult:
+        return super().run(command, cwd=self._folder(cwd), **options)
+
+    def shell(self, *, cwd: str | None = None, **options: Any) -> ShellSession:
+        return super().shell(cwd=self._folder(cwd), **options)
+
+    def stream(self, argv: Sequence[str], *, cwd: str | None = None, **options: Any) -> SessionProgram:
+        return super().stream(argv, cwd=self._folder(cwd), **options)
+
+    def put(self, path: str, content: Any, *, mode: int = 0o644) -> None:
+        super().put(str(self._within(path)), content, mode=mode)
+
+    def get(self, path: str, **options: Any) -> bytes:
+        return super().get(str(self._within(path)), **options)
+
+    def put_tree(self, archive: Any, path: str) -> None:
+        super().put_tree(archive, str(self._within(path)))
+
+    def get_tree(self, path: str, **options: Any) -> bytes:
+        return super().get_tree(str(self._within(path)), **options)
+
+    def stats(self) -> SessionStats:
+        pids = [process.pid for process in _marked(f"{ENVIRONMENT}={self._mark}", set())]
+        return SessionStats(sum(not _runs(pid, self._program) for pid in pids), None, None, None, None)
+
+    def close(self) -> None:
+        """End it and all that its commands left. Safe to call twice."""
+        super().close()
+        self._end()
+
+    def _folder(self, cwd: str | None) -> str | None:
+        return cwd and str(self._within(cwd))
+
+
+def _start(program: Path, folder: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        place = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            listening.bind(f"/proc/self/fd/{place}/{_SOCKET}")  # a socket's name has 107 bytes at most
+        finally:
+            os.close(place)
+        os.chmod(folder / _SOCKET, 0o600)
+        listening.listen(128)
+        number = listening.fileno()
+        return subprocess.Popen(  # noqa: S603 (ours)
+            [str(program), "--listen-fd", str(number), "--orphan-exit", str(_ORPHAN_EXIT_S)],
+            cwd="/",
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            pass_fds=(number,),
+        )
+
+
+def _terminate(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(_END_S)
+
+
+def _runs(pid: int, program: Path) -> bool:
+    """Whether it is a process of the session's own."""
+    try:
+        return os.path.samefile(f"/proc/{pid}/exe", program)
+    except OSError:  # it has just ended
+        return True
+
+
+# --- Processes --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class HostProcess:
     """A line of the process table."""
 
     pid: int
@@ -27,31 +160,24 @@ class Process:
     marked: bool
 
 
-def living(variable: str, value: str) -> list[int]:
-    """The processes that have this mark, or descend from one that has; not the dead."""
-    return [process.pid for process in _living(variable, value, set())]
-
-
-def kill_marked(variable: str, value: str) -> bool:
-    """Kill them until none is left; False when some do not end."""
+def _kill_marked(mark: str) -> None:
+    """Kill them until none is left; after many rounds some may be."""
     sessions: set[int] = set()
     for attempt in range(_ROUNDS):
-        found = _living(variable, value, sessions)
+        found = _marked(mark, sessions)
         if not found:
-            return True
+            return
         moving = [process.pid for process in found if process.state not in "Tt"]
-        if moving and len(found) > _SMALL and attempt < _ROUNDS // 2:
-            _send(moving, signal.SIGSTOP)
-        else:
-            _send([process.pid for process in found], signal.SIGKILL)
-            time.sleep(0.002 * attempt)
-    return False
+        stop = bool(moving) and len(found) > _SMALL and attempt < _ROUNDS // 2
+        for pid in moving if stop else [process.pid for process in found]:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGSTOP if stop else signal.SIGKILL)
+        time.sleep(0.0 if stop else 0.002 * attempt)
 
 
-def _living(variable: str, value: str, sessions: set[int]) -> list[Process]:
-    """sessions: those seen before; new ones are added."""
-    mark = f"{variable}={value}".encode()
-    table = [found for name in os.listdir("/proc") if name.isdigit() and (found := _look(int(name), mark))]
+def _marked(mark: str, sessions: set[int]) -> list[HostProcess]:
+    """The living processes with this mark, and their descendants. sessions: seen before; new ones are added."""
+    table = [found for name in os.listdir("/proc") if name.isdigit() and (found := _read(int(name), mark.encode()))]
     sessions |= {process.session for process in table if process.marked and process.session > 0}
     chosen = {process.pid for process in table if process.marked or process.session in sessions}
     while children := {process.pid for process in table if process.parent in chosen} - chosen:
@@ -59,25 +185,144 @@ def _living(variable: str, value: str, sessions: set[int]) -> list[Process]:
     return [process for process in table if process.pid in chosen and process.state not in "ZX"]
 
 
-def _send(pids: list[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
-
-
-def _look(pid: int, mark: bytes) -> Process | None:
+def _read(pid: int, mark: bytes) -> HostProcess | None:
     """None when it has just ended."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
     if len(fields) < 4:
         return None
-    return Process(pid, fields[0].decode(), int(fields[1]), int(fields[3]), _is_marked(pid, mark))
+    marked = False
+    with suppress(OSError):
+        marked = mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return HostProcess(pid, fields[0].decode(), int(fields[1]), int(fields[3]), marked)
 
 
-def _is_marked(pid: int, mark: bytes) -> bool:
-    with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-        return mark in file.read().split(b"\0")
-    return False
+# --- Folders ----------------------------------------------------------------------------------------------------------
+
+
+def copy_tree(tree: Path, root: Path, deadline: float) -> None:
+    """Copy a prepared tree with modes, times and links. Raises: DiskFull, EnvironmentFailed."""
+    left_s = max(0.1, deadline - time.monotonic())
+    try:
+        # The system's own copy: faster than ours, and it may share blocks.
+        argv = ["/bin/cp", "-a", str(tree), str(root)]
+        subprocess.run(argv, check=True, capture_output=True, timeout=left_s)  # noqa: S603
+    except subprocess.TimeoutExpired as error:
+        raise EnvironmentFailed(f"copying {tree} took longer than the environment's time.") from error
+    except subprocess.CalledProcessError as error:
+        reason = error.stderr.decode("utf-8", "replace").strip()
+        if no_space(reason):
+            raise DiskFull(f"no space for an environment: {reason}; free some under MEGAFLOW_HOME.") from error
+        raise EnvironmentFailed(f"{tree} could not be copied: {reason}") from error
+
+
+def labels_of(folder: Path) -> dict[str, Any]:
+    """What its owner file says; empty before it is written and after it was removed."""
+    try:
+        return dict(json.loads((folder / OWNER).read_text()))
+    except (OSError, ValueError):
+        return {}
+
+
+def unowned_folders(home: Path) -> list[Path]:
+    """Old folders without a readable owner: their maker, or their remover, was killed."""
+    found = []
+    for folder in (home / "local").glob("*"):
+        with suppress(OSError):  # going
+            if "megaflow" not in labels_of(folder) and time.time() - folder.stat().st_mtime > _YOUNG_S:
+                found.append(folder)
+    return found
+
+
+def remove_environment(folder: Path) -> None:
+    """Kill everything marked with the folder's environment and remove it.
+
+    Raises: EnvironmentFailed: some of it is there yet.
+    """
+    _kill_marked(f"{ENVIRONMENT}={folder.name}")
+    _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, also what its owner may not write to; the owner file goes last, for the sweeper to go by."""
+    for _ in range(5):  # a dying process may still have written
+        with suppress(OSError):  # another process removes it, too; or it would not go
+            os.chmod(folder, 0o700)
+            for path in [path for path in folder.iterdir() if path.name != OWNER]:
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, onerror=_make_writable)
+                else:
+                    path.unlink()
+            if {path.name for path in folder.iterdir()} <= {OWNER}:
+                shutil.rmtree(folder, onerror=_make_writable)
+        if not folder.exists():
+            return
+        time.sleep(0.05)
+    raise EnvironmentFailed(f"expected {folder} to be gone, found some of it there yet; the sweeper goes on trying.")
+
+
+def _make_writable(function: Callable[[str], object], path: str, _: object) -> None:
+    with suppress(OSError):
+        os.chmod(os.path.dirname(path), 0o700)
+        os.chmod(path, 0o700)
+        function(path)
+
+
+# --- Snapshots --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSnapshot:
+    """A copy, complete or not."""
+
+    id: str
+    labels: dict[str, str]
+    made_unix_s: float
+
+
+class LocalSnapshots:
+    """Copies of environments' folders: snapshots/local/ID of a home, with a file that says whose each is.
+
+    Files that name their own place (scripts of a Python environment do) name the place that they were copied from.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self._folder = home / "snapshots" / "local"
+
+    def create(self, root: Path, tags: Tags) -> Snapshot:
+        """Raises: EnvironmentFailed, DiskFull; then nothing is left."""
+        place = self._folder / uuid4().hex
+        try:
+            with disk_named("keep a snapshot"):
+                place.mkdir(parents=True)
+                (place / OWNER).write_text(json.dumps(tags.labels()))
+                copy_tree(root, place / ".root", time.monotonic() + _COPY_S)
+                os.rename(place / ".root", place / "root")  # whole, or not there
+        except OSError as error:
+            _remove(place)
+            raise EnvironmentFailed(f"the files could not be copied to {place}: {error}.") from error
+        except BaseException:
+            _remove(place)
+            raise
+        return Snapshot(SNAPSHOT_KIND, place.name, "")
+
+    def root_of(self, snapshot: Snapshot) -> Path:
+        """What to copy. Raises: EnvironmentFailed: it is gone, or another kind's."""
+        if snapshot.kind != SNAPSHOT_KIND:
+            raise EnvironmentFailed(f"expected a snapshot of the kind {SNAPSHOT_KIND!r}, found {snapshot.kind!r}.")
+        root = self._folder / snapshot.id / "root"
+        if not root.is_dir():
+            raise EnvironmentFailed(f"snapshot {snapshot.id} is gone: it was removed, or its deadline has passed.")
+        return root
+
+    def remove(self, identity: str) -> None:
+        _remove(self._folder / identity)
+
+    def all(self) -> Iterator[LocalSnapshot]:
+        """All of the home; without those whose owner is not readable."""
+        for file in self._folder.glob(f"*/{OWNER}"):
+            with suppress(OSError):  # going
+                if labels := labels_of(file.parent):
+                    yield LocalSnapshot(file.parent.name, labels, file.stat().st_mtime)
