@@ -23,12 +23,13 @@ test: bootstrap ## all tests but those marked `extra`; PYTEST="tests/unit -k sta
 test-extra: bootstrap ## tests marked `extra`: fuzzing, and the rest of the agents' contract; an hour
 	@sh scripts/test -m extra $(PYTEST)
 
-check: bootstrap ## format, lint, types, import rules, budgets
+check: bootstrap ## format, lint, types, import rules, budgets, words
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/budgets.py
+	$(BIN)/python scripts/words.py
 
 format: bootstrap ## put the code in the house's format
 	$(BIN)/ruff format .
@@ -47,7 +48,7 @@ lock: bootstrap ## renew requirements/*.lock; UPGRADE=--upgrade takes newer vers
 LOCK_OPTIONS = --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
 	--custom-compile-command "make lock" $(UPGRADE)
 
-worker-image: bootstrap ## build the image of instances in containers (docs/cluster.md)
+worker-image: bootstrap ## build the image of instances in containers (docs/howto/cluster.md)
 	@sh scripts/worker-image
 
 services-image: bootstrap ## build PostgreSQL and Redis for docker-compose.yml without an image registry

@@ -159,11 +159,11 @@ class Settings(BaseSettings):
     gateway_patience_s: float = Field(default=300.0, gt=0)
     """How long a call waits for a limit or a busy engine before it is refused."""
     model_prices: Path | None = None
-    """YAML file of prices per million tokens by model, before those that are known; see docs/models.md."""
+    """YAML file of prices per million tokens by model, before those that are known; see docs/howto/models.md."""
     agent_manifests: Annotated[tuple[Path, ...], NoDecode] = ()
     """Manifests of agents that live outside this repository; separated by `:` in the environment."""
     swe_agent_source: str | None = None
-    """Folder, or URL@REF, of a SWE-agent checkout: it is on no package index; see docs/agents.md."""
+    """Folder, or URL@REF, of a SWE-agent checkout: it is on no package index; see docs/howto/agents.md."""
     ready_tools: Path | None = None
     """Folder of frameworks that are installed already and never written to, such as those of the worker image."""
 

@@ -4,7 +4,7 @@ The framework connects to a Unix socket in a private folder, asks for one thing,
 needs neither Docker nor our packages, and any kind of environment serves any framework.
 
 On the wire, both ways: four bytes of length, big-endian, then that many bytes of JSON. What may be asked is in
-`bridge_requests`; docs/agents.md tells adapters' authors.
+`bridge_requests`; docs/howto/agents.md tells adapters' authors.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The failure taxonomy: every ending of every framework, whose it is, and what follows. Made from the adapters' tables.
 
-python -m app.agents.taxonomy      prints the table of docs/agents.md
+python -m app.agents.taxonomy      prints the table of docs/howto/agents.md
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def register(cli: typer.Typer) -> None:
 def pause(
     kind: Annotated[PauseKind, typer.Argument(help="What to pause.")],
     name: Name,
-    reason: Annotated[str, typer.Option(help="Shown to whoever asks why nothing moves.")] = "",
+    reason: Annotated[str, typer.Option(help="Shown where tasks wait for it.")] = "",
     json: Json = False,
 ) -> None:
     """Admit nothing more of a run, a user or a class, until it is resumed. What runs goes on."""

@@ -35,7 +35,7 @@ def register(cli: typer.Typer) -> None:
 
 def environments(
     run: Annotated[str | None, typer.Argument(help="Only this run: its id, the id's end, or its name.")] = None,
-    since: Annotated[str | None, typer.Option(help="Only attempts of the last so long, e.g. 90s, 15m, 2h, 7d.")] = None,
+    since: Annotated[str | None, typer.Option(help="Only attempts of this last time, e.g. 90s, 15m, 2h, 7d.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
     """How long environments took, phase by phase: p50 / p95 / p99 by kind and path, in milliseconds."""

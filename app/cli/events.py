@@ -58,7 +58,7 @@ def events(
     run: Annotated[str | None, typer.Option(help="Only this run: its id, the id's end, or its name.")] = None,
     task: Annotated[str | None, typer.Option(help="Only this task: its id or the id's end.")] = None,
     kind: Kinds = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="The most events to print.")] = None,
 ) -> None:
     """Print what happened, one JSON object a line. Each has the position after it: `--from` that goes on there."""
     with MegaFlow() as flow, _until_interrupted() as stop:

@@ -88,7 +88,7 @@ def _limit_cells(use: Use) -> list[str]:
 @limits.command(name="set", context_settings={"ignore_unknown_options": True})
 def set_limit(
     name: Annotated[str, typer.Argument(help=f"KIND:NAME, or KIND:* for all. Kinds: {', '.join(KINDS)}.")],
-    capacity: Annotated[str, typer.Argument(help="A whole number; 0 lets nobody in.")],
+    capacity: Annotated[str, typer.Argument(help="A whole number; 0 lets none in.")],
     json: Json = False,
 ) -> None:
     """Set a limit. In force at once: holders stay, and the next enters when there is room."""

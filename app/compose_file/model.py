@@ -1,6 +1,6 @@
 """The subset of the Compose Specification that a task may use, as models: unknown keys are refused.
 
-The models are validated with a `FileContext`. docs/compose.md lists the keys.
+The models are validated with a `FileContext`. docs/howto/compose.md lists the keys.
 """
 
 from __future__ import annotations

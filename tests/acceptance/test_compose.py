@@ -113,7 +113,7 @@ def deployment(images: None) -> Iterator[Deployment]:
 
 
 def _remove_open_network(installation: str) -> None:
-    """As docs/cluster.md says: it is no part of the compose file."""
+    """As docs/howto/cluster.md says: it is no part of the compose file."""
     with connected(Settings()) as client:
         ours = {"label": [f"megaflow={installation}", "megaflow.role=environment"]}
         for network in client.api.networks(filters=ours):
@@ -126,7 +126,7 @@ def _compose_tool() -> tuple[str, ...]:
         return ("docker", "compose")
     if shutil.which("docker-compose"):
         return ("docker-compose",)
-    missing("a compose tool: apt-get install docker-compose, or see docs/cluster.md")
+    missing("a compose tool: apt-get install docker-compose, or see docs/howto/cluster.md")
     raise AssertionError
 
 
@@ -263,4 +263,4 @@ def test_without_a_password_nothing_starts_and_its_name_is_said(deployment: Depl
     bare = {key: value for key, value in deployment.environment.items() if key != name}
     done = Deployment(deployment.command, deployment.installation, bare).run("config", "-q")
     assert done.returncode != 0
-    assert "docs/cluster.md" in done.stderr
+    assert "docs/howto/cluster.md" in done.stderr

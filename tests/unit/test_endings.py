@@ -12,6 +12,12 @@ def test_every_end_reason_has_somebody_to_blame() -> None:
     assert set(BLAME) == set(EndReason)
 
 
+def test_what_the_agent_did_is_a_result_and_never_retried() -> None:
+    results = {reason for reason, blame in BLAME.items() if blame is Blame.RESULT}
+    own = ("SUBMITTED", "STEP_LIMIT", "CONTEXT_EXHAUSTED", "BUDGET_EXHAUSTED", "AGENT_TIMEOUT", "AGENT_ERROR")
+    assert results == {*(EndReason[name] for name in own), EndReason.RESOURCE_LIMIT}
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [

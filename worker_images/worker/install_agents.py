@@ -1,6 +1,6 @@
 """Installs what instances have without a network into the folder given: run while the worker image is built.
 
-The other frameworks are installed once for each deployment, with the first task that needs them: docs/cluster.md.
+The other frameworks are installed once for each deployment, with the first task that needs them: docs/howto/cluster.md.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Agents whose adapters live outside this repository; docs/agents.md is the protocol as their authors see it."""
+"""Agents whose adapters live outside this repository; docs/howto/agents.md is the protocol as their authors see it."""
 
 from __future__ import annotations
 

@@ -98,12 +98,12 @@ def read(file: Path) -> Manifest:
     except (OSError, ValueError, RecursionError) as error:
         raise SettingsInvalid(f"{file}: expected the manifest of an agent, in TOML; found {error}") from error
     if "file" in told:
-        raise SettingsInvalid(f"{file}: unknown key 'file'; docs/agents.md lists the keys of a manifest")
+        raise SettingsInvalid(f"{file}: unknown key 'file'; docs/howto/agents.md lists the keys of a manifest")
     try:
         return Manifest.model_validate({**told, "file": file.absolute()})
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'manifest'}: {e['msg']}" for e in error.errors())
-        raise SettingsInvalid(f"{file}: {faults}; docs/agents.md lists the keys of a manifest") from error
+        raise SettingsInvalid(f"{file}: {faults}; docs/howto/agents.md lists the keys of a manifest") from error
 
 
 def read_all(files: Iterable[Path], *, taken: Iterable[str] = ()) -> dict[str, Manifest]:
