@@ -122,7 +122,7 @@ class Framework(Protocol):
     @property
     def endings(self) -> Mapping[str, EndReason]:
         """Every ending that was ever observed, by the framework's own word for it, and what it means: the failure
-        taxonomy (docs/howto/agents.md is made from it). An engine's fault is told by the gateway, whatever stands here."""
+        taxonomy (docs/howto/agents.md is made from it). The gateway tells an engine's faults."""
         ...
 
     def install(self) -> FrameworkBundle:

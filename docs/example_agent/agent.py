@@ -1,4 +1,4 @@
-"""An agent for MegaFlow in one file: no framework, no package. Started as `agent.py JOB_FILE`; see docs/howto/agents.md."""
+"""An agent for MegaFlow in one file, without a framework. Started as `agent.py JOB_FILE`; see docs/howto/agents.md."""
 
 import http.client
 import json

@@ -16,7 +16,9 @@ def test_the_document_has_the_table_of_the_adapters() -> None:
     _, _, after = text.partition("<!-- endings: made by `python -m app.agents.taxonomy` -->\n")
     written, mark, _ = after.partition("<!-- /endings -->")
     assert mark
-    assert written == markdown(rows(tables())), "run `python -m app.agents.taxonomy` and put it into docs/howto/agents.md"
+    assert written == markdown(rows(tables())), (
+        "run `python -m app.agents.taxonomy` and put it into docs/howto/agents.md"
+    )
 
 
 def test_every_framework_is_in_it_and_tells_of_success_and_of_failure() -> None:

@@ -86,8 +86,8 @@ def ensure(engine: Engine, settings: Settings, installation: str, bridge: str) -
     if found is not None:
         raise EnvironmentFailed(
             "network 'open': expected packet rules on the engine's host that keep tasks from the host, link-local and"
-            f' private addresses, found: {found}. See docs/howto/networks.md, "open"; MEGAFLOW_OPEN_NETWORK_FILTER=false'
-            " starts such tasks without the rules."
+            f' private addresses, found: {found}. See docs/howto/networks.md, "open";'
+            " MEGAFLOW_OPEN_NETWORK_FILTER=false starts such tasks without the rules."
         )
 
 
