@@ -6,7 +6,6 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from app.artifacts import open_store
 from app.artifacts.bundles import store_bundle
 from app.cli import images
 from app.errors import SettingsInvalid, UnknownName
-from app.host.engine import Engine, engine_of
+from app.host.engine import Engine
 from app.images.metadata import ImageMetadata
 from app.ledger import accept
 from app.ledger.accept import NewRun
@@ -29,7 +28,6 @@ from app.models.spec import Compose, EnvironmentSpec, Mode, TaskSpec
 from app.settings import Settings
 from tests.building import a_task
 from tests.integration import test_images
-from tests.integration.docker_ground import remove_images
 from tests.services import MakeSettings
 
 pytestmark = pytest.mark.docker
@@ -40,13 +38,6 @@ registry = test_images.registry
 @pytest.fixture
 def settings(make_settings: MakeSettings, base_image_tag: str) -> Settings:
     return make_settings()
-
-
-@pytest.fixture
-def engine(settings: Settings) -> Iterator[Engine]:
-    found = engine_of(settings)
-    yield found
-    remove_images(found, settings)
 
 
 class Commands:

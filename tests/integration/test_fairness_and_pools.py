@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -29,13 +28,6 @@ from tests.services import MakeSettings
 @pytest.fixture
 def settings(make_settings: MakeSettings) -> Settings:
     return make_settings(ephemeral_capacity=6, persistent_instances=0, retry_base_s=0.0)
-
-
-@pytest.fixture
-def database(settings: Settings) -> Iterator[Database]:
-    found = Database(settings.database(), pool_size=10)
-    yield found
-    found.close()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from app.environments.contract import Tags
 from app.environments.runtimes.docker.provider import DockerProvider
 from app.environments.runtimes.oci import OciProvider, available
 from app.errors import DiskFull, EngineUnavailable, ImageUnavailable
-from app.host.engine import Engine, engine_of
+from app.host.engine import Engine
 from app.images import overview
 from app.images.cache import ImageCache
 from app.images.compose_images import Parts
@@ -28,7 +28,6 @@ from app.images.references import key_of
 from app.images.task_images import Images
 from app.models.spec import Compose, EnvironmentSpec
 from app.settings import Settings
-from tests.integration.docker_ground import remove_images
 from tests.integration.test_images import Contexts
 from tests.services import missing
 
@@ -46,13 +45,6 @@ def contexts() -> Contexts:
 @pytest.fixture
 def settings(tmp_path: Path, docker_engine: str) -> Settings:
     return Settings(home=tmp_path / "home", installation=f"test-{uuid.uuid4().hex[:8]}")
-
-
-@pytest.fixture
-def engine(settings: Settings) -> Iterator[Engine]:
-    found = engine_of(settings)
-    yield found
-    remove_images(found, settings)
 
 
 @pytest.fixture

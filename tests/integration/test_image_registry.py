@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from app.errors import ImageDenied, ImageUnavailable, ImageUnfit
-from app.host.engine import Engine, engine_of
+from app.host.engine import Engine
 from app.images import references
 from app.images.engine_registry import Registries, retry_after_s
 from app.images.registry_errors import RefusalKind, RegistryRefusal
@@ -30,7 +30,6 @@ from app.images.task_images import Images
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from tests.integration import test_images
-from tests.integration.docker_ground import remove_images
 from tests.integration.test_images import FROM_BASE, Contexts
 from tests.services import serving
 
@@ -49,13 +48,6 @@ def contexts() -> Contexts:
 @pytest.fixture
 def settings(tmp_path: Path, docker_engine: str) -> Settings:
     return Settings(home=tmp_path / "home", installation=f"test-{uuid.uuid4().hex[:8]}")
-
-
-@pytest.fixture
-def engine(settings: Settings) -> Iterator[Engine]:
-    found = engine_of(settings)
-    yield found
-    remove_images(found, settings)
 
 
 def until(seconds: float) -> float:

@@ -21,12 +21,11 @@ import pytest
 
 from app.environments.runtimes.local import LocalProvider
 from app.errors import DiskFull, ImageBuildFailed, ImageMissing, ImageUnavailable, SpecInvalid
-from app.host.engine import Engine, engine_of
+from app.host.engine import Engine
 from app.images.pull_source import PullSource, noted
 from app.images.task_images import Images
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
-from tests.integration.docker_ground import remove_images
 from tests.services import missing, serving
 
 pytestmark = pytest.mark.docker
@@ -72,13 +71,6 @@ def contexts() -> Contexts:
 @pytest.fixture
 def settings(tmp_path: Path, base_image_tag: str) -> Settings:
     return Settings(home=tmp_path / "home", installation=f"test-{uuid.uuid4().hex[:8]}", base_image=base_image_tag)
-
-
-@pytest.fixture
-def engine(settings: Settings) -> Iterator[Engine]:
-    found = engine_of(settings)
-    yield found
-    remove_images(found, settings)
 
 
 @pytest.fixture

@@ -54,13 +54,6 @@ def settings(make_settings: MakeSettings) -> Settings:
 
 
 @pytest.fixture
-def database(settings: Settings) -> Iterator[Database]:
-    found = Database(settings.database(), pool_size=10)
-    yield found
-    found.close()
-
-
-@pytest.fixture
 def sent() -> list[QueuedMessage]:
     return []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -74,13 +74,6 @@ def world() -> World:
 @pytest.fixture
 def settings(make_settings: MakeSettings) -> Settings:
     return make_settings(ephemeral_capacity=5, persistent_instances=1, persistent_slots=4, retry_base_s=0.0)
-
-
-@pytest.fixture
-def database(settings: Settings) -> Iterator[Database]:
-    found = Database(settings.database(), pool_size=10)
-    yield found
-    found.close()
 
 
 @pytest.fixture
