@@ -31,7 +31,6 @@ pytestmark = pytest.mark.docker
 
 registry = test_images.registry
 settings = test_images.settings
-engine = test_images.engine
 contexts = test_images.contexts
 images = test_images.images
 pushed = test_images.pushed
