@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from app.evaluation import Submission
     from app.images import overview
     from app.images.cache import ImageCache, View
-    from app.images.host_images import HostImages
     from app.images.overview import ImageDemand, Line
+    from app.images.prefetch import HostImages
     from app.images.sync import Sync, SyncOutcome, SyncResult, items_of
     from app.ledger.upcoming import Upcoming
     from app.workers.image_care import HostSemaphoreLease
@@ -40,7 +40,7 @@ else:
     MegaFlow = later("app.client", "MegaFlow")
     overview = later("app.images.overview")
     ImageCache = later("app.images.cache", "ImageCache")
-    HostImages = later("app.images.host_images", "HostImages")
+    HostImages = later("app.images.prefetch", "HostImages")
     ImageDemand = later("app.images.overview", "Wanted")
     SyncOutcome = later("app.images.sync", "Outcome")
     Sync = later("app.images.sync", "Sync")

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import structlog
 
 from app.host.slots import turn
-from app.images.disk_thresholds import Disk, Watermarks, above
 from app.images.engine_index import OnEngine
 from app.images.eviction import choose_victims, total_bytes
-from app.images.image_index import Here, ImageIndex, without_engine
+from app.images.image_index import Disk, Here, ImageIndex, Watermarks, above, without_engine
 from app.images.layer_index import Unpacked
 from app.images.metadata import ImageMetadata
 from app.settings import Settings

@@ -13,9 +13,8 @@ from docker.errors import APIError
 from app.errors import ImageUnavailable
 from app.host.engine import Engine, engine_of, missing
 from app.images import layer_use
-from app.images.disk_thresholds import Disk, disk_of
 from app.images.eviction import HeldImage, ImageLayer
-from app.images.image_index import Here
+from app.images.image_index import Disk, Here, disk_of
 from app.images.layer_index import Unpacked
 from app.images.metadata import ImageEntry, ImageMetadata
 from app.images.references import short

@@ -18,8 +18,7 @@ from app.host.disk import no_space
 from app.host.engine import Engine
 from app.images.logins import Login, login_for
 from app.images.references import Reference, registry_of
-from app.images.registry_client import RegistryCalls
-from app.images.registry_errors import RefusalKind, RegistryRefusal, persist
+from app.images.registry_client import RefusalKind, RegistryCalls, RegistryRefusal, persist
 from app.settings import Settings
 
 _T = TypeVar("_T")

@@ -14,9 +14,8 @@ from urllib.parse import urlsplit
 from app.errors import ImageUnavailable
 from app.host.engine import url_of
 from app.images import layer_use
-from app.images.disk_thresholds import Disk, disk_at
 from app.images.eviction import HeldImage, ImageLayer
-from app.images.image_index import Here
+from app.images.image_index import Disk, Here, disk_at
 from app.images.metadata import ImageEntry, ImageMetadata
 from app.settings import Settings
 

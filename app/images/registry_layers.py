@@ -23,8 +23,15 @@ from app.images.engine_registry import COMPATIBLE
 from app.images.layer_store import ImageStore, StoredImage, image_of, layer_name
 from app.images.logins import Login
 from app.images.references import Reference
-from app.images.registry_client import SMALL_BYTES, RegistryCalls, first_byte, start_of
-from app.images.registry_errors import RefusalKind, RegistryRefusal, persist
+from app.images.registry_client import (
+    SMALL_BYTES,
+    RefusalKind,
+    RegistryCalls,
+    RegistryRefusal,
+    first_byte,
+    persist,
+    start_of,
+)
 from app.images.unpack import Readable, from_tar
 
 _CHUNK_BYTES = 1 << 20

@@ -19,8 +19,7 @@ from app.host.disk import disk_named
 from app.host.engine import Engine, engine_of
 from app.host.slots import HostSemaphore, Semaphore, turn
 from app.images import references
-from app.images.build import Builder
-from app.images.build_context import put_recipe, recipe_file
+from app.images.build import Builder, put_recipe, recipe_file
 from app.images.build_limits import BuildLimits
 from app.images.build_logs import BuildLogs
 from app.images.build_sources import fetch_sources
@@ -31,7 +30,7 @@ from app.images.logins import logins_of
 from app.images.pull_source import PullSource, tell
 from app.images.references import registry_of
 from app.images.references import short as _short
-from app.images.registry_errors import RefusalKind, RegistryRefusal, together
+from app.images.registry_client import RefusalKind, RegistryRefusal, together
 from app.models.spec import Build, Bundle, EnvironmentSpec
 from app.settings import Settings
 

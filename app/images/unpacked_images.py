@@ -21,7 +21,7 @@ from app.images.layer_store import ImageStore, StoredImage
 from app.images.logins import login_for
 from app.images.pull_source import PullSource, tell
 from app.images.references import Reference, built_for_all, in_mirror, key_of, registry_of
-from app.images.registry_errors import kind_of, together
+from app.images.registry_client import kind_of, together
 from app.images.registry_layers import Registry
 from app.images.task_images import Images
 from app.models.spec import Bundle, EnvironmentSpec

@@ -18,7 +18,7 @@ import structlog
 
 from app.errors import DatabaseUnavailable
 from app.host.slots import turn
-from app.images.changes import ImageChanges
+from app.images.metadata import ImageChanges
 from app.ledger import host_images
 from app.ledger.database import Database
 from app.scheduling.placement import home_of

@@ -43,8 +43,7 @@ from app.errors import (
 from app.grading import grader_for
 from app.grading.base import GradingInput
 from app.host.engine import ROLE, Engine, engine_of
-from app.images.changes import ImageChanges
-from app.images.metadata import ImageMetadata
+from app.images.metadata import ImageChanges, ImageMetadata
 from app.images.references import key_of
 from app.models.hosts import AllowedHosts
 from app.models.spec import (

@@ -14,12 +14,12 @@ import pytest
 
 from app.errors import DiskFull, ImageBuildFailed, ImageUnavailable
 from app.host.engine import Engine, engine_of
-from app.images import build_cgroup, references
+from app.images import build_limits, references
 from app.images.build import Builder
 from app.images.build_limits import BuildLimits, BuildWatch
 from app.images.build_logs import BuildLogs
-from app.images.disk_thresholds import disk_of
 from app.images.engine_registry import Registries
+from app.images.image_index import disk_of
 from app.images.logins import logins_of
 from app.images.task_images import Images
 from app.models.spec import Resources
@@ -177,10 +177,10 @@ def test_a_step_that_starts_processes_without_end_gets_no_more_than_it_may(
     settings: Settings, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names_begin = f"megaflow-build-{uuid.uuid4().hex}-"
-    monkeypatch.setattr(build_cgroup, "_PREFIX", names_begin)
+    monkeypatch.setattr(build_limits, "_PREFIX", names_begin)
     build(settings, f"{FROM_BASE}RUN {MANY} {uuid.uuid4().hex}\n", PLENTY)
     assert "\nall" in said(settings)
-    with build_cgroup.bounded(engine, 64) as besides:
+    with build_limits.bounded(engine, 64) as besides:
         soon = "" if besides else "sleep 1; "  # without a cgroup of ours the bound comes while the step starts
     for before in ("", "RUN true\n"):
         with pytest.raises(ImageBuildFailed, match=r"(?is)code: [1-9].*fork"):
@@ -193,8 +193,8 @@ def test_a_step_that_starts_processes_without_end_gets_no_more_than_it_may(
 def test_where_no_cgroup_can_be_made_a_steps_container_is_bounded_all_the_same(
     settings: Settings, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build_cgroup, "_ROOT", Path("/proc"))  # where nobody makes folders
-    with build_cgroup.bounded(engine, 64) as found:
+    monkeypatch.setattr(build_limits, "_ROOT", Path("/proc"))  # where nobody makes folders
+    with build_limits.bounded(engine, 64) as found:
         assert found == {}
     with pytest.raises(ImageBuildFailed, match=r"(?is)code: [1-9].*fork"):
         build(settings, f"{FROM_BASE}RUN sleep 2; {MANY} {uuid.uuid4().hex}\n", FEW)

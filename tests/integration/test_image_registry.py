@@ -24,7 +24,7 @@ from app.errors import ImageDenied, ImageUnavailable, ImageUnfit
 from app.host.engine import Engine
 from app.images import references
 from app.images.engine_registry import Registries, retry_after_s
-from app.images.registry_errors import RefusalKind, RegistryRefusal
+from app.images.registry_client import RefusalKind, RegistryRefusal
 from app.images.sync import Item, Sync, SyncOutcome, items_of
 from app.images.task_images import Images
 from app.models.spec import EnvironmentSpec

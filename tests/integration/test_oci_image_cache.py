@@ -23,9 +23,8 @@ from app.host import kernel
 from app.host.slots import HostSemaphore
 from app.images import overview
 from app.images.cache import ImageCache
-from app.images.changes import ImageChanges
 from app.images.layer_store import ImageStore
-from app.images.metadata import ImageMetadata
+from app.images.metadata import ImageChanges, ImageMetadata
 from app.images.overview import ImageDemand
 from app.images.prefetch import Prefetcher
 from app.images.references import built_for_all, key_of

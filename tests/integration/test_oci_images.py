@@ -33,7 +33,7 @@ from app.images.layer_store import ImageStore, StoredImage, layer_name
 from app.images.layer_use import forget
 from app.images.pull_source import PullSource, noted
 from app.images.references import Reference, built_for_all
-from app.images.registry_errors import TRIES, kind_of
+from app.images.registry_client import TRIES, kind_of
 from app.images.registry_layers import Registry
 from app.models.spec import Build, Bundle, EnvironmentSpec
 from app.settings import Settings

@@ -22,9 +22,8 @@ from sqlalchemy import text
 
 from app.celery_app import build
 from app.host.engine import engine_of
-from app.images.changes import ImageChanges
 from app.images.layer_store import ImageStore, StoredImage
-from app.images.metadata import ImageMetadata
+from app.images.metadata import ImageChanges, ImageMetadata
 from app.images.prefetch import Prefetcher
 from app.images.references import key_of
 from app.ledger import accept, attempts, host_images

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from app.errors import ImageUnavailable
-from app.images import registry_errors
+from app.images import registry_client
 from app.images.engine_registry import retry_after_s
 from app.images.layer_store import ImageStore, StoredImage, layer_name
 from app.images.logins import Login, login_for
 from app.images.references import Reference
-from app.images.registry_errors import TRIES, RefusalKind, RegistryRefusal, persist
+from app.images.registry_client import TRIES, RefusalKind, RegistryRefusal, persist
 from app.images.registry_layers import Registry
 from app.settings import Settings
 from tests.integration.registry_stand import CONTENT, Fault, Stand, after, sha, standing
@@ -94,7 +94,7 @@ def test_who_is_told_to_come_too_late_gives_up_at_once(stand: Stand, store: Imag
 
 def test_a_registry_that_stays_busy_is_asked_so_often_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(registry_errors, "_FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(registry_client, "_FIRST_WAIT_S", 0.01)
 
     def once() -> None:
         asked.append(time.monotonic())

@@ -14,11 +14,11 @@ import pytest
 
 from app.errors import SettingsInvalid
 from app.images import logins, references
-from app.images.disk_thresholds import Disk, Watermarks, above
 from app.images.engine_index import layers_of
+from app.images.image_index import Disk, Watermarks, above
 from app.images.logins import Login, login_for, logins_of
 from app.images.metadata import ImageMetadata
-from app.images.registry_errors import RefusalKind, refusal_of, seconds
+from app.images.registry_client import RefusalKind, refusal_of, seconds
 from app.images.sync import items_of
 from app.models.spec import SEVERAL, Build, Bundle, Compose, EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
@@ -235,9 +235,9 @@ def test_who_keeps_an_image_keeps_evictors_off_but_not_other_users(tmp_path: Pat
 def test_the_book_knows_what_a_project_consists_of_until_nobody_asks_for_it(tmp_path: Path) -> None:
     book = ImageMetadata(Settings(home=tmp_path))
     assert book.parts("compose:x") is None
-    before = book.marks()
+    before = book.change_marker()
     book.note_parts("compose:x", {"redis:7": {"image": "redis:7", "build": None}, "build:y": {"image": None}})
-    assert book.marks() != before
+    assert book.change_marker() != before
     assert list(book.parts("compose:x") or ()) == ["redis:7", "build:y"]
     assert book.projects() == {"compose:x": frozenset({"redis:7", "build:y"})}
     assert book.entries() == {}

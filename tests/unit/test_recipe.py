@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from app.images.build_context import put_recipe
-from app.images.dockerfile import Dockerfile
-from app.images.dockerfile_words import expanded
+from app.images.build import put_recipe
+from app.images.dockerfile import Dockerfile, expanded
 
 
 def bases(text: str, **values: str) -> list[str]:

@@ -27,7 +27,7 @@ from app.environments.networks import firewall
 from app.errors import EnvironmentFailed
 from app.host.cgroups import Cgroup
 from app.host.engine import ROLE, Engine
-from app.images.disk_thresholds import disk_of
+from app.images.image_index import disk_of
 from app.models.spec import EnvironmentSpec, Network, Resources
 from app.settings import Settings
 
