@@ -227,7 +227,6 @@ def stack(home_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settin
         replay_port=free_port(),
         gateway_port=free_port(),
     )
-    monkeypatch.setattr(lifecycle, "_DISPATCHER_S", 300.0, raising=False)  # on a busy machine
     nowhere = Dockerd(url="unix:///nowhere/docker.sock")  # no engine is started here
     try:
         lifecycle.up(settings, lambda line: None, may_install=False, base=False, dockerd=nowhere)

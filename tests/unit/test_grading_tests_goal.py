@@ -169,6 +169,13 @@ def test_code_that_never_ends_is_a_result_and_its_report_is_kept(shell: FolderSh
     assert b"test_text[a b] PASSED" in got.report
 
 
+def test_passed_tests_count_only_when_the_command_ends(shell: FolderShell) -> None:
+    command = f"{sys.executable} -m pytest -v -p no:cacheprovider test_new.py test_calc.py; sleep 60"
+    got = grade(shell, GOOD, timeout_s=12.0, test_command=command)
+    assert set(got.verdict.tests.values()) == {TestStatus.PASSED}
+    assert got.verdict.reward == 0.0
+
+
 def test_a_patch_that_breaks_the_import_fails_every_test(shell: FolderShell) -> None:
     got = grade(shell, GOOD.replace(b"+    return a + b", b"+    return ("))
     assert got.verdict.reward == 0.0
