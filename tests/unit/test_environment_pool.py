@@ -77,6 +77,24 @@ def test_one_with_set_up_commands_is_used_again_when_its_reset_says_that_it_is_c
     assert acquire(spec.model_copy(update={"setup": ("make it otherwise",)}))[0] is not used
 
 
+def test_one_that_looks_different_after_its_reset_is_ended(
+    pool: EnvironmentPool, world: World, acquire: Acquire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used, _ = acquire()
+    monkeypatch.setattr("app.environments.pool.differences", lambda before, after: ("a process",))
+    proof = pool.release(used, reuse=True)
+    assert proof is not None
+    assert (proof.clean, proof.left, used.id in world.alive) == (False, ("a process",), False)
+
+
+def test_the_oldest_go_when_more_are_idle_than_may_be(pool: EnvironmentPool, world: World, acquire: Acquire) -> None:
+    used = [acquire()[0] for _ in range(3)]
+    for one in used:
+        pool.release(one, reuse=True)
+    assert pool.idle_ids() == [one.id for one in used[1:]]
+    assert used[0].id not in world.alive
+
+
 def test_a_dead_one_is_not_handed_out_again(
     pool: EnvironmentPool, world: World, provider: FakeProvider, acquire: Acquire
 ) -> None:

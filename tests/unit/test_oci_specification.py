@@ -100,7 +100,8 @@ def test_limits_of_a_process_are_never_above_those_here(hard: int, monkeypatch: 
 
 
 def test_the_helper_is_told_to_end_when_nobody_is_left() -> None:
-    assert configuration(plan())["process"]["args"][-2:] == ["--orphan-exit", "60"]
+    process = configuration(plan())["process"]
+    assert (process["args"][-2:], process["noNewPrivileges"]) == (["--orphan-exit", "60"], True)
 
 
 def test_two_set_ups_share_a_result_only_when_all_that_they_see_is_the_same() -> None:
