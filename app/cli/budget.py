@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from app.ledger import pauses
 else:
     MegaFlow = later("app.client", "MegaFlow")
-    budgets = later("app.ledger.pauses")
+    pauses = later("app.ledger.pauses")
 
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 

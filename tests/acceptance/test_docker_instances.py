@@ -95,7 +95,7 @@ def stack(worker_image: str) -> Iterator[Stack]:
             replay_port=_free_port(),
             gateway_port=_free_port(),
         )
-        assert not ports.taken(settings)
+        assert not ports.in_use(settings)
         try:
             lifecycle.up(settings, _say, may_install=False)
             with MegaFlow(settings) as flow:

@@ -91,7 +91,7 @@ def test_a_folder_mounted_onto_itself_is_linked_and_a_disk_of_its_own_is_not_mis
 
     def linked() -> bool:
         kernel.mount(str(layer), str(layer), None, 4096)
-        link_layers._taken(layer, tmp_path / "new")
+        link_layers._unpacked(layer, tmp_path / "new")
         return (tmp_path / "new" / "d" / "f").samefile(layer / "d" / "f")
 
     assert mount_namespace.apart(linked, needs=tmp_path)

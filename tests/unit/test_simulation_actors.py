@@ -35,7 +35,7 @@ def test_an_attempt_passes_all_doors_in_order_within_its_time_and_ends() -> None
 
 
 def test_few_doors_leave_out_no_phase_that_tells_when_the_agent_worked() -> None:
-    course = RandomModel(Simulation.of(phases="few")).course(_claim(), now=0.0)
+    course = RandomModel(Simulation.of(doors="few")).course(_claim(), now=0.0)
     passed = [step.phase for step in reversed(course) if step.kind == "phase"]
     assert passed == [Phase.AGENT_STARTED, Phase.AGENT_ENDED, Phase.GRADED, Phase.STORED]
 

@@ -23,6 +23,7 @@ from uuid import uuid4
 
 from app.environments.contract import Snapshot, Tags
 from app.environments.session import SessionClient, SessionProgram, SessionStats, ShellSession, unix_connector
+from app.environments.session.connection_pool import ConnectionPool
 from app.errors import DiskFull, EnvironmentFailed
 from app.host.disk import disk_named, no_space
 from app.models.shell import CommandResult
@@ -66,7 +67,7 @@ class HostSession(SessionClient):
             process = _start(program, folder, env)
         except OSError as error:
             raise EnvironmentFailed(f"no session can be started in {folder}: {error}.") from error
-        self._end = weakref.finalize(self, _terminate, process)  # also without `close`
+        self._end = weakref.finalize(self, _end_session, self._pool, process)  # also without `close`
         try:
             self.wait_ready(_READY_S)
         except BaseException:
@@ -100,7 +101,6 @@ class HostSession(SessionClient):
 
     def close(self) -> None:
         """End it and all that its commands left. Safe to call twice."""
-        super().close()
         self._end()
 
     def _folder(self, cwd: str | None) -> str | None:
@@ -129,7 +129,8 @@ def _start(program: Path, folder: Path, env: Mapping[str, str]) -> subprocess.Po
         )
 
 
-def _terminate(process: subprocess.Popen[bytes]) -> None:
+def _end_session(pool: ConnectionPool, process: subprocess.Popen[bytes]) -> None:
+    pool.close()
     process.terminate()
     try:
         process.wait(_END_S)
