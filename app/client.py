@@ -310,9 +310,7 @@ class Handle:
     def result(self, timeout: float | None = None) -> TaskResult:
         """Wait for the end: verdict, end reason, artifacts, phase times, attempts. `timeout` in seconds, or for ever.
 
-        A task that failed or was cancelled is a result too: look at `state`.
-
-        Raises: WaitTimeout: it has not ended yet and goes on.
+        A failed or cancelled task is a result too (`state`). Raises: WaitTimeout: it has not ended yet and goes on.
         """
         if not self.flow.wait_any([self.task_id], timeout):
             raise WaitTimeout(f"task {self.name or self.task_id} had not ended after {timeout} s; it goes on")

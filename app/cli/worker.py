@@ -24,9 +24,9 @@ def register(cli: typer.Typer) -> None:
 def control() -> None:
     """Dispatcher, reconciler and schedules."""
     _start_without_keys()
-    from app.control import worker as door
+    from app.control import worker as control_worker
 
-    raise typer.Exit(door.main())
+    raise typer.Exit(control_worker.main())
 
 
 @worker.command()

@@ -145,7 +145,7 @@ def put_recipe(folder: Path, name: str, content: bytes) -> str:
     """
     ignoring = folder / _IGNORE
     known = ignoring.is_file() and not ignoring.is_symlink()
-    if known and _ignored(ignoring, name):  # the builder takes it out: nobody sees what is in it
+    if known and _ignored(ignoring, name):  # the builder leaves it out
         recipe_file(folder, name).write_bytes(content)
         return name
     beside = f".dockerfile.{uuid4().hex}"

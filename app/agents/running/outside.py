@@ -23,7 +23,7 @@ _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 _GRACE_S = 2.0  # between SIGTERM and SIGKILL
 _NICE = 5  # behind whoever renews its lease
 _LAST_S = 40.0  # the supervisor gives up before
-_LAST_BYTES = 1 << 20  # a pipe holds no more: what comes after is of somebody who outlived the supervisor
+_LAST_BYTES = 1 << 20  # a pipe holds no more: the rest is of a process that outlived the supervisor
 
 
 def run_outside(

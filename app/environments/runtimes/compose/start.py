@@ -356,7 +356,7 @@ def _start(environment: DockerEnvironment, name: str, command: str, deadline: fl
     tail = said[-_TAIL_CHARACTERS:].strip() or "(nothing)"
     raise ServiceUnhealthy(
         f"service {name!r} did not start ({how}): expected a command that can be executed in its image, found"
-        f" {command!r}; mend `command` or `entrypoint`.\nIts log ends with: {tail}"
+        f" {command!r}; fix `command` or `entrypoint`.\nIts log ends with: {tail}"
     )
 
 

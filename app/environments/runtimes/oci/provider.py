@@ -132,7 +132,7 @@ class OciProvider(EnvironmentProvider):
                     return environment
         except TimeoutError as error:
             raise SetupTimedOut(f"another environment's set-up did not end in time: {error}.") from error
-        return self._set_up(request, image)  # whoever was before us found that it cannot be kept
+        return self._set_up(request, image)  # found before: it cannot be kept
 
     def _keep(self, request: EnvironmentRequest, environment: OciEnvironment, key: str, image: StoredImage) -> None:
         try:

@@ -39,7 +39,7 @@ class StartOptions:
     workdir: str
     read_only: bool = False
     needs_shell: bool = True
-    deadline: float = math.inf  # monotonic; of whoever starts it, which may hang for as long as it likes
+    deadline: float = math.inf  # monotonic; a start may hang
     tools: tuple[Tool, ...] = ()  # what it sees of this host, read-only
 
 
