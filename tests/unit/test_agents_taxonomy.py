@@ -8,7 +8,7 @@ from app.agents.frameworks import FRAMEWORKS
 from app.agents.taxonomy import EXTERNAL, WHAT_FOLLOWS, Row, markdown, rows, tables
 from app.models.endings import BLAME, Blame, EndReason
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "agents.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "howto" / "agents.md"
 
 
 def test_the_document_has_the_table_of_the_adapters() -> None:
