@@ -48,6 +48,13 @@ while True:
     for one in select.select(found, [], [])[0]:
         one.accept()[0].close()
 """
+# An IPv6 address that is still being checked for duplicates sends nothing, for a second or two.
+START = """
+for one in all default; do echo 0 > /proc/sys/net/ipv6/conf/$one/accept_dad; done
+ip link set lo up
+echo ready
+exec sleep 300
+"""
 CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2)"
 
 
@@ -56,7 +63,7 @@ class Namespace:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            ["unshare", "--net", "--mount", "sh", "-c", "ip link set lo up; echo ready; exec sleep 300"],
+            ["unshare", "--net", "--mount", "sh", "-c", START],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
