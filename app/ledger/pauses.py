@@ -59,12 +59,8 @@ def pause(database: Database, kind: PauseKind | str, name: str, reason: str = ""
     """
     kind, name, run_id = _known(database, kind, name)
     with database.begin() as connection:
+        admission.in_turn(connection)  # else a resumption at the same time leaves tasks without their pause
         return _pause(connection, kind, name, run_id, reason)
-
-
-def pause_run(connection: Connection, run_id: UUID, reason: str) -> Change:
-    """As `pause`, of a run that there is, in a transaction of the caller's."""
-    return _pause(connection, PauseKind.RUN, str(run_id), run_id, reason)
 
 
 def _pause(connection: Connection, kind: PauseKind, name: str, run_id: UUID | None, reason: str) -> Change:
@@ -212,12 +208,13 @@ def hold_spent(database: Database) -> list[UUID]:
 def _hold(database: Database, run_id: UUID) -> bool:
     """Pause it if that is still so."""
     with database.begin() as connection:
+        admission.in_turn(connection)
         budget_usd = connection.execute(_BUDGET, {"id": run_id}).scalar()
         spent = spent_by(connection, run_id)
         if budget_usd is None or spent < budget_usd:
             return False
         reason = f"its budget of ${budget_usd:g} is spent (${spent:.2f}); `megaflow budget` raises it"
-        return pause_run(connection, run_id, reason).changed
+        return _pause(connection, PauseKind.RUN, str(run_id), run_id, reason).changed
 
 
 def set_budget(database: Database, run: str, budget_usd: float | None) -> tuple[UUID, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from uuid import UUID
 
 import pytest
@@ -46,6 +47,18 @@ def test_what_is_paused_is_known_until_it_is_resumed(database: Database) -> None
     pauses.resume(database, "user", "alice")
     pauses.resume(database, "class", "standard")
     assert paused(database) == PausedNames(set(), set(), set())
+
+
+def test_pausing_and_resuming_at_once_leaves_no_task_put_off(database: Database) -> None:
+    """A second pause found the first one's row, and put tasks off after the resumption had taken that row away."""
+    run_id = a_run(database)
+    ids = [a_task(database, run_id) for _ in range(20)]
+    for _ in range(40):
+        verbs = [pauses.pause, pauses.pause, pauses.resume]
+        with ThreadPoolExecutor(len(verbs)) as threads:
+            for done in [threads.submit(verb, database, "run", str(run_id)) for verb in verbs]:
+                done.result()
+        assert {place(database, one)[2] for one in ids} == {bool(paused(database).runs)}
 
 
 def test_a_paused_runs_tasks_leave_the_line_and_come_back(database: Database) -> None:

@@ -65,6 +65,7 @@ class Busy:
 
     def dispatch(self) -> None:
         with self.database.begin() as connection:
+            admission.in_turn(connection)
             admission.promote(connection, 1000)
             waiting_tasks = connection.execute(
                 text(
