@@ -18,7 +18,7 @@ from bench.control_record import Part
 from bench.control_system import Say, Span, System, running
 from bench.record import Row, row
 
-GOAL_CORES = 1.0
+GOAL_CORES = 0.3
 GOAL_MEMORY_BYTES = 2 << 30
 GOAL_WAVE = 1.05
 SLOTS = 100
