@@ -16,7 +16,7 @@ from app.models.endings import BLAME, Blame, EndReason
 
 WHAT_FOLLOWS: Mapping[Blame, str] = {
     Blame.RESULT: "graded, counts, never again",
-    Blame.INFRASTRUCTURE: "again, up to `max_attempts`; else not measured",
+    Blame.INFRASTRUCTURE: "again, up to `max_attempts`; else not scored",
     Blame.PERSON: "ends, does not count",
     Blame.INTERRUPTION: "again, without using up an attempt",
 }

@@ -204,7 +204,7 @@ def _tasks_of(users: str) -> dict[str, int]:
 
 def _show(plan: SimulationPlan, found: dict[str, Any]) -> None:
     total = found["total"]
-    table = Table("", "tasks", "graded", "not measured", "retries", "makespan s", "wait p50 s", "wait p99 s")
+    table = Table("", "tasks", "graded", "not scored", "retries", "makespan s", "wait p50 s", "wait p99 s")
     for name, figures in (("all", total), *(found["users"].items() if len(found["users"]) > 1 else ())):
         numbers = (figures[key] for key in ("tasks", "graded", "not_measured", "retries"))
         spans = (figures[key] for key in ("makespan_s", "wait_p50_s", "wait_p99_s"))

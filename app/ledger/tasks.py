@@ -1,4 +1,4 @@
-"""What people do to accepted tasks: cancel them, run again what was not measured."""
+"""What people do to accepted tasks: cancel them, run again what was not scored."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """How an attempt can end, and what follows from each ending: the one table of retries.
 
-Promise 7 lives here: an infrastructure fault is retried or reported as not measured; it is never reward 0.
+Promise 7 lives here: an infrastructure fault is retried or reported as not scored; it is never reward 0.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Blame(StrEnum):
 
     RESULT = "result"  # data: graded, counted, never retried
     PERSON = "person"  # somebody's decision: not counted, not retried
-    INFRASTRUCTURE = "infrastructure"  # ours: retried, else reported as not measured
+    INFRASTRUCTURE = "infrastructure"  # ours: retried, else reported as not scored
     INTERRUPTION = "interruption"  # ours: run again without using up a retry
 
 
@@ -77,7 +77,7 @@ _BY_ERROR: tuple[tuple[type[BaseException], EndReason], ...] = (
 )
 
 
-# Running the same recipe again gives the same refusal: these end the task at once, as not measured.
+# Running the same recipe again gives the same refusal: these end the task at once, as not scored.
 PERMANENT: tuple[type[BaseException], ...] = (
     errors.ImageBuildFailed,
     errors.ImageUnfit,
@@ -90,7 +90,7 @@ PERMANENT: tuple[type[BaseException], ...] = (
 
 
 # A busy host, a network that was away for a moment, or a registry that is behind can be the reason, so that it is tried
-# once more; what meets it again ends the task, as not measured.
+# once more; what meets it again ends the task, as not scored.
 PERMANENT_WHEN_REPEATED: tuple[type[BaseException], ...] = (
     errors.SetupFailed,
     errors.SetupTimedOut,

@@ -59,7 +59,7 @@ ENGINE_FAULTS = frozenset(
         CallEnd.CUT,
     }
 )
-"""Ends that are not the agent's: an attempt that stops because of one is not measured (promise 7)."""
+"""Ends that are not the agent's: an attempt that stops because of one is not scored (promise 7)."""
 
 LASTING_FAULTS = frozenset({CallEnd.UNAUTHORISED, CallEnd.NOT_FOUND})
 """Those of them that another attempt would meet again."""

@@ -135,7 +135,7 @@ class TaskResult(Wire):
 
     @property
     def reward(self) -> float | None:
-        """None when not measured."""
+        """None when not scored."""
         return self.verdict.reward if self.verdict else None
 
     @property

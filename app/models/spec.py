@@ -313,7 +313,7 @@ class Limits(Wire):
     max_turn_tokens: int | None = Field(default=None, ge=1, le=_MOST_COUNT)  # of one answer of the model
     context_tokens: int | None = Field(default=None, ge=1, le=_MOST_COUNT)  # both ways; None: what the model takes
     budget_usd: float | None = Field(default=None, gt=0)  # of model calls
-    max_attempts: int = Field(default=3, ge=1, le=20)  # infrastructure faults before "not measured"
+    max_attempts: int = Field(default=3, ge=1, le=20)  # infrastructure faults before "not scored"
 
     @property
     def lifetime_s(self) -> float:

@@ -18,7 +18,7 @@ class TaskState(StrEnum):
     ADMITTED = "admitted"  # holds a slot; an attempt was dispatched
     RUNNING = "running"  # a worker has claimed the attempt
     SUCCEEDED = "succeeded"  # carried out and graded, whatever the reward
-    FAILED = "failed"  # could not be carried out: not measured
+    FAILED = "failed"  # could not be carried out: not scored
     CANCELLED = "cancelled"
 
 
