@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -31,46 +30,13 @@ def main(arguments: Sequence[str]) -> int:
                 _say("stopped the Docker engine that was started for the tests")
 
 
-_FAILED = 1
-"""pytest's exit code when it ran, and some tests did not pass."""
-_MOST_AGAIN = 12
 _MOST_PROCESSES = 4
 
 
 def _run(arguments: Sequence[str]) -> int:
-    """All tests; those few that failed once more, alone: what breaks things on a full machine may fail by its fullness.
-
-    What is broken fails twice. What failed once is named.
-    """
     with tempfile.TemporaryDirectory(prefix="mf-cache-") as cache:
         command = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}"]
-        code = subprocess.run([*command, *_spread(arguments), *arguments]).returncode  # noqa: S603 (this interpreter)
-        failed = _failed(Path(cache))
-        if code != _FAILED or not 0 < len(failed) <= _MOST_AGAIN:
-            return code
-        _say(f"{len(failed)} failed and are run once more, alone: {', '.join(failed)}")
-        code = subprocess.run([*command, "-n", "0", "--last-failed", *_without_count(arguments)]).returncode  # noqa: S603
-        _say("they failed again" if code else f"unstable, passed the second time: {', '.join(failed)}")
-        return code
-
-
-def _failed(cache: Path) -> list[str]:
-    """What pytest has noted in its cache."""
-    try:
-        return sorted(json.loads((cache / "v" / "cache" / "lastfailed").read_text()))
-    except (OSError, ValueError):
-        return []
-
-
-def _without_count(arguments: Sequence[str]) -> list[str]:
-    """The arguments but for how many processes there should be."""
-    rest, kept = iter(arguments), []
-    for one in rest:
-        if one in ("-n", "--numprocesses"):
-            next(rest, None)
-        elif not one.startswith(("-n", "--numprocesses")):
-            kept.append(one)
-    return kept
+        return subprocess.run([*command, *_spread(arguments), *arguments]).returncode  # noqa: S603 (this interpreter)
 
 
 def _spread(arguments: Sequence[str]) -> list[str]:

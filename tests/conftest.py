@@ -3,11 +3,14 @@
 import asyncio
 import inspect
 
+import hypothesis
 import pytest
 
 from tests.integration import rows
 
 pytest_plugins = ["tests.services"]
+hypothesis.settings.register_profile("busy machine", deadline=None)
+hypothesis.settings.load_profile("busy machine")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -49,6 +49,7 @@ from app.workers.semaphores import LedgerSemaphore
 from tests.building import RETRY, claimed, new_id
 from tests.integration.registry_stand import standing
 from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, facts, insert, one
+from tests.patience import eventually
 from tests.services import MakeSettings
 
 # --- Quotas ---------------------------------------------------------------------------------------------------------
@@ -267,10 +268,9 @@ def test_a_waiting_holder_is_woken_by_a_release_and_by_a_higher_capacity(databas
 
     waiting = threading.Thread(target=enter)
     waiting.start()
+    waiting_row = "SELECT count(*) FROM semaphore_holders WHERE granted_at IS NULL"
+    eventually(lambda: one(database, waiting_row).count == 1)  # waiting is visible
     assert not entered.wait(0.3)
-    assert one(database, "SELECT count(*) FROM semaphore_holders WHERE granted_at IS NULL").count == 1, (
-        "waiting is visible"
-    )
     match how:
         case "release":
             semaphores.release(database, LIMIT, first)
@@ -278,8 +278,8 @@ def test_a_waiting_holder_is_woken_by_a_release_and_by_a_higher_capacity(databas
             limits.set_limit(database, LIMIT, 2)
         case _:
             limits.set_limit(database, "image_builds:*", 2)
-    assert entered.wait(5)
-    waiting.join(5)
+    assert entered.wait(20)
+    waiting.join(20)
     assert semaphore.waited[LIMIT] >= 0.3
 
 

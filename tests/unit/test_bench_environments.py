@@ -174,6 +174,7 @@ def test_our_settings_do_not_reach_a_peer(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert (given["HOME"], given["DOCKER_CONFIG"]) == (str(tmp_path), "c")
 
 
+@pytest.mark.extra
 def test_turns_begin_with_another_each_round_and_leave_out_who_fell(shells: Crew) -> None:
     assert [name for _, name in shells.turns(2, [DOCKER, MINI, HARBOR])] == [DOCKER, MINI, MINI, DOCKER]
     assert shells.ask(MINI, "no such measurement") is None
@@ -182,6 +183,7 @@ def test_turns_begin_with_another_each_round_and_leave_out_who_fell(shells: Crew
     assert shells.absent == {HARBOR: "not on this index"}
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(
     ("module", "scale"),
     [
@@ -254,6 +256,7 @@ def test_a_reset_has_a_goal_for_each_runtime() -> None:
     assert [found[f"warm: recycle: {name}: p50"] for name in (DOCKER, OCI)] == [True, False]
 
 
+@pytest.mark.extra
 def test_sessions_and_single_commands_have_goals(shells: Crew) -> None:
     scale = step.Scale(rounds=1, each=2, ours=3, flood_s=0.1, flood_rounds=1, many=3)
     rows = {item.metric: item for item in step.measure(scale, shells).rows}
