@@ -29,3 +29,31 @@ def test_the_reference_is_fresh() -> None:
     command = [sys.executable, "scripts/reference.py", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout
+
+
+def _reference() -> dict[str, str]:
+    """Every command of the reference, with what is said of it."""
+    parts = re.split(r"^## `megaflow ([a-z -]+)`$", (ROOT / "docs/reference/cli.md").read_text(), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+_COMMAND = re.compile(r"(?:^|[`(/ ])megaflow ([a-z][a-z-]*)((?: [^ `\n#|&>]+)*)", re.MULTILINE)
+_CODE = re.compile(r"`[^`\n]+`|^```sh\n.*?^```", re.MULTILINE | re.DOTALL)
+
+
+def _exists(reference: dict[str, str], name: str, words: list[str]) -> bool:
+    """Whether there is such a command, or subcommand, with these options."""
+    is_group = any(one.startswith(f"{name} ") for one in reference)
+    if is_group and words and re.fullmatch("[a-z-]+", words[0]) and not words[0].startswith("-"):
+        name = f"{name} {words[0]}"
+    options = [word.partition("=")[0] for word in words if word.startswith("--") and word != "--help"]
+    return name in reference and all(f"`{one}" in reference[name] for one in options)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: file.relative_to(ROOT).as_posix())
+def test_commands_and_options_that_are_named_exist(document: Path) -> None:
+    if document.name == "CHANGELOG.md":
+        pytest.skip("it names what there was")
+    reference = _reference()
+    found = [each for code in _CODE.findall(document.read_text()) for each in _COMMAND.findall(code)]
+    assert [f"megaflow {name}{rest}" for name, rest in found if not _exists(reference, name, rest.split())] == []
