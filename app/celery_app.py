@@ -1,4 +1,4 @@
-"""Builds Celery: queues, reliability options, beat. All Celery knowledge that is configuration stands here.
+"""Builds the Celery application: queues, reliability options, beat.
 
 Messages are messages and PostgreSQL is the truth, so acks are early, results are not stored, and nothing is prefetched.
 A test asserts every option on `app.conf`, because Celery ignores a misspelt name.

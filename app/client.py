@@ -1,4 +1,4 @@
-"""The Python enqueue API: what a producer holds. It needs neither Docker nor a worker's dependencies."""
+"""The Python enqueue API for producers. It needs neither Docker nor a worker's dependencies."""
 
 from __future__ import annotations
 

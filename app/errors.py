@@ -1,4 +1,4 @@
-"""The failure vocabulary: one class per boundary that a task crosses.
+"""All errors, one class per boundary that a task crosses.
 
 A message says what was expected, what was found and what to try. Nothing here imports other modules, so every
 layer can raise these. Which of them are retried is decided in one place, `app.models.endings`.

@@ -1,4 +1,4 @@
-"""A submission: a dataset, by its path or name, with all that `megaflow submit` or a schedule says of it."""
+"""Turns a submission (a dataset and its options) into task specs, for `megaflow submit` and schedules."""
 
 from __future__ import annotations
 

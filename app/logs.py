@@ -1,4 +1,4 @@
-"""Logging of the long-running processes: one line per fact on standard output, no colours, no values of variables."""
+"""Logging of long-running processes: one line per event on standard output, without values of variables."""
 
 from __future__ import annotations
 

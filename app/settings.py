@@ -1,4 +1,4 @@
-"""Every knob, typed, with its unit and reason; the only place that takes settings from the process environment.
+"""All settings, with units and reasons; only here are they read from the process environment.
 
 Each is set by an environment variable `MEGAFLOW_<NAME>`; a variable of that prefix which no field has is refused, so
 that a typo cannot pass silently. Where no URL is given, the embedded service in `home` is used.

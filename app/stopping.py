@@ -1,4 +1,4 @@
-"""Telling attempts to stop, and instances to drain: a nudge over Redis; the lease's renewal is the net under it."""
+"""Tells attempts to stop and instances to drain, by a message over Redis; leases are the fallback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a producer asks for, checked as far as it can be without a worker, for the API, the CLI and schedules alike."""
+"""Checks a submission without a worker, for the API, the CLI and schedules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens files of folders that others wrote: task folders, datasets, build contexts. No link leads out of the folder."""
+"""Opens files of untrusted folders (tasks, datasets, build contexts); no link leads out of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agents that a task can be given. To add one, see README.md beside this file."""
+"""Agents that can work on a task. README.md beside this file says how to add one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of an agent: an adapter that lets one framework work on one task.
+"""Defines the interface of an agent: an adapter that lets one framework work on one task.
 
 An agent gets a `Shell` onto the environment and never learns what kind of environment it is. It ends by returning a
 report, whatever happened to the model or the framework: a bad rollout is data, not an exception.

@@ -1,4 +1,4 @@
-"""What a framework may ask over the bridge, and what it is answered. Pure but for the shell; `bridge` is the transport.
+"""Checks and answers what a framework asks over the bridge. No I/O but the shell; `bridge` is the transport.
 
 A request is a JSON object with one of the keys `hello`, `command`, `put` and `get`; its other keys say the rest:
 

@@ -1,4 +1,4 @@
-"""The agents by name, with what a producer must know of each. Light: imports no framework and no adapter."""
+"""Lists the agents by name, with what a producer needs to know of each. Imports no framework and no adapter."""
 
 from __future__ import annotations
 

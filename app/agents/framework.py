@@ -1,4 +1,4 @@
-"""The contract of a framework's adapter: it says what to install and run and what an ending means; `running` does it.
+"""Defines the interface of a framework's adapter: what to install, what to run, what an ending means.
 
     Framework (one folder each)  ->  running.FrameworkAgent  ->  Agent (what the spine knows)
 

@@ -1,4 +1,4 @@
-"""The agent that does nothing: what it is rewarded for was never broken."""
+"""The agent that does nothing. A task that it solves has tests that do not test it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent that knows the answer: it proves that a task can be solved and that its grading says so.
+"""The agent that applies the gold solution: it shows that a task can be solved and that grading works.
 
 Source: Harbor's oracle agent, which replays the gold solution.
 """

@@ -1,4 +1,4 @@
-"""Takes an agent's work out of its environment as a patch, whatever the agent did to the repository's index.
+"""Takes the agent's changes from the environment as a patch, whatever it did to the repository's index.
 
 Frameworks report patches of their own; ours is the one that counts, because each of theirs can be empty or partial.
 """

@@ -1,4 +1,4 @@
-"""Brings together what an agent says of its end and what the gateway saw of its model calls. Pure.
+"""Decides how an agent ended from its own report and the gateway's record of its model calls. No I/O.
 
 A framework cannot be believed about its model: some report success after an endpoint that answered rubbish, some call
 a refused key an error of theirs. The gateway saw every call, so it decides, by two rules that no table of a

@@ -1,4 +1,4 @@
-"""What a recorded attempt did to its environment, read from its trajectory (ATIF). Pure.
+"""Reads from a trajectory (ATIF) what a recorded attempt did to its environment. No I/O.
 
 Every framework has tools of its own; here they become three actions. What only looks, or only thinks, is left out. A
 tool that is unknown here is refused and not left out: a replay that silently did less would measure something else.

@@ -1,4 +1,4 @@
-"""The agent that does again what a recorded attempt did, without a model: its commands and edits, in their order."""
+"""The agent that repeats a recorded attempt without a model: its commands and edits, in order."""
 
 from __future__ import annotations
 

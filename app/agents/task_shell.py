@@ -1,4 +1,4 @@
-"""What a framework inside needs of the environment's own programs, and the shell that it opens for its commands.
+"""Finds the shell and programs that a framework inside the environment needs.
 
 That shell must be the task's, not the framework's. A framework has a home folder of its own, and variables of its own,
 the key of the model among them; an interactive bash reads `.bashrc` there first and becomes what it would be without

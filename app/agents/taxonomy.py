@@ -1,4 +1,4 @@
-"""The failure taxonomy: every ending of every framework, whose it is, and what follows. Made from the adapters' tables.
+"""Lists every ending of every framework, whose fault it is and what follows, from the adapters' tables.
 
 python -m app.agents.taxonomy      prints the table of docs/howto/agents.md
 """

@@ -1,4 +1,4 @@
-"""A toy task to try an agent on, and what a scripted model says to it: for `megaflow agents check` and the contract.
+"""A small task with scripted model answers, for `megaflow agents check` and the contract tests.
 
 Environment and engine are given: an environment with sh and git, and a replay engine that serves `write_scripts`.
 """

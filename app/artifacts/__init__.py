@@ -1,4 +1,4 @@
-"""Where evidence is kept: one interface, a folder or S3 behind it."""
+"""Stores evidence, in a folder or in S3."""
 
 from __future__ import annotations
 

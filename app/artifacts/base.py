@@ -1,4 +1,4 @@
-"""The contract of the artifact store: bytes under keys, in a folder or in S3."""
+"""Defines the interface of the artifact store: bytes under keys."""
 
 from __future__ import annotations
 

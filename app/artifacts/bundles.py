@@ -1,4 +1,4 @@
-"""Folders in the artifact store, addressed by content: build contexts, hidden tests, gold solutions.
+"""Stores folders by the hash of their content: build contexts, hidden tests, gold solutions.
 
 The same files give the same bytes on every machine, so a folder is stored once, however many tasks name it.
 """

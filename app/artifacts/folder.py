@@ -1,4 +1,4 @@
-"""The artifact store in a folder: for one host, or a shared file system."""
+"""The artifact store in a folder, for one host or a shared file system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which keys an artifact store takes: the same ones in every store, so that changing the store changes nothing."""
+"""Checks keys of artifacts; every store accepts the same ones."""
 
 from __future__ import annotations
 

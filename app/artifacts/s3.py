@@ -1,4 +1,4 @@
-"""The artifact store in S3, or in any server that speaks its protocol."""
+"""The artifact store in S3 or a server that speaks its protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imports that wait: what a command runs on is loaded when it runs, not when its help or a usage error is printed."""
+"""Delays imports until a command runs, so that help and usage errors are fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A command that has something to clear away ends in good order when it is told to."""
+"""Ends a command in order on SIGTERM, so that it cleans up."""
 
 from __future__ import annotations
 

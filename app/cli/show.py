@@ -1,4 +1,4 @@
-"""What the command line prints: tables, progress, JSON."""
+"""Prints tables, progress and JSON."""
 
 from __future__ import annotations
 

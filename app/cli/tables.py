@@ -1,4 +1,4 @@
-"""Tables and text as the command line prints them: they fit the terminal, and a pipe gets tab-separated lines.
+"""Draws tables and text that fit the terminal; a pipe gets tab-separated lines.
 
 Columns stand in the order of their importance. What does not fit is left out from the right, and named. A long key is
 cut in its middle, because names share their beginnings. `--wide` shows all columns.

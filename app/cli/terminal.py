@@ -1,4 +1,4 @@
-"""The terminal of this process, lent to a program in an environment: raw, told of its size, restored at the end."""
+"""Connects this terminal to a program in an environment: raw mode, resizing, and restoring at the end."""
 
 from __future__ import annotations
 

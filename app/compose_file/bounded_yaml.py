@@ -1,4 +1,4 @@
-"""YAML that strangers wrote, measured before it is built.
+"""Parses untrusted YAML within limits of size and depth.
 
 Aliases and merge keys make a small text large. Depth and `%TAG` lines cost time by their square. libyaml parses: the
 parser in Python takes ten seconds for 3,000 brackets.

@@ -1,4 +1,4 @@
-"""Build contexts of single services, cut out of the bundle: the same files give the same bytes, so images are shared.
+"""Cuts the build context of one service out of the bundle; the same files give the same bytes.
 
 A build's arguments and its last stage are written into its Dockerfile: no builder needs to know of either.
 """

@@ -1,4 +1,4 @@
-"""A task's project, read from its bundle: what is to be made of which images, with which files copied in."""
+"""Plans a task's project: which images it builds or pulls, and which files are copied in."""
 
 from __future__ import annotations
 

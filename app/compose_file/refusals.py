@@ -1,4 +1,4 @@
-"""What a compose file may not ask for, what is ignored, and the report of both: each with its place in the file.
+"""Lists what a compose file may not ask for and what is ignored, each with its place in the file.
 
 Keys that are in neither table and not read are refused, too: an unknown key may mean anything.
 """

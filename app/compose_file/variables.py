@@ -1,4 +1,4 @@
-"""Variables in a compose file: the usual ones of the harnesses, and nothing of the host.
+"""Variables in a compose file: those that the usual harnesses set, and none of the host's.
 
 Source: the Compose Specification, "Interpolation".
 """

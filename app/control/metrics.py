@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, read from the ledger when they are scraped: the numbers survive every restart.
+"""Metrics for Prometheus, read from the ledger at each scrape, so that they survive restarts.
 
 What has ended is counted once and added to: a scrape reads what finished since the last one. The newest are left for
 the next scrape, since an attempt's teardown is recorded a moment after its end.

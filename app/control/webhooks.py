@@ -1,4 +1,4 @@
-"""Delivery of webhooks: facts by HTTP POST, at least once, in order for every webhook, none waiting for another.
+"""Delivers events to webhooks by HTTP POST: at least once, in order per webhook, independent of each other.
 
 One control worker delivers at a time. A webhook has a thread of its own, so that one that hangs delays no other; its
 position is stored only after the receiver has answered 2xx. What may come twice is the batch whose answer or whose

@@ -1,4 +1,4 @@
-"""The control worker: a Celery worker on the control queue, with the dispatcher and the reconciler beside it.
+"""The control worker: a Celery worker on the control queue that also runs the dispatcher and the reconciler.
 
     python -m app.control.worker
 

@@ -1,4 +1,4 @@
-"""The datasets that can be submitted: a path in one of the known formats, or the name `demo`."""
+"""Finds a dataset by its path or by the name `demo`, and its format."""
 
 from __future__ import annotations
 

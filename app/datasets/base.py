@@ -1,4 +1,4 @@
-"""The contract of a dataset format: reads what a user has and yields agent tasks."""
+"""Defines the interface of a dataset format: reads files and yields agent tasks."""
 
 from __future__ import annotations
 

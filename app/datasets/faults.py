@@ -1,4 +1,4 @@
-"""How a dataset's fault is told: where it is, which field, what was expected, what was found."""
+"""Formats a dataset's fault: place, field, what was expected, what was found."""
 
 from __future__ import annotations
 

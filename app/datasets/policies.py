@@ -1,4 +1,4 @@
-"""Our own words beside those of a dataset format: how a task's environment is set up, used again and connected.
+"""Reads MegaFlow's own fields in a dataset: set-up, reuse and network of a task's environment.
 
 The same keys in every format, below the name `megaflow`; a format that has a word of its own for one leaves ours out.
 """

@@ -1,4 +1,4 @@
-"""Where agents act: containers of an engine, or, by name only, a folder of this host."""
+"""Environments in which agents act: containers, or, by name only, a folder of this host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of an environment: the container (or folder) in which an agent acts.
+"""Defines the interface of an environment and of its provider.
 
 The creator of one owns it and ends it with `destroy`; a sweeper reaps by label what its owner could not.
 """

@@ -1,4 +1,4 @@
-"""What exists of this installation: by the engine's own listing, and on this host's disk. Nothing is remembered."""
+"""Lists what exists of this installation, asked of the engine and of this host's disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker has: environments for its attempts, and, of a standing one, what was reset and is ready for the next.
+"""A worker's environments: those in use, and, of a persistent worker, those reset for the next attempt.
 
 An attempt gets one that was used and proven clean, where it may; else a fresh one. A shared one is lent to several at
 once.

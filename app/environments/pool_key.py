@@ -1,4 +1,4 @@
-"""What makes two environments the same: who asks with a key gets one that no command could tell from its own."""
+"""The key under which a reset environment may be given to the next attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records in the ledger which environments an attempt created, and their end: the run's receipt.
+"""Records in the ledger which environments an attempt created and destroyed.
 
 Its worker, the pool, or a cancel from another thread calls `destroy`, which updates the receipt. A line
 that cannot be written does not fail the attempt: the sweeper writes it when it finds or removes the environment.

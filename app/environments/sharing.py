@@ -1,4 +1,4 @@
-"""One read-only environment for several attempts of a run at the same time: who has it, and a handle for each."""
+"""Shares one read-only environment among concurrent attempts of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What snapshots stand on this host and its engine: for who removes those whose owner is gone or whose time is up."""
+"""Lists snapshots on this host and its engine, for the removal of expired ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The net under the net: removes environments whose instance is gone or whose deadline has passed."""
+"""Removes environments whose instance has ended or whose deadline has passed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agent frameworks that act inside: folders of this host that an environment sees read-only, each by its name.
+"""Agent frameworks that run inside: folders of this host, mounted read-only.
 
 A provider gets a function that knows the folder of a name (`Find`): what is installed where is the agents' affair.
 """

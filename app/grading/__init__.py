@@ -1,4 +1,4 @@
-"""Turns what an agent left into a verdict: one grader per kind of goal."""
+"""Graders: turn an agent's work into a verdict, one grader per kind of goal."""
 
 from __future__ import annotations
 

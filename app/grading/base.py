@@ -1,4 +1,4 @@
-"""The contract of a grader: turns what an agent left into a verdict."""
+"""Defines the interface of a grader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads what a test runner printed: pure functions from text to the status of each test.
+"""Parses the output of test runners into the status of each test. No I/O.
 
 They never fail: text that is no report gives an empty dict. Where a test is named several times the last word counts.
 Source: the names follow swebench's log parsers, because the public rows were made with them.

@@ -1,4 +1,4 @@
-"""Judges a Harbor or Terminal-Bench goal: a script looks at what the agent left and writes a reward.
+"""Grades a Harbor or Terminal-Bench goal: a script checks the environment and writes a reward.
 
 Of several containers any may be looked at: each script runs in one of them and finds the logs of all.
 

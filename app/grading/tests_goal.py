@@ -1,4 +1,4 @@
-"""Judges a SWE-bench goal: the agent's patch on a clean checkout, the hidden tests on top, then the named tests.
+"""Grades a SWE-bench goal: patch on a clean checkout, hidden tests, then the named tests.
 
 Source: SWE-bench's evaluation (apply, check out the test files, apply the test patch, run, parse). The verdict is a
 result whenever the patch is to blame, also when it does not apply or its code never ends.

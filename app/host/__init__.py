@@ -1,1 +1,1 @@
-"""What one machine offers: its container engine, cgroups, disks, kernel calls, and slots shared by its processes."""
+"""This machine: its container engine, cgroups, disks, kernel calls, and slots shared by its processes."""

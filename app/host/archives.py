@@ -1,4 +1,4 @@
-"""Tar archives in and out of environments: made, checked, unpacked; an archive may not reach outside of its folder."""
+"""Makes, checks and unpacks tar archives; nothing in one may leave its folder."""
 
 from __future__ import annotations
 

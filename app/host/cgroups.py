@@ -1,4 +1,4 @@
-"""Control groups of version 1 or 2: limits of an environment, where a container has its own, what the kernel counts.
+"""Cgroups v1 and v2: sets limits, finds a container's group, reads the kernel's counters.
 
 Why `Cgroup` and not the runtime's own: moving a process into a cgroup waits for the whole kernel (5-15 ms), a thread
 that moves itself does not. The thread that starts an environment joins its cgroup first, and the environment is born

@@ -1,4 +1,4 @@
-"""A container's own file layer, seen from this host: emptied, the container is its image again, provably.
+"""Empties a container's writable layer from this host, so that it equals its image again.
 
 Why not the engine's own `diff`: it compares size and time of files, so a file overwritten in place whose time was put
 back is not in it (engine 20.10). In the layer it is, as is every deletion, mode, owner and attribute. The kernel allows

@@ -1,4 +1,4 @@
-"""Disk space: what files take below a folder, and a full disk told apart from other faults.
+"""Measures disk space below a folder, and recognises a full disk.
 
 To count, nothing is reached by a path, and no link is followed: what runs inside may change everything meanwhile.
 """

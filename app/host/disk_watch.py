@@ -1,4 +1,4 @@
-"""Disk limits without the file system's help: what environments have written is measured, and one over its limit ends.
+"""Ends environments that write more than their limit, where the file system has no quota.
 
 A check costs a call when the disk's free space has not shrunk; only then are folders added up.
 """

@@ -1,4 +1,4 @@
-"""The container engine: one client per process, bounded in time, its refusals named in our words."""
+"""The container engine's client: one per process, with timeouts, and errors in our classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What exists here: one small file in each environment's folder, written first and removed last.
+"""Records of environments on this host: one small file each, written first and removed last.
 
 From the folder's name alone all else follows (cgroup, runtime's state), so that any process can end it.
 """

@@ -1,4 +1,4 @@
-"""The system calls that Python 3.11 does not have: namespaces, mounts, lookups that stay inside a folder.
+"""System calls that Python 3.11 lacks: namespaces, mounts, path lookups that stay inside a folder.
 
 All raise OSError with the kernel's errno. The lock of the interpreter is free while they run.
 """

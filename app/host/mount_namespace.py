@@ -1,4 +1,4 @@
-"""Mounts in a namespace of one thread, gone with it.
+"""Mounts in the namespace of one thread, gone with it.
 
 An environment's file system is mounted only in the namespace of the thread that starts it; the environment's processes
 take a copy along. So no mount of a worker is ever seen on the host, a killed worker leaves none behind, and the last

@@ -1,4 +1,4 @@
-"""What a container may not do, by whichever engine or runtime it is made."""
+"""Capabilities and privileges that a container does not get, whatever runs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of what runs at a time: starts of environments, builds and pulls of images.
+"""Limits how many starts, builds and pulls run at a time on this host.
 
 A worker brings a semaphore that the ledger keeps for all hosts. Without one, file locks bound the processes of this
 host; the kernel frees them when a holder dies.

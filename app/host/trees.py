@@ -1,4 +1,4 @@
-"""Files that an environment wrote, removed however deep: deeper than a path may be long, or calls may go.
+"""Removes untrusted directory trees of any depth.
 
 Nothing is reached by a path, and no link is followed: what runs inside may change everything meanwhile.
 """

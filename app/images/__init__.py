@@ -1,1 +1,1 @@
-"""The images behind the environments: how they are called, fetched from a registry, kept on a host, and dropped."""
+"""Images of environments: names, pulls, builds, the cache of a host."""

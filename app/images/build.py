@@ -1,4 +1,4 @@
-"""One build of an image on the engine: followed, cut at its deadline or its limits, its output kept."""
+"""Runs one image build on the engine, within its deadline and limits, and keeps its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a build may take of its host: told to the engine where it can be, watched from here where it cannot.
+"""Limits CPU, memory and disk of image builds.
 
 The engine's builder bounds memory, CPU and core dumps of a step by itself, and knows no word for processes. So the
 container of every step is given its bound of processes by its id, which the builder tells just before it starts it:

@@ -1,4 +1,4 @@
-"""What builds said: a file for each, its beginning and its end, until it is old or others are newer."""
+"""Keeps the logs of recent builds, one file each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Source archives of a build context: what its `sources.txt` names, fetched from the user's own package index.
+"""Fetches the source archives named in a build context's `sources.txt` from the user's package index.
 
 `docker build` runs without a network, so archives are brought into the context before. pip is asked because the user
 has configured pip: index addresses, certificates, proxies, credentials. But not through `pip download`, which *runs*

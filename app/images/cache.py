@@ -1,4 +1,4 @@
-"""The images of one host as a cache: what is here, who needs it when, what goes when the disk fills."""
+"""The image cache of one host: what is here, who needs it, and what is evicted when the disk fills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The single images that environments need, for prefetching."""
+"""Lists the single images that environments need, for prefetching."""
 
 from __future__ import annotations
 

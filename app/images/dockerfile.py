@@ -1,4 +1,4 @@
-"""What a recipe (a Dockerfile) builds on, read as the engine reads it; and the same on images named by their ids.
+"""Finds the base images of a Dockerfile as the engine reads it, and pins them by id.
 
 Only the instructions that name images are understood: FROM, COPY --from, and each ARG before the first FROM. What is
 malformed is passed over: the engine will say so in its own words.

@@ -1,4 +1,4 @@
-"""The images of a container engine."""
+"""Lists the images of a container engine."""
 
 from __future__ import annotations
 

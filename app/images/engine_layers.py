@@ -1,4 +1,4 @@
-"""Images of the engine on this host, by content hash: made and pulled there, used here without it.
+"""Uses the layers of the engine's images directly, by content hash.
 
 The engine's own layer folders are not mounted: it may remove them under us. Where they are visible their files are
 linked into the store instead, which copies nothing, shares the page cache with the engine's containers, and outlives

@@ -1,4 +1,4 @@
-"""Talking to image registries, through the engine: it knows their addresses, certificates, proxies and logins.
+"""Pulls, pushes and inspects images at a registry through the engine.
 
 A registry that is busy or has a fault of the moment is asked again, later and later, or when it said to.
 """

@@ -1,5 +1,4 @@
-"""Which images go when the disk fills: those that the queue needs furthest in the future. Pure, so that it can be
-simulated.
+"""Chooses which images to evict: those that the queue needs last. No I/O.
 
 Source: Bélády, A study of replacement algorithms for a virtual-storage computer (1966).
 """

@@ -1,4 +1,4 @@
-"""Where the images of a host lie: on its engine, or, where there is none, unpacked in a store of our own."""
+"""Finds images of a host: on its engine, or in its own store where there is no engine."""
 
 from __future__ import annotations
 

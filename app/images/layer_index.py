@@ -1,4 +1,4 @@
-"""The images of a host without an engine: what lies unpacked, and what set-ups made of it.
+"""Lists the images of a host without an engine, and the results of set-ups.
 
 The store is imported late: it takes its images from here.
 """

@@ -1,4 +1,4 @@
-"""Unpacked images of this host: each layer once, whichever images share it, by whichever process.
+"""Stores unpacked layers of images, each once per host.
 
 images/oci/layers/NAME      a layer's files, as overlayfs takes them
 images/oci/images/ID.json   an image: its layers and what of its configuration matters

@@ -1,4 +1,4 @@
-"""What of an image lies unpacked beside the engine (kind `oci`): it counts as use, and it goes with the image.
+"""Counts unpacked layers as use of an engine's image, and removes them with it.
 
 The store is imported late: it takes its images from here.
 """

@@ -1,4 +1,4 @@
-"""A layer's folder of an engine, taken into the store: linked where the file system lets us, else copied."""
+"""Takes an engine's layer folder into the store: by links where possible, else copied."""
 
 from __future__ import annotations
 

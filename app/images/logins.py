@@ -1,4 +1,4 @@
-"""Who we are to a registry: by the settings, else by what `docker login` keeps, itself or with a helper.
+"""Finds registry credentials: the settings, else Docker's configuration and its helpers.
 
 A helper is a program `docker-credential-NAME` that is asked for each login (`credsStore`, `credHelpers`).
 """

@@ -1,4 +1,4 @@
-"""What this host remembers of its images: who wants them under which name, when they were last used, what we made.
+"""Remembers names, last use and origin of this host's images.
 
 The engine keeps none of this. Files below `home`/cache/images, shared by all processes of the host without a lock: one
 per image and key, whose time of change is the time of last use; and one per project of several containers.

@@ -1,4 +1,4 @@
-"""A host's images for a person: what each takes, who needs it when, what goes next and why the rest stays."""
+"""Describes a host's images for `megaflow images`: size, who needs them, what is evicted next."""
 
 from __future__ import annotations
 

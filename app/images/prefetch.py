@@ -1,4 +1,4 @@
-"""Pulls ahead what the queue needs next, and keeps the host's disk between its marks. One of a host does so."""
+"""Pulls what the queue needs next, one process per host, and keeps the disk within its thresholds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an image is called: by a task, on an engine, in a registry. Pure; nothing is looked up."""
+"""Parses and builds image names. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls to a registry without an engine: version 2 of its interface, with the token or the password that it wants."""
+"""Calls a registry's HTTP interface (version 2) with its token or password."""
 
 from __future__ import annotations
 

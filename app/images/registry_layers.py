@@ -1,4 +1,4 @@
-"""Images of a registry, without an engine: whole images into the store, everything checked by its digest."""
+"""Pulls whole images from a registry into the store, checking every digest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Putting all images of a dataset into a registry, once: what is there already is only looked at."""
+"""Copies or builds all images of a dataset into a registry; what is there is skipped."""
 
 from __future__ import annotations
 

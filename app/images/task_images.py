@@ -1,4 +1,4 @@
-"""Task images: found on the engine, pulled, or built; once per host however many threads and processes ask."""
+"""Finds, pulls or builds a task's image on the engine, once per host."""
 
 from __future__ import annotations
 

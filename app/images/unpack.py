@@ -1,4 +1,4 @@
-"""An image's layer out of its tar, as a folder for overlayfs: owners, modes, hard links, capabilities, deletions.
+"""Unpacks a layer's tar into a folder for overlayfs: owners, modes, hard links, capabilities, deletions.
 
 Nothing of a layer reaches outside of its folder, whatever links it brings: every name is looked up as if that folder
 were the root of everything.

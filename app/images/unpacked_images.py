@@ -1,4 +1,4 @@
-"""Which stored image a task's environment wants: from the engine where one answers, else from the registry."""
+"""Finds or makes the unpacked image of a task: from the engine where there is one, else from the registry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Providers: what makes instances. To add one, see README.md beside this file."""
+"""Providers of instances. README.md beside this file says how to add one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of a provider: what makes instances, each of which hosts one Celery worker."""
+"""Defines the interface of a provider: it makes instances, each of which runs one Celery worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker launcher: the process that forks instances of the `process` provider, and reports their ends.
+"""The worker launcher: forks instances of the `process` provider and reports their ends.
 
 It imports everything a worker needs once and forks: an instance costs milliseconds and shares its parent's memory. It
 is single-threaded, so that forking is safe. It ends an instance at its deadline from outside; when it dies itself, the

@@ -1,4 +1,4 @@
-"""The `process` provider: instances are process trees of this host, made by the worker launcher."""
+"""The `process` provider: instances are process trees on this host."""
 
 from __future__ import annotations
 

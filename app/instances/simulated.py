@@ -1,4 +1,4 @@
-"""The `simulated` provider: instances that only pretend to work, thousands in one process, with the real control plane.
+"""The `simulated` provider: thousands of instances in one process, which pretend to work.
 
 Its host is `python -m app.simulation.host`; what its instances do is a `Simulation`. Meant for benchmarks, chaos and
 capacity planning (`megaflow simulate`).

@@ -1,4 +1,4 @@
-"""Accepting tasks: one transaction, bulk-loaded. When it returns, the tasks survive everything but the database."""
+"""Accepts tasks in one transaction. When it returns, they survive everything but the loss of the database."""
 
 from __future__ import annotations
 

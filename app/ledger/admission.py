@@ -1,4 +1,4 @@
-"""Admission: moves waiting tasks, writes their attempts and notes their wake-up messages, in batches."""
+"""Admits waiting tasks: writes their attempts and notes their wake-up messages, in batches."""
 
 from __future__ import annotations
 

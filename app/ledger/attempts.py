@@ -1,4 +1,4 @@
-"""The life of an attempt in the ledger: claimed, renewed, phase by phase. `app.ledger.ends` has how it ends.
+"""Claims, renews and records attempts. `app.ledger.ends` has how they end.
 
 Every write carries the attempt's id and number and is conditional on its state; a writer that comes late gets
 `StaleWriter` and must stop. The verbs take many at once, in one statement; those for one are the same with

@@ -1,4 +1,4 @@
-"""The auditor's eyes and hands: looks at the ledger's invariants in one snapshot, and mends what is safe to mend."""
+"""Checks the ledger's invariants in one snapshot, and repairs what is safe to repair."""
 
 from __future__ import annotations
 

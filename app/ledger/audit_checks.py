@@ -1,4 +1,4 @@
-"""The invariants as queries: each gives the ids of what breaks one, and nothing in a healthy ledger.
+"""The invariants as queries: each returns the ids that break it.
 
 Ages are judged against the transaction's start, which is never later than what it sees; what moves in one transaction
 needs none. Parameters: see `app.ledger.audit.parameters`.

@@ -1,4 +1,4 @@
-"""Resource classes: the kinds of instances that an administrator offers, each with queues and capacity of its own."""
+"""Resource classes: kinds of instances, each with queues and capacity of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections: how the ledger reaches PostgreSQL, and how waiting processes hear of changes."""
+"""Connects to PostgreSQL, and listens for its notifications."""
 
 from __future__ import annotations
 

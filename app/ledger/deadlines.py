@@ -1,4 +1,4 @@
-"""Deadlines that producers give their runs and tasks: what has not ended by then ends as `expired`."""
+"""Ends runs and tasks whose deadline has passed, as `expired`."""
 
 from __future__ import annotations
 

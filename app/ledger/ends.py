@@ -1,4 +1,4 @@
-"""How an attempt ends in the ledger: graded, not scored, or taken away; and what becomes of its task.
+"""Ends attempts: graded, not scored, or taken away; and decides what becomes of the task.
 
 An end is conditional on the attempt's number and state, as every write: see `app.ledger.attempts`. Locks are taken in
 its order: attempt, then task.

@@ -1,4 +1,4 @@
-"""How long environments took, phase by phase: what attempts recorded, by kind of environment and by path.
+"""Summarises how long environments took, by phase, kind and path.
 
 An attempt has an environment for its agent and may have another for its grading; each counts. What the attempt paid
 before the first command of each stands in `phases`, with `image_by` for how the image came; all that it waited, in

@@ -1,4 +1,4 @@
-"""Facts, appended with the change that they record, and the notifications that wake the processes that wait."""
+"""Appends events in the transaction that they record, and notifies waiting processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a task is where it is: what every phase took, what it waited for, what binds now and what would help."""
+"""Explains a task: what each phase took, what it waits for, what is limiting now, what would help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run's time went, what binds the rest of it now, and what would help."""
+"""Explains a run: where its time went, what limits the rest of it, what would help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which images are on which host, as the hosts themselves report, and where standing instances have room.
+"""Records which images each host has, and where persistent instances have room.
 
 Images go by what tasks call them, a reference or the digest of a recipe: known before anything is pulled.
 """

@@ -1,4 +1,4 @@
-"""The life of an instance in the ledger: requested, ready, gone. What it left behind: `sweeps`."""
+"""Records the life of an instance: requested, ready, ended, and whether its host was swept."""
 
 from __future__ import annotations
 

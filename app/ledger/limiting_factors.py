@@ -1,4 +1,4 @@
-"""Which limits keep a queue waiting at this moment: the dispatcher's rules, with their reasons.
+"""Finds which limits keep a queue waiting now, by the dispatcher's rules.
 
 A queue is a user's tasks of one mode (as asked for) and class. Limits are named `slots:ephemeral.standard`,
 `pool:persistent.gpu`, `class:gpu`, `quota:running:alice`, `quota:instances:alice`, `quota:spend:alice`,

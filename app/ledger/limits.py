@@ -1,4 +1,4 @@
-"""Named limits: what an administrator has set, what holds by default, and who uses them at this moment.
+"""Named limits: set values, defaults, and who uses them now.
 
 A name is `KIND:SUBJECT`; the subject `*` stands for all subjects without a row of their own. Slots of classes and
 quotas of users are limits, too, but live in tables of their own (`classes`, `quotas`).

@@ -1,4 +1,4 @@
-"""Calls of models: written in bulk, read back with what was said, added up.
+"""Writes model calls in bulk, reads them back, and sums them up.
 
 A call's row names its messages by digest; each message of an attempt is kept once, however often it was sent.
 """

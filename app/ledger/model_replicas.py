@@ -1,4 +1,4 @@
-"""Which engines answer for a model's name: rows that an administrator writes and every gateway follows.
+"""The replicas that serve a model's name, as set by an administrator.
 
 A model's name is stable; what is behind it (engine, the engine's own name, the version of the policy) changes in one
 transaction. Every change tells the channel `CHANGED`, so that gateways look at once.

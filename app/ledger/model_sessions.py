@@ -1,4 +1,4 @@
-"""Who a caller of the gateway is: tokens of attempts. Only a token's digest is kept."""
+"""Sessions of the gateway: which attempt a token belongs to. Only a token's digest is stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What models and environments were used for: tokens, dollars, time; by task, run, user, agent, model or day."""
+"""Sums up the use of models and environments: tokens, dollars, time; by task, run, user, agent, model or day."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person may call a run or a task: an id, its beginning or end, a name, `RUN/TASK`, `latest`."""
+"""Resolves what a person calls a run or a task: an id, its end, a name, `RUN/TASK`, `latest`."""
 
 from __future__ import annotations
 

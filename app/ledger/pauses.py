@@ -1,4 +1,4 @@
-"""Pauses: nothing of a run, a user or a class is admitted until it is resumed. What runs goes on."""
+"""Pauses and resumes the admission of a run, a user or a class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quotas: what an administrator lets one user have at once, their weight in the fair share, and what they have spent.
+"""Quotas of users: how much at once, their weight in the fair share, what they have spent.
 
 The row `*` stands for everybody without a row of their own. Use is no counter that is kept, but the count of live rows.
 """

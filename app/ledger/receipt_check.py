@@ -1,4 +1,4 @@
-"""A receipt held against what exists: pure, so that it can be tried on any world."""
+"""Compares a receipt with what exists. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Receipts: what was made for the attempts of a run, by whom it was removed, and what still stands and why.
+"""Reads receipts: what was created for a run, who destroyed it, what still exists and why.
 
 Lines are written as soon as a thing exists and when it has been removed. A line that was missed (a crash between the
 two) is written when the thing is removed, since its labels say whose it was.

@@ -1,4 +1,4 @@
-"""Reading what came of runs and tasks."""
+"""Reads the results of runs and tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recurring evaluations: what is due, and firing each due time exactly once."""
+"""Stores schedules, and fires each due time exactly once."""
 
 from __future__ import annotations
 

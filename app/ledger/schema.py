@@ -1,4 +1,4 @@
-"""The schema's version: migrating, and knowing whether that is needed."""
+"""Migrates the schema, and tells whether that is needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `megaflow explain` tells: the story of a task or a run, as plain values."""
+"""The results of `megaflow explain` as plain values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stream of facts: read from a position on, at least once, in order for every task, nothing missed.
+"""Reads events from a position on: at least once, in order for every task, none missed.
 
 Why not by id. An id is given when a fact is written and seen when its transaction commits; a reader that has passed id
 9 never sees an 8 that commits later. Why not by the oldest open transaction either (deliver every transaction below it,

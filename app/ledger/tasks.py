@@ -1,4 +1,4 @@
-"""What people do to accepted tasks: cancel them, run again what was not scored."""
+"""Cancels tasks, and retries those that were not scored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an attempt's time went, from the times of its phases: pure functions, no I/O."""
+"""Computes where an attempt's time went from the times of its phases. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which environments the queue will need, soonest first: what hosts pull ahead, and what they evict last.
+"""Lists the environments that the queue will need, soonest first, for prefetching and eviction.
 
 A forecast and not a promise: the dispatcher's order between lines, without its limits on slots and quotas.
 """

@@ -1,4 +1,4 @@
-"""What waits and what is free: the dispatcher's view of the ledger."""
+"""Reads what waits and what is free, for the dispatcher."""
 
 from __future__ import annotations
 

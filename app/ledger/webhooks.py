@@ -1,4 +1,4 @@
-"""Webhooks as kept: who is told of which facts, how far each one is, and how it goes."""
+"""Stores webhooks: which events they get, how far each is, and how its deliveries went."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks a gateway whether a model can be called, before tasks are spent on finding out. Standard library only."""
+"""Asks a gateway whether a model can be called. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a worker asks the gateway about its attempt: the account so far, and, at the end, that all is on record."""
+"""Asks the gateway about an attempt: its usage so far, and whether everything is recorded."""
 
 from __future__ import annotations
 

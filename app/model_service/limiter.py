@@ -1,4 +1,4 @@
-"""Tier one of the limits: model calls of a user, of a run and to a model, by rate of requests, of tokens, and at once.
+"""Limits model calls per user, run and model: requests, tokens, calls at once.
 
 State is in Redis, capacities in the table `limits`. A call takes all its limits or none, in one script. Rates are exact
 moving windows: one entry per call and minute, so never more than the limit in any minute, and what a call really used

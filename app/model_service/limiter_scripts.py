@@ -1,4 +1,4 @@
-"""What the limiter asks Redis to do in one step (6.2 to 7).
+"""The limiter's Redis scripts (6.2 to 7).
 
 Keys come in fours, one four for each limit: members, sum, line, seen. Members of a rate are `HOLDER AMOUNT`, scored
 with the time of the call in ms; `sum` is their amounts together and changes with them alone. Members of a concurrency

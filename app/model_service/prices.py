@@ -1,4 +1,4 @@
-"""What a call costs: by the user's own table, else by the list of the provider that answered, else unknown.
+"""Computes what a call costs: the user's table, else the provider's list, else unknown.
 
 Unknown is None and never 0: only its owner knows what a self-hosted engine costs.
 """

@@ -1,4 +1,4 @@
-"""What our HTTP servers share: bounds on connections and on bodies, requests, refusals."""
+"""Shared by our HTTP servers: limits on connections and bodies, requests, error replies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which IP addresses the gateway never connects to, whatever URL or name led there."""
+"""IP addresses to which the gateway never connects."""
 
 from __future__ import annotations
 

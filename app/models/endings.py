@@ -1,4 +1,4 @@
-"""How an attempt can end, and what follows from each ending: the one table of retries.
+"""End reasons, and the one table that decides about retries.
 
 Promise 7 lives here: an infrastructure fault is retried or reported as not scored; it is never reward 0.
 """

@@ -1,4 +1,4 @@
-"""Names of hosts: which ones a task may reach.
+"""Checks names of hosts that a task may reach.
 
 Two spellings of one host are one host here (case, a dot at the end, IDNA, ways to write an address); a spelling that
 some resolver may read differently, such as `127.1` or `0x7f000001`, is no host at all.

@@ -1,4 +1,4 @@
-"""What is asked of a provider."""
+"""What a provider is asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Closed lists of names that the command line offers and the ledger knows."""
+"""Enumerations shared by the command line and the ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known about a call of a model: who may make it, how it went, what it took. Pure nouns.
+"""Model calls as data: who may call, how it went, what it used.
 
 The gateway makes these facts, the ledger keeps them, the spine and the command line read them.
 """

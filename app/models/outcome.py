@@ -1,4 +1,4 @@
-"""What came of an attempt: phases, verdict, artifacts, the result that a client holds."""
+"""The outcome of an attempt: phases, verdict, artifacts, and the result that a client gets."""
 
 from __future__ import annotations
 

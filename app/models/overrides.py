@@ -1,4 +1,4 @@
-"""What a submission changes in its tasks, whatever their dataset says: their environments, their limits."""
+"""What a submission overrides in its tasks: environments and limits."""
 
 from __future__ import annotations
 

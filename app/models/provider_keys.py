@@ -1,4 +1,4 @@
-"""Which environment variables hold keys of model providers: of all processes only the gateway gets them."""
+"""Names of variables that hold provider keys; only the gateway's process gets them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of the services around the queue: webhooks, hosts, the model gateway, artifacts, schedules."""
+"""Tables of webhooks, hosts, the model gateway, artifacts and schedules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent or a grader may do to an environment: the narrow waist between the stations.
+"""The interface through which agents and graders act on an environment.
 
 Agents, graders and environments do not import each other; they meet in this Protocol.
 """

@@ -1,4 +1,4 @@
-"""What simulated instances do: how long they boot and work, and how often which fault strikes. Frozen, on one line."""
+"""Settings of simulated instances: how long they boot and work, how often they fail. One line of text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was asked: the agent task as frozen wire types.
+"""The agent task and its spec, as frozen models.
 
 The paper's six-tuple (E, D, G, S, A, T), made concrete: E = `environment`, D = `description`, G = `goal`, A = what
 `environment.network` and the limits leave open, S = the environment's files and processes, T = what the environment

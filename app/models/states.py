@@ -1,4 +1,4 @@
-"""The states and their legal moves, as data: pure code, no I/O.
+"""States and legal transitions, as data.
 
 The database refuses what this table refuses: the first migration writes the same moves into triggers, and a test holds
 the two against each other, pair by pair.

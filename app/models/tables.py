@@ -1,4 +1,4 @@
-"""The tables: what PostgreSQL holds as the truth.
+"""The tables of PostgreSQL.
 
 Invariants are indexes and triggers here, not habits of the code: one live attempt per task, one attempt per ephemeral
 instance, one firing per schedule and due time, one open binding per limit and line, no illegal move.

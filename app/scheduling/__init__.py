@@ -1,1 +1,1 @@
-"""Who runs next, and where: pure policy, the dispatcher that carries it out, and the reconciler under it."""
+"""Scheduling: the policy, the dispatcher that applies it, the reconciler that repairs differences."""

@@ -1,4 +1,4 @@
-"""The auditor: checks the ledger's invariants every so often, mends what is safe, and raises an alarm of what it found.
+"""Checks the ledger's invariants periodically, repairs what is safe, and raises alarms.
 
 Any number may run; one looks at a time. It also issues the receipts of runs that have ended.
 """

@@ -1,4 +1,4 @@
-"""Due times of schedules, in UTC: pure functions over cron expressions."""
+"""Computes due times of schedules, in UTC, from cron expressions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dispatcher: admits what has a slot, asks for the instances that it needs, publishes wake-up messages.
+"""The dispatcher: admits tasks, requests instances, publishes wake-up messages.
 
 Woken by NOTIFY, decides in batches; any number may stand by, one decides at a time.
 """

@@ -1,4 +1,4 @@
-"""On which host a standing pool's next tasks run: where their images are. Pure, so that a simulator can run it.
+"""Chooses the host for the next tasks of a persistent pool, by where their images are. No I/O.
 
 Only a preference, in two ways that cost no task anything: each task that goes now is sent to one of the hosts with a
 free slot; and of one user's tasks that are equal but for their arrival, one whose image is where the slot is may go

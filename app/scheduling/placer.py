@@ -1,4 +1,4 @@
-"""What the dispatcher knows for placing tasks by image, and remembers from look to look.
+"""Gives the dispatcher what it needs to place tasks by image, cached between passes.
 
 Asked only while the standing instances of a class are on several hosts: on one machine nothing of this is read.
 """

@@ -1,4 +1,4 @@
-"""The scheduler's decisions as pure functions: no I/O, so that a simulator can run the same code.
+"""The scheduling policy as pure functions.
 
 The order: priority; then what had its turn and lost it; then weighted fair share between users; then first come first
 served; within a run, groups that have started. `DispatchOrder.FIFO` leaves the fair share out, as in the paper.

@@ -1,4 +1,4 @@
-"""Standing pools: how many instances each should have, and when it has had too many for long enough."""
+"""Computes how many instances each persistent pool should have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The net under the events: compares what the ledger believes with what exists, and mends the difference.
+"""Compares what the ledger believes with what exists, and repairs the difference.
 
 Everything here is safe to run twice at once, and to stop anywhere.
 """

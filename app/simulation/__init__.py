@@ -1,1 +1,1 @@
-"""Thousands of simulated instances in one process, on the real queues, ledger and leases."""
+"""Simulates thousands of instances in one process, on the real queues, ledger and leases."""

@@ -1,4 +1,4 @@
-"""The attempts that simulated instances have in hand: what happens to each, and what the ledger says to it."""
+"""Attempts of simulated instances: how each goes, and what is written to the ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How thousands of simulated instances write to the ledger: what has piled up goes in one statement per kind.
+"""Writes the changes of thousands of simulated instances in one statement per kind.
 
 A writer is a thread with a connection. While it writes, more piles up: the busier the system, the larger the batches.
 """

@@ -1,4 +1,4 @@
-"""Claims of simulated instances, in the ledger's terms. Runs on the writers' threads."""
+"""Claims attempts for simulated instances, on the writers' threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one thread of a simulated fleet: what others hand over, and a heap of what falls due."""
+"""The event loop of a simulated fleet: one thread, a heap of due events."""
 
 from __future__ import annotations
 

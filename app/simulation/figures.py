@@ -1,4 +1,4 @@
-"""What the tables say of a simulation: of all that the database holds, which must be the simulation's own."""
+"""Reads a simulation's figures from a database that holds nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fleet of simulated instances: what each goes through, in batches to and from the ledger.
+"""The fleet of simulated instances: moves each through its life, in batches.
 
 Everything here runs on the thread of `Fleet.run`; others hand their news over with `post`. An instance is a few
 numbers and an attempt the list of what will become of it, so ten thousand of them cost next to nothing while they wait.

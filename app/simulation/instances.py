@@ -1,4 +1,4 @@
-"""Simulated instances and attempts as data, and the random_model that decide what becomes of them."""
+"""Simulated instances and attempts as data, and the random model of their faults and times."""
 
 from __future__ import annotations
 

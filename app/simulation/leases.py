@@ -1,4 +1,4 @@
-"""The leases of all simulated attempts, renewed in one statement, and the standing instances' signs of life."""
+"""Renews the leases of all simulated attempts in one statement, and sends heartbeats of instances."""
 
 from __future__ import annotations
 

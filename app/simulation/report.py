@@ -1,4 +1,4 @@
-"""What a simulation came to, out of the ledger: how long, how full, who waited, what was lost."""
+"""Reports a simulation: how long, how full, who waited, what was lost."""
 
 from __future__ import annotations
 

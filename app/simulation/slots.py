@@ -1,4 +1,4 @@
-"""Which simulated instance has a free assign, and which message gets it."""
+"""Assigns messages to simulated instances with a free slot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where simulated instances hear: messages from the real queues, and who must stop."""
+"""Receives wake-up messages and stop requests for simulated instances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base image that task recipes build on: from a registry's Debian, or from Debian's packages without a registry."""
+"""Makes the base image of task recipes: from a registry, or from Debian's packages without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Preflight: what a machine has, what it lacks, and the mend."""
+"""Checks what a machine has and lacks, and how to fix it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Docker engine: found, or on a machine where we may, installed from Debian's packages and started by hand.
+"""Finds the Docker engine, or installs it from Debian's packages and starts it.
 
 An engine that answered before we came is never ours to stop. One that we started is written down with its process id
 and start time, and `stop_engine` ends that process and no other.

@@ -1,4 +1,4 @@
-"""The folders of one installation, who may enter them, and the environment that its processes are given."""
+"""The folders of an installation, their permissions, and the environment of its processes."""
 
 from __future__ import annotations
 

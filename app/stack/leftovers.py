@@ -1,4 +1,4 @@
-"""What a stack that ended may have left: processes of this installation, and what carries its label in the engine."""
+"""Finds what an ended stack left: processes, and labelled containers of the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`up` and `down`: one machine's stack from nothing to ready, and back to nothing."""
+"""Starts and stops one machine's stack: `up` and `down`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The TCP ports that a stack takes, and whether another program has them."""
+"""Checks whether the TCP ports of a stack are free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL: the binaries of a wheel, a Unix socket, no TCP, and data that outlives `down`.
+"""The embedded PostgreSQL: on a Unix socket, without TCP; its data outlives `down`.
 
 PostgreSQL refuses to run as root. For root it therefore runs as the system user `megaflow-postgres`, which is made
 when missing. That user must reach its data: where a folder above `home` is closed to others (`/root` is), data, socket

@@ -1,4 +1,4 @@
-"""A stack of its own for a while: embedded servers, control workers, a simulation's host; nothing of it stays.
+"""A temporary stack: servers, control workers, a simulation's host; removed at its end.
 
 For capacity planning, benchmarks and breaking things on purpose: every process can be killed, stopped and restarted by
 name, and says what it costs. No supervisor: nothing comes back by itself.

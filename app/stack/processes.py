@@ -1,4 +1,4 @@
-"""Whether a process has ended: a zombie has, though its number is still taken."""
+"""Tells whether a process has ended; a zombie has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded Redis: the server program of a wheel, a Unix socket, no TCP, and an append-only file."""
+"""The embedded Redis: on a Unix socket, without TCP, with an append-only file."""
 
 from __future__ import annotations
 

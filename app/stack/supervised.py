@@ -1,4 +1,4 @@
-"""supervisord, which gives the keys of model providers to the programs that need them, and has them in no environment.
+"""Runs supervisord so that only the programs that need provider keys get them.
 
 `python -m app.stack.supervised -c FILE`, with JSON on standard input: `keys`, variables by name, and `programs`, names.
 The keys stay in its memory, so that a program that is started again gets them again.

@@ -1,4 +1,4 @@
-"""supervisord: its generated configuration, its start, and its XML-RPC over a Unix socket. It never listens on TCP."""
+"""Configures, starts and asks supervisord over a Unix socket."""
 
 from __future__ import annotations
 

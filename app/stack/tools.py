@@ -1,4 +1,4 @@
-"""Programs of this host that make environments quick: a compiler for the session helper, an OCI runtime, zstd.
+"""Finds optional programs of this host: a compiler, an OCI runtime, zstd.
 
 Nothing here is needed: without the compiler each command costs the engine's way in, without the runtime each
 environment costs the engine's start.

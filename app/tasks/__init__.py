@@ -1,1 +1,1 @@
-"""Verbs on the queues: thin Celery tasks, named noun.verb on the wire."""
+"""The Celery tasks, named noun.verb."""

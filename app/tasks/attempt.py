@@ -1,4 +1,4 @@
-"""`attempt.run`: the one task that instances take. Its body is the wake-up message; the rest is in the ledger."""
+"""Task `attempt.run`, the only one that instances take. Its body is the wake-up message."""
 
 from __future__ import annotations
 

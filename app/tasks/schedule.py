@@ -1,4 +1,4 @@
-"""`schedule.tick`: beat's only message. Fires every schedule that is due, each due time once."""
+"""Task `schedule.tick`, sent by beat: fires every due schedule once."""
 
 from __future__ import annotations
 

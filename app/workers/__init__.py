@@ -1,1 +1,1 @@
-"""What runs on an instance: the single-task worker, the pool worker, the control worker, and the spine they share."""
+"""What runs on an instance: its Celery worker, and an attempt from its claim to its outcome."""

@@ -1,4 +1,4 @@
-"""Takes one attempt from its claim to a recorded outcome. Reads top to bottom like the way of a task.
+"""Runs one attempt from its claim to its recorded outcome, phase by phase.
 
     provision -> open_model -> act -> end_agent -> extract_patch -> grade -> store -> record
 

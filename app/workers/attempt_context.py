@@ -1,4 +1,4 @@
-"""One attempt: what it works with, how far it has come, and what is on record of it."""
+"""The context of one attempt: its services, its progress, its record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All of the outputs that were too long to be handed on whole: files of this host while the attempt is under way.
+"""Keeps outputs of commands that are too long to be returned, as files while the attempt runs.
 
 Nothing of them is ever in the environment: its disk limit does not pay for them, its commands cannot touch them, and a
 reset finds nothing. Together they are bounded; what was cut off says so.

@@ -1,4 +1,4 @@
-"""What this process is: the instance that it hosts, or the control plane's hands. Set once, at its door."""
+"""The context of this worker process: its instance or the control role, set once at the start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An attempt's environments: got from the pool, waited for where the engine is away, given back however it ends."""
+"""Gets an attempt's environments from the pool, waits for an absent engine, and returns them at the end."""
 
 from __future__ import annotations
 

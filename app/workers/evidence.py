@@ -1,4 +1,4 @@
-"""What an attempt leaves behind as proof: collected on the way, stored at its end, never silently absent."""
+"""Collects and stores an attempt's artifacts; what is absent has a recorded reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one standing process of a host does beside the attempts: sweeps, tells of its images, pulls ahead.
+"""Maintenance of a host, by one process elected by a file lock: sweeping, reporting images, prefetching.
 
     with host_care.caring(settings, database): …
 

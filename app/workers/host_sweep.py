@@ -1,4 +1,4 @@
-"""Nothing is left on a host: what belongs to no live instance, or is overdue, is removed. One of `host_care`'s works.
+"""Removes what belongs to no live instance of this host, or is overdue.
 
     host_sweep.keep(settings, database, host, stop)
 

@@ -1,4 +1,4 @@
-"""Prefetches images of this host in the background, within the budgets of the fleet."""
+"""Prefetches images of this host in the background, within its limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosting an instance: from a provider's request to a Celery worker that takes attempts, and out again.
+"""Runs an instance: from the provider's request to a Celery worker, until it exits.
 
 python -m app.workers.instance '{"instance_id": "…", "mode": "persistent", "slots": 4}'
 """

@@ -1,4 +1,4 @@
-"""Starts the launcher with everything that a worker needs already imported.
+"""Starts the launcher with a worker's imports already loaded.
 
 python -m app.workers.launcher
 """

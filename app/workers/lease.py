@@ -1,4 +1,4 @@
-"""Keeping the right to work: leases renewed in one statement per worker, and how an attempt is told to stop.
+"""Renews the leases of a worker in one statement, and tells attempts to stop.
 
 A worker that cannot renew stops its own work before the lease lapses: better an attempt run twice in turn than twice at
 the same time.

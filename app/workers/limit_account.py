@@ -1,4 +1,4 @@
-"""Which limits of its environments an attempt met, by the kernel's own counts: told apart from crashes."""
+"""Finds which limits an attempt hit, from the kernel's counters."""
 
 from __future__ import annotations
 

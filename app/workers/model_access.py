@@ -1,4 +1,4 @@
-"""An attempt's way to its model: a token that is good for this attempt alone, and at the end the account of it."""
+"""Gives an attempt its model token, and reads its usage at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Patience with servers: a restart of PostgreSQL or of the container engine must not cost the work of an hour."""
+"""Retries calls to PostgreSQL and the engine through a restart."""
 
 from __future__ import annotations
 

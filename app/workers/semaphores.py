@@ -1,4 +1,4 @@
-"""The semaphore of an attempt: places at the semaphores of the ledger, shared by all hosts, seen by `megaflow limits`.
+"""Takes an attempt's semaphores in the ledger, shared by all hosts, shown by `megaflow limits`.
 
 What holds a place when its worker dies goes with the attempt, the instance, or the lease, whichever is noticed first.
 """

@@ -1,4 +1,4 @@
-"""The services of one worker, built from the settings: where the contracts meet their implementations."""
+"""Builds the services of a worker from the settings."""
 
 from __future__ import annotations
 

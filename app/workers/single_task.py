@@ -1,4 +1,4 @@
-"""The Celery bootstep that makes a worker take exactly one message and leave, with exit code 0.
+"""Celery bootstep: the worker takes exactly one message and exits with code 0.
 
 `max_tasks_per_child`, `WorkerShutdown` raised in the task and "stop when something has finished" all let a second
 message in. This cancels every consumer in the moment in which the first message is reserved, remembers across

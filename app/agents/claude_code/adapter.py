@@ -1,4 +1,4 @@
-"""Claude Code, unmodified: runs inside the environment and acts there itself."""
+"""Runs Claude Code, unmodified, inside the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An external agent as a framework: the manifest says what to run, `result.json` says how it ended."""
+"""Runs an agent described by a manifest; `result.json` says how it ended."""
 
 from __future__ import annotations
 

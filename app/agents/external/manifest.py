@@ -1,4 +1,4 @@
-"""The manifest of an agent whose adapter lives outside this repository: one TOML file. Light: producers read it too."""
+"""Reads the TOML manifest of an agent whose adapter lives outside this repository. Producers read it too."""
 
 from __future__ import annotations
 

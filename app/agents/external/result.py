@@ -1,4 +1,4 @@
-"""What an external adapter says of its end: `result.json`, checked to the last key."""
+"""Reads and checks `result.json`, in which an external adapter says how it ended."""
 
 from __future__ import annotations
 

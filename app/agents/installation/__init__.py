@@ -1,4 +1,4 @@
-"""Installs agent frameworks on this host, each once, from what its lock file says, hash by hash. See README.md."""
+"""Installs agent frameworks on this host, once each, from lock files with hashes. See README.md."""
 
 from __future__ import annotations
 

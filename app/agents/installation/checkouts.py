@@ -1,4 +1,4 @@
-"""A framework that is on no package index: a checkout of its source, beside a Python with its packages."""
+"""Installs a framework that is on no package index: a checkout of its source beside a Python with its packages."""
 
 from __future__ import annotations
 

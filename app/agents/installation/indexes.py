@@ -1,4 +1,4 @@
-"""Which package index uv and npm ask: the one that this host's pip was told of, unless they were told otherwise."""
+"""Finds the package index for uv and npm: their own setting, else the one that this host's pip uses."""
 
 from __future__ import annotations
 

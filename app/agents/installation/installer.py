@@ -1,4 +1,4 @@
-"""What an adapter asks to have its framework installed: one object, four kinds of bundles."""
+"""The installer that adapters call; it makes four kinds of bundles."""
 
 from __future__ import annotations
 

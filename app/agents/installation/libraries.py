@@ -1,4 +1,4 @@
-"""The shared libraries that a bundle's programs are linked with, carried along; and what they need of the C library."""
+"""Copies the shared libraries of a bundle's programs into it, and finds which C library they need."""
 
 from __future__ import annotations
 

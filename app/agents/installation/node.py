@@ -1,4 +1,4 @@
-"""Packages of npm, with a Node that runs wherever it is mounted. Node and npm themselves come from the Python index."""
+"""Installs npm packages with a Node that runs wherever it is mounted. Node and npm come from the Python index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One folder for one bundle, made once on a host: a lock that dies with its holder, and a marker that is set last."""
+"""Makes one folder per bundle once on a host, under a lock, and marks it complete at the end."""
 
 from __future__ import annotations
 

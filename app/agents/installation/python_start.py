@@ -1,4 +1,4 @@
-"""The first thing that a bundle's Python runs (as its sitecustomize): undo what the launcher did to the environment.
+"""Undoes the launcher's changes to the environment; a bundle's Python runs it first, as its sitecustomize.
 
 The loader has read its variable already, and reads it only once.
 """

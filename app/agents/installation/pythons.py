@@ -1,4 +1,4 @@
-"""A Python that runs wherever it is mounted, with packages: for frameworks that run inside."""
+"""Installs a Python with packages that runs wherever it is mounted, for frameworks that run inside."""
 
 from __future__ import annotations
 

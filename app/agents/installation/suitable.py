@@ -1,4 +1,4 @@
-"""Whether an environment can run a bundle: its architecture, its C library. Asked by a POSIX shell alone."""
+"""Checks whether an environment can run a bundle: architecture and C library, asked by a POSIX shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Virtual environments: for frameworks that run on the worker, with our own Python."""
+"""Makes virtual environments for frameworks that run on the worker."""
 
 from __future__ import annotations
 

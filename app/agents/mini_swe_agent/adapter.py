@@ -1,4 +1,4 @@
-"""mini-swe-agent, unmodified, as a process on the worker that acts in the task's environment over the bridge."""
+"""Runs mini-swe-agent, unmodified, as a process on the worker; its commands go over the bridge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The environment that mini-swe-agent acts in when MegaFlow runs it: every command goes over MegaFlow's bridge.
+"""The environment class that mini-swe-agent uses: it sends every command over the bridge.
 
 Loaded by mini-swe-agent, in mini-swe-agent's own Python environment (`environment_class:
 megaflow_environment.MegaFlowEnvironment`); nothing of MegaFlow can be imported here. The bridge's address comes in

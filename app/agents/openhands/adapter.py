@@ -1,4 +1,4 @@
-"""OpenHands, by its SDK, unmodified: runs inside the environment and acts there itself."""
+"""Runs the OpenHands SDK, unmodified, inside the environment."""
 
 from __future__ import annotations
 

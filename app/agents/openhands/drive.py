@@ -1,4 +1,4 @@
-"""Lets the OpenHands SDK work on one task; the SDK has no command line of its own that knows limits.
+"""Runs the OpenHands SDK on one task within its limits; the SDK's own command line knows none.
 
 Runs in OpenHands' own Python, where nothing of MegaFlow can be imported, started in the task's folder. What is to be
 done comes in a JSON file, the model's key in a variable; how it ended goes into `result.json` beside that file, and the

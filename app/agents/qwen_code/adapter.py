@@ -1,4 +1,4 @@
-"""Qwen Code, unmodified: runs inside the environment and acts there itself."""
+"""Runs Qwen Code, unmodified, inside the environment."""
 
 from __future__ import annotations
 

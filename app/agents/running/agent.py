@@ -1,4 +1,4 @@
-"""A framework as an agent: what the spine knows."""
+"""Runs a framework as an agent, in the form that the worker calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder inside the environment for what is the framework's own."""
+"""Makes a folder inside the environment for the framework's own files."""
 
 from __future__ import annotations
 

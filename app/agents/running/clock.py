@@ -1,4 +1,4 @@
-"""An agent's time, and who ended it."""
+"""Measures an agent's time, and keeps who ended it."""
 
 from __future__ import annotations
 

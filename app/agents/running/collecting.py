@@ -1,4 +1,4 @@
-"""What a framework left in its folder, as plain files on the worker: nothing but files, and not too many bytes.
+"""Copies the files that a framework left to the worker: plain files only, within a limit of bytes.
 
 The model may have written anything there: no name, depth or kind of file may do more than
 stay behind. Only a gone environment and a full disk are raised.

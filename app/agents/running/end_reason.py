@@ -1,4 +1,4 @@
-"""What an ending means, and what of the words for it can be kept: they come from what an agent wrote."""
+"""Turns a framework's ending into an end reason, with the part of its message that is safe to keep."""
 
 from __future__ import annotations
 

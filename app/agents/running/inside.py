@@ -1,4 +1,4 @@
-"""A framework's process in the environment: started over the shell, its outputs carried into files on the worker."""
+"""Runs a framework's process inside the environment and copies its output into files on the worker."""
 
 from __future__ import annotations
 

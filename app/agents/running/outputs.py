@@ -1,4 +1,4 @@
-"""A program's output as a file that can be read while it grows, and never grows too large."""
+"""Keeps a program's output in a file that can be read while it grows, up to a limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A framework's process on the worker: started by a supervisor, its outputs carried into files, ended as a whole."""
+"""Runs a framework's process on the worker under a supervisor, and ends it with all its children."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The token of an attempt does not belong into what is kept of it."""
+"""Redacts the attempt's token from stored files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Removes a tree of any depth: without recursion, and by short names, so that neither Python nor the system says no."""
+"""Removes a directory tree of any depth, without recursion and without long paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs one program and leaves no process of it. Run by its path, in isolated mode; imports nothing of MegaFlow.
+"""Runs one program and ends every process of it. Started by its path, isolated; imports nothing of MegaFlow.
 
     python -I -S supervisor.py CONTROL STATUS GRACE_S PROGRAM ARGUMENT...
 

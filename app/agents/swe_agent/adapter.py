@@ -1,4 +1,4 @@
-"""SWE-agent, unmodified, from a checkout of its user's: runs inside the environment and acts there itself."""
+"""Runs SWE-agent, unmodified, from a checkout, inside the environment."""
 
 from __future__ import annotations
 

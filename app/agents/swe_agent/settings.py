@@ -1,4 +1,4 @@
-"""What SWE-agent is told: the file of settings that its command line takes as `--config`."""
+"""Writes the file that SWE-agent takes as `--config`."""
 
 from __future__ import annotations
 

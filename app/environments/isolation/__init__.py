@@ -1,1 +1,1 @@
-"""What keeps an environment apart: users, system calls, privileges, and the check that a reset left nothing behind."""
+"""Isolation of environments: users, system calls, and the check that a reset left nothing behind."""

@@ -1,4 +1,4 @@
-"""What a used environment must look like again: its state beside its files, read from inside and compared.
+"""Compares the state of a used environment with what it was before: processes, mounts, users, settings.
 
 A driver proves by its own means that it has put an environment back (an emptied layer, a new cgroup). This looks from
 the other side, the same way in every kind, so that a mistake in the means shows: at processes, sockets, mounts, what

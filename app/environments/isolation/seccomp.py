@@ -1,4 +1,4 @@
-"""Which system calls an environment may make: what Docker's engine lets a container without extra capabilities do.
+"""The system calls that an environment may make, the same as in Docker's default profile.
 
 Two differences, both on the safe side and both of newer engines: no io_uring, no sockets of the hypervisor. Calls that
 the kernel got later and that give no power beyond the file or memory at hand are added, since programs find it odd when

@@ -1,4 +1,4 @@
-"""Starts a small program with the files that it hands on, bounded in time; keeps programs in sealed memory."""
+"""Starts a small helper program with given file descriptors and a deadline; keeps programs in sealed memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The users of an environment on this host: numbers that own nothing, root's inside too.
+"""Assigns each environment a range of user ids that own nothing on the host.
 
 Files keep their owners on the disk: what is mounted for an environment is mounted with the same translation, so that
 layers and snapshots are the same for all, whichever numbers an environment has. Each has numbers of its own, unless

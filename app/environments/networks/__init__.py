@@ -1,4 +1,4 @@
-"""Networks by policy: the egress of environments that have no network. See docs/howto/networks.md.
+"""Network policies and the egress of environments without a network. See docs/howto/networks.md.
 
 `none` has no egress. `allowlist` has one while the environment lives (`open_egress`), `model-only` one for the agent's
 time (`open_model_egress`). `open` is a network of the engine's (`bridge`) with packet rules

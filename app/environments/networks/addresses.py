@@ -1,4 +1,4 @@
-"""Connections to allowed hosts, and to nothing that such a name may be made to point at.
+"""Opens connections to allowed hosts only, checking the address that a name resolves to.
 
 A name is resolved here and its addresses are looked at before a byte goes out: the one that was looked at is the one
 that is connected to, so a name that changes in between changes nothing.

@@ -1,4 +1,4 @@
-"""`allowlist`: an HTTP proxy of the task's own, on its loopback, that reaches the allowed hosts and no other.
+"""Policy `allowlist`: an HTTP proxy on the task's loopback that reaches the allowed hosts only.
 
 It serves CONNECT (for TLS and anything else) and plain requests of `http://` URLs. It runs out here: names are resolved
 here, and the task has no resolver and no route.

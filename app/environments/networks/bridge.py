@@ -1,4 +1,4 @@
-"""The engine's network for tasks with the policy `open`: one for each installation, made when it is needed."""
+"""Makes the engine's network for policy `open`, one per installation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one way out of an environment that has no network, and counts of what went through."""
+"""Carries traffic out of an environment without a network, and counts it."""
 
 from __future__ import annotations
 

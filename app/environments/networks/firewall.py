@@ -1,4 +1,4 @@
-"""Packet rules for `open`: its tasks reach public addresses, and neither the engine's host nor what is private.
+"""Packet rules for policy `open`: public addresses only, not the engine's host, nothing private.
 
 The rules stand in the table `mangle` on the engine's host, in one chain of each installation, and hold for every bridge
 whose name begins with that installation's prefix. `mangle` comes before the filter rules of the engine and of the host,

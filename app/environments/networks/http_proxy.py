@@ -1,4 +1,4 @@
-"""An HTTP/1.1 proxy: requests of a client inside, each passed on to a server, and their answers as they come.
+"""An HTTP/1.1 proxy that streams requests of a client inside to a server, and the answers back.
 
 Headers that belong to a connection stay on it; nothing of a body is kept. h11 does the parsing.
 """

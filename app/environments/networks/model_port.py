@@ -1,4 +1,4 @@
-"""`model-only`: a port inside that is the model's endpoint.
+"""Policy `model-only`: a port inside that leads to the model gateway.
 
 Inside, the endpoint is plain HTTP on the loopback. To an endpoint without TLS, at an address, bytes are carried as they
 are. To any other, requests are passed on one by one: TLS is spoken and the certificate verified out here, and the Host

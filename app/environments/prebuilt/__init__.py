@@ -1,4 +1,4 @@
-"""Static programs in C for x86-64 and arm64, shipped with the package: the session helper and the relay of ports.
+"""Finds the static programs that ship with the package (x86-64, arm64): session helper and port relay.
 
 `make helper` builds them from their sources with Debian's compilers and writes `built.json`, which holds the digest of
 the sources and of each program. A test rebuilds them and compares.

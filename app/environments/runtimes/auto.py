@@ -1,4 +1,4 @@
-"""Chooses how a container is made on this host: without a daemon where that gives the same, else by one.
+"""Chooses `oci` or `docker` for an environment on this host.
 
 Several containers for one task are always an engine's.
 """

@@ -1,4 +1,4 @@
-"""Runs a task's set-up commands in an environment of any kind; what its result is kept under."""
+"""Runs a task's set-up commands, and computes the key of their result."""
 
 from __future__ import annotations
 

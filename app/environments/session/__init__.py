@@ -1,4 +1,4 @@
-"""The command session: a small static helper inside an environment, and its client out here.
+"""The command session: a static helper program inside an environment, and its client.
 
 `prebuilt.binary` gives the helper for a machine, `unix_connector` a connection to it, `SessionClient` everything else.
 """

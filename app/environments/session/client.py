@@ -1,4 +1,4 @@
-"""The session's client: commands, shells, streams and files of one environment."""
+"""The session's client: runs commands, shells and streams, and moves files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A command on a connection: started in its turn, its long output logged, the helper's reply turned into a result."""
+"""Runs one command over a connection and turns the helper's reply into a result."""
 
 from __future__ import annotations
 

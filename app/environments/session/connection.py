@@ -1,4 +1,4 @@
-"""One connection to a helper: how it is made, and frames in both directions with a deadline and within bounds."""
+"""One connection to a helper: sends and receives frames within deadlines and limits."""
 
 from __future__ import annotations
 

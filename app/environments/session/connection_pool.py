@@ -1,4 +1,4 @@
-"""The connections of one environment: kept, handed out one per command, all cut off at once when it ends."""
+"""Keeps the connections of one environment and closes all when it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said between client and helper: frames of a version, a kind and a length, then fields; little-endian.
+"""The wire protocol of client and helper: frames with version, kind and length, little-endian.
 
 `helper/helper.h` holds the same numbers. A text is its length, its bytes and a zero, so that the helper can use it
 where it lies. A reply comes from inside the environment and is believed no further than its bounds.

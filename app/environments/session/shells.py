@@ -1,4 +1,4 @@
-"""Programs that live longer than one request: a shell with a state, and a program with input and output."""
+"""Long-lived programs: a shell with state, and a program with input and output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files and trees, in and out, in pieces."""
+"""Moves files and trees in and out, in pieces."""
 
 from __future__ import annotations
 

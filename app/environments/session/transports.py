@@ -1,4 +1,4 @@
-"""How commands and files get into a container of an engine: over a mounted socket, or over execs.
+"""Connects to the helper in an engine's container: over a mounted socket, or over an exec.
 
 Best first. Which one works is found out by trying, once per engine and process, not by the look of an address.
 """

@@ -1,4 +1,4 @@
-"""Dialects: how agents speak to models, each read and written by a codec, all through one normal form (`base`)."""
+"""Dialects: the protocols in which agents call models, each with a codec to one normal form (`base`)."""
 
 from __future__ import annotations
 

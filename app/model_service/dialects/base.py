@@ -1,4 +1,4 @@
-"""The contract of a dialect: reading what an agent sends and an engine answers, and writing both.
+"""Defines the interface of a dialect: reads and writes requests and answers.
 
 All dialects meet in one normal form, which is OpenAI's chat message, because it is what trainers take:
 `{"role": "system" | "user" | "assistant" | "tool", "content": str | list of parts}`, an assistant's with `reasoning`

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions, with what vLLM and SGLang add: reasoning, token ids."""
+"""The dialect of OpenAI's chat completions, with the reasoning and token ids of vLLM and SGLang."""
 
 from __future__ import annotations
 

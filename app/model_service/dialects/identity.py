@@ -1,4 +1,4 @@
-"""When two messages are the same one: by what they say, not by how a client wrote it down this time.
+"""Compares messages by what they say, not by how a client wrote them.
 
 Clients move marks of their caches about, make up ids anew, write a text plain or as a part, and print arguments with
 other blanks. None of that makes another message. For joining calls to a conversation; a message that is kept has the

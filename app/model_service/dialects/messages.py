@@ -1,4 +1,4 @@
-"""Anthropic's messages."""
+"""The dialect of Anthropic's messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads untrusted JSON and server-sent events, and values in them."""
+"""Reads untrusted JSON and server-sent events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's responses: a conversation of items instead of messages."""
+"""The dialect of OpenAI's responses."""
 
 from __future__ import annotations
 

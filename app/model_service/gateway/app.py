@@ -1,4 +1,4 @@
-"""The gateway as an ASGI application: paths, and what begins and ends with the process.
+"""The gateway as an ASGI application: routes, start and shutdown.
 
 Model calls go past Starlette's router and its wrappers: they are most of the traffic, and each layer costs them time.
 """

@@ -1,4 +1,4 @@
-"""Sessions by token, cached. Every two seconds one query checks whether their attempts still run.
+"""Caches sessions by token, and checks every two seconds whether their attempts still run.
 
 The look is one query for all, beside the calls: none of them waits for it but the first of a token. While the ledger is
 away, cached sessions stay valid, since no attempt can end then either.

@@ -1,4 +1,4 @@
-"""One call of an agent, from its first byte to its record."""
+"""Handles one model call, from its first byte to its record."""
 
 from __future__ import annotations
 

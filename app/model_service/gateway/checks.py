@@ -1,4 +1,4 @@
-"""Checks before a submission whether a model's engines answer, take their keys and have the model.
+"""Checks before a submission whether a model's engines answer, accept their keys and have the model.
 
 `POST /megaflow/check`: only the gateway has the keys. The caller shows a token that it wrote into the database.
 """

@@ -1,4 +1,4 @@
-"""How many calls one engine gets at once: found out, not configured.
+"""Adapts how many calls one engine gets at once.
 
 As TCP does it: the window doubles while nothing is lost (slow start), then grows by one for each window of successes,
 and halves when the engine answers that it is overloaded. Further calls wait in a queue, first come first served.

@@ -1,4 +1,4 @@
-"""Every path but the calls themselves: the account of an attempt, the list of models, token counts."""
+"""Serves every path but the calls: an attempt's usage, the list of models, token counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one attempt may have of its model: turns, money, context. Checked before an engine is asked."""
+"""Enforces an attempt's limits on turns, money and context before an engine is asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of engines before the caller has got a byte, and what an engine's errors mean."""
+"""Classifies the errors of engines before the first byte reached the caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines as the gateway knows them: the connections to them, whether they are up, and how many calls wait there."""
+"""The engines: connections, health, and queues of calls."""
 
 from __future__ import annotations
 

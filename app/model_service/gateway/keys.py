@@ -1,4 +1,4 @@
-"""Engines' keys: read by name from the gateway's environment or from a file that it names, and kept out of every text.
+"""Reads engines' keys from the gateway's environment or a file, and keeps them out of all output.
 
 The variable NAME holds the key, or `file:PATH`; else NAME_FILE holds a path. A file is read again when it changes.
 """

@@ -1,4 +1,4 @@
-"""How an engine is asked: the caller's own bytes where nothing has to be changed, sampling options, and our headers."""
+"""Builds the request to an engine: body, sampling options, headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passing an engine's stream on as it comes, and seeing whether it came to its end."""
+"""Relays an engine's stream, and detects whether it was complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which engine a call goes to: by the table of replicas, else the spec's own endpoint, else that of the settings.
+"""Chooses the engine of a call: a replica, else the spec's endpoint, else that of the settings.
 
 Models named `replay` and `replay:NAME` go to the replay engine, unless a row has exactly that name.
 

@@ -1,4 +1,4 @@
-"""Calls while they are under way: of one attempt, and each by itself. Nothing here outlives the process."""
+"""State of running calls, per attempt and per call. Lost with the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The translations themselves. Importing this imports litellm."""
+"""Translates requests and answers. Importing this imports litellm."""
 
 from __future__ import annotations
 

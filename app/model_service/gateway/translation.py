@@ -1,4 +1,4 @@
-"""Calls in a dialect that the engine does not speak: translated to chat completions, and back, by litellm.
+"""Translates calls for engines that do not speak the caller's dialect, with litellm.
 
 Nearly every engine speaks chat completions; calls in that dialect to one that does not are refused. litellm is
 imported when the first such call comes: it takes seconds and a hundred megabytes, and most gateways never need it.

@@ -1,4 +1,4 @@
-"""Asking an engine: which one, when there is room, and again when that helps, until the first byte has come.
+"""Asks an engine, waits for room, and retries until the first byte has come.
 
 What an agent's framework would retry blindly is decided here, with knowledge of all engines: a busy one is waited for,
 a broken connection is tried elsewhere, a 5xx a few times. Only what nothing helps against reaches the agent.

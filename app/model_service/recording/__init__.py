@@ -1,1 +1,1 @@
-"""Recording: calls and accounts of them, kept in the ledger."""
+"""Records model calls in the ledger."""

@@ -1,4 +1,4 @@
-"""The recorder over the ledger: accounts in memory, calls written by a thread of its own."""
+"""The recorder: usage in memory, calls written by its own thread."""
 
 from __future__ import annotations
 

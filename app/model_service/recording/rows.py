@@ -1,4 +1,4 @@
-"""From an exchange's bytes to the rows that the ledger keeps. Pure; what cannot be read is kept as it came."""
+"""Turns an exchange's bytes into rows of the ledger. No I/O; unreadable bytes are kept as they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The thread that writes calls: groups them, reads what was said, tries again while the ledger is away."""
+"""The thread that writes calls in groups, and retries while the ledger is away."""
 
 from __future__ import annotations
 

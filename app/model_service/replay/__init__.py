@@ -1,4 +1,4 @@
-"""The replay engine: scripted and recorded conversations in three dialects, so that tests and demos need no model.
+"""The replay engine: serves scripted and recorded answers in three dialects, for tests and demos.
 
     python -m app.model_service.replay --port 8791 --scripts folder/with/yaml/files --recordings folder/with/runs
 

@@ -1,4 +1,4 @@
-"""Plays scripts: a turn in the calling framework's terms, with its own tools and its own way to submit. No I/O.
+"""Plays scripts as answers in the calling framework's terms. No I/O.
 
 A tool is known by its schema, not by the framework: one that takes a shell command as a string is called with it, and
 what else it demands gets a plausible value of the right type.

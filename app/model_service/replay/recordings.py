@@ -1,4 +1,4 @@
-"""Recorded runs: the file of an attempt, the answer in it, and the nearest conversation when there is none.
+"""Finds the recorded answer to a request, or the nearest conversation.
 
 A recording is a folder with one file per attempt, in the format of the `model_calls` artifact; `file_name` names it.
 Only digests of the conversations stay in memory. Nothing is consumed: the same question gets the same answer.

@@ -1,4 +1,4 @@
-"""Scripted conversations: what a turn may be, reading scripts from files, and which turn of which script is due.
+"""Reads scripts of conversations, and finds the next step.
 
 Nothing is remembered between two requests: script and turn follow from the conversation alone, so a repeated request
 gets the same answer and any number of conversations may use one script at a time.

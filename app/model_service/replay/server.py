@@ -1,4 +1,4 @@
-"""The replay engine's HTTP side: three dialects in front of scripts and recordings."""
+"""The replay engine's HTTP server."""
 
 from __future__ import annotations
 

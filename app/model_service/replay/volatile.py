@@ -1,4 +1,4 @@
-"""What differs from one run of a thing to the next: times, ids, ports. Taken out before two texts are compared."""
+"""Removes times, ids and ports from texts before they are compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trajectories: an attempt's calls joined to conversations, and written down for others. Pure."""
+"""Trajectories: joins an attempt's calls to conversations and writes them in ATIF. No I/O."""
 
 from __future__ import annotations
 

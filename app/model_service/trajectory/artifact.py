@@ -1,4 +1,4 @@
-"""The artifact `model_calls`: every call of an attempt as it was, in one file, to be replayed or learned from.
+"""The artifact `model_calls`: every call of an attempt in one file.
 
 JSON lines, compressed with zstd; docs/reference/trajectories.md has the fields. The first line has its version, then
 come messages and lists of tools, each once and before the first call that names it, and the calls.

@@ -1,4 +1,4 @@
-"""Trees of calls as branches: the main conversation; sub-agents, asides, forks, and what came of summaries."""
+"""Splits trees of calls into branches: main conversation, sub-agents, side calls, forks, summaries."""
 
 from __future__ import annotations
 

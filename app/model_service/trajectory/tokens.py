@@ -1,4 +1,4 @@
-"""Whether recorded token ids are what was said: a trainer that learns from them must not learn from anything else."""
+"""Checks whether recorded token ids match the recorded text."""
 
 from __future__ import annotations
 

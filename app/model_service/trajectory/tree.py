@@ -1,4 +1,4 @@
-"""Which call goes on where which other one ended: an attempt's calls as trees, by what was said in them.
+"""Orders an attempt's calls as trees: which call continues which.
 
 Calls do not say which conversation they belong to, and harnesses differ: some send everything back as it
 was, some print their model's words anew, some change earlier messages (reminders, cut outputs), some run several

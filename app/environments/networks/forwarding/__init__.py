@@ -1,4 +1,4 @@
-"""Ports of an environment's own loopback that lead to this process, whatever networks it has, and if it has none.
+"""Forwards ports of an environment's loopback to this process, whatever its network.
 
 `forward` does it for an environment with a network namespace of its own, `forward_here` for one without. The contract
 is `Forward` and `Serve` in `app.environments.contract`.

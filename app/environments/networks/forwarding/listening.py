@@ -1,4 +1,4 @@
-"""A listening socket whose connections go to `serve`: one thread accepts, and each connection has a thread."""
+"""Serves a listening socket: one thread accepts, one thread per connection."""
 
 from __future__ import annotations
 

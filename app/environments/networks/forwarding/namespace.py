@@ -1,4 +1,4 @@
-"""Into the network of an environment and out again: one thread goes, what it opened there stays open out here.
+"""Opens sockets inside an environment's network namespace from a thread of this process.
 
 Nothing runs inside and nothing inside sees a process or a file of the worker: there is only a port that answers.
 """

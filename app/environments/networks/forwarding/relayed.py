@@ -1,4 +1,4 @@
-"""A port inside by a small program inside (`relay.c`), whose connections come over its input and output.
+"""Forwards a port through a small program inside (`relay.c`) over its stdin and stdout.
 
 For environments whose network this worker cannot enter. What comes from there is believed no further than its bounds.
 """

@@ -1,4 +1,4 @@
-"""Several containers as one environment: the agent acts in the main one, a grader may look at all."""
+"""Several containers as one environment: the agent acts in the main one, a grader may read all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes environments of several containers on a Docker engine."""
+"""Creates environments of several containers on a Docker engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the containers of one project share: networks, volumes, one control group; made and removed together."""
+"""Creates and removes what a project's containers share: networks, volumes, one cgroup."""
 
 from __future__ import annotations
 

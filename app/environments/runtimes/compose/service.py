@@ -1,4 +1,4 @@
-"""A service beside the main one: a plain container with its own first process, hardened and bounded as every other."""
+"""A service beside the main container, with the same limits and hardening."""
 
 from __future__ import annotations
 

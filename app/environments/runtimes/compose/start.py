@@ -1,4 +1,4 @@
-"""Starts one project: networks and volumes, the services in the order of their needs, then the set-up commands.
+"""Starts a project: networks and volumes, services in order of their dependencies, set-up commands.
 
 The main service is a container as every environment's, with a session, but placed on the project's networks.
 """

@@ -1,4 +1,4 @@
-"""One container as an environment: its life, and its end told apart from a command's."""
+"""One container as an environment: its life, and how it ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much a container may write: by the engine's own quota where its disk has one, else watched from here."""
+"""Limits how much a container writes: by the engine's quota where there is one, else by watching."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environments in containers of a Docker engine."""
+"""Creates environments as containers of a Docker engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps what set-up commands made of an image as an image of the engine: they run once for each image and commands.
+"""Keeps the result of set-up commands as an image, so that they run once per image and commands.
 
 The first environment of its kind runs the commands in a container of its own, which is committed and removed; it and
 all later ones start from the result, so that each can be reset to it. Who asks for the same meanwhile waits. What is

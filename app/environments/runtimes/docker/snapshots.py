@@ -1,4 +1,4 @@
-"""Snapshots of an engine's containers: images that say whose they are and until when.
+"""Snapshots of containers: images labelled with their owner and expiry.
 
 An engine commits what a container wrote as one more layer; nothing is copied when an environment is made from it.
 """

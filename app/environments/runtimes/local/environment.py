@@ -1,4 +1,4 @@
-"""Local environments: one folder of this host in which commands run as this user, and the provider of them.
+"""Environments without isolation: one folder of this host in which commands run as this user.
 
 Absolute paths given to `put`, `get`, `put_tree` and `cwd` are taken below the environment's folder. Commands see the
 host as it is, and learn from WORKDIR, TESTS_DIR, LOGS_DIR and SOLUTION_DIR where their folders are.

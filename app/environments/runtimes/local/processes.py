@@ -1,4 +1,4 @@
-"""Processes and folders of local environments: the session, killing by a mark, copying, snapshots, removal.
+"""Processes and folders of local environments: start, kill, copy, snapshot, remove.
 
 The mark is a variable in the environment of every process. Children inherit it; a process that cleared it is still
 found as a child, or by its session.

@@ -1,4 +1,4 @@
-"""A copy of what an environment has written, made while it goes on: nothing is reached by a path, no link is followed.
+"""Copies what a running environment has written, safely: no path is trusted, no link followed.
 
 Whatever runs inside may swap a folder for a link to a place of this host meanwhile: it must not be copied from there.
 """

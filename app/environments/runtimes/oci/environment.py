@@ -1,4 +1,4 @@
-"""An environment without a daemon, as the rest of the system sees it."""
+"""One environment run by an OCI runtime, behind the common interface."""
 
 from __future__ import annotations
 

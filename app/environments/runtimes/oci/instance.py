@@ -1,4 +1,4 @@
-"""One environment's files, limits and processes: started, stopped, ended. Talking to it is the session's affair."""
+"""Files, limits and processes of one OCI environment: start, stop, destroy."""
 
 from __future__ import annotations
 

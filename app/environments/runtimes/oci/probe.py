@@ -1,4 +1,4 @@
-"""Whether this host lets us do all this: found out by doing it once, not by guessing."""
+"""Finds out whether this host can run OCI environments, by running one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes environments without a daemon."""
+"""Creates environments by an OCI runtime, without a daemon."""
 
 from __future__ import annotations
 

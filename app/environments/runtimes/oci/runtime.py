@@ -1,4 +1,4 @@
-"""The OCI runtime: crun, or runc where there is no crun. Told to start; everything else is done without it."""
+"""Calls the OCI runtime: crun, else runc."""
 
 from __future__ import annotations
 

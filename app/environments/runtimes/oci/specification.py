@@ -1,4 +1,4 @@
-"""What an environment is started with, hardened as Docker's engine does it; also as a runtime's config.json."""
+"""Builds the runtime's config.json, hardened as Docker's engine does it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts an environment by an OCI runtime, in a thread whose mounts and limits are the environment's."""
+"""Starts an OCI environment from a thread with its own mounts and limits."""
 
 from __future__ import annotations
 

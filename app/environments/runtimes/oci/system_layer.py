@@ -1,4 +1,4 @@
-"""The layer above every image: what an engine would mount into a container, as plain files.
+"""Makes the layer above every image: files that an engine would mount into a container.
 
 As a layer it costs nothing at a start, may be written to like everything else, and is as before in the next
 environment.
