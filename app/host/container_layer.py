@@ -89,7 +89,10 @@ class ContainerLayer:
         return any(mount["Destination"] not in self.ours for mount in container["Mounts"])
 
     def note_outside(self, files: Iterable[Path]) -> None:
-        """Remember /etc/hosts and its like, outside of the layer; the container runs, but no command has yet."""
+        """Remember /etc/hosts and its like, outside of the layer; the container runs, but no command has yet.
+
+        Raises: OSError: the container has been removed.
+        """
         self.outside = {file: _content(file) for file in files}
 
     def empty(self) -> int:

@@ -116,7 +116,7 @@ def provision(progress: AttemptProgress) -> AttemptProgress:
 
 def _keep_service_logs(context: AttemptContext, environment: Environment) -> None:
     """Keep as evidence what else happened in the agent's environment, while it is still there."""
-    context.evidence.environment(environment.logs(), environment.describe().get("outlet"))
+    context.evidence.environment(environment.logs(), environment.describe().get("egress"))
 
 
 def open_model(progress: AttemptProgress, access: ExitStack) -> AttemptProgress:

@@ -296,9 +296,11 @@ def test_those_that_are_swept_while_they_are_made_leave_nothing(
 
     with ThreadPoolExecutor(5) as threads:
         sweeping = threads.submit(sweep)
-        for done in [threads.submit(use) for _ in range(scaled(12, ground))]:
-            done.result(timeout=60)
-        over.set()
+        try:
+            for done in [threads.submit(use) for _ in range(scaled(12, ground))]:
+                done.result(timeout=60)
+        finally:
+            over.set()
         sweeping.result(timeout=30)
     provider.sweep(installation=settings.installation)
     assert watcher.settled(before) == {}

@@ -56,7 +56,7 @@ def test_with_allowed_hosts_main_reaches_its_services_those_hosts_and_nothing_el
         assert '"path": "/a"' in fetched(environment, f"http://{host}/a")
         assert not reaches(environment, ELSEWHERE, server.port)
         assert "evil.test:443 is not among the task's allowed_hosts" in fetched(environment, "https://evil.test/")
-        assert environment.describe()["outlet"]["hosts"].keys() == {host, "evil.test:443"}
+        assert environment.describe()["egress"]["hosts"].keys() == {host, "evil.test:443"}
         assert environment.reset().clean
 
 

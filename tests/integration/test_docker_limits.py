@@ -116,7 +116,7 @@ def test_a_host_that_is_not_allowed_is_refused_in_all_its_life(create: Create) -
     assert "HTTP_PROXY=http://127.0.0.1:" in environment.get("/env").decode()
     assert out(environment, "ls /sys/class/net").split() == ["lo"]
     assert b"403" in environment.run(_FETCH, timeout_s=30).stderr
-    assert environment.describe()["outlet"]["hosts"]
+    assert environment.describe()["egress"]["hosts"]
     assert environment.reset().clean
     assert b"403" in environment.run(_FETCH, timeout_s=30).stderr
 

@@ -155,7 +155,7 @@ def test_a_task_with_allowed_hosts_has_its_proxy_from_the_first_command_and_afte
     environment = ground.create(name, NO_PROXY="", no_proxy="")
     for path in ("first", "again"):
         assert f'"path": "/{path}"' in said(environment, f"curl -sS http://{name}/{path}")
-        assert environment.describe()["outlet"]["hosts"][name]["connections"] == 1
+        assert environment.describe()["egress"]["hosts"][name]["connections"] == 1
         assert environment.reset().clean
 
 

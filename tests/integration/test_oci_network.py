@@ -90,7 +90,7 @@ def test_the_way_out_is_there_for_every_command_and_through_every_beginning(
     assert refused(environment), "it began anew on the snapshot"
     assert environment.reset().clean
     assert refused(environment), "and after a reset"
-    told = environment.describe()["outlet"]
+    told = environment.describe()["egress"]
     assert told["policy"] == "allowlist"
     assert told["hosts"] != {}
     shell = environment.shell()

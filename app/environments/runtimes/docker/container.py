@@ -23,7 +23,7 @@ from app.environments.runtimes.session_environment import SessionEnvironment, Wa
 from app.environments.session import SessionClient
 from app.environments.session.transports import ContainerTarget, Transport
 from app.environments.tools import Tool, archived, versions
-from app.errors import EnvironmentFailed, StationError
+from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
 from app.host.cgroups import (
     MemoryWatch,
     PidsWatch,
@@ -119,7 +119,10 @@ class DockerEnvironment(SessionEnvironment):
             outside = outside_of(about)
         self._watch_limits()
         if self._layer is not None and self._origin is Origin.FRESH:
-            self._layer.note_outside(outside)
+            try:
+                self._layer.note_outside(outside)
+            except OSError as error:
+                raise EnvironmentVanished(f"environment {self.id[:12]} was removed while it started: {error}") from error
 
     def _outside(self) -> list[Path] | None:
         """See `ContainerLayer.note_outside`; None: only the engine knows."""
@@ -146,7 +149,7 @@ class DockerEnvironment(SessionEnvironment):
             "origin": self._origin.value,
             "network": self._spec.network.value,
             **({"tools": versions(self._tools)} if self._tools else {}),
-            **({} if self._egress is None else {"outlet": self._egress.describe()}),
+            **({} if self._egress is None else {"egress": self._egress.describe()}),
             **self.times.describe(),
         }
 

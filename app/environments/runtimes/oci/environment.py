@@ -76,7 +76,7 @@ class OciEnvironment(SessionEnvironment):
             "runtime": self._body.started_by,
             "user_namespace": self._site.users_apart,
             **({"tools": versions(self._tools)} if self._tools else {}),
-            **({} if self._egress is None else {"outlet": self._egress.describe()}),
+            **({} if self._egress is None else {"egress": self._egress.describe()}),
             **self.times.describe(),
         }
 
