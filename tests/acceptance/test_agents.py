@@ -37,6 +37,7 @@ def _artifact(result: dict[str, Any], kind: str) -> bytes:
     return Path(found["url"].removeprefix("file://")).read_bytes()
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("mode", ["ephemeral", "persistent"])
 def test_every_framework_solves_tasks_through_the_gateway_and_leaves_its_evidence(system: System, mode: str) -> None:
     found = _submit(system, "all", mode)

@@ -89,6 +89,7 @@ def test_a_set_up_that_fails_twice_ends_the_task_and_says_what_failed(system: Sy
     assert "SetupFailed: set-up command 'echo why-it-failed; exit 7'" in " ".join(shown.split())
 
 
+@pytest.mark.extra
 def test_a_set_up_that_hangs_is_tried_once_more(system: System, task_folder: TaskFolder) -> None:
     task = _task(system, task_folder("hanging-set-up"))
     task = task.model_copy(update={"limits": Limits(environment_timeout_s=15)})

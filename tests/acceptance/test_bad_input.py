@@ -142,7 +142,7 @@ def test_a_grading_command_that_never_ends_is_stopped_and_not_measured(
 
 
 @pytest.mark.agents
-@pytest.mark.parametrize("fault", ["down", "rubbish"])
+@pytest.mark.parametrize("fault", [pytest.param("down", marks=pytest.mark.extra), "rubbish"])
 def test_a_bad_model_endpoint_is_infrastructure_and_never_a_score(
     system: System, task_folder: Callable[..., Path], fault: str
 ) -> None:

@@ -29,7 +29,7 @@ from app.settings import PREFIX, Settings
 from app.stack.engine import connected
 from tests.services import missing, short_folder
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.docker, pytest.mark.extra, pytest.mark.timeout(1500)]
 
 ROOT = Path(app.__file__).parent.parent
 PASSWORD = "not-a-secret"

@@ -31,7 +31,7 @@ from app.stack.engine import connected
 from tests.patience import eventually
 from tests.services import missing, short_folder
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(600)]  # the first builds the worker image
+pytestmark = [pytest.mark.docker, pytest.mark.extra, pytest.mark.timeout(600)]  # the first builds the worker image
 
 ROOT = Path(app.__file__).parent.parent
 DEMO = Path(app.__file__).parent / "datasets" / "demo" / "tasks"

@@ -31,7 +31,7 @@ from tests.services import missing, short_folder
 
 pytestmark = [
     pytest.mark.docker,
-    pytest.mark.slow,
+    pytest.mark.extra,
     pytest.mark.timeout(600),
     pytest.mark.skipif(
         os.geteuid() != 0 or not shutil.which("dockerd") or not shutil.which("unshare"),

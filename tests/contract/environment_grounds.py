@@ -114,7 +114,7 @@ GROUNDS = [
         base_image,
         shares=False,
         shows_tools=True,
-        marks=ENGINE,
+        marks=(*ENGINE, pytest.mark.extra),
     ),
     Ground(
         "compose",

@@ -246,7 +246,6 @@ async def test_a_star_takes_what_has_no_row(make_settings: MakeSettings) -> None
 # --- Translation ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(150)
 async def test_an_engine_that_speaks_only_chat_is_translated_for(make_settings: MakeSettings) -> None:
     if find_spec("litellm") is None:

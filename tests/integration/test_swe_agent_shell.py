@@ -20,7 +20,7 @@ from tests.integration.inside_ground import container_stage, kept_tools, setting
 
 __all__ = ["settings"]
 
-pytestmark = [pytest.mark.agents, pytest.mark.docker, pytest.mark.slow]
+pytestmark = [pytest.mark.agents, pytest.mark.docker]
 
 LOCK = Path(__file__).parents[1] / "stand_ins" / "swe_rex" / "requirements.lock"
 HOME = "/var/tmp/home-of-it"

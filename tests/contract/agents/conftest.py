@@ -19,7 +19,7 @@ from megaflow.contract.agents.fixtures import *  # noqa: E402, F403
 from megaflow.contract.agents.subject import Subject, subject_named  # noqa: E402
 from tests.contract.agents.example import EXAMPLE  # noqa: E402
 
-NEEDS_INSTALLING = (pytest.mark.agents, pytest.mark.slow, pytest.mark.timeout(900))
+NEEDS_INSTALLING = (pytest.mark.agents, pytest.mark.timeout(900))
 
 SUBJECTS = [
     subject_named(str(EXAMPLE)),
