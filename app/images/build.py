@@ -21,7 +21,7 @@ from urllib3.exceptions import HTTPError
 from app.errors import DiskFull, EngineUnavailable, ImageBuildFailed
 from app.host.disk import no_space
 from app.host.engine import Engine
-from app.images.build_limits import BuildLimits, BuildWatch, bounded
+from app.images.build_limits import BuildLimits, BuildWatch
 from app.images.build_logs import BuildLog
 
 _LOG_TAIL = 3000
@@ -67,7 +67,7 @@ class Builder:
         Raises: ImageBuildFailed, DiskFull: it took more than it may.
         """
         with ExitStack() as held:
-            params = {**params, **self.limits.parameters, **held.enter_context(bounded(self.engine, self.limits.pids))}
+            params = {**params, **self.limits.parameters}
             response = held.enter_context(self._start(params, context, max(1.0, deadline - time.monotonic())))
             if response.status_code != 200:
                 return response.text

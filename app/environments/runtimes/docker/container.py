@@ -122,7 +122,9 @@ class DockerEnvironment(SessionEnvironment):
             try:
                 self._layer.note_outside(outside)
             except OSError as error:
-                raise EnvironmentVanished(f"environment {self.id[:12]} was removed while it started: {error}") from error
+                raise EnvironmentVanished(
+                    f"environment {self.id[:12]} was removed while it started: {error}"
+                ) from error
 
     def _outside(self) -> list[Path] | None:
         """See `ContainerLayer.note_outside`; None: only the engine knows."""
