@@ -81,7 +81,7 @@ def _prepare(settings: Settings) -> bool:
     _install_programs()
     found = engine.ensure_engine(settings, may_install=True, report=_say)
     if not found.available:
-        _say(f"no Docker engine: {found.why}; try: {found.mend}")
+        _say(f"no Docker engine: {found.why}; try: {found.fix}")
         return False
     tools.ensure_tools(settings, may_install=True, report=_say)
     try:

@@ -41,6 +41,6 @@ class ArtifactStore(Protocol):
     def check(self) -> None:
         """Write, read and delete a probe object.
 
-        Raises: ArtifactStoreUnavailable with the reason and the mend.
+        Raises: ArtifactStoreUnavailable with the reason and the fix.
         """
         ...

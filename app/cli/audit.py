@@ -183,9 +183,9 @@ def _stamp(at: datetime) -> str:
 
 
 def audit(
-    repair: Annotated[bool, typer.Option("--repair", help="Mend what is safe to mend.")] = False, json: Json = False
+    repair: Annotated[bool, typer.Option("--repair", help="Repair what is safe to repair.")] = False, json: Json = False
 ) -> None:
-    """Check every invariant of the ledger now. Exit code 1 when one does not hold and was not mended."""
+    """Check every invariant of the ledger now. Exit code 1 when one does not hold and was not repaired."""
     with MegaFlow() as flow:
         settings = flow.settings
         seen = audit_.look(flow.database, settings, recent_s=_YEARS_S)
@@ -208,8 +208,8 @@ def _print_audit(findings: tuple[AuditFinding, ...], seen: AuditResult, *, repai
     for finding in findings:
         _say(f"{finding.severity} {finding.name}: {finding.count}: {finding.means}")
         _say(f"  {', '.join(finding.ids)}{' …' if finding.count > len(finding.ids) else ''}")
-        if finding.mend is not None:
-            done = f"mended {finding.mended}: {finding.mend}" if repaired else f"`--repair`: {finding.mend}"
+        if finding.repair is not None:
+            done = f"repaired {finding.repaired}: {finding.repair}" if repaired else f"`--repair`: {finding.repair}"
             _say(f"  {done}")
     for name, age in seen.ages.items():
         _say(f"{name.removesuffix('_s').replace('_', ' ')}: {'none' if age is None else f'{max(0.0, age):.1f} s'}")

@@ -55,21 +55,21 @@ def down(
 
 
 def doctor(json: Annotated[bool, typer.Option("--json")] = False) -> None:
-    """Look at everything that a task needs, and name the mend for what is missing. Changes nothing."""
+    """Look at everything that a task needs, and name the fix for what is missing. Changes nothing."""
     from app.stack import doctor as surgery
 
     found = surgery.checks(load())
     if json:
         as_json([vars_of(check) for check in found])
     else:
-        table = Table("", "check", "found", "mend", keys=4)
+        table = Table("", "check", "found", "fix", keys=4)
         colours = {"ok": "green", "warn": "yellow", "fail": "red"}
         for check in found:
-            table.add_row(Text(check.level, style=colours[check.level]), check.name, check.found, check.mend)
+            table.add_row(Text(check.level, style=colours[check.level]), check.name, check.found, check.fix)
         console.print(table)
     if any(check.level == "fail" for check in found):
         raise typer.Exit(1)
 
 
 def vars_of(check: object) -> dict[str, str]:
-    return {name: str(getattr(check, name)) for name in ("name", "level", "found", "mend")}
+    return {name: str(getattr(check, name)) for name in ("name", "level", "found", "fix")}

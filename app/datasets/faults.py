@@ -19,9 +19,9 @@ class FaultPlace:
 
     where: str
 
-    def fault(self, field: str, expected: str, found: object, mend: str = "") -> DatasetInvalid:
+    def fault(self, field: str, expected: str, found: object, fix: str = "") -> DatasetInvalid:
         """The error to raise; `found` is shown shortened."""
-        tail = f"; {mend}" if mend else ""
+        tail = f"; {fix}" if fix else ""
         return DatasetInvalid(f"{self.where}: field {field}: expected {expected}; found {shown(found)}{tail}")
 
     @contextmanager

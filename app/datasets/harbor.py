@@ -316,8 +316,8 @@ def _network(asked: _Environment, ours: Policies, place: FaultPlace) -> Network:
 def _refuse_two_networks(asked: _Environment, mode: str | None, ours: Network, place: FaultPlace) -> None:
     """Ours is for what the format has no word for, and lets through less than nothing else that is said."""
     if ours is not Network.MODEL_ONLY:
-        mend = "write the others as [environment].network_mode and allowed_hosts"
-        raise place.fault(f"{KEY}.network", "'model-only'", ours.value, mend)
+        fix = "write the others as [environment].network_mode and allowed_hosts"
+        raise place.fault(f"{KEY}.network", "'model-only'", ours.value, fix)
     open_by_word = asked.allow_internet and "allow_internet" in asked.model_fields_set and mode is None
     if open_by_word or mode not in (None, "no-network"):
         found = mode or "allow_internet = true"
@@ -367,8 +367,8 @@ def _known(context: Path, service: str, place: FaultPlace) -> str:
     file = compose_file(context)
     known = sorted({_MAIN, *document(context, context / file)["services"]}) if file is not None else []
     if service not in known:
-        mend = f"known: {', '.join(known) or 'none, without a compose file'}"
-        raise place.fault("verifier.service", "a service of the compose file", service, mend)
+        fix = f"known: {', '.join(known) or 'none, without a compose file'}"
+        raise place.fault("verifier.service", "a service of the compose file", service, fix)
     return service
 
 

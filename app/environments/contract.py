@@ -174,7 +174,7 @@ class ResetProof:
     removed: int = 0
     restored: int = 0
     killed: int = 0
-    left: tuple[str, ...] = field(default=())  # what could not be mended
+    left: tuple[str, ...] = field(default=())  # what could not be restored
     took_s: float = field(default=0.0, compare=False)  # the comparison included; by whoever asked for it
 
 

@@ -67,7 +67,7 @@ class TestsGrader:
                 "give the row a test command with a report that one of them reads"
             )
         if not goal.fail_to_pass and not goal.pass_to_pass:
-            raise GradingFailed("expected at least one test in FAIL_TO_PASS or PASS_TO_PASS; found none; mend the row")
+            raise GradingFailed("expected at least one test in FAIL_TO_PASS or PASS_TO_PASS; found none; fix the row")
         self._goal = goal
         self._parse = PARSERS[goal.log_parser]
 

@@ -160,8 +160,8 @@ def _fetch(needs: list[_Requirement], scratch: Path) -> tuple[list[list[Path]], 
         ) from late
     except subprocess.CalledProcessError as failed:
         tail = _tail(failed.stderr)
-        mend = "install pip beside megaflow" if "No module named 'pip" in tail else "see `pip config list`"
-        raise ImageUnavailable(f"could not fetch {names} from the package index: {tail}; {mend}") from failed
+        fix = "install pip beside megaflow" if "No module named 'pip" in tail else "see `pip config list`"
+        raise ImageUnavailable(f"could not fetch {names} from the package index: {tail}; {fix}") from failed
     offers = [[Path(path) for path in paths] for paths in json.loads(answer.stdout.splitlines()[-1])]
     return offers, _tail(answer.stderr)
 

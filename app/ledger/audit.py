@@ -23,7 +23,7 @@ from app.settings import Settings
 SHOWN = 20
 """Ids that a finding names."""
 _AT_ONCE = 1000
-"""Rows of one kind mended in one pass."""
+"""Rows of one kind repaired in one pass."""
 _RECENT_S = 3600.0
 """How long an ended task or instance is still looked at by the periodic audit; older ones have been."""
 
@@ -57,8 +57,8 @@ class AuditFinding:
     means: str
     count: int
     ids: tuple[str, ...]
-    mend: Repair | None = None
-    mended: int | None = None  # rows; None: nothing was tried
+    repair: Repair | None = None
+    repaired: int | None = None  # rows; None: nothing was tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class AuditResult:
     ages: Mapping[str, float | None]
     lines: Mapping[str, tuple[int, float]]  # queue as asked for: tasks that wait, age of the oldest
     memory: Memory
-    every: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # finding: the ids that may be mended
+    every: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # finding: the ids that may be repaired
 
 
 def parameters(settings: Settings, *, recent_s: float = _RECENT_S) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def _checked(
     rows = sql(connection, statement, values).all()
     ids = tuple(row.id for row in rows)
     count = rows[0].n if rows else 0
-    return AuditFinding(check.name, check.severity, check.means, count, ids[:SHOWN], check.mend), ids
+    return AuditFinding(check.name, check.severity, check.means, count, ids[:SHOWN], check.repair), ids
 
 
 _TIERS = {
@@ -210,9 +210,9 @@ def repair(database: Database, settings: Settings, seen: AuditResult, retry: Ret
     values = parameters(settings, recent_s=10 * 365 * 86400.0)
     return tuple(
         finding
-        if finding.mend is None
+        if finding.repair is None
         else replace(
-            finding, mended=_repair_one(database, checks[finding.name], seen.every[finding.name], values, retry)
+            finding, repaired=_repair_one(database, checks[finding.name], seen.every[finding.name], values, retry)
         )
         for finding in seen.findings
     )
@@ -223,9 +223,9 @@ def _repair_one(
 ) -> int:
     with database.begin() as connection:
         still = _confirmed(connection, check, ids, values)
-        if check.mend is not Repair.EXIT and check.mend is not Repair.CANCEL:
+        if check.repair is not Repair.EXIT and check.repair is not Repair.CANCEL:
             return _repair_rows(connection, check, still, retry) if still else 0
-    if check.mend is Repair.CANCEL:
+    if check.repair is Repair.CANCEL:
         tasks.cancel(database, [UUID(one) for one in still])
         return len(still)
     return sum(instances.exited(database, UUID(one), None, f"audit: {check.means}", retry) for one in still)
@@ -255,7 +255,7 @@ def _confirmed(connection: Connection, check: Invariant, ids: Sequence[str], val
 
 
 def _repair_rows(connection: Connection, check: Invariant, ids: list[str], retry: RetryPolicy) -> int:
-    match check.mend:
+    match check.repair:
         case Repair.LOSE:
             failure = Failure(error="StaleWriter", message=f"taken back by the auditor: {check.means}")
             return len(ends.lose(connection, [UUID(one) for one in ids], failure, EndReason.LOST, retry))

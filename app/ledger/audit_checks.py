@@ -12,7 +12,7 @@ from enum import StrEnum
 
 class Severity(StrEnum):
     CRITICAL = "critical"  # a promise is broken: work may be lost or done twice
-    ERROR = "error"  # something is stuck or leaks until it is mended
+    ERROR = "error"  # something is stuck or leaks until it is repaired
     WARNING = "warning"  # slow, late or odd: somebody should look
 
 
@@ -32,14 +32,14 @@ class Repair(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Invariant:
-    """One invariant. `table` is where its ids point to, and what a mend locks."""
+    """One invariant. `table` is where its ids point to, and what a repair locks."""
 
     name: str
     severity: Severity
     means: str
     query: str
     table: str = ""
-    mend: Repair | None = None
+    repair: Repair | None = None
 
 
 _ATTEMPTS = (

@@ -66,19 +66,19 @@ class Auditor:
             left_s -= _RECEIPTS_S
 
     def audit(self) -> AuditResult:
-        """One pass: look, mend, look again at what that changed, tell. What it found first, with what was mended."""
+        """One pass: look, repair, look again, tell. What it found first, with what was repaired."""
         first = seen = audit.look(self._database, self._settings, self._memory)
-        mended: dict[str, int] = {}
+        repaired: dict[str, int] = {}
         for _ in range(_ROUNDS):
             findings = audit.repair(self._database, self._settings, seen, self._retry)
-            counts = {finding.name: finding.mended or 0 for finding in findings}
-            mended |= {name: mended.get(name, 0) + count for name, count in counts.items()}
+            counts = {finding.name: finding.repaired or 0 for finding in findings}
+            repaired |= {name: repaired.get(name, 0) + count for name, count in counts.items()}
             if not any(counts.values()):
                 break
             seen = audit.look(self._database, self._settings, self._memory)
         self._memory = seen.memory
         findings = tuple(
-            finding if finding.mend is None else replace(finding, mended=mended[finding.name])
+            finding if finding.repair is None else replace(finding, repaired=repaired[finding.name])
             for finding in first.findings
         )
         self._tell(findings)
@@ -116,5 +116,5 @@ def _data(finding: AuditFinding) -> dict[str, object]:
         "means": finding.means,
         "count": finding.count,
         "ids": list(finding.ids),
-        "mended": finding.mended,
+        "repaired": finding.repaired,
     }

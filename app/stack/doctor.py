@@ -48,7 +48,7 @@ class DoctorCheck:
     name: str
     level: Level
     found: str
-    mend: str = ""
+    fix: str = ""
     """What to try; empty when all is well."""
 
 
@@ -104,8 +104,8 @@ def _memory(settings: Settings) -> tuple[Level, str, str]:
     found = f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB available"
     if memory.available >= wanted:
         return _ok(f"{found}; {settings.capacity()} ephemeral instances at once")
-    mend = "set MEGAFLOW_PERSISTENT_SLOTS or MEGAFLOW_EPHEMERAL_CAPACITY lower"
-    return Level.WARN, f"{found}; the slots want {wanted / 2**30:.1f}", mend
+    fix = "set MEGAFLOW_PERSISTENT_SLOTS or MEGAFLOW_EPHEMERAL_CAPACITY lower"
+    return Level.WARN, f"{found}; the slots want {wanted / 2**30:.1f}", fix
 
 
 def _uv(settings: Settings) -> tuple[Level, str, str]:
@@ -188,8 +188,8 @@ def _artifacts(settings: Settings) -> tuple[Level, str, str]:
 def _engine(settings: Settings) -> tuple[Level, str, str]:
     if (found := engine.version(settings)) is not None:
         return _ok(f"{found} at {engine.engine_url(settings)}{', started by us' if engine.is_ours(settings) else ''}")
-    mend = _UP if os.geteuid() == 0 else "start Docker, or add this user to the group docker"
-    return Level.FAIL, f"no engine answers at {engine.engine_url(settings)}", mend
+    fix = _UP if os.geteuid() == 0 else "start Docker, or add this user to the group docker"
+    return Level.FAIL, f"no engine answers at {engine.engine_url(settings)}", fix
 
 
 def _image(settings: Settings) -> tuple[Level, str, str]:

@@ -63,7 +63,7 @@ class EngineReport:
     """We started it just now; `stop_engine` will stop it."""
     why: str = ""
     """When not available: what was found."""
-    mend: str = ""
+    fix: str = ""
     """When not available: what to try."""
 
 
@@ -132,7 +132,7 @@ def ensure_engine(
     dockerd: Dockerd = DOCKERD,
     report: Report = lambda line: None,
 ) -> EngineReport:
-    """Use the engine that answers; else, as root, install and start one. Never raises: see `why` and `mend`."""
+    """Use the engine that answers; else, as root, install and start one. Never raises: see `why` and `fix`."""
     prepare(settings)
     if (found := version(settings)) is not None:
         return EngineReport(available=True, version=found)
@@ -188,8 +188,8 @@ def _refusal(settings: Settings, dockerd: Dockerd, *, may_install: bool) -> Engi
     return None
 
 
-def _unavailable(why: str, mend: str) -> EngineReport:
-    return EngineReport(available=False, why=why, mend=f"{mend}; {_NOT_ISOLATED}")
+def _unavailable(why: str, fix: str) -> EngineReport:
+    return EngineReport(available=False, why=why, fix=f"{fix}; {_NOT_ISOLATED}")
 
 
 def _address(settings: Settings) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def up(
     Without an engine the stack comes up all the same: see `StackReport.engine`.  `base` also makes the base image.
     A program of `table` that supervisord was not started with makes `restart_needed` true.
 
-    Raises: SettingsInvalid, InstallationFailed, DatabaseUnavailable, BrokerUnavailable: with the mend in the message.
+    Raises: SettingsInvalid, InstallationFailed, DatabaseUnavailable, BrokerUnavailable: with the fix in the message.
         StackNotRunning: another `up` or `down` holds this home.
     """
     begun = time.monotonic()
@@ -154,7 +154,7 @@ def _ensure_engine(
 ) -> EngineReport:
     found = engine.ensure_engine(settings, may_install=may_install, dockerd=dockerd, report=report)
     if not found.available:
-        report(f"no Docker engine: {found.why}; try: {found.mend}")
+        report(f"no Docker engine: {found.why}; try: {found.fix}")
     elif base:
         try:
             base_image.ensure_base_image(settings, report=report)

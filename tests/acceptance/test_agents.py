@@ -22,7 +22,7 @@ from tests.patience import eventually
 pytestmark = [pytest.mark.docker, pytest.mark.agents, pytest.mark.timeout(900)]
 
 FRAMEWORKS = {"mini-swe-agent", "claude-code", "qwen-code", "openhands", "sketch"}  # the last one is of a manifest
-TASKS = ("pallets__itsdangerous-1", "csv-to-jsonl")  # a repository to mend, a terminal task
+TASKS = ("pallets__itsdangerous-1", "csv-to-jsonl")  # a repository to fix, a terminal task
 
 
 def _submit(system: System, agent: str, mode: str, *more: str, timeout_s: float = 600) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The auditor against a real PostgreSQL, broken on purpose: it sees each fault, mends it, and is quiet again."""
+"""The auditor against a real PostgreSQL, broken on purpose: it sees each fault, repairs it, and is quiet again."""
 
 from __future__ import annotations
 
@@ -444,7 +444,7 @@ def test_a_fault_is_seen_and_mended_and_clear(database: Database, settings: Sett
     assert seen[name].count == 1
     assert len(seen[name].ids) == 1
     auditor = Auditor(database, settings)
-    assert sum(finding.mended or 0 for finding in auditor.audit().findings) >= 1
+    assert sum(finding.repaired or 0 for finding in auditor.audit().findings) >= 1
     assert found(database, settings) == {}
     assert auditor.audit().findings == ()
 
@@ -456,7 +456,7 @@ def test_a_fault_that_needs_a_person_is_reported_and_left_alone(
     fault(database)
     assert set(found(database, settings)) == {name}
     (finding,) = Auditor(database, settings).audit().findings
-    assert not finding.mended
+    assert not finding.repaired
     assert set(found(database, settings)) == {name}
 
 
@@ -530,7 +530,7 @@ def test_what_has_moved_since_the_look_is_left_alone(database: Database, setting
     assert [finding.name for finding in seen.findings] == ["attempt.without_lease"]
     lease(database, attempt_id, instance_id)
     (finding,) = audit.repair(database, settings, seen, RETRY)
-    assert finding.mended == 0
+    assert finding.repaired == 0
     assert one(database, "SELECT state FROM tasks WHERE id = :id", id=task_id).state == "running"
 
 
@@ -541,9 +541,9 @@ def test_what_somebody_else_has_in_hand_is_left_to_them(database: Database, sett
         other.execute("BEGIN")
         other.execute("SELECT 1 FROM attempts FOR UPDATE")
         (finding,) = audit.repair(database, settings, seen, RETRY)
-        assert finding.mended == 0
+        assert finding.repaired == 0
     (finding,) = audit.repair(database, settings, seen, RETRY)
-    assert finding.mended == 1
+    assert finding.repaired == 1
 
 
 def test_many_rows_are_named_by_the_first_twenty_and_all_mended(database: Database, settings: Settings) -> None:
@@ -551,7 +551,7 @@ def test_many_rows_are_named_by_the_first_twenty_and_all_mended(database: Databa
     for _ in range(30):
         a_task(database, run_id, in_line=False, available_at=ago(600))
     (finding,) = Auditor(database, settings).audit().findings
-    assert (finding.count, len(finding.ids), finding.mended) == (30, 20, 30)
+    assert (finding.count, len(finding.ids), finding.repaired) == (30, 20, 30)
     assert found(database, settings) == {}
 
 
@@ -632,7 +632,7 @@ def test_a_fault_that_was_mended_is_told_of_too(database: Database, settings: Se
     auditor = Auditor(database, settings)
     auditor.audit()
     ((_, data),) = [fact for fact in facts(database) if fact[0] == "audit.alarm"]
-    assert data["mended"] == 1
+    assert data["repaired"] == 1
     auditor.audit()
     assert _audits(database)[-1] == ("audit.cleared", "attempt.without_lease")
 
@@ -685,7 +685,7 @@ def test_the_command_says_what_is_wrong_and_mends_it_when_told(
     assert "--repair" in said
     code, said = _command(settings, monkeypatch, "audit", "--repair")
     assert code == 0
-    assert "mended 2" in said
+    assert "repaired 2" in said
     assert _audits(database) == [], "a person who looks raises no alarm"
 
 

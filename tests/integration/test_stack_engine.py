@@ -99,7 +99,7 @@ def test_an_engine_that_dies_at_its_start_is_reported_with_its_own_last_words(fo
     report = engine.ensure_engine(settings, may_install=False, dockerd=broken)
     assert not report.available
     assert "driver not supported" in report.why
-    assert "local" in report.mend
+    assert "local" in report.fix
     assert not engine.is_ours(settings)
 
 
@@ -108,7 +108,7 @@ def test_an_engine_named_by_the_settings_is_never_started_for_the_user(folder: P
     report = engine.ensure_engine(settings, may_install=True)
     assert not report.available
     assert "/nowhere/docker.sock" in report.why
-    assert "MEGAFLOW_DOCKER_URL" in report.mend
+    assert "MEGAFLOW_DOCKER_URL" in report.fix
     with pytest.raises(EngineUnavailable), engine.connected(settings):
         pass
 

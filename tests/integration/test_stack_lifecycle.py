@@ -107,7 +107,7 @@ def test_the_doctor_of_a_stack_that_is_down_names_the_mend(settings: Settings) -
     looked_at = {check.name: check for check in doctor.checks(settings)}
     for name in ("stack", "postgresql", "migrations", "redis"):
         assert looked_at[name].level == "fail", looked_at[name]
-        assert "megaflow up" in looked_at[name].mend
+        assert "megaflow up" in looked_at[name].fix
 
 
 def test_a_port_that_somebody_has_stops_up_with_the_setting_to_change(settings: Settings) -> None:

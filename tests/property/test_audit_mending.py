@@ -1,4 +1,4 @@
-"""Any mixture of faults, in any order, beside what is well: the auditor mends them all and touches nothing else."""
+"""Any mixture of faults, in any order, beside what is well: the auditor repairs them all and touches nothing else."""
 
 from __future__ import annotations
 

@@ -87,5 +87,5 @@ class AutoProvider(EnvironmentProvider):
         try:
             engine_of(self._settings)
         except EngineUnavailable as error:
-            mend = f" {otherwise}" if otherwise and self._engineless else ""
-            raise EngineUnavailable(f"{why}: {error}{mend}") from error
+            fix = f" {otherwise}" if otherwise and self._engineless else ""
+            raise EngineUnavailable(f"{why}: {error}{fix}") from error
