@@ -18,12 +18,12 @@ USAGE = 64
 
 _EXAMPLES = """\b
 Examples:
-  megaflow up                                        start everything on this machine
-  megaflow submit demo -a oracle --wait              run the demo dataset, show the scores
-  megaflow submit tasks/ -a mini-swe-agent -m NAME   run your tasks with your model
-  megaflow status RUN                                how a run stands
-  megaflow submit --help                             all options of a command
-  megaflow status RUN --wide                         all columns of a table
+  megaflow up                                       start everything here
+  megaflow submit demo -a oracle --wait             run the demo dataset
+  megaflow submit tasks/ -a mini-swe-agent -m NAME  run your tasks
+  megaflow status RUN                               how a run stands
+  megaflow submit --help                            all options of a command
+  megaflow status RUN --wide                        all columns of a table
 """
 
 cli = typer.Typer(
@@ -50,7 +50,9 @@ def _version(asked: bool) -> None:
 
 @cli.callback()
 def _megaflow(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Runs containerised agent tasks on Celery, and grades them."""
 

@@ -49,7 +49,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "pause": CommandEntry("control", OPERATE, "Admit nothing more of a run, a user or a class"),
     "resume": CommandEntry("control", OPERATE, "Admit the tasks of a paused run, user or class again"),
     "pauses": CommandEntry("control", OPERATE, "What is paused"),
-    "deadline": CommandEntry("control", OPERATE, "What of a run or task has not ended by then ends"),
+    "deadline": CommandEntry("control", OPERATE, "Set a deadline"),
     "budget": CommandEntry("budget", OPERATE, "Give a run another budget"),
     "instances": CommandEntry("control", OPERATE, "Instances that have not ended"),
     "drain": CommandEntry("control", OPERATE, "Let instances finish what they have"),

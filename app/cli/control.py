@@ -101,7 +101,7 @@ def deadline(
     when: Annotated[str, typer.Argument(help="From now (2h, 90m, 1d12h), a time (2031-05-01T08:00Z), or `never`.")],
     json: Json = False,
 ) -> None:
-    """What of a run or task has not ended by then ends as `expired`: what waits at once, what runs is stopped."""
+    """Set a deadline: tasks of a run, or one task, that have not ended by then end as `expired`."""
     at = moment(when, datetime.now(UTC))
     with MegaFlow() as flow:
         done = deadlines.set_deadline(flow.database, target, at)

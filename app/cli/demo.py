@@ -69,7 +69,7 @@ def demo(
         _print_results(found, wrong)
         _print_next(runs, wrong[0] if wrong else found[-1])
         where_flower_is(settings)
-    say(f"the demo took {lasted(time.monotonic() - begun)}; `megaflow down` stops everything")
+    say(f"the demo took {lasted(time.monotonic() - begun)}; `{_program()} down` stops everything")
     if wrong:
         raise typer.Exit(1)
 

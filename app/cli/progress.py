@@ -29,6 +29,8 @@ else:
 _LOOK_S = 1.0
 _PIPED_EVERY_S = 10.0
 _BAR = 20
+_ESTIMATE_FROM = 3
+"""The time left is told when a third of the tasks has ended."""
 _INTERRUPTED = 130
 _TEARDOWN_LOOKS = 20
 
@@ -73,7 +75,8 @@ def lines(now: Progress, elapsed_s: float, *, ended_before: int = 0) -> list[str
             parts.append(f"{word} {score or 0.0:.2f} of {count}")
     parts += [f"{count} {word}" for word, count in (("failed", now.failed), ("cancelled", now.cancelled)) if count]
     ended, left = now.ended - ended_before, now.total - now.ended
-    estimate = f", about {lasted(elapsed_s / ended * left)} left" if ended and left else ""
+    enough = ended and left and now.ended * _ESTIMATE_FROM >= now.total  # the first to end are the quick ones
+    estimate = f", about {lasted(max(10.0, elapsed_s / ended * left))} left" if enough else ""
     first = f"[{'#' * filled}{'.' * (_BAR - filled)}] {', '.join(parts)}, {lasted(elapsed_s)}{estimate}"
     if now.done:
         return [first]

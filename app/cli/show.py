@@ -96,7 +96,7 @@ def results_table(results: Iterable[TaskResult]) -> Table:
     table = Table("id", "task", "reward", "end", "agent", "mode", "attempts", "model", keys=6)
     for name, _, _ in _SPANS:
         table.add_column(name, justify="right")
-    table.add_column("env")
+    table.add_column("origin")
     table.add_column("instance")
     for result in results:
         table.add_row(*_row(result))

@@ -248,7 +248,7 @@ def _model_inside(progress: AttemptProgress) -> Iterator[str | None]:
         yield url
     finally:
         egress.close()
-        context.teardown["model_outlet"] = egress.describe()
+        context.teardown["model_egress"] = egress.describe()
 
 
 class AgentNotMeasured(MegaFlowError):
