@@ -33,6 +33,7 @@ _START_S = 60.0
 _POLL_S = 0.05
 _SETTLED_S = 1  # a program that lives this long counts as started
 _RETRIES = 10
+_TRIED_S = 8.0  # a start is given up when a program has ended again and again for this long
 _ALREADY_STARTED = 60  # supervisor.xmlrpc.Faults
 _NOT_RUNNING = 70
 
@@ -127,10 +128,20 @@ def wait_until_running(settings: Settings, names: Iterable[str], *, timeout_s: f
     Raises: InstallationFailed: one did not; the message holds the end of its log.
     """
     wanted = set(names)
+    ended_at: dict[str, float] = {}  # of those that ended too soon and are being started again
 
     def settled() -> bool:
-        found = {state.name: state for state in states(settings)}
-        return all(found[name].runs for name in wanted) or any(found[name].state == "FATAL" for name in wanted)
+        now = time.monotonic()
+        found = [state for state in states(settings) if state.name in wanted]
+        for state in found:
+            if state.state == "BACKOFF":
+                ended_at.setdefault(state.name, now)
+            elif state.runs:
+                ended_at.pop(state.name, None)
+        given_up = any(state.state == "FATAL" for state in found) or any(
+            now - at > _TRIED_S for at in ended_at.values()
+        )
+        return given_up or all(state.runs for state in found)
 
     _until(settled, timeout_s)
     for state in states(settings):

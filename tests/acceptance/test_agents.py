@@ -81,6 +81,7 @@ def test_a_token_is_in_no_artifact_and_no_event(system: System) -> None:
         assert not [row for row in system.rows(column) if re.search(r"mf-[A-Za-z0-9_-]{40}", row.told)]
 
 
+@pytest.mark.extra
 def test_a_recorded_run_replays_to_identical_patches_and_verdicts(system: System) -> None:
     found = _submit(system, "mini-swe-agent,claude-code", "persistent")
     done = system.megaflow("replay", found["runs"][0]["id"], "--wait", timeout_s=600)
@@ -111,6 +112,7 @@ def test_a_killed_gateway_costs_no_task_its_score(system: System) -> None:
             assert attempt.verdict is None  # an attempt that the gateway's death ended was not scored
 
 
+@pytest.mark.extra
 def test_a_run_that_has_spent_its_budget_is_paused_and_nobody_scored_for_it(system: System) -> None:
     system.megaflow("models", "add", "priced", system.settings.replay_endpoint())
     submitted = system.json(

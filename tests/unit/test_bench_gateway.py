@@ -155,6 +155,7 @@ PARTS: dict[str, Any] = {
 GOALS = {"overhead": 2, "saturation": 1, "stream": 1, "idle": 1, "memory": 1}
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("name", PARTS)
 def test_a_part_measures_everybody_holds_ours_against_its_goals_and_is_kept(
     name: str, crew: Crew, tmp_path: Path
