@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ _POLL_S = 0.0005
 _KILL_POLLS = 10
 """Polls before those that are left are killed once more."""
 _UNLIMITED = 1 << 60
+_LONGEST_BYTES = 4096
 _NEAR_BYTES = 4 << 20
 """The last request is not part of the recorded peak: a huge page, and what processors have cached."""
 
@@ -251,7 +253,7 @@ def container_memory_events(container_id: str, init: int) -> Path | None:
     """The file that counts kills of a container with that first process; None when this host does not show it."""
     for folder in container_folders(container_id, init, "memory"):
         for name in ("memory.oom_control", "memory.events"):
-            if _oom_kills(folder / name) is not None:
+            if (text := _text(folder / name)) and _oom_kills(folder, text) is not None:
                 return folder / name
     return None
 
@@ -273,6 +275,8 @@ class MemoryWatch:
         self._lock = threading.Lock()
         self._known = 0
         self._closed = False
+        self._handle: int | None = None  # kept open: after each command of many threads, every system call counts
+        self._release: Callable[[], object] = lambda: None
 
     def killed(self, *, suspected: bool) -> bool:
         """True when there was a kill since the last reading. Only when `suspected` is it worth asking inside."""
@@ -292,11 +296,23 @@ class MemoryWatch:
     def _read(self) -> int | None:
         if self._file is None:
             return self._inside()
-        return None if self._closed else _oom_kills(self._file)
+        if self._closed:
+            return None
+        try:
+            if self._handle is None:
+                self._handle = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC)
+                self._release = finalizer = weakref.finalize(self, os.close, self._handle)
+                finalizer.atexit = False
+            text = os.pread(self._handle, _LONGEST_BYTES, 0).decode()
+        except (OSError, ValueError):
+            return None
+        return _oom_kills(self._file.parent, text)
 
     def close(self) -> None:
         """Report nothing any more. Safe to call twice."""
-        self._closed = True
+        with self._lock:
+            self._closed = True
+            self._release()
 
 
 class PidsWatch:
@@ -315,11 +331,11 @@ class PidsWatch:
         return sum(counts) if counts else None
 
 
-def _oom_kills(file: Path) -> int | None:
-    """Kills for the limit of this group or one of MegaFlow above it; None when the file cannot be read."""
-    kills = _value(file, "oom_kill")
+def _oom_kills(group: Path, text: str) -> int | None:
+    """Kills for the limit of this group or one of MegaFlow above it; None when the text of its file has no count."""
+    kills = _number(text, "oom_kill")
     with suppress(OSError, ValueError):
-        return 0 if kills and not _was_full(file.parent) else kills
+        return 0 if kills and not _was_full(group) else kills
     return None
 
 
@@ -353,8 +369,20 @@ def _was_full(group: Path) -> bool:
 
 def _value(file: Path, name: str) -> int | None:
     """The number behind a name in a file of such lines; None: it is not there."""
-    with suppress(OSError, ValueError):
-        for line in file.read_text().splitlines():
+    return _number(_text(file), name)
+
+
+def _text(file: Path) -> str:
+    """Empty when it cannot be read."""
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
+
+
+def _number(text: str, name: str) -> int | None:
+    with suppress(ValueError):
+        for line in text.splitlines():
             word, _, value = line.partition(" ")
             if word == name:
                 return int(value)
