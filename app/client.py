@@ -244,7 +244,7 @@ class MegaFlow:
             nudge(self.settings, running)
 
     def retry(self, task_ids: Sequence[UUID]) -> list[UUID]:
-        """Put tasks that could not be measured, or were cancelled, back in line; returns those moved."""
+        """Put tasks that could not be scored, or were cancelled, back in line; returns those moved."""
         from app.ledger import tasks
 
         return tasks.retry(self.database, task_ids)

@@ -5,7 +5,7 @@ a refused key an error of theirs. The gateway saw every call, so it decides, by 
 framework's endings can change:
 
 1. An end that is counted as a result rests on a model that answered. Where the last word was a fault of the engine, or
-   the model was never heard at all, nothing was measured.
+   the model was never heard at all, nothing was scored.
 2. An end that came because the gateway said "no more" (turns, money, context) is that, whatever the framework made of
    it.
 """
@@ -85,7 +85,7 @@ def _reason(said: EndReason, account: Account, doubt: str) -> tuple[EndReason, s
 
 
 def _unheard(account: Account) -> tuple[EndReason, str]:
-    """It ended before its model ever answered, and not because it was out of bounds: nothing was measured."""
+    """It ended before its model ever answered, and not because it was out of bounds: nothing was scored."""
     if account.calls == 0:
         return EndReason.INFRASTRUCTURE, "it ended without having asked its model anything"
     return EndReason.MODEL_ERROR, f"its model never answered; the newest call ended with {account.last_end}"

@@ -205,7 +205,7 @@ def run_page(story: RunStory) -> RenderableType:
         parts += ["", _slowest(story)]
     if story.retries:
         reasons = ", ".join(f"{count} × {reason}" for reason, count in story.retries)
-        parts += ["", f"attempts that measured nothing {reasons}"]
+        parts += ["", f"attempts without a score {reasons}"]
     return Group(*(Text(clean(part)) if isinstance(part, str) else part for part in parts))
 
 

@@ -142,7 +142,7 @@ def runs_table(statuses: Sequence[RunStatus]) -> Table:
 
 def _solved(status: RunStatus) -> str:
     """`5/6` of the scored, and apart from them those with scripted answers."""
-    scored = f"{status.resolved}/{status.measured}" if status.measured or not status.scripted else ""
+    scored = f"{status.resolved}/{status.scored}" if status.scored or not status.scripted else ""
     scripted = f"{status.scripted_resolved}/{status.scripted} scripted" if status.scripted else ""
     return " + ".join(filter(None, (scored, scripted)))
 
@@ -174,14 +174,14 @@ def states(status: RunStatus) -> str:
 
 def summary(status: RunStatus) -> str:
     """The score with its denominator, and what the infrastructure lost."""
-    lost = status.ended - status.measured - status.scripted
+    lost = status.ended - status.scored - status.scripted
     mean = "-" if status.mean_reward is None else f"{status.mean_reward:.3f}"
     loss = f"; {lost} of {status.total} not scored" if lost else ""
     scripted = f"solved {status.scripted_resolved}/{status.scripted} scripted" if status.scripted else ""
-    if scripted and not status.measured:
+    if scripted and not status.scored:
         return f"{status.name}: {scripted}{loss}"
-    measured = f"{status.resolved} of {status.measured} scored solved, mean reward {mean}"
-    return f"{status.name}: {measured}{f'; {scripted}' if scripted else ''}{loss}"
+    scored = f"{status.resolved} of {status.scored} scored solved, mean reward {mean}"
+    return f"{status.name}: {scored}{f'; {scripted}' if scripted else ''}{loss}"
 
 
 def clock(at: datetime | None) -> str:

@@ -206,7 +206,7 @@ def _show(plan: SimulationPlan, found: dict[str, Any]) -> None:
     total = found["total"]
     table = Table("", "tasks", "graded", "not scored", "retries", "makespan s", "wait p50 s", "wait p99 s")
     for name, figures in (("all", total), *(found["users"].items() if len(found["users"]) > 1 else ())):
-        numbers = (figures[key] for key in ("tasks", "graded", "not_measured", "retries"))
+        numbers = (figures[key] for key in ("tasks", "graded", "not_scored", "retries"))
         spans = (figures[key] for key in ("makespan_s", "wait_p50_s", "wait_p99_s"))
         table.add_row(name, *map(str, numbers), *("-" if span is None else f"{span:.2f}" for span in spans))
     console.print(table)

@@ -62,6 +62,6 @@ class Grader(Protocol):
     def grade(self, submission: GradingInput, shell: Shell) -> Grade:
         """Judge. A bad submission (a patch that does not apply, failing tests) is a verdict, not an error.
 
-        Raises: GradingFailed when nothing could be measured; EnvironmentFailed.
+        Raises: GradingFailed when nothing could be scored; EnvironmentFailed.
         """
         ...

@@ -3,7 +3,7 @@
 Of several containers any may be looked at: each script runs in one of them and finds the logs of all.
 
 Source: Harbor's verifier: `reward.json` (flat numbers) wins over `reward.txt`; old ones are removed first; a missing,
-empty or non-finite reward means that nothing was measured. The script's exit code means nothing.
+empty or non-finite reward means that nothing was scored. The script's exit code means nothing.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def finish(
 # When an instance died with several on board (`company`), nobody knows which of them killed it: none is blamed, and
 # each goes on in an instance of its own (where its user may have one), where the next loss is its own. That happens to
 # a task once.
-_END_UNMEASURED = text("""
+_END_NOT_SCORED = text("""
 WITH ending AS (
     SELECT * FROM unnest(CAST(:ids AS uuid[]), CAST(:numbers AS int[]), CAST(:states AS text[]),
         CAST(:reasons AS text[]), CAST(:blames AS text[]), CAST(:failures AS jsonb[]), CAST(:permanents AS bool[]),
@@ -174,7 +174,7 @@ FROM decided d JOIN moved m ON m.id = d.id
 
 
 class _Ending(NamedTuple):
-    """One row of `_END_UNMEASURED`. `number` None: whichever is the current one."""
+    """One row of `_END_NOT_SCORED`. `number` None: whichever is the current one."""
 
     id: UUID
     number: int | None
@@ -203,7 +203,7 @@ def fail_many(database: Database, endings: Sequence[Failed], retry: RetryPolicy)
         for e in endings
     ]
     with database.begin() as connection:
-        done = _end_unmeasured(connection, retry, rows)
+        done = _end_not_scored(connection, retry, rows)
         _store_artifacts(connection, [(e.claimed.attempt_id, a) for e in endings for a in e.artifacts], done)
     return done
 
@@ -246,11 +246,11 @@ def lose(
     """
     state = "interrupted" if BLAME[end_reason] is Blame.INTERRUPTION else "lost"
     rows = [_Ending(attempt_id, None, state, end_reason, failure, company=company) for attempt_id in attempt_ids]
-    done = _end_unmeasured(connection, retry, rows) if rows else set()
+    done = _end_not_scored(connection, retry, rows) if rows else set()
     return [attempt_id for attempt_id in attempt_ids if attempt_id in done]
 
 
-def _end_unmeasured(connection: Connection, retry: RetryPolicy, endings: Sequence[_Ending]) -> set[UUID]:
+def _end_not_scored(connection: Connection, retry: RetryPolicy, endings: Sequence[_Ending]) -> set[UUID]:
     values = {
         "ids": [e.id for e in endings],
         "numbers": [e.number for e in endings],
@@ -263,7 +263,7 @@ def _end_unmeasured(connection: Connection, retry: RetryPolicy, endings: Sequenc
         "waits": [json.dumps(dict(e.waits)) for e in endings],
     }
     options = {"base": retry.base_s, "cap": retry.cap_s, "channel": OUTCOME}
-    done = {row.attempt_id for row in connection.execute(_END_UNMEASURED, values | options)}
+    done = {row.attempt_id for row in connection.execute(_END_NOT_SCORED, values | options)}
     if done:
         events.wake_dispatcher(connection)
     return done

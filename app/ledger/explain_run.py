@@ -145,7 +145,7 @@ def spread(phase: str, seconds: Sequence[float]) -> Spread:
 
 
 def _retries(connection: Connection, run_id: UUID) -> tuple[tuple[str, int], ...]:
-    """Attempts that measured nothing, by what ended them; a person's decision is none of them."""
+    """Attempts that gave no score, by what ended them; a person's decision is none of them."""
     rows = sql(
         connection,
         "SELECT coalesce(a.end_reason, a.state) AS reason, count(*) AS attempts FROM tasks t"

@@ -22,7 +22,7 @@ from app.models.states import ENDED_TASK, TaskState
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """Where a run stands. `resolved` and `mean_reward` are of the `measured` tasks alone.
+    """Where a run stands. `resolved` and `mean_reward` are of the `scored` tasks alone.
 
     Tasks with scripted answers are none of these: `scripted` were graded so, and of them `scripted_resolved` solved.
     """
@@ -34,7 +34,7 @@ class RunStatus:
     created_at: datetime
     total: int
     states: dict[str, int]
-    measured: int
+    scored: int
     resolved: int
     mean_reward: float | None
     scripted: int
@@ -54,9 +54,9 @@ _STATUS = """
 SELECT r.id, r.name, r.user_name, r.purpose, r.created_at, r.total,
     (SELECT jsonb_object_agg(state, n) FROM
         (SELECT state, count(*) AS n FROM tasks WHERE run_id = r.id GROUP BY state) s) AS states,
-    t.measured, t.resolved, t.mean_reward, t.scripted, t.scripted_resolved, t.finished_at
+    t.scored, t.resolved, t.mean_reward, t.scripted, t.scripted_resolved, t.finished_at
 FROM runs r CROSS JOIN LATERAL (
-    SELECT count(*) FILTER (WHERE counts AND NOT scripted) AS measured,
+    SELECT count(*) FILTER (WHERE counts AND NOT scripted) AS scored,
         count(*) FILTER (WHERE counts AND NOT scripted AND reward >= 1) AS resolved,
         avg(reward) FILTER (WHERE counts AND NOT scripted) AS mean_reward,
         count(*) FILTER (WHERE counts AND scripted) AS scripted,

@@ -49,7 +49,7 @@ SaidText = Annotated[str, BeforeValidator(lambda value: plain_text(value) if isi
 
 
 class Verdict(Wire):
-    """The outcome of grading. `counts` is False when nothing was measured: then `reward` is None, never 0."""
+    """The outcome of grading. `counts` is False when nothing was scored: then `reward` is None, never 0."""
 
     reward: Reward | None
     counts: bool

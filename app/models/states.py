@@ -47,7 +47,7 @@ TASK_MOVES: Mapping[TaskState, frozenset[TaskState]] = {
     TaskState.ADMITTED: frozenset({TaskState.RUNNING, TaskState.PENDING, TaskState.CANCELLED, TaskState.FAILED}),
     TaskState.RUNNING: frozenset({TaskState.SUCCEEDED, TaskState.FAILED, TaskState.CANCELLED, TaskState.PENDING}),
     TaskState.SUCCEEDED: frozenset(),
-    # `megaflow retry` reopens what could not be measured; its attempts stay.
+    # `megaflow retry` reopens what could not be scored; its attempts stay.
     TaskState.FAILED: frozenset({TaskState.PENDING}),
     TaskState.CANCELLED: frozenset({TaskState.PENDING}),
 }

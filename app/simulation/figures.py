@@ -17,7 +17,7 @@ FROM tasks t LEFT JOIN LATERAL (SELECT min(a.claimed_at) AS claimed_at FROM atte
 _FIGURES = """
     count(*) AS tasks,
     count(*) FILTER (WHERE state = 'succeeded') AS graded,
-    count(*) FILTER (WHERE state = 'failed') AS not_measured,
+    count(*) FILTER (WHERE state = 'failed') AS not_scored,
     count(*) FILTER (WHERE state = 'cancelled') AS cancelled,
     coalesce(sum(greatest(attempts - 1, 0)), 0) AS retries,
     extract(epoch FROM max(finished_at) - min(accepted_at))::float8 AS makespan_s,
@@ -41,7 +41,7 @@ class Figures:
 
     tasks: int
     graded: int
-    not_measured: int
+    not_scored: int
     cancelled: int
     retries: int
     makespan_s: float | None
@@ -50,7 +50,7 @@ class Figures:
 
     @property
     def ended(self) -> int:
-        return self.graded + self.not_measured + self.cancelled
+        return self.graded + self.not_scored + self.cancelled
 
 
 class Tables(NamedTuple):

@@ -144,14 +144,14 @@ def act(progress: AttemptProgress) -> AttemptProgress:
 
 
 def end_agent(progress: AttemptProgress) -> AttemptProgress:
-    """Record the agent's end. Raises: Stopped; AgentNotMeasured, ModelRefused: its end is not a result."""
+    """Record the agent's end. Raises: Stopped; AgentNotScored, ModelRefused: its end is not a result."""
     context, report = progress.context, progress.the_report
     ended = {"agent_end": report.end_reason.value, "steps": report.steps, "usage": report.usage}
     context.record_phase(Phase.AGENT_ENDED, **ended, **context.limits_met.look())
     if would_end_the_same(report, progress.account):
         raise ModelRefused(report.detail)
     if BLAME[report.end_reason] is not Blame.RESULT:
-        raise AgentNotMeasured(report)
+        raise AgentNotScored(report)
     progress.the_environment.assure()
     return progress
 
@@ -251,7 +251,7 @@ def _model_inside(progress: AttemptProgress) -> Iterator[str | None]:
         context.teardown["model_egress"] = egress.describe()
 
 
-class AgentNotMeasured(MegaFlowError):
+class AgentNotScored(MegaFlowError):
     """The agent ended for a reason that is not its own: nothing to grade."""
 
     def __init__(self, report: AgentReport) -> None:

@@ -64,7 +64,7 @@ def test_every_framework_solves_tasks_through_the_gateway_and_leaves_its_evidenc
         assert usage["completion_tokens"] > 0
         assert usage["cost_usd"] == 0.0  # the replay engine is free, and known to be
     (status,) = found["runs"]
-    assert (status["measured"], status["scripted_resolved"], status["mean_reward"]) == (0, len(results), None)
+    assert (status["scored"], status["scripted_resolved"], status["mean_reward"]) == (0, len(results), None)
     rows = system.json("usage", found["runs"][0]["id"], "--by", "agent")
     assert {row["key"] for row in rows} == FRAMEWORKS
 

@@ -180,7 +180,7 @@ def test_one_scripted_answer_takes_a_task_out_of_the_pass_rate(
 ) -> None:
     run_id = _graded(database, *calls, late=late)
     status = results.run_status(database, run_id)
-    assert (status.measured, status.resolved, status.mean_reward) == ((0, 0, None) if scripted else (1, 1, 1.0))
+    assert (status.scored, status.resolved, status.mean_reward) == ((0, 0, None) if scripted else (1, 1, 1.0))
     assert (status.scripted, status.scripted_resolved) == ((1, 1) if scripted else (0, 0))
     (result,) = results.results(database, results.task_ids(database, run_id))
     assert (result.scripted, result.attempts[0].scripted) == (scripted, scripted)
@@ -207,7 +207,7 @@ def test_the_mark_is_in_status_runs_and_show(
     assert "scripted" in said("show", task_id)
     assert json.loads(said("show", task_id, "--json"))["scripted"] is True
     (shown,) = json.loads(said("status", run_id, "--json"))["runs"]
-    assert (shown["measured"], shown["scripted"]) == (0, 1)
+    assert (shown["scored"], shown["scripted"]) == (0, 1)
 
 
 # --- The whole way --------------------------------------------------------------------------------------------------

@@ -343,7 +343,7 @@ def test_the_report_adds_up(stack: PrivateStack, flow: MegaFlow) -> None:
     found = report.report(flow.database, CAPACITY)
     assert found.total.ended == found.total.tasks == sum(found.users[name].tasks for name in found.users)
     assert found.total.retries == sum(found.attempt_ends.values()) - found.total.tasks
-    assert found.total.not_measured >= 2
+    assert found.total.not_scored >= 2
     assert 0 < found.utilisation <= 2  # of one mode's capacity, where this file's tests used both
     assert found.total.wait_p50_s is not None
     assert found.total.wait_p99_s is not None

@@ -252,7 +252,7 @@ def test_a_refused_key_and_an_unknown_model_are_not_tried_again(
         here.engine.handler = says(status, message)(here.engine)
         assert await here.play(Unheard(), monkeypatch) is EndReason.MODEL_ERROR
         assert here.row("SELECT state FROM tasks").state == ("pending" if again else "failed")
-        assert here.attempt.failure["error"] == ("AgentNotMeasured" if again else "ModelRefused")
+        assert here.attempt.failure["error"] == ("AgentNotScored" if again else "ModelRefused")
 
     story(make_settings, tell)
 

@@ -64,7 +64,7 @@ def test_the_tables_refuse_it_and_the_migration_repairs_it(database: Database) -
             connection.execute(text(f"UPDATE {table} SET verdict = CAST(:v AS jsonb)"), wrong)
             connection.exec_driver_sql(repair.format(table=table))
     (status,) = results.runs(database)
-    assert (status.measured, status.resolved, status.mean_reward) == (0, 0, None)
+    assert (status.scored, status.resolved, status.mean_reward) == (0, 0, None)
     (result,) = results.results(database, [claim.task_id])
     assert result.verdict is not None
     assert (result.verdict.reward, result.verdict.counts, result.verdict.metrics) == (None, False, {})
