@@ -17,7 +17,7 @@ import zstandard
 
 from app.stack import supervisor
 from tests.acceptance.conftest import System
-from tests.patience import eventually
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.docker, pytest.mark.agents, pytest.mark.timeout(900)]
 

@@ -16,7 +16,7 @@ from app.datasets import DEMO
 from app.settings import Settings
 from app.stack.home import process_environment
 from tests.acceptance.conftest import System, free_port
-from tests.patience import eventually
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
 

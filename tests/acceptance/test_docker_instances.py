@@ -28,8 +28,8 @@ from app.models.states import AttemptState
 from app.settings import PREFIX, Settings
 from app.stack import lifecycle, ports
 from app.stack.engine import connected
-from tests.patience import eventually
 from tests.services import missing, short_folder
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.docker, pytest.mark.extra, pytest.mark.timeout(600)]  # the first builds the worker image
 

@@ -26,8 +26,8 @@ from app.stack import engine, lifecycle
 from app.stack.engine import Dockerd, connected
 from app.stack.processes import has_ended
 from tests.acceptance.conftest import System, free_port
-from tests.patience import eventually
 from tests.services import missing, short_folder
+from tests.waiting import eventually
 
 pytestmark = [
     pytest.mark.docker,

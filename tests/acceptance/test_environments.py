@@ -20,7 +20,7 @@ from app.evaluation import Submission
 from app.models.outcome import ArtifactKind, TaskResult
 from app.models.spec import AgentTask, Network
 from tests.acceptance.conftest import System
-from tests.patience import eventually
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
 

@@ -20,7 +20,7 @@ from app.errors import DatabaseUnavailable
 from app.stack import supervisor
 from app.stack.home import process_environment
 from tests.acceptance.conftest import System
-from tests.patience import eventually
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(400)]
 

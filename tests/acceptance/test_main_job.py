@@ -24,7 +24,7 @@ from app.models.spec import Mode
 from app.stack.home import process_environment
 from tests.acceptance.conftest import System
 from tests.building import a_task
-from tests.patience import eventually
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(400)]
 

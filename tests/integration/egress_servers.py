@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tests.integration.network_ground import PATIENCE_S
+from tests.integration.network_ground import LONGEST_WAIT_S
 
 
 class Server(ThreadingHTTPServer):
@@ -90,13 +90,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         for word in (b"one", b"two", b"three"):
-            assert self.server.speak.acquire(timeout=PATIENCE_S)
+            assert self.server.speak.acquire(timeout=LONGEST_WAIT_S)
             self.wfile.write(b"%x\r\ndata: %s\n\n\r\n" % (len(word) + 8, word))
         self.wfile.write(b"0\r\n\r\n")
 
     def _thinks(self) -> None:
         self.server.asked.set()
-        self.connection.settimeout(PATIENCE_S)
+        self.connection.settimeout(LONGEST_WAIT_S)
         if self.connection.recv(1) == b"":
             self.server.left.set()
         self.close_connection = True
@@ -136,7 +136,7 @@ class Tcp:
 
     def accept(self) -> socket.socket:
         connection, _ = self.listener.accept()
-        connection.settimeout(PATIENCE_S)
+        connection.settimeout(LONGEST_WAIT_S)
         self.accepted.append(connection)
         return connection
 
@@ -144,7 +144,7 @@ class Tcp:
 @contextmanager
 def listening() -> Iterator[Tcp]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(PATIENCE_S)
+        listener.settimeout(LONGEST_WAIT_S)
         server = Tcp(listener)
         try:
             yield server

@@ -16,10 +16,10 @@ import pytest
 from app.environments.contract import Forward, Serve
 from app.environments.networks.forwarding import forward, namespace
 from app.models.shell import InteractiveProgram
-from tests.patience import eventually
 from tests.services import missing
+from tests.waiting import eventually
 
-PATIENCE_S = 30.0
+LONGEST_WAIT_S = 30.0
 _KINDS = ("socket:", "net:", "anon_inode:[eventpoll]", "anon_inode:[eventfd]", "anon_inode:[pidfd]")
 
 
@@ -52,7 +52,7 @@ class Place:
 def connect_inside(pid: int, port: int, host: str = "127.0.0.1") -> socket.socket:
     process = namespace.pin(pid, lambda: True)
     try:
-        return namespace.inside(process, lambda: socket.create_connection((host, port), timeout=PATIENCE_S))
+        return namespace.inside(process, lambda: socket.create_connection((host, port), timeout=LONGEST_WAIT_S))
     finally:
         process.close()
 

@@ -59,7 +59,7 @@ from app.models.spec import (
 )
 from app.settings import Settings
 from tests.integration.test_oci_images import registry as registry
-from tests.patience import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.docker
 

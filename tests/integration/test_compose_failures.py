@@ -20,7 +20,7 @@ from tests.integration.test_compose_environment import (
     settings,
 )
 from tests.integration.test_compose_environment import create as create
-from tests.patience import eventually
+from tests.waiting import eventually
 
 __all__ = ["engine", "provider", "settings"]
 pytestmark = pytest.mark.docker

@@ -20,8 +20,8 @@ from app.models.spec import Resources
 from app.settings import Settings
 from tests.integration.test_compose_environment import Create, engine, provider, services, settings
 from tests.integration.test_compose_environment import create as any_project
-from tests.patience import eventually
 from tests.services import missing
+from tests.waiting import eventually
 
 __all__ = ["any_project", "engine", "provider", "settings"]
 pytestmark = pytest.mark.docker

@@ -29,7 +29,7 @@ from app.host.slots import HostSlots
 from app.models.spec import EnvironmentSpec, Network, Resources, Reuse
 from app.settings import Settings
 from tests.integration import docker_ground
-from tests.patience import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.docker
 

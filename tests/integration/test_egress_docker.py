@@ -18,7 +18,7 @@ from tests.integration.docker_ground import Create, engine, out, provider, setti
 from tests.integration.docker_ground import create as create
 from tests.integration.egress_servers import Server, serving
 from tests.integration.network_ground import forward_threads
-from tests.patience import eventually
+from tests.waiting import eventually
 
 __all__ = ["create", "engine", "provider", "settings"]
 pytestmark = pytest.mark.docker

@@ -22,8 +22,8 @@ from app.settings import Settings
 from tests.integration.egress_servers import Server, certified, serving
 from tests.integration.network_ground import forward_threads, nothing_left
 from tests.integration.oci_ground import add_image, oci, oci_cache, oci_programs, oci_settings, tags
-from tests.patience import eventually
 from tests.services import missing, short_folder
+from tests.waiting import eventually
 
 __all__ = ["oci", "oci_cache", "oci_programs", "oci_settings"]
 

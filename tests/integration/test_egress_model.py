@@ -18,7 +18,7 @@ import pytest
 from app.environments.networks import MODEL_PORT, Egress, http_proxy, model_port
 from tests.integration.egress_servers import Server, certified, listening, serving
 from tests.integration.network_ground import (
-    PATIENCE_S,
+    LONGEST_WAIT_S,
     Place,
     eventually,
     everything,
@@ -41,7 +41,7 @@ class Inside:
         return self._place.connect(MODEL_PORT)
 
     def http(self) -> http.client.HTTPConnection:
-        made = http.client.HTTPConnection("127.0.0.1", MODEL_PORT, timeout=PATIENCE_S)
+        made = http.client.HTTPConnection("127.0.0.1", MODEL_PORT, timeout=LONGEST_WAIT_S)
         made.sock = self.connect()
         return made
 
@@ -150,17 +150,17 @@ def test_a_client_that_asks_before_it_sends_is_told_to_go_on(inside: Inside) -> 
 def test_the_model_hears_when_its_client_goes_away(inside: Inside, server: Server) -> None:
     with inside.connect() as connection:
         connection.sendall(b"GET /thinks HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert server.asked.wait(PATIENCE_S)
-    assert server.left.wait(PATIENCE_S)
+        assert server.asked.wait(LONGEST_WAIT_S)
+    assert server.left.wait(LONGEST_WAIT_S)
     eventually(lambda: forward_threads() == ["forward-accept"])
 
 
 def test_closing_does_not_wait_for_a_model_that_thinks(inside: Inside, server: Server) -> None:
     with inside.connect() as connection:
         connection.sendall(b"GET /thinks HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert server.asked.wait(PATIENCE_S)
+        assert server.asked.wait(LONGEST_WAIT_S)
         inside.egress.close()
-        assert server.left.wait(PATIENCE_S)
+        assert server.left.wait(LONGEST_WAIT_S)
 
 
 def test_a_slow_reader_takes_little_of_our_memory(inside: Inside, server: Server) -> None:

@@ -20,8 +20,8 @@ from app.environments.contract import Forward, Serve
 from app.environments.networks import PROXY_PORT, Egress, addresses, allowlist, http_proxy, open_egress
 from app.models.spec import EnvironmentSpec, Network
 from tests.integration.egress_servers import Server, certified, listening, serving
-from tests.integration.network_ground import PATIENCE_S, Place, everything, forward_threads, leaves_nothing, place
-from tests.patience import eventually
+from tests.integration.network_ground import LONGEST_WAIT_S, Place, everything, forward_threads, leaves_nothing, place
+from tests.waiting import eventually
 
 __all__ = ["leaves_nothing", "place"]
 
@@ -54,7 +54,7 @@ def allow(place: Place) -> Iterator[Open]:
 
 def get(place: Place, url: str, method: str = "GET") -> tuple[http.client.HTTPResponse, bytes]:
     """A request of a URL, as clients ask a proxy."""
-    with closing(http.client.HTTPConnection("127.0.0.1", PROXY_PORT, timeout=PATIENCE_S)) as made:
+    with closing(http.client.HTTPConnection("127.0.0.1", PROXY_PORT, timeout=LONGEST_WAIT_S)) as made:
         made.sock = place.connect(PROXY_PORT)
         made.request(method, url)
         answer = made.getresponse()
@@ -105,7 +105,7 @@ def test_a_tunnel_carries_tls_that_ends_at_the_server(place: Place, allow: Open,
     with serving(context) as server:
         egress = allow(f"localhost:{server.port}")
         made = http.client.HTTPSConnection(
-            "127.0.0.1", PROXY_PORT, timeout=PATIENCE_S, context=ssl.create_default_context(cafile=str(certificate))
+            "127.0.0.1", PROXY_PORT, timeout=LONGEST_WAIT_S, context=ssl.create_default_context(cafile=str(certificate))
         )
         made._create_connection = lambda *_: place.connect(PROXY_PORT)  # type: ignore[attr-defined]
         made.set_tunnel("localhost", server.port)
@@ -209,7 +209,7 @@ def test_what_no_proxy_can_serve_gets_an_answer_and_nothing_else(
 def test_many_requests_to_several_hosts_go_over_one_connection(place: Place, server: Server, allow: Open) -> None:
     with serving() as other:
         allow(f"localhost:{server.port}", f"localhost:{other.port}")
-        with closing(http.client.HTTPConnection("127.0.0.1", PROXY_PORT, timeout=PATIENCE_S)) as made:
+        with closing(http.client.HTTPConnection("127.0.0.1", PROXY_PORT, timeout=LONGEST_WAIT_S)) as made:
             made.sock = place.connect(PROXY_PORT)
             for port in (server.port, server.port, other.port, server.port):
                 made.request("GET", f"http://localhost:{port}/")

@@ -13,7 +13,7 @@ from app.environments.networks.forwarding import forward, forward_here, namespac
 from app.errors import EnvironmentFailed
 from app.models.shell import InteractiveProgram
 from tests.integration.network_ground import (
-    PATIENCE_S,
+    LONGEST_WAIT_S,
     Place,
     everything,
     forward_threads,
@@ -23,7 +23,7 @@ from tests.integration.network_ground import (
     place,
     places,
 )
-from tests.patience import eventually
+from tests.waiting import eventually
 
 __all__ = ["leaves_nothing", "place"]
 
@@ -102,7 +102,7 @@ def test_no_more_are_served_at_a_time_than_wanted_and_the_others_wait(place: Pla
     found = place.forward(0, slow, connections=3)
     connections = [place.connect(found.port) for _ in range(12)]
     for _ in range(3):
-        assert serving.acquire(timeout=PATIENCE_S)
+        assert serving.acquire(timeout=LONGEST_WAIT_S)
     assert not serving.acquire(timeout=0.1)
     for _ in connections:
         go_on.release()
@@ -206,7 +206,7 @@ def test_a_worker_that_may_not_enter_the_network_has_a_program_carry(
 
 def test_without_a_network_of_its_own_it_is_this_hosts_loopback() -> None:
     found = forward_here(0, echo)
-    with socket.create_connection(("127.0.0.1", found.port), timeout=PATIENCE_S) as connection:
+    with socket.create_connection(("127.0.0.1", found.port), timeout=LONGEST_WAIT_S) as connection:
         connection.sendall(b"hello")
         assert connection.recv(100) == b"hello"
     with pytest.raises(EnvironmentFailed, match="in use"):

@@ -23,7 +23,7 @@ from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from tests.integration.egress_servers import listening
 from tests.integration.network_ground import (
-    PATIENCE_S,
+    LONGEST_WAIT_S,
     connect_inside,
     eventually,
     everything,
@@ -137,7 +137,7 @@ def test_whoever_sends_and_is_not_read_waits(inside: Inside) -> None:
     go_on = threading.Event()
 
     def late(connection: socket.socket) -> None:
-        go_on.wait(PATIENCE_S)
+        go_on.wait(LONGEST_WAIT_S)
         connection.sendall(b"%d" % len(everything(connection)))
 
     found = inside.forward(late)
@@ -150,7 +150,7 @@ def test_whoever_sends_and_is_not_read_waits(inside: Inside) -> None:
             connection.shutdown(socket.SHUT_WR)
             go_on.set()
             assert everything(other) == b"0"
-        connection.settimeout(PATIENCE_S)
+        connection.settimeout(LONGEST_WAIT_S)
         assert int(everything(connection)) > 0
     found.close()
 
@@ -193,7 +193,7 @@ def test_closing_ends_connections(inside: Inside) -> None:
         assert connection.recv(1) == b"x"
         found.close()
         found.close()
-        assert ended.wait(PATIENCE_S)
+        assert ended.wait(LONGEST_WAIT_S)
         assert connection.recv(1) == b""
 
 
@@ -206,7 +206,7 @@ def test_a_client_that_goes_away_is_noticed_by_whoever_serves(inside: Inside) ->
 
     found = inside.forward(wait)
     inside.connect(found.port).close()
-    assert noticed.wait(PATIENCE_S)
+    assert noticed.wait(LONGEST_WAIT_S)
     found.close()
 
 
@@ -270,7 +270,7 @@ class _Hostile:
     def read(self, timeout_s: float | None = None) -> bytes | None:
         if self._words:
             return self._words.pop(0)
-        self.closed.wait(PATIENCE_S)
+        self.closed.wait(LONGEST_WAIT_S)
         return b""
 
     def write(self, data: bytes) -> None: ...
@@ -295,9 +295,9 @@ READY = struct.pack("<cxHIH", b"R", 0, 2, 8411)
 def test_a_relay_that_lies_is_ended(words: list[bytes]) -> None:
     hostile = _Hostile(READY, *words)
     found = RelayedForward(
-        cast(InteractiveProgram, hostile), lambda connection: hostile.closed.wait(PATIENCE_S) and None
+        cast(InteractiveProgram, hostile), lambda connection: hostile.closed.wait(LONGEST_WAIT_S) and None
     )
-    assert hostile.closed.wait(PATIENCE_S)
+    assert hostile.closed.wait(LONGEST_WAIT_S)
     found.close()
     eventually(lambda: forward_threads() == [])
 

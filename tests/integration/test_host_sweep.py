@@ -34,8 +34,8 @@ from tests.integration.oci_ground import oci_programs as oci_programs
 from tests.integration.rows import ago, an_instance, one
 from tests.integration.test_compose_environment import PAIR, STORED, left, spec_of, tags_of
 from tests.integration.test_local_environment import CONTEXT, SPEC
-from tests.patience import eventually
 from tests.services import MakeSettings, missing
+from tests.waiting import eventually
 
 HERE = "here"
 

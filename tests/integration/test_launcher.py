@@ -23,8 +23,8 @@ from app.models.instance import InstanceRequest
 from app.models.spec import Mode
 from app.settings import Settings
 from app.stack.home import process_environment
-from tests.patience import eventually
 from tests.services import MakeSettings
+from tests.waiting import eventually
 
 _SERVE = """
 import os, subprocess, sys, time

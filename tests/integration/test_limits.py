@@ -49,8 +49,8 @@ from app.workers.semaphores import LedgerSemaphore
 from tests.building import RETRY, claimed, new_id
 from tests.integration.registry_stand import standing
 from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, facts, insert, one
-from tests.patience import eventually
 from tests.services import MakeSettings
+from tests.waiting import eventually
 
 # --- Quotas ---------------------------------------------------------------------------------------------------------
 

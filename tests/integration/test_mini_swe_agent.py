@@ -30,7 +30,7 @@ from app.errors import AgentFailed, EnvironmentFailed
 from app.models.endings import EndReason
 from app.models.shell import CommandResult
 from app.models.spec import Limits
-from tests.patience import eventually
+from tests.waiting import eventually
 
 KEY = "sk-a-secret-that-must-not-leak-0123456789"
 BUG = "def total(items):\n    return sum(items[:-1])\n"

@@ -38,8 +38,8 @@ from tests.integration.oci_ground import oci_cache as oci_cache
 from tests.integration.oci_ground import oci_programs as oci_programs
 from tests.integration.oci_ground import oci_settings as oci_settings
 from tests.integration.oci_ground import tiny as tiny
-from tests.patience import eventually
 from tests.services import missing
+from tests.waiting import eventually
 
 
 def create(oci: OciProvider, spec: EnvironmentSpec, settings: Settings) -> OciEnvironment:

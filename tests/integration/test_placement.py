@@ -40,8 +40,8 @@ from app.workers import host_care
 from app.workers.host_care import Reporter, left_to_others
 from tests.building import a_task, ready_instance
 from tests.integration.rows import one
-from tests.patience import eventually
 from tests.services import MakeSettings, missing
+from tests.waiting import eventually
 
 SOON_S = 60.0
 """More than anything here takes, on a busy machine."""

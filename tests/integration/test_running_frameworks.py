@@ -30,7 +30,7 @@ from app.models.shell import Shell
 from app.models.spec import EnvironmentKind, EnvironmentSpec, Limits, Resources
 from app.settings import Settings
 from tests.contract.environment_grounds import CONTEXT, prepared_folder, tags_of
-from tests.patience import eventually
+from tests.waiting import eventually
 
 TOKEN = "mf-0123456789abcdef-secret"
 LONG_S = 120.0

@@ -28,8 +28,8 @@ from app.scheduling.dispatcher import Dispatcher
 from app.scheduling.reconciler import Hands, Reconciler
 from app.settings import Settings
 from tests.building import RETRY, accepted, claimed
-from tests.patience import eventually
 from tests.services import MakeSettings
+from tests.waiting import eventually
 
 
 class World:

@@ -19,7 +19,7 @@ from app.environments.session import SessionClient, unix_connector
 from app.errors import EnvironmentFailed
 from app.workers.command_logs import CommandLogs
 from tests.integration.session_ground import Ground, ground, may_unshare, over_stdio
-from tests.patience import eventually
+from tests.waiting import eventually
 
 MEBI = 1 << 20
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

@@ -16,7 +16,7 @@ from app.environments.prebuilt import binary
 from app.environments.session import SessionClient
 from app.errors import DiskFull, EnvironmentFailed, SpecInvalid
 from tests.integration.session_ground import ground
-from tests.patience import eventually
+from tests.waiting import eventually
 
 MEBI = 1 << 20
 

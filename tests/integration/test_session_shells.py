@@ -18,7 +18,7 @@ from app.environments.session.connection import HelperConnection
 from app.errors import EnvironmentFailed
 from app.workers.command_logs import CommandLogs
 from tests.integration.session_ground import ground, may_unshare
-from tests.patience import eventually
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")

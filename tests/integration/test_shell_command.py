@@ -33,8 +33,8 @@ from app.ledger.receipts import ObjectKind
 from app.models.spec import TOOLS_INSIDE
 from app.settings import PREFIX, Settings
 from tests.integration.docker_ground import remove_images
-from tests.patience import eventually
 from tests.services import short_folder
+from tests.waiting import eventually
 
 COMMAND = [sys.executable, "-c", "from app.cli import main; main()", "shell"]
 ON_TERMINAL = ["/bin/sh", "-c", 'exec "$@" < "$0" > "$0" 2>&1']

@@ -36,11 +36,11 @@ from app.stack import private
 from app.stack.private import PrivateStack, private_stack
 from app.tasks.attempt import publish
 from tests.building import a_task, new_id
-from tests.patience import eventually
 from tests.services import MakeSettings
+from tests.waiting import eventually
 
 CAPACITY = 8
-PATIENCE_S = 60.0
+LONGEST_WAIT_S = 60.0
 QUICK: dict[str, object] = {
     "ephemeral_capacity": CAPACITY,
     "persistent_instances": 2,
@@ -75,7 +75,7 @@ def submitted(flow: MegaFlow, count: int, mode: Mode = Mode.EPHEMERAL, name: str
 
 
 def states(run: Run) -> dict[str, int]:
-    run.results(PATIENCE_S)
+    run.results(LONGEST_WAIT_S)
     return run.status().states
 
 
@@ -86,7 +86,7 @@ def ask(flow: MegaFlow, query: str, **values: Any) -> Any:
 
 def ends(run: Run) -> list[EndReason | None]:
     """How all attempts of the run ended."""
-    return [attempt.end_reason for result in run.results(PATIENCE_S) for attempt in result.attempts]
+    return [attempt.end_reason for result in run.results(LONGEST_WAIT_S) for attempt in result.attempts]
 
 
 # --- What goes well -------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def test_what_hangs_keeps_its_lease_for_many_leases(stack: PrivateStack, flow: M
     time.sleep(2 * stack.settings.lease_s)
     assert stack.provider().counts()["renewals"] >= renewed + 3 * 4
     run.cancel()
-    assert {len(result.attempts) for result in run.results(PATIENCE_S)} == {1}
+    assert {len(result.attempts) for result in run.results(LONGEST_WAIT_S)} == {1}
 
 
 # --- What goes wrong ------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from app.stack import doctor, engine, flower, leftovers, lifecycle, supervisor
 from app.stack.home import MARKER, exclusively
 from app.stack.processes import has_ended
 from app.stack.programs import Program, StartStage, programs
-from tests.patience import eventually
+from tests.waiting import eventually
 
 _WAIT = ("-c", "import signal; signal.pause()")
 

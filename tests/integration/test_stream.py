@@ -22,7 +22,7 @@ from app.ledger import stream
 from app.ledger.database import Database
 from app.ledger.events import Fact, append, wake_dispatcher
 from app.ledger.stream import EventFilter
-from tests.patience import eventually
+from tests.waiting import eventually
 
 _EVENTS = "import typer; from app.cli import events; c = typer.Typer(); events.register(c); c()"
 

@@ -21,8 +21,8 @@ from app.ledger import stream, webhooks
 from app.ledger.database import Database
 from app.ledger.events import Fact, append, wake_dispatcher
 from app.settings import Settings
-from tests.patience import eventually
 from tests.services import MakeSettings
+from tests.waiting import eventually
 
 
 class Receiver:

@@ -14,8 +14,8 @@ import redis
 
 from app.celery_app import CONTROL, build
 from app.stack.home import process_environment
-from tests.patience import eventually
 from tests.services import MakeSettings
+from tests.waiting import eventually
 
 RAW = (
     b"not json",

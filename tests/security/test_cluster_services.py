@@ -23,7 +23,7 @@ from app.artifacts import open_store
 from app.errors import ArtifactStoreUnavailable
 from app.model_service.limiter import ModelLimiter, in_use
 from app.stack import redis as embedded
-from tests.patience import eventually
+from tests.waiting import eventually
 
 ROOT = Path(app.__file__).parent.parent
 SERVICES: Mapping[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]

@@ -14,8 +14,8 @@ from flower.urls import handlers
 from app.stack import flower
 from app.stack.home import prepare, process_environment
 from tests.acceptance.conftest import free_port
-from tests.patience import eventually
 from tests.services import MakeSettings
+from tests.waiting import eventually
 
 OPEN = {"/healthcheck", "/login/?", "/static/(.*)", "/logout", ".*"}
 """Say nothing of tasks: `OK`, the way in and out, Flower's own files, and 404 for every unknown address."""

@@ -23,7 +23,7 @@ from app.agents.running.outside import run_outside
 from app.agents.trial import NeverCancelled
 from app.errors import AgentUnavailable
 from app.workers.command_logs import CommandLogs
-from tests.patience import eventually
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 HIGH = 1500  # above what `select` knows

@@ -32,7 +32,7 @@ __all__ = ["Play", "agent", "engine_url", "environment", "framework", "play", "p
 Play = Callable[..., Trial]
 LIMITS = Limits(agent_timeout_s=600, command_timeout_s=60, max_steps=6)
 """Enough for any scene with an end: who is still at it after that does not end in bounded time."""
-_PATIENCE_S = 60.0
+_LONGEST_WAIT_S = 60.0
 _INSTALLATION = "agents-contract"
 
 
@@ -107,7 +107,7 @@ def play(stage: TrialStage, agent: Agent, tmp_path: Path) -> Play:
     return played
 
 
-def wait_until(condition: Callable[[], object], patience_s: float = _PATIENCE_S) -> None:
+def wait_until(condition: Callable[[], object], patience_s: float = _LONGEST_WAIT_S) -> None:
     deadline = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"

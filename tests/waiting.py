@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-PATIENCE_S = 60.0
+LONGEST_WAIT_S = 60.0
 """Enough on a slow machine that does other things besides; who waits in vain waits this long."""
 _LOOK_S = 0.02
 
 
-def eventually(found: Callable[[], Any], what: str = "what was waited for", *, within_s: float = PATIENCE_S) -> Any:
+def eventually(found: Callable[[], Any], what: str = "what was waited for", *, within_s: float = LONGEST_WAIT_S) -> Any:
     """What `found` gives as soon as that is true; it is called many times a second. Fails when it stays untrue.
 
     within_s: less than after what time something else (a sweeper, a lease, a default) would make it true as well.
