@@ -129,6 +129,9 @@ class Ground:
             "SELECT (SELECT count(*) FROM attempts WHERE state IN ('lost', 'error', 'interrupted'))"
             " + (SELECT count(*) FROM instances WHERE state = 'failed')"
         )[0][0]
+        # An answer that is lost ends nothing: the same instances are asked for again.
+        log = self.settings.home / "logs" / "control.log"
+        self.simulated_faults += log.read_text(errors="replace").count("dispatcher.launch_unclear")
         SimulatedProvider(self.settings).behave(Simulation.of(**behaviour))
 
     def _wait_until_up(self, socket: str, within_s: float, *, led: bool = True) -> None:

@@ -13,6 +13,7 @@ from app.artifacts.bundles import pack
 from app.errors import GradingFailed, TestRunnerMissing
 from app.grading import grader_for, script_goal
 from app.grading.base import Grade, GradingInput
+from app.models.outcome import Verdict
 from app.models.shell import CommandResult
 from app.models.spec import AgentTask, Bundle, EnvironmentSpec, Limits, ScriptGoal, ServiceScript
 from tests.unit.folder_shell import FolderShell
@@ -294,3 +295,10 @@ def test_a_report_that_is_too_long_says_where_all_of_it_is(tmp_path: Path, monke
         assert report.startswith(b"[... too long to be kept whole here" + said + b" ...]\n")
         assert report.endswith(b"999\n1000\n")
         assert len(report) < 1200
+
+
+@pytest.mark.parametrize(
+    ("reward", "counts", "resolved"), [(1.0, True, True), (0.99, True, False), (None, False, False), (2.0, True, True)]
+)
+def test_a_full_reward_that_counts_is_resolved(reward: float | None, counts: bool, resolved: bool) -> None:
+    assert Verdict(reward=reward, counts=counts).resolved is resolved

@@ -78,7 +78,7 @@ def wave_with_every_fate(ground: Ground) -> None:
     ground.behave(run_s="uniform:0.2,1.5")
 
 
-def _provider(name: str, about: str, **behaviour: float) -> None:
+def _provider(name: str, about: str, *, least_faults: int = 3, **behaviour: float) -> None:
     def act(ground: Ground) -> None:
         ground.simulate(run_s="uniform:0.1,0.5", **behaviour)
         ground.submit(60, mode=Mode.EPHEMERAL, work=_PATIENT, name="e")
@@ -87,17 +87,18 @@ def _provider(name: str, about: str, **behaviour: float) -> None:
         ground.behave(run_s="uniform:0.1,0.5")
 
     act.__doc__ = about
-    case(f"provider-{name}", settings=_SIMULATED, within_s=150, least_faults=3)(act)
+    case(f"provider-{name}", settings=_SIMULATED, within_s=150, least_faults=least_faults)(act)
 
 
 _provider("throttled", "Two of three instances asked for are not made, for ten seconds.", launch_throttled=0.66)
 _provider("no-capacity", "Nine of ten launches are refused as a whole, for ten seconds.", no_capacity=0.9)
-_provider("reply-lost", "Instances are made and every other answer is lost: none is paid for twice.", reply_lost=0.5)
+_LOST = "Instances are made and most answers are lost: none is paid for twice."
+_provider("reply-lost", _LOST, least_faults=1, reply_lost=0.8)  # one launch asks for many instances
 _provider("never-registers", "Half of the instances boot for ever.", never_registers=0.5)
 _provider("boot-fails", "Half of the instances die when they should become ready.", boot_failure=0.5)
 _provider("terminate-fails", "Most instances that are to be ended are not, at first.", terminate_fails=0.8, vanish=0.2)
 _ALL = ("launch_throttled", "no_capacity", "reply_lost", "never_registers", "boot_failure", "terminate_fails", "vanish")
-_provider("all-at-once", "All of it together.", **dict.fromkeys(_ALL, 0.2))
+_provider("all-at-once", "All of it together.", **dict.fromkeys(_ALL, 0.2))  # type: ignore[arg-type]
 
 
 @case("provider-host-killed", settings=_SIMULATED, within_s=120)
