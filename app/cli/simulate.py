@@ -43,7 +43,7 @@ def simulate(
     slots: Annotated[int, typer.Option(min=1, help="Persistent: attempts at once on one instance.")] = 4,
     run_s: Annotated[str, typer.Option(help="Seconds that an attempt takes, e.g. `lognormal:60,0.5`.")] = "constant:1",
     boot_s: Annotated[str, typer.Option(help="Seconds that an instance boots, e.g. `uniform:1,10`.")] = "constant:0",
-    doors: Annotated[str, typer.Option(help="Doors that are recorded: all or few.")] = "all",
+    phases: Annotated[str, typer.Option(help="Phases that are recorded: all or few.")] = "all",
     seed: Annotated[int, typer.Option(help="Of every die.")] = 0,
     control_workers: Annotated[int, typer.Option(min=1, help="Control workers; one decides, others stand by.")] = 1,
     timeout: Annotated[float | None, typer.Option(help="Seconds to wait at most.")] = None,
@@ -69,7 +69,7 @@ def simulate(
     behaviour = Simulation.of(
         run_s=run_s,
         boot_s=boot_s,
-        doors=doors,
+        phases=phases,
         seed=seed,
         crash=crash,
         vanish=vanish,

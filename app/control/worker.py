@@ -49,7 +49,7 @@ class Control:
     """The control plane's threads, and the hands that they work with."""
 
     def __init__(self, settings: Settings) -> None:
-        from app.tasks.attempt import publish  # tasks import workers; only this door looks up
+        from app.tasks.attempt import publish  # tasks import workers, and only here the other way
 
         self._settings = settings
         self._database = Database(settings.database())

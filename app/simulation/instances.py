@@ -61,7 +61,7 @@ class Instance:
         return self.request.mode is Mode.EPHEMERAL
 
 
-_DOORS = (
+_PHASES = (
     (Phase.IMAGE_READY, 0.02),
     (Phase.ENVIRONMENT_READY, 0.05),
     (Phase.AGENT_STARTED, 0.06),
@@ -129,11 +129,11 @@ class RandomModel:
         return steps
 
     def _phases(self, now: float, run_s: float) -> Iterator[Step]:
-        wanted = _FEW if self._simulation.doors == "few" else tuple(phase for phase, _ in _DOORS)
-        return (Step(now + run_s * share, "phase", phase) for phase, share in _DOORS if phase in wanted)
+        wanted = _FEW if self._simulation.phases == "few" else tuple(phase for phase, _ in _PHASES)
+        return (Step(now + run_s * share, "phase", phase) for phase, share in _PHASES if phase in wanted)
 
     def _at_the_end(self) -> tuple[Phase, ...]:
-        return _LAST if self._simulation.doors == "all" else (Phase.AGENT_ENDED, *_LAST)
+        return _LAST if self._simulation.phases == "all" else (Phase.AGENT_ENDED, *_LAST)
 
     def _one_of(self, names: tuple[str, ...], question: str) -> StepKind | None:
         """At most one of the named chances."""

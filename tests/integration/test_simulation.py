@@ -92,7 +92,7 @@ def ends(run: Run) -> list[EndReason | None]:
 # --- What goes well -------------------------------------------------------------------------------------------------
 
 
-def test_ephemeral_tasks_are_graded_each_on_an_instance_of_its_own_with_all_doors(
+def test_ephemeral_tasks_are_graded_each_on_an_instance_of_its_own_with_all_phases(
     stack: PrivateStack, flow: MegaFlow
 ) -> None:
     run = submitted(flow, 30)

@@ -26,7 +26,7 @@ def _kinds(course: list[Step]) -> list[str]:
     return [step.kind for step in reversed(course)]
 
 
-def test_an_attempt_passes_all_doors_in_order_within_its_time_and_ends() -> None:
+def test_an_attempt_passes_all_phases_in_order_within_its_time_and_ends() -> None:
     course = RandomModel(Simulation.of(run_s="constant:10")).course(_claim(), now=100.0)
     on_the_way = [step.phase for step in reversed(course) if step.kind == "phase"]
     assert on_the_way == list(Phase)[list(Phase).index(Phase.IMAGE_READY) : list(Phase).index(Phase.TORN_DOWN)]
@@ -34,8 +34,8 @@ def test_an_attempt_passes_all_doors_in_order_within_its_time_and_ends() -> None
     assert [step.at for step in course] == sorted((step.at for step in course), reverse=True)
 
 
-def test_few_doors_leave_out_no_phase_that_tells_when_the_agent_worked() -> None:
-    course = RandomModel(Simulation.of(doors="few")).course(_claim(), now=0.0)
+def test_few_phases_leave_out_no_phase_that_tells_when_the_agent_worked() -> None:
+    course = RandomModel(Simulation.of(phases="few")).course(_claim(), now=0.0)
     passed = [step.phase for step in reversed(course) if step.kind == "phase"]
     assert passed == [Phase.AGENT_STARTED, Phase.AGENT_ENDED, Phase.GRADED, Phase.STORED]
 

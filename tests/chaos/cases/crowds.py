@@ -28,7 +28,7 @@ _PATIENT = Work(max_attempts=20)
 def retry_storm(ground: Ground) -> None:
     """Every first attempt of 80 real tasks fails by our fault, nearly at once: all run again, spread, and end
     graded."""
-    ground.start(launcher=[Rule("door", "before", do="error", phase="graded", number=1)])
+    ground.start(launcher=[Rule("phase", "before", do="error", phase="graded", number=1)])
     ground.submit(40, mode=Mode.EPHEMERAL, name="e")
     ground.submit(40, mode=Mode.PERSISTENT, name="p")
 
@@ -52,7 +52,7 @@ def fifty_thousand_beside_ten(ground: Ground) -> None:
     """A user with 50,000 tasks, then another with ten: the ten do not wait behind the fifty thousand. The giant is
     cancelled when they have ended, which must be one, quick thing too."""
     ground.watch.every_s = 2.0
-    ground.simulate(run_s="constant:1", doors="few")
+    ground.simulate(run_s="constant:1", phases="few")
     ends = GRADED | {("cancelled", "cancelled")}
     giant = ground.submit(50_000, mode=Mode.EPHEMERAL, name="giant", user_name="giant", allowed=ends)
     time.sleep(5)

@@ -13,7 +13,7 @@ from tests.chaos.launchers.faults import Rule
 from tests.chaos.load import submit_both
 from tests.chaos.work import Work
 
-_OF_WORKERS = ("claim", "renew", "door", "finish", "teardown", "ready")
+_OF_WORKERS = ("claim", "renew", "phase", "finish", "teardown", "ready")
 _OF_CONTROL = ("admit", "request", "launched", "mark_published", "reclaim")
 _WORK = Work(seconds=1.5)
 
@@ -54,7 +54,7 @@ def doubt_fail(ground: Ground) -> None:
 def doubt_exited(ground: Ground) -> None:
     """The launcher reports an instance's end, it is recorded, and the launcher is told that it was not; at the same
     time workers are killed."""
-    kill = Rule("door", "after", phase="agent_ended", number=1)
+    kill = Rule("phase", "after", phase="agent_ended", number=1)
     ground.start(launcher=[Rule("exited", "commit", do="error", times=10), kill])
     ground.submit(5, mode=Mode.EPHEMERAL, work=Work(seconds=0.3), name="e", exclusive=True)
 

@@ -23,7 +23,7 @@ from tests.chaos.work import Work
 def medley(ground: Ground) -> None:
     """Redis emptied and killed, PostgreSQL restarted, control worker, launcher and workers killed, tasks cancelled, one
     commit in ten reported as failed: all within ten seconds, under load of both modes."""
-    doubt = [Rule(point, "commit", do="error", chance=0.1) for point in ("claim", "door", "finish")]
+    doubt = [Rule(point, "commit", do="error", chance=0.1) for point in ("claim", "phase", "finish")]
     ground.start(launcher=doubt)
     ground.pool_ready()
     work = Work(seconds=0.8, max_attempts=12)

@@ -35,10 +35,12 @@ def cancel_at_every_step(ground: Ground) -> None:
         nudge(ground.settings, tasks.cancel(ground.database, [task_id]))
 
 
-@case("cancel-beside-each-door", within_s=120)
-def cancel_beside_each_door(ground: Ground) -> None:
+@case("cancel-at-each-phase", within_s=120)
+def cancel_at_each_phase(ground: Ground) -> None:
     """Doors, claims and results take half a second each, so that cancels fall between any two of them."""
-    slow = [Rule(point, when, do="sleep", seconds=0.3) for point in ("claim", "door", "finish") for when in ("before",)]
+    slow = [
+        Rule(point, when, do="sleep", seconds=0.3) for point in ("claim", "phase", "finish") for when in ("before",)
+    ]
     ground.start(launcher=slow, control=[Rule("publish", do="sleep", seconds=0.3)])
     for turn in range(8):
         mode = Mode.EPHEMERAL if turn % 2 else Mode.PERSISTENT
@@ -71,7 +73,7 @@ def cancel_reaches(ground: Ground) -> None:
 @case("cancel-and-retry-race", within_s=120)
 def cancel_and_retry(ground: Ground) -> None:
     """Tasks are cancelled and reopened in turns while they run and while workers die: one end each."""
-    ground.start(launcher=[Rule("door", "after", phase="agent_ended", chance=0.2)])
+    ground.start(launcher=[Rule("phase", "after", phase="agent_ended", chance=0.2)])
     work = Work(seconds=0.6, max_attempts=15)
     batch = ground.submit(12, mode=Mode.EPHEMERAL, work=work, name="e", allowed=CANCELLED, exclusive=True)
     give_up = time.monotonic() + 15

@@ -58,7 +58,7 @@ def two_without_lock(ground: Ground) -> None:
     """Two control workers whose leadership lock always says yes, while workers are killed: even two that decide at
     once decide once."""
     both = [Rule("lead", "before", do="yes")]
-    kills = [Rule("door", "after", phase="agent_ended", number=1, chance=0.5)]
+    kills = [Rule("phase", "after", phase="agent_ended", number=1, chance=0.5)]
     ground.start("launcher", "control", "control-2", led=False, launcher=kills, control=both, control_2=both)
     submit_both(ground)
 

@@ -15,7 +15,7 @@ from tests.chaos.ground import Ground
 from tests.chaos.launchers.faults import Rule
 from tests.chaos.work import Work
 
-_DOORS = (
+_PHASES = (
     Phase.IMAGE_READY,
     Phase.ENVIRONMENT_READY,
     Phase.AGENT_STARTED,
@@ -30,12 +30,12 @@ _SLOW = Work(seconds=2.0)
 def _steps() -> dict[str, Rule]:
     """A SIGKILL to the worker of every task's first attempt, by the step after which it comes."""
     first = {"number": 1, "do": "kill"}
-    doors = {f"door-{phase.value}": Rule("door", "after", phase=phase.value, **first) for phase in _DOORS}  # type: ignore[arg-type]
+    phases = {f"phase-{phase.value}": Rule("phase", "after", phase=phase.value, **first) for phase in _PHASES}  # type: ignore[arg-type]
     return {
         "taken": Rule("take", "before", do="kill", times=7),
         "claimed": Rule("claim", "after", **first),  # type: ignore[arg-type]
         "claim-committed": Rule("claim", "commit", **first),  # type: ignore[arg-type]
-        **doors,
+        **phases,
         "before-result": Rule("finish", "before", **first),  # type: ignore[arg-type]
         "after-result": Rule("finish", "commit", **first),  # type: ignore[arg-type]
         "before-teardown": Rule("teardown", "before", **first),  # type: ignore[arg-type]
@@ -173,7 +173,7 @@ def skewed_clock(ground: Ground) -> None:
 @case("poison", short=True, within_s=90)
 def poison(ground: Ground) -> None:
     """A task that kills its worker every time: it ends as not measured after its limit, the others do not notice."""
-    ground.start(launcher=[Rule("door", "after", phase="agent_started", task="poison")])
+    ground.start(launcher=[Rule("phase", "after", phase="agent_started", task="poison")])
     lost = frozenset({("failed", "lost")})
     ground.submit(2, mode=Mode.EPHEMERAL, work=Work(seconds=0.3, max_attempts=3), name="poison", allowed=lost)
     ground.submit(6, mode=Mode.EPHEMERAL, work=Work(seconds=0.3, max_attempts=1), name="good", exclusive=True)
@@ -182,7 +182,7 @@ def poison(ground: Ground) -> None:
 @case("poison-in-the-pool", within_s=90)
 def poison_in_the_pool(ground: Ground) -> None:
     """The same in a standing pool, where it takes its neighbours' worker along: they end graded all the same."""
-    ground.start(launcher=[Rule("door", "after", phase="agent_started", task="poison")])
+    ground.start(launcher=[Rule("phase", "after", phase="agent_started", task="poison")])
     lost = frozenset({("failed", "lost")})
     ground.submit(1, mode=Mode.PERSISTENT, work=Work(seconds=0.3, max_attempts=3), name="poison", allowed=lost)
     ground.submit(8, mode=Mode.PERSISTENT, work=Work(seconds=1.0, max_attempts=4), name="good", exclusive=True)

@@ -37,7 +37,7 @@ POINTS: dict[str, tuple[str, ...]] = {
     "take": ("app.workers.context:WorkerContext.take",),
     "claim": ("app.ledger.attempts:claim", "app.ledger.attempts:claim_many"),
     "renew": ("app.ledger.attempts:renew",),
-    "door": ("app.ledger.attempts:record_phase", "app.ledger.attempts:record_phases"),
+    "phase": ("app.ledger.attempts:record_phase", "app.ledger.attempts:record_phases"),
     "finish": ("app.ledger.ends:finish", "app.ledger.ends:finish_many"),
     "fail": ("app.ledger.ends:fail", "app.ledger.ends:fail_many"),
     "give_back": ("app.ledger.admission:give_back",),
@@ -74,7 +74,7 @@ class Rule:
     at: str
     when: str = "before"
     do: str = "kill"
-    phase: str | None = None  # of a door
+    phase: str | None = None  # of a recorded one
     number: int | None = None  # only for attempts of this number
     task: str | None = None  # only for tasks whose name begins so
     seconds: float = 0.0
