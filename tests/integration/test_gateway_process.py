@@ -49,7 +49,7 @@ class Process:
             "MEGAFLOW_INSTALLATION": settings.installation,
             "MEGAFLOW_DATABASE_URL": settings.database(),
             "MEGAFLOW_BROKER_URL": settings.broker(),
-            "MEGAFLOW_GATEWAY_LONGEST_WAIT_S": str(settings.gateway_patience_s),
+            "MEGAFLOW_GATEWAY_PATIENCE_S": str(settings.gateway_patience_s),
         }
         [program] = [one for one in programs(settings) if one.name == "gateway"]
         command = list(program.command)  # as an installation starts it
