@@ -227,21 +227,38 @@ class EnvironmentSpec(Wire):
         return f"build:{self.build.context.sha256[:12] if self.build else '?'}"
 
 
-class TestsGoal(Wire):
-    """G, SWE-bench: named tests must pass after the agent's patch and the hidden `test_patch` are applied.
+class JudgeName(StrEnum):
+    """Who reads the report of a test run and decides what it means."""
 
-    Graded in an environment of its own, in which the agent never was. Reward 1.0 when every test of both lists passes,
-    else 0.0.
+    OWN = "own"  # ours: the parser that `log_parser` names; skipped tests of `pass_to_pass` are fine
+    SWEBENCH_4 = "swebench-4"  # the package of that major version, by the row's repository and version
+    SWEBENCH_5 = "swebench-5"  # the package of that major version, by the parser that the row names
+    MULTI_SWE_BENCH = "multi-swe-bench"
+    SWESMITH = "swesmith"
+    EXIT_CODE = "exit-code"  # the test command's: 0 is right
+
+
+class TestsGoal(Wire):
+    """G of a repository's dataset: named tests must pass after the agent's patch and the hidden tests are in place.
+
+    Graded in an environment of its own, in which the agent never was, in this order: the repository is at `base_commit`
+    (compared with HEAD), the agent's patch, `install_command`, the hidden tests, `test_command`, the judge. Reward 1.0
+    when the judge finds the task resolved, else 0.0.
     """
 
     __test__ = False  # not a test class, whatever pytest thinks of the name
     kind: Literal["tests"] = "tests"
     base_commit: Annotated[PlainText, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z._/-]{0,199}$")]
-    test_patch: PlainText
+    test_patch: PlainText = ""  # empty: the test command lays them out itself
+    install_command: PlainText = ""  # builds again what the patch changed
     test_command: PlainText
-    log_parser: str = "pytest"
+    judge: JudgeName = JudgeName.OWN
+    log_parser: str = "pytest"  # by the name that the judge knows it by
     fail_to_pass: tuple[PlainText, ...]
     pass_to_pass: tuple[PlainText, ...]
+    patch_path: FolderText | None = None  # the dataset's own script reads the agent's patch here; None: we apply it
+    test_patch_path: FolderText | None = None  # the same, of the hidden tests
+    row: dict[str, Any] = {}  # what else of the dataset's row the judge needs, by the dataset's names
 
 
 class ServiceScript(Wire):
