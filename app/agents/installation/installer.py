@@ -50,6 +50,13 @@ class Installer:
         """A virtual environment of our own Python, for OUTSIDE: programs are in TOOL/bin. It cannot be mounted."""
         return venvs.bundle(self.tool_store, name, lock, first_use, first_use_env or {})
 
+    def library(self, name: str, lock: Path) -> Path:
+        """A virtual environment of exactly the packages of `lock`, whatever else they ask for: its interpreter.
+
+        For a library of which a part is used, whose other parts would need hundreds of megabytes.
+        """
+        return venvs.bundle(self.tool_store, name, lock, (), {}, flags=("--no-deps",)).folder / "bin" / "python"
+
     def python(
         self,
         name: str,
