@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -11,11 +12,13 @@ from pydantic import Field
 
 from app.agents import catalogue
 from app.agents.external import known_agents
+from app.agents.installation import Installer
 from app.artifacts import open_store
 from app.artifacts.bundles import store_bundle
 from app.datasets import load
 from app.datasets.base import Reading
 from app.errors import SpecInvalid
+from app.grading.library import GradingLibraries
 from app.ledger.accept import NewRun
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import (
@@ -112,13 +115,23 @@ def _tasks(submission: Submission, settings: Settings) -> list[AgentTask]:
     def pack(folder: Path) -> Bundle:
         return store_bundle(store, folder)
 
-    tasks = load(submission.dataset, Reading(pack=pack, kind=submission.environment))
+    with closing(grading_libraries(settings)) as libraries:  # started by the first row that needs one
+        reading = Reading(pack=pack, kind=submission.environment, describe=libraries.describe)
+        tasks = load(submission.dataset, reading)
     names = {task.name for task in tasks}
     wanted = _matching(submission.only, names, submission.dataset) if submission.only else names
     wanted -= _matching(submission.exclude, names, submission.dataset)
     if not wanted:
         raise SpecInvalid(f"dataset {submission.dataset!r}: expected at least one task, found that all are excluded")
     return [task for task in tasks if task.name in wanted][: submission.limit]
+
+
+def grading_libraries(settings: Settings) -> GradingLibraries:
+    """The grading libraries of datasets on this host, for `Reading.describe`; installed when first asked.
+
+    The caller closes them.
+    """
+    return GradingLibraries(Installer(settings.tools, ready=settings.ready_tools).library)
 
 
 def _matching(patterns: Sequence[str], names: set[str], dataset: str) -> set[str]:

@@ -11,6 +11,7 @@ from uuid import UUID
 from app.agents import AgentHost, agent_named, tool_folder
 from app.agents.base import Agent
 from app.agents.external import external_manifests
+from app.agents.installation import Installer
 from app.artifacts import open_store
 from app.artifacts.base import ArtifactStore
 from app.artifacts.bundles import fetch_bundle
@@ -20,6 +21,7 @@ from app.environments.pool import EnvironmentPool
 from app.environments.receipts import EnvironmentRecorder
 from app.grading import grader_for
 from app.grading.base import Grader
+from app.grading.library import GradingLibraries
 from app.host.slots import Semaphore
 from app.ledger.database import Database
 from app.models.endings import RetryPolicy
@@ -41,6 +43,7 @@ class WorkerServices:
     store: ArtifactStore
     pool: EnvironmentPool
     retry: RetryPolicy
+    libraries: GradingLibraries
 
     def environments(self, kind: EnvironmentKind, semaphore: Semaphore | None = None) -> EnvironmentProvider:
         """Raises: EngineUnavailable."""
@@ -59,7 +62,7 @@ class WorkerServices:
         return {name: tool_inside(spec.kind, name, self.tool(name)) for name in spec.tools}
 
     def grader(self, goal: Goal) -> Grader:
-        return grader_for(goal)
+        return grader_for(goal, self.libraries)
 
     def bundle(self, bundle: Bundle) -> bytes:
         """The tar of a stored folder. Raises: ArtifactMissing, ArtifactStoreUnavailable."""
@@ -72,7 +75,8 @@ class WorkerServices:
         return folder
 
     def close(self) -> None:
-        """End idle environments and connections."""
+        """End idle environments, grading libraries and connections."""
+        self.libraries.close()
         self.pool.close()
         self.database.close()
 
@@ -111,4 +115,5 @@ def build(settings: Settings, *, pooled: bool, max_idle: int) -> WorkerServices:
         store=open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url),
         pool=EnvironmentPool(max_idle=max_idle, create=EnvironmentRecorder(settings, database).create),
         retry=RetryPolicy(settings.retry_base_s, settings.retry_cap_s),
+        libraries=GradingLibraries(Installer(settings.tools, ready=settings.ready_tools).library),
     )
