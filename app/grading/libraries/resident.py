@@ -1,13 +1,13 @@
 """Serves one grading library: a JSON line comes on standard input, one goes out on standard output. Stands alone.
 
-    python -I resident.py SCRIPT REQUEST_S MEMORY_BYTES
+    python -I resident.py SCRIPT CPU_S MEMORY_BYTES
 
 It runs in the library's own environment and imports nothing of MegaFlow. SCRIPT has `NAME` (the distribution),
 `describe(row)` and `judge(goal, log, exit_code)`; it may import this module as `resident`. The first line out is
 `{"ready": "NAME VERSION"}`. Requests are `{"verb": "describe", "row": …}` and `{"verb": "judge", "goal": …, "log": …,
 "exit_code": …}`; replies `{"answer": …}` or `{"error": …, "unknown": whether the library does not know the row}`.
 
-A log is hostile: a request may take REQUEST_S seconds of processor time, after which the kernel ends this process, also
+A log is hostile: a request may take CPU_S seconds of processor time, after which the kernel ends this process, also
 when its client has died; memory is bounded; neither a connection nor another program can be started.
 """
 
@@ -101,10 +101,10 @@ def _bound(memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _allow_cpu(request_s: float) -> None:
+def _allow_cpu(cpu_s: float) -> None:
     """From now on this much; the kernel ends the process when it is over."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    most_s = math.ceil(used.ru_utime + used.ru_stime + request_s)
+    most_s = math.ceil(used.ru_utime + used.ru_stime + cpu_s)
     resource.setrlimit(resource.RLIMIT_CPU, (most_s, resource.RLIM_INFINITY))
 
 
@@ -135,7 +135,7 @@ def _send(out: BinaryIO, reply: dict[str, Any]) -> None:
     out.flush()
 
 
-def main(script: str, request_s: float, memory_bytes: int) -> None:
+def main(script: str, cpu_s: float, memory_bytes: int) -> None:
     """Serve until the end of input."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no reply
@@ -149,7 +149,7 @@ def main(script: str, request_s: float, memory_bytes: int) -> None:
     sys.addaudithook(_refuse)
     _send(out, ready)
     for line in sys.stdin.buffer:
-        _allow_cpu(request_s)
+        _allow_cpu(cpu_s)
         _send(out, _answer(module, line))
 
 

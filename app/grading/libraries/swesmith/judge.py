@@ -25,8 +25,14 @@ NAME = "swesmith"
 def describe(row: dict[str, Any]) -> dict[str, Any]:
     """Its test command, the image, and the test files that are as before again once the patch is in."""
     profile = _profile(row)
-    command, _ = profile.get_test_cmd(row)
-    fail_to_pass, pass_to_pass = profile.get_test_files(row)
+    try:
+        command, _ = profile.get_test_cmd(row)
+        fail_to_pass, pass_to_pass = profile.get_test_files(row)
+    except (AssertionError, PermissionError, ValueError, NotImplementedError) as error:  # it would clone the repository
+        raise RowUnknown(
+            f"swesmith cannot tell the tests of {profile.repo_name} by the row alone (`FAIL_TO_PASS`, `PASS_TO_PASS`,"
+            f" `instance_id`): {type(error).__name__}: {error}"
+        ) from error
     return {
         "environment": "cd /testbed",
         "install": "",
