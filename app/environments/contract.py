@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from uuid import UUID, uuid4
 
 from app.errors import EnvironmentFailed
-from app.models.shell import CommandResult, OutputLogs, Shell
+from app.models.shell import CommandResult, DecideFile, OutputLogs, Restart, Shell
 from app.models.spec import EnvironmentSpec
 
 __all__ = [
@@ -326,6 +326,16 @@ class Environment(Shell, Protocol):
         EngineUnavailable, DiskFull. Then nothing is kept.
         """
         ...
+
+    def restart(self, decide: DecideFile) -> Restart:
+        """End every process in it, put back what `decide` names of the image's files, and start it again.
+
+        What else the task wrote stays; what lies in memory (/dev/shm) goes. Other services run on. Here: a kind that
+        has no image and no first process of its own, so that nothing is done.
+
+        Raises: EnvironmentFailed, EngineUnavailable.
+        """
+        return Restart(killed=0)
 
     def reset(self) -> ResetProof:
         """Bring it back to how it was after creation: files, processes. Does not raise for what it cannot fix."""

@@ -63,6 +63,13 @@ class Verdict(Wire):
     claimed_reward: Reward | None = None  # of a suspect verdict: what the grading would have given
     grader: SaidText = ""  # who judged, with its version
 
+    def suspected(self, rule: str) -> Verdict:
+        """The verdict with the reward 0 and its reward as a claim; as it is without a rule, or when it is suspect."""
+        if not rule or self.reward is None or self.suspect:
+            return self
+        changed = {"reward": min(0.0, self.reward), "suspect": rule, "claimed_reward": self.reward}
+        return self.model_copy(update=changed)
+
     @property
     def resolved(self) -> bool:
         return self.counts and self.reward is not None and self.reward >= 1.0

@@ -337,9 +337,10 @@ class Limits(Wire):
     def lifetime_s(self) -> float:
         """One deadline from the claim to the teardown; the rest is for artifacts and cleaning up.
 
-        Twice the agent's time: what limits make its model calls wait is given back to it, up to as much again.
+        Twice the agent's time: what limits make its model calls wait is given back to it, up to as much again. Thrice
+        the grading's: one that breaks is done again, and with the gold solution, to find out whose fault it is.
         """
-        return self.environment_timeout_s + 2 * self.agent_timeout_s + self.grading_timeout_s + 120.0
+        return self.environment_timeout_s + 2 * self.agent_timeout_s + 3 * self.grading_timeout_s + 120.0
 
 
 class AgentTask(Wire):

@@ -28,7 +28,7 @@ from app.environments.runtimes.compose.service import ProjectDisk, ServiceContai
 from app.environments.runtimes.docker.container import DockerEnvironment
 from app.environments.session.protocol import KEEP_BYTES
 from app.errors import EnvironmentFailed, StationError
-from app.models.shell import InteractiveProgram, OutputLogs, Shell, StatefulShell
+from app.models.shell import DecideFile, InteractiveProgram, OutputLogs, Restart, Shell, StatefulShell
 
 log = structlog.get_logger()
 
@@ -220,6 +220,12 @@ class ComposeEnvironment(Environment):
     def snapshot(self, tags: Tags) -> Snapshot:
         """Raises: EnvironmentFailed: always; the main service's files alone would be half of what was there."""
         raise EnvironmentFailed(NO_SNAPSHOTS)
+
+    def restart(self, decide: DecideFile) -> Restart:
+        """Of the main service: in the others no agent was."""
+        with self._resetting:
+            self._look()
+            return self._main.restart(decide)
 
     def _reset(self) -> ResetProof:
         """The main container as every container; the others are made anew, their volumes with them."""

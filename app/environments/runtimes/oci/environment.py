@@ -28,6 +28,7 @@ from app.host.cgroups import MemoryWatch, PidsWatch
 from app.host.disk import DiskUsage, disk_named
 from app.host.environment_records import Records
 from app.images.layer_store import StoredImage
+from app.models.shell import DecideFile, Restart
 from app.models.spec import EnvironmentSpec, Reuse
 
 log = structlog.get_logger()
@@ -189,6 +190,20 @@ class OciEnvironment(SessionEnvironment):
         self._restart(self._image)
         self._origin, self.times.route = Origin.RECYCLED, Route.RECYCLED
         return ResetProof(clean=True, removed=removed, killed=killed)
+
+    def restart(self, decide: DecideFile) -> Restart:
+        with self._life, self._alive_during("restart it"):
+            try:
+                killed = len(self._body.processes())
+                self._body.stop()
+                put_back: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+                if not self._set_up_inside:  # what the set-up changed cannot be told from what the agent did
+                    put_back = self._body.put_back(self._image.layers, decide)
+                self._body.clear()
+                self._restart(self._image)
+            except OSError as error:
+                raise EnvironmentFailed(f"environment {self.id[:12]} could not be restarted: {error}") from error
+        return Restart(killed, *put_back)
 
     def mark_set_up(self) -> None:
         """Note, before it starts, that set-up commands run in it: they may write, and a reset would lose what."""
