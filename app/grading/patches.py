@@ -12,7 +12,7 @@ STEP_TIMEOUT_S = 120.0  # one git command
 
 # Before every git command: whoever owns the checkout, and whatever somebody's configuration says, the same happens;
 # and a folder without a repository of its own is not taken for a part of one further up.
-_GIT = (
+GIT = (
     "scratch=$(mktemp -d) || exit 99; trap 'rm -rf \"$scratch\"' EXIT; "
     'printf "[safe]\\n\\tdirectory = *\\n[core]\\n\\tautocrlf = false\\n" >"$scratch/config"; '
     'export GIT_CONFIG_GLOBAL="$scratch/config" GIT_CONFIG_NOSYSTEM=1 GIT_TERMINAL_PROMPT=0; '
@@ -38,7 +38,7 @@ def require_base(shell: Shell, base_commit: str, workdir: str) -> None:
     """
     commit = shlex.quote(f"{base_commit}^{{commit}}")
     told = shell.run(
-        f"{_GIT}git rev-parse -q --verify 'HEAD^{{commit}}' || {{ echo '{_NO_REPOSITORY}'; exit 1; }}; "
+        f"{GIT}git rev-parse -q --verify 'HEAD^{{commit}}' || {{ echo '{_NO_REPOSITORY}'; exit 1; }}; "
         f"git rev-parse -q --verify {commit} || echo unknown; git rev-list --parents -n 1 HEAD",
         timeout_s=STEP_TIMEOUT_S,
         stdin=b"",
@@ -65,7 +65,7 @@ def apply_patch(shell: Shell, patch: bytes) -> CommandResult:
     """
     tries: list[CommandResult] = []
     for way in _WAYS:
-        tries.append(shell.run(_GIT + way, timeout_s=STEP_TIMEOUT_S, stdin=whole(patch)))
+        tries.append(shell.run(GIT + way, timeout_s=STEP_TIMEOUT_S, stdin=whole(patch)))
         if tries[-1].ok:
             return tries[-1]
     return tries[0]
@@ -78,11 +78,11 @@ def lay_out_tests(shell: Shell, base_commit: str, test_patch: str) -> None:
     """
     if not test_patch.strip():
         return
-    restore = "set -e; " + "; ".join(_restore(base_commit, path) for path in touched_files(test_patch))
+    restore = "set -e; " + "; ".join(restore_command(base_commit, path) for path in touched_files(test_patch))
     patch = whole(test_patch.encode())
-    if shell.run(f"{_GIT}{restore}; {_WAYS[0]}", timeout_s=STEP_TIMEOUT_S, stdin=patch).ok:
+    if shell.run(f"{GIT}{restore}; {_WAYS[0]}", timeout_s=STEP_TIMEOUT_S, stdin=patch).ok:
         return
-    found = shell.run(_GIT + restore, timeout_s=STEP_TIMEOUT_S, stdin=b"")
+    found = shell.run(GIT + restore, timeout_s=STEP_TIMEOUT_S, stdin=b"")
     if not found.ok:
         raise GradingFailed(
             f"expected to check out the test files at {base_commit}; found {tail(found)}; "
@@ -125,7 +125,7 @@ def _unescaped(path: str) -> str:
     )
 
 
-def _restore(commit: str, path: str) -> str:
+def restore_command(commit: str, path: str) -> str:
     """As it is in `commit`; away when it is not there."""
     revision, quoted = shlex.quote(f"{commit}:{path}"), shlex.quote(path)
     return (

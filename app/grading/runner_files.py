@@ -12,9 +12,11 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable
+from configparser import ConfigParser
+from configparser import Error as ConfigParserError
 from pathlib import PurePosixPath
 
-__all__ = ["SECTIONED", "added_hooks", "base_sections", "shadows", "steers"]
+__all__ = ["SECTIONED", "added_hooks", "base_sections", "reaches_runner", "shadows", "steers"]
 
 _NAMES = frozenset(
     {
@@ -43,6 +45,12 @@ _PACKAGES = frozenset(
     }
 )
 """Packages that a test run imports before the program under test."""
+_REACHES = re.compile(
+    r"\b_pytest\b|\bpytest_(?:runtest|collection|sessionfinish|report|configure|terminal)\w*|\bhookimpl\b|\bos\._exit\b"
+    r"|\batexit\b|\bsys\.settrace\b|\bsys\.modules\[|\bgc\.get_(?:objects|referrers)\b|/proc/(?:self|\d+|1)/"
+    r"|\bLD_PRELOAD\b|\bptrace\b|short test summary|^\W*(?:PASSED|FAILED) |\bPASSED [\w./{]|\bTest Output\b"
+)
+"""Ways from the program under test into the run that judges it, and reports that it would print itself."""
 _HOOK = re.compile(r"\bpytest_[a-z_]+\s*\(|\bhookimpl\b|\bpytest_plugins\b|\batexit\b|\bos\._exit\b|\bsys\.settrace\b")
 
 
@@ -72,10 +80,29 @@ def added_hooks(patch: str, path: str) -> bool:
     """Whether the lines that a patch adds to one file reach into the test run: hooks, plugins, ways to end early."""
     for part in re.split(r"^(?=diff --git )", patch, flags=re.MULTILINE):
         if re.match(rf"diff --git a/.* b/{re.escape(path)}$", part, flags=re.MULTILINE):
-            added = (line[1:] for line in part.split("\n") if line.startswith("+") and not line.startswith("+++"))
-            if any(_HOOK.search(line) for line in added):
-                return True
+            return any(_HOOK.search(line) for line in _added(part))
     return False
+
+
+def reaches_runner(patch: str, gold: str) -> str:
+    """A word in a patch's added lines by which a program reaches into the test run around it; empty: there is none.
+
+    Words that the gold solution adds as well, or that the patch takes away elsewhere, are the program's own.
+    """
+    own = {match[0] for line in (*_added(gold), *_removed(patch)) for match in _REACHES.finditer(line)}
+    for line in _added(patch):
+        for match in _REACHES.finditer(line):
+            if match[0] not in own:
+                return match[0].strip()
+    return ""
+
+
+def _added(patch: str) -> list[str]:
+    return [line[1:] for line in patch.split("\n") if line.startswith("+") and not line.startswith("+++ ")]
+
+
+def _removed(patch: str) -> list[str]:
+    return [line[1:] for line in patch.split("\n") if line.startswith("-") and not line.startswith("--- ")]
 
 
 def base_sections(name: str, base: str, now: str) -> str:
@@ -84,20 +111,30 @@ def base_sections(name: str, base: str, now: str) -> str:
     name: the file's name, a key of `SECTIONED`. A file that is not readable as its format is given back as in the base.
     """
     wanted = SECTIONED[name]
-    if name == "pyproject.toml" and not _is_toml(now):
-        return base
     kept = [part for head, part in _parts(now) if not _is_one_of(head, wanted)]
     put_back = [part for head, part in _parts(base) if _is_one_of(head, wanted)]
-    text = "".join([*kept, *(part if part.startswith("\n") else f"\n{part}" for part in put_back)])
-    return text if text.endswith("\n") or not text else f"{text}\n"
+    if put_back == [part for head, part in _parts(now) if _is_one_of(head, wanted)]:
+        text = now
+    else:
+        text = "".join([*kept, *(part if part.startswith("\n") else f"\n{part}" for part in put_back)])
+        text = text if text.endswith("\n") or not text else f"{text}\n"
+    return text if _runner_part(name, text) == _runner_part(name, base) else base
 
 
-def _is_toml(text: str) -> bool:
+def _runner_part(name: str, text: str) -> object:
+    """What a file says to the runner, however it is written; None: it cannot be read, or says nothing."""
     try:
-        tomllib.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
+        if name == "pyproject.toml":
+            found = tomllib.loads(text)
+            tool, project = found.get("tool", {}), found.get("project", {})
+            points = project.get("entry-points", {}).get("pytest11") if isinstance(project, dict) else None
+            said = [tool.get(one) for one in ("pytest", "tox", "nox")] if isinstance(tool, dict) else []
+            return [*said, points] if points or any(said) else None
+        parser = ConfigParser(interpolation=None, strict=False)
+        parser.read_string(text)
+        return {one: dict(parser[one]) for one in SECTIONED[name] if parser.has_section(one)} or None
+    except (ValueError, RecursionError, ConfigParserError):
+        return None
 
 
 def _is_one_of(head: str, names: Iterable[str]) -> bool:

@@ -15,10 +15,11 @@ from app.errors import TestRunnerMissing
 from app.grading.base import NO_SUCH_PROGRAM, Grade, GradingInput, out_of_memory
 from app.grading.judges import Judgement, LibraryJudges, NoLibraries, broken, check_goal, judge, partial_credit
 from app.grading.patches import apply_patch, lay_out_tests, require_base, tail, whole
+from app.grading.restore import changed_by_install, mark_before_install, restore_runner, suspect_rule
 from app.grading.test_run import StepResult, TestRun, run_step, run_tests
 from app.models.outcome import TestStatus, Verdict
 from app.models.shell import CommandResult, Shell
-from app.models.spec import TestsGoal
+from app.models.spec import AgentTask, PatchSolution, TestsGoal
 
 log = structlog.get_logger(__name__)
 
@@ -44,10 +45,18 @@ class TestsGrader:
         if (refused := hand_over_patch(shell, goal, patch)) is not None:
             return _refused(refused)
         left_s = _clock(limit_s)
-        steps = _steps(shell, goal, patch, left_s)
+        gold = gold_patch(submission.task)
+        restored = restore_runner(shell, goal, gold) if goal.patch_path is None else ()
+        steps, rule = _steps(shell, goal, left_s)
+        rule = rule or suspect_rule(patch.decode("utf-8", "replace"), gold)
         log.info("grading.tests_started", task=submission.task.name, timeout_s=limit_s)
         run = run_tests(shell, goal.test_command, left_s(), steps=steps)
         verdict = self.verdict(run, limit_s=limit_s)
+        if restored:
+            detail = f"{verdict.detail}; restored from the base: {', '.join(restored[:_NAMES_SHOWN])}"
+            verdict = verdict.model_copy(update={"detail": detail})
+        if verdict.resolved:
+            verdict = verdict.suspected(rule)
         if run.out_of_memory:
             verdict = verdict.model_copy(update={"detail": f"{verdict.detail}; {out_of_memory(submission)}"})
         return Grade(verdict, run.report())
@@ -94,32 +103,38 @@ def hand_over_patch(shell: Shell, goal: TestsGoal, patch: bytes) -> CommandResul
     return applied
 
 
-def prepare_state(shell: Shell, goal: TestsGoal, patch: bytes) -> None:
-    """Make what the tests meet ours again where the row says so: between the agent's patch and the tests.
-
-    The hidden tests are laid out, or put where the row's own script finds them. patch: the agent's, as it came.
+def prepare_state(shell: Shell, goal: TestsGoal) -> None:
+    """Lay out the hidden tests, or put them where the row's own script finds them: between the patch and the tests.
 
     Raises: GradingFailed: they do not fit the image; EnvironmentFailed, DiskFull.
     """
-    del patch  # what it may have changed beside the tests' files stays
     if goal.test_patch_path is not None:
         shell.put(goal.test_patch_path, whole(goal.test_patch.encode()))
         return
     lay_out_tests(shell, goal.base_commit, goal.test_patch)
 
 
-def _steps(shell: Shell, goal: TestsGoal, patch: bytes, left_s: Callable[[], float]) -> tuple[StepResult, ...]:
-    """All between the patch and the tests. A step that fails is told in the report, and the tests run all the same.
+def gold_patch(task: AgentTask) -> str:
+    """The task's gold solution, where it is a patch."""
+    return task.solution.patch if isinstance(task.solution, PatchSolution) else ""
 
+
+def _steps(shell: Shell, goal: TestsGoal, left_s: Callable[[], float]) -> tuple[tuple[StepResult, ...], str]:
+    """All between the patch and the tests, and the rule when an installation changed the test runner.
+
+    A step that fails is told in the report, and the tests run all the same.
     Source: swebench 4.1.0: its evaluation scripts run without `set -e`.
     """
     steps: list[StepResult] = []
+    rule = ""
     if goal.install_command.strip():
+        mark_before_install(shell)
         steps.append(run_step(shell, "install_command", goal.install_command, left_s()))
-    prepare_state(shell, goal, patch)
+        rule = changed_by_install(shell)
+    prepare_state(shell, goal)
     if goal.build_command.strip():
         steps.append(run_step(shell, "build_command", goal.build_command, left_s()))
-    return tuple(steps)
+    return tuple(steps), rule
 
 
 def _clock(limit_s: float) -> Callable[[], float]:
