@@ -74,9 +74,9 @@ def judge(goal: TestsGoal, log: str, exit_code: int | None, libraries: LibraryJu
     match goal.judge:
         case JudgeName.OWN:
             statuses = _own_statuses(goal, log)
-            return Judgement(statuses, _as_should_be(goal, statuses), _own_name())
+            return Judgement(statuses, _as_should_be(goal, statuses), own_name())
         case JudgeName.EXIT_CODE:
-            return Judgement(_own_statuses(goal, log), exit_code == 0, f"exit code, {_own_name()}")
+            return Judgement(_own_statuses(goal, log), exit_code == 0, f"exit code, {own_name()}")
         case JudgeName.SWEBENCH_4 | JudgeName.SWEBENCH_5 | JudgeName.MULTI_SWE_BENCH | JudgeName.SWESMITH:
             told = goal.model_dump(include={"fail_to_pass", "pass_to_pass", "log_parser", "row"})
             answer, grader = libraries.judge(goal.judge, told, log, exit_code)
@@ -129,7 +129,8 @@ def _read(goal: TestsGoal, answer: Mapping[str, Any], grader: str) -> Judgement:
 
 
 @cache
-def _own_name() -> str:
+def own_name() -> str:
+    """This program, with its version."""
     try:
         return f"megaflow {metadata.version('megaflow')}"
     except metadata.PackageNotFoundError:

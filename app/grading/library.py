@@ -1,6 +1,7 @@
 """Asks the grading libraries of datasets, each a resident process in an environment of its own.
 
-A process starts when it is first needed and serves one request after the other. It has none of our variables, no home
+A process starts when it is first needed and serves one request after the other; where there may be several of a
+library, requests spread over them. It has none of our variables, no home
 and no network, and is bounded in memory and time: a log is hostile. One that is over its time is killed, and what it
 was asked fails alone; the next request starts another.
 """
@@ -14,9 +15,10 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -59,13 +61,15 @@ class GradingLibraries:
         request_s: float = _REQUEST_S,
         cpu_s: float = _CPU_S,
         memory_bytes: int = _MEMORY_BYTES,
+        most_processes: int = 1,
     ) -> None:
         """request_s: for one request, waiting for others not counted. cpu_s: of it, of processor time. memory_bytes: of
-        one library's process."""
+        one library's process. most_processes: of each library, for who judges many logs in several threads."""
         self._ensure = ensure
         self._bounds = (request_s, cpu_s, memory_bytes)
+        self._most = most_processes
         self._lock = threading.Lock()
-        self._processes: dict[JudgeName, _LibraryProcess] = {}
+        self._processes: dict[JudgeName, list[_LibraryProcess]] = {}
         _FORKED.add(self)
 
     def describe(self, judge: JudgeName, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,7 +78,7 @@ class GradingLibraries:
 
         Raises: UnknownName: it does not know the row; GradingFailed: it cannot run or answer.
         """
-        answer = self._ask(judge, {"verb": "describe", "row": dict(row)})
+        answer, _ = self._ask(judge, {"verb": "describe", "row": dict(row)})
         if not isinstance(answer, dict):
             raise GradingFailed(f"expected {judge.value} to describe a row; found {answer!r:.200}")
         return answer
@@ -88,30 +92,32 @@ class GradingLibraries:
         """
         request = {"verb": "judge", "goal": dict(goal), "log": log_text, "exit_code": exit_code}
         try:
-            answer = self._ask(judge, request)
+            answer, version = self._ask(judge, request)
         except UnknownName as error:
             raise GradingFailed(f"expected the task to be judged by {judge.value}; found that {error}") from error
         if not isinstance(answer, dict):
             raise GradingFailed(f"expected a verdict of {judge.value}; found {answer!r:.200}")
-        return answer, self._process(judge).version
+        return answer, version
 
     def close(self) -> None:
         """End the processes. Safe to call twice; a later request starts them again."""
         with self._lock:
-            processes, self._processes = list(self._processes.values()), {}
+            processes, self._processes = list(chain.from_iterable(self._processes.values())), {}
         for process in processes:
             process.close()
 
     def forget(self) -> None:
         """In a child after a fork: the processes are the parent's, and threads that are not here may hold its locks."""
         self._lock = threading.Lock()
-        processes, self._processes = list(self._processes.values()), {}
+        processes, self._processes = list(chain.from_iterable(self._processes.values())), {}
         for process in processes:
             process.forget()
 
-    def _ask(self, judge: JudgeName, request: dict[str, Any]) -> Any:
+    def _ask(self, judge: JudgeName, request: dict[str, Any]) -> tuple[Any, str]:
+        """The answer, and who gave it."""
         try:
-            reply = self._process(judge).ask(request)
+            with self._process(judge) as process:
+                reply = process.ask(request)
         except _LibraryGone as error:
             raise GradingFailed(
                 f"expected the grading library {judge.value} to answer; {error}; the log is kept as the test report"
@@ -119,19 +125,29 @@ class GradingLibraries:
         except AgentUnavailable as error:
             raise GradingFailed(f"expected the grading library {judge.value} on this host; found: {error}") from error
         if "answer" in reply:
-            return reply["answer"]
+            return reply["answer"], process.version
         told = str(reply.get("error"))
         if reply.get("unknown"):
             raise UnknownName(told)
         raise GradingFailed(f"expected the grading library {judge.value} to answer; found that it failed: {told}")
 
-    def _process(self, judge: JudgeName) -> _LibraryProcess:
+    @contextmanager
+    def _process(self, judge: JudgeName) -> Iterator[_LibraryProcess]:
+        """The one with the fewest requests; another, while there may be more, when all have some."""
         if judge not in LIBRARIES:
             raise GradingFailed(f"expected one of the judges {', '.join(LIBRARIES)}; found {judge.value!r}")
         with self._lock:
-            if judge not in self._processes:
-                self._processes[judge] = _LibraryProcess(LIBRARIES[judge], self._ensure, *self._bounds)
-            return self._processes[judge]
+            processes = self._processes.setdefault(judge, [])
+            process = min(processes, key=lambda one: one.requests, default=None)
+            if process is None or (process.requests and len(processes) < self._most):
+                process = _LibraryProcess(LIBRARIES[judge], self._ensure, *self._bounds)
+                processes.append(process)
+            process.requests += 1
+        try:
+            yield process
+        finally:
+            with self._lock:
+                process.requests -= 1
 
 
 @dataclass(slots=True)
@@ -144,6 +160,8 @@ class _LibraryProcess:
     cpu_s: float
     memory_bytes: int
     version: str = ""
+    requests: int = 0
+    """That it has or that wait for it; counted by its owner."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _running: subprocess.Popen[bytes] | None = None
 

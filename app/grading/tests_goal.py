@@ -13,7 +13,16 @@ import structlog
 
 from app.errors import TestRunnerMissing
 from app.grading.base import NO_SUCH_PROGRAM, Grade, GradingInput, out_of_memory
-from app.grading.judges import Judgement, LibraryJudges, NoLibraries, broken, check_goal, judge, partial_credit
+from app.grading.judges import (
+    Judgement,
+    LibraryJudges,
+    NoLibraries,
+    broken,
+    check_goal,
+    judge,
+    own_name,
+    partial_credit,
+)
 from app.grading.patches import apply_patch, lay_out_tests, require_base, tail, whole
 from app.grading.restore import changed_by_install, mark_before_install, restore_runner, suspect_rule
 from app.grading.test_run import StepResult, TestRun, run_step, run_tests
@@ -161,6 +170,10 @@ def _detail(goal: TestsGoal, judgement: Judgement, run: TestRun, limit_s: float)
 
 def _refused(applied: CommandResult) -> Grade:
     verdict = Verdict(
-        reward=0.0, counts=True, detail=f"the patch does not apply: {tail(applied)}", metrics={"partial": 0.0}
+        reward=0.0,
+        counts=True,
+        detail=f"the patch does not apply: {tail(applied)}",
+        metrics={"partial": 0.0},
+        grader=own_name(),
     )
     return Grade(verdict, applied.stdout + applied.stderr)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,18 @@ import pytest
 
 from app.agents.installation import Installer
 from app.errors import GradingFailed, UnknownName
+from app.evaluation import grading_libraries
+from app.grading import grader_for
+from app.grading.base import GradingInput
 from app.grading.judges import Judgement, judge
 from app.grading.library import GradingLibraries
 from app.grading.reports import parse_pytest
 from app.models.outcome import TestStatus
-from app.models.spec import JudgeName, TestsGoal
+from app.models.spec import AgentTask, EnvironmentSpec, JudgeName, TestsGoal
+from app.settings import Settings
+from tests.unit.folder_shell import FolderShell, committed, git
 from tests.unit.test_grading_reports import SUITE
+from tests.unit.test_grading_tests_goal import FILES, GOOD, PYTEST, TEST_PATCH
 
 PASSED, FAILED, SKIPPED, MISSING = TestStatus.PASSED, TestStatus.FAILED, TestStatus.SKIPPED, TestStatus.MISSING
 DESCRIBED: list[dict[str, Any]] = json.loads((Path(__file__).parent / "grading" / "described.json").read_text())
@@ -47,14 +54,8 @@ def libraries() -> Iterator[GradingLibraries]:
 def goal(
     judge_name: JudgeName, fail_to_pass: tuple[str, ...], pass_to_pass: tuple[str, ...] = (), **more: Any
 ) -> TestsGoal:
-    return TestsGoal(
-        base_commit="HEAD",
-        test_command="c",
-        judge=judge_name,
-        fail_to_pass=fail_to_pass,
-        pass_to_pass=pass_to_pass,
-        **more,
-    )
+    tests = {"fail_to_pass": fail_to_pass, "pass_to_pass": pass_to_pass}
+    return TestsGoal(**{"base_commit": "HEAD", "test_command": "c", "judge": judge_name, **tests, **more})
 
 
 @functools.cache
@@ -189,6 +190,34 @@ def test_our_parser_and_swebenchs_agree_on_every_test(
     different = {name for name in names if ours[name] is not theirs[name]}
     assert different == ({"test_a.py::test_skipped"} if "-v" in options else set())
     assert {PASSED, FAILED, TestStatus.ERROR, MISSING} <= set(theirs.values())
+
+
+def test_a_task_is_graded_by_the_library_from_its_patch_to_its_verdict(
+    libraries: GradingLibraries, tmp_path: Path
+) -> None:
+    shell = FolderShell(tmp_path)
+    committed(shell.path("/testbed"), FILES)
+    wanted = goal(
+        JudgeName.SWEBENCH_4,
+        ("test_calc.py::test_add",),
+        ("test_calc.py::test_same", "test_new.py::test_text[a", "test_new.py::test_text[c"),
+        row=SQLFLUFF,
+        test_patch=TEST_PATCH,
+        test_command=PYTEST,
+    )
+    task = AgentTask(name="t", description="d", environment=EnvironmentSpec(image="i"), goal=wanted)
+    for patch, reward, partial in ((None, 0.0, 0.0), (GOOD, 1.0, 1.0)):
+        verdict = grader_for(wanted, libraries).grade(GradingInput(task, patch, None), shell).verdict
+        assert (verdict.reward, verdict.metrics["partial"], verdict.grader) == (reward, partial, "swebench 4.1.0")
+        git(shell.path("/testbed"), "reset", "-q", "--hard")
+
+
+def test_a_producer_has_the_libraries_at_hand_where_it_reads_rows(tmp_path: Path) -> None:
+    with closing(grading_libraries(Settings(home=tmp_path))) as asked:
+        told = asked.describe(JudgeName.SWEBENCH_4, DESCRIBED[0]["row"])
+    assert told["parser"] == "parse_log_django"
+    [place] = (tmp_path / "tools").glob("grading-swebench-4-*")
+    assert sum(file.stat().st_size for file in place.rglob("*") if file.is_file()) < 20 << 20
 
 
 # --- The others -----------------------------------------------------------------------------------------------------

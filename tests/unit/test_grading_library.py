@@ -7,6 +7,8 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,9 @@ def describe(row):
     match row.get("ask"):
         case "environment":
             return {"variables": sorted(os.environ), "home": os.path.expanduser("~"), "pid": os.getpid()}
+        case "slowly":
+            time.sleep(0.1)
+            return {"pid": os.getpid()}
         case "network": socket.create_connection(("127.0.0.1", 9), timeout=1)
         case "program": subprocess.run(["true"])
         case "unknown": raise RowUnknown("no such repository 'x/y' (`repo`)")
@@ -139,6 +144,17 @@ def test_many_threads_share_one_process_and_get_their_own_answers(libraries: Gra
     for thread in threads:
         thread.join()
     assert [found[number]["a"].value for number in range(12)] == ["passed", "failed", "skipped"] * 4
+
+
+def test_requests_at_once_spread_over_the_processes_that_there_may_be(
+    tmp_path: Path, libraries: GradingLibraries
+) -> None:
+    with closing(GradingLibraries(lambda name, lock: Path(sys.executable), most_processes=2)) as several:
+        with ThreadPoolExecutor(4) as threads:
+            asked = [threads.submit(several.describe, ASKED, {"ask": "slowly"}) for _ in range(8)]
+        pids = [one.result()["pid"] for one in asked]
+        assert len(set(pids)) == 2
+        assert len({pid(several) for _ in range(3)}) == 1
 
 
 def test_a_forked_child_has_a_process_of_its_own_and_leaves_its_parents_alone(libraries: GradingLibraries) -> None:
