@@ -8,34 +8,24 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 from uuid import UUID
 
 import typer
 
-from app.cli.later import later
-from app.cli.show import as_json, clock, console, say
-from app.cli.tables import Table
-
-if TYPE_CHECKING:
-    from app.client import MegaFlow
-    from app.ledger import results, stream
-    from app.ledger import webhooks as kept
-    from app.ledger.database import Database
-    from app.ledger.stream import EventFilter, StreamedEvent
-else:
-    MegaFlow = later("app.client", "MegaFlow")
-    results = later("app.ledger.results")
-    stream = later("app.ledger.stream")
-    kept = later("app.ledger.webhooks")
-    EventFilter = later("app.ledger.stream", "EventFilter")
+from app.cli.show import Json, answer, clock, console, listing, say
+from app.client import MegaFlow
+from app.ledger import results, stream
+from app.ledger import webhooks as kept
+from app.ledger.database import Database
+from app.ledger.stream import EventFilter, StreamedEvent
+from app.ledger.webhooks import Hook
 
 webhooks = typer.Typer(help="URLs that are told of events as they happen.", no_args_is_help=True)
 
-Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 Kinds = Annotated[
     list[str] | None,
     typer.Option(
@@ -67,15 +57,13 @@ def events(
         position = stream.place(database, begin or ("now" if follow else "start"))
         if follow:
             threading.Thread(target=_watch_for_a_closed_pipe, args=(stop,), daemon=True).start()
-            found = stream.follow(
-                database, position, stop, wanted, limit=min(limit or stream.PAGE, stream.PAGE), outage=say_it
-            )
+            found = stream.follow(database, position, stop, wanted, limit=stream.PAGE, outage=_tell_outage)
         else:
-            found = _what_there_is(database, position, wanted, limit)
+            found = _what_there_is(database, position, wanted)
         _print(found, limit, stop, at_once=follow)
 
 
-def say_it(error: Exception) -> None:
+def _tell_outage(error: Exception) -> None:
     say(f"{error}; waiting for it")
 
 
@@ -83,15 +71,9 @@ def _named(database: Database, kind: str, name: str | None) -> UUID | None:
     return None if name is None else results.find(database, kind, name)
 
 
-def _what_there_is(
-    database: Database, position: str, wanted: EventFilter, limit: int | None
-) -> Iterator[StreamedEvent]:
-    size = min(limit or stream.PAGE, stream.PAGE)
-    while True:
-        page = stream.read(database, position, size, wanted)
+def _what_there_is(database: Database, position: str, wanted: EventFilter) -> Iterator[StreamedEvent]:
+    while (page := stream.read(database, position, stream.PAGE, wanted)).events:
         yield from page.events
-        if len(page.events) < size:
-            return
         position = page.position
 
 
@@ -155,41 +137,28 @@ def add(
     """Tell a URL of events: at least once, in order, up to 100 in a request, again until it answers 2xx."""
     with MegaFlow() as flow:
         hook = kept.add(flow.database, url, tuple(kind or ()), secret_env=secret_env, position=begin)
-    if json:
-        as_json(_fields(hook))
-        return
-    console.print(f"webhook {hook.id}: {', '.join(hook.kinds) or 'all events'}", highlight=False)
+    answer(hook, f"webhook {hook.id}: {', '.join(hook.kinds) or 'all events'}", json=json)
     if secret_env is not None and secret_env not in os.environ:
         say(f"{secret_env} is not set here; the control worker must have it, and sends nothing until it does")
+
+
+_WEBHOOK_COLUMNS: dict[str, Callable[[Hook], str]] = {
+    "webhook": lambda hook: str(hook.id),
+    "url": lambda hook: hook.url,
+    "kinds": lambda hook: ", ".join(hook.kinds) or "all",
+    "signed with": lambda hook: hook.secret_env or "-",
+    "delivered": lambda hook: clock(hook.delivered_at),
+    "failures": lambda hook: str(hook.failures),
+    "again in": lambda hook: f"{hook.wait_s:.0f} s" if hook.failures else "-",
+    "last error": lambda hook: hook.last_error or "-",
+}
 
 
 @webhooks.command(name="list")
 def list_(json: Json = False) -> None:
     """List webhooks, how far they are, and what went wrong last."""
     with MegaFlow() as flow:
-        found = kept.all_of(flow.database)
-    if json:
-        as_json([_fields(hook) for hook in found])
-        return
-    table = Table()
-    for column in ("webhook", "url", "kinds", "signed with", "delivered", "failures", "again in", "last error"):
-        table.add_column(column)
-    for hook in found:
-        table.add_row(
-            str(hook.id),
-            hook.url,
-            ", ".join(hook.kinds) or "all",
-            hook.secret_env or "-",
-            clock(hook.delivered_at),
-            str(hook.failures),
-            f"{hook.wait_s:.0f} s" if hook.failures else "-",
-            hook.last_error or "-",
-        )
-    console.print(table)
-
-
-def _fields(hook: kept.Hook) -> dict[str, object]:
-    return {name: getattr(hook, name) for name in hook.__dataclass_fields__}
+        listing(kept.all_of(flow.database), _WEBHOOK_COLUMNS, json=json)
 
 
 @webhooks.command()
@@ -197,4 +166,4 @@ def remove(webhook: Annotated[str, typer.Argument(help="Its id, or the beginning
     """Tell a URL no more. A request that is on its way may still arrive."""
     with MegaFlow() as flow:
         hook = kept.remove(flow.database, webhook)
-    console.print(f"webhook {hook.id} removed", highlight=False)
+    console.print(f"webhook {hook.id} removed")

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.text import Text
 
-from app.cli.later import later
-from app.cli.show import as_json, console
+from app.cli.show import Json, as_json, console, lasted
 from app.cli.tables import Table
+from app.client import MegaFlow
 from app.errors import UnknownName
+from app.ledger import model_usage as ledger
+from app.ledger import results
+from app.ledger.model_usage import UsageRow
 from app.models.kinds import USAGE_BY as WAYS
 from app.models.kinds import UsageBy as By
 
-if TYPE_CHECKING:
-    from app.client import MegaFlow
-    from app.ledger import model_usage as ledger
-    from app.ledger import results
-    from app.ledger.model_usage import UsageRow
-else:
-    MegaFlow = later("app.client", "MegaFlow")
-    ledger = later("app.ledger.model_usage")
-    results = later("app.ledger.results")
-    UsageRow = later("app.ledger.model_usage", "UsageRow")
-
+_NUMBERS = ("attempts", "calls", "scripted", "turns", "prompt", "cached", "answers", "cost", "model", "waited")
+_HELD = "environments"
 _MOMENT = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S%z"]
 
 
@@ -40,7 +33,7 @@ def usage(
     user: Annotated[str | None, typer.Option(help="Of this user alone.")] = None,
     since: Annotated[datetime | None, typer.Option(formats=_MOMENT, help="Of what began then or later.")] = None,
     until: Annotated[datetime | None, typer.Option(formats=_MOMENT, help="Of what began before.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+    json: Json = False,
 ) -> None:
     """Tokens, dollars, model time and environment time; most expensive first. An unknown price is shown as unknown."""
     way = _way(by, default="run" if run is None else "task")
@@ -49,25 +42,9 @@ def usage(
         with flow.database.begin() as connection:
             found = ledger.usage(connection, way, run_id=run_id, user=user, since=_aware(since), until=_aware(until))
     if json:
-        as_json([asdict(row) for row in found])
+        as_json(found)
         return
-    columns = (
-        way,
-        "attempts",
-        "calls",
-        "scripted",
-        "turns",
-        "prompt",
-        "cached",
-        "answers",
-        "cost",
-        "model",
-        "waited",
-        "environments",
-    )
-    table = Table()
-    for name in columns:
-        table.add_column(name, justify="left" if name == way else "right")
+    table = Table(way, *_NUMBERS, _HELD, right=(*_NUMBERS, _HELD))
     for row in found:
         table.add_row(*_cells(row))
     if len(found) > 1:
@@ -99,9 +76,9 @@ def _cells(row: UsageRow) -> list[str]:
         f"{row.cached_tokens:,}",
         f"{row.completion_tokens:,}",
         _dollars(row),
-        _time(row.model_s),
-        _time(row.waited_s),
-        "" if row.environment_s is None else _time(row.environment_s),
+        lasted(row.model_s),
+        lasted(row.waited_s),
+        "" if row.environment_s is None else lasted(row.environment_s),
     ]
 
 
@@ -112,12 +89,6 @@ def _dollars(row: UsageRow) -> str:
         return "unknown"
     known = f"${row.cost_usd:,.4f}" if row.cost_usd < 1 else f"${row.cost_usd:,.2f}"
     return known if not row.unpriced_calls else f"{known} + {row.unpriced_calls:,} unknown"
-
-
-def _time(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _sum(rows: list[UsageRow]) -> UsageRow:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from typing import Any
 from urllib.request import urlopen
@@ -13,9 +12,9 @@ import typer
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
-from app.cli import environments
+from app.cli import metrics
 from app.control.metrics import LedgerCollector, exposition, serve
-from app.errors import SettingsInvalid, UnknownName
+from app.errors import SettingsInvalid
 from app.ledger import environment_times, limits
 from app.ledger.database import Database
 from app.ledger.environment_times import PhaseTimes
@@ -155,7 +154,8 @@ def test_a_run_and_a_window_choose(database: Database) -> None:
 def megaflow(settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
     monkeypatch.setattr("app.client.load", lambda: settings)
     cli = typer.Typer()
-    environments.register(cli)
+    cli.callback()(lambda: None)  # a group, also with one command
+    metrics.register(cli)
     return cli
 
 
@@ -164,20 +164,6 @@ def said(cli: typer.Typer, *words: str) -> str:
     if result.exception is not None:
         raise result.exception
     return result.output
-
-
-def test_the_command_prints_a_row_per_kind_and_path(megaflow: typer.Typer, database: Database) -> None:
-    assert "no attempt" in said(megaflow, "environments")
-    run_id = a_run(database, name="tonight")
-    used(database, run_id, {"create": 0.0123, "set_up": 2.5})
-    table = said(megaflow, "environments", "tonight", "--since", "1h")
-    assert "docker" in table
-    assert "12.3 / 12.3 / 12.3" in table
-    assert "2500 / 2500 / 2500" in table
-    (create, *_) = json.loads(said(megaflow, "environments", "--json"))
-    assert (create["phase"], create["count"], create["p95_s"]) == ("create", 1, 0.0123)
-    with pytest.raises(UnknownName, match="15m"):
-        said(megaflow, "environments", "--since", "soon")
 
 
 # --- Metrics --------------------------------------------------------------------------------------------------------
