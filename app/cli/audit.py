@@ -9,8 +9,7 @@ from uuid import UUID
 
 import typer
 
-from app.cli.show import Json, as_json, clock, console, short_id
-from app.cli.tables import Table
+from app.cli.show import Json, as_json, console
 from app.client import MegaFlow
 from app.errors import InstanceFailed
 from app.ledger import audit as audit_
@@ -22,7 +21,7 @@ from app.models.endings import RetryPolicy
 from app.settings import Settings
 
 _SHOWN = 20
-"""Lines of a kind in a table; `--json` has all."""
+"""Lines about what stands; `--json` has all, and every instance and object with its times."""
 _LOOKS, _AGAIN_S = 3, 0.5
 _YEARS_S = 10 * 365 * 86400.0
 
@@ -110,11 +109,6 @@ def _print(said: Receipt, differences: list[Difference], found: Inventory, *, ag
     _say(f"run {said.run_id} {said.name} of {said.user_name}: {said.tasks} task(s), {ended}; attempts: {attempts}")
     for kind, count in said.counts.items():
         _say(f"  {kind:<10} {count['made']} made, {count['gone']} gone, {count['standing']} standing")
-    console.print(_instances(said))
-    if said.objects:
-        console.print(_objects(said))
-    if max(len(said.instances), len(said.objects)) > _SHOWN:
-        _say(f"the first {_SHOWN} of each; --json has all")
     for line in said.standing[:_SHOWN]:
         _say(f"stands: {_identity(line, 12)}: {line.why}")
     for difference in differences:
@@ -124,29 +118,6 @@ def _print(said: Receipt, differences: list[Difference], found: Inventory, *, ag
         _say(f"not compared: {name} does not answer")
     if agrees:
         _say("agrees with what exists")
-
-
-def _instances(said: Receipt) -> Table:
-    table = Table("instance", "provider", "mode", "attempts", "requested", "ready", "ended", "exit code", "state")
-    for line in said.instances[:_SHOWN]:
-        table.add_row(
-            short_id(line.id),
-            f"{line.provider} {(line.handle or '-')[:12]}",
-            line.mode,
-            str(line.attempts),
-            *(clock(at) for at in (line.requested_at, line.ready_at, line.ended_at)),
-            "-" if line.exit_code is None else str(line.exit_code),
-            line.state,
-        )
-    return table
-
-
-def _objects(said: Receipt) -> Table:
-    table = Table("object", "kind", "attempt", "created", "destroyed", "by")
-    for line in said.objects[:_SHOWN]:
-        times = (clock(line.created_at), clock(line.destroyed_at))
-        table.add_row(line.engine_id[:12], line.kind, short_id(line.attempt_id), *times, line.destroyed_by or "-")
-    return table
 
 
 # --- Audit ----------------------------------------------------------------------------------------------------------

@@ -12,16 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Annotated
-from uuid import UUID
 
 import typer
 
 from app.cli.show import Json, answer, clock, console, listing, say
 from app.client import MegaFlow
-from app.ledger import results, stream
+from app.ledger import results
 from app.ledger import webhooks as kept
-from app.ledger.database import Database
-from app.ledger.stream import EventFilter, StreamedEvent
+from app.ledger.stream import StreamedEvent
 from app.ledger.webhooks import Hook
 
 webhooks = typer.Typer(help="URLs that are told of events as they happen.", no_args_is_help=True)
@@ -48,43 +46,31 @@ def events(
     run: Annotated[str | None, typer.Option(help="Only this run: its id, the id's end, or its name.")] = None,
     task: Annotated[str | None, typer.Option(help="Only this task: its id or the id's end.")] = None,
     kind: Kinds = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="The most events to print.")] = None,
 ) -> None:
     """Print what happened, one JSON object a line. Each has the position after it: `--from` that goes on there."""
     with MegaFlow() as flow, _until_interrupted() as stop:
-        database = flow.database
-        wanted = EventFilter(tuple(kind or ()), _named(database, "runs", run), _named(database, "tasks", task))
-        position = stream.place(database, begin or ("now" if follow else "start"))
         if follow:
             threading.Thread(target=_watch_for_a_closed_pipe, args=(stop,), daemon=True).start()
-            found = stream.follow(database, position, stop, wanted, limit=stream.PAGE, outage=_tell_outage)
-        else:
-            found = _what_there_is(database, position, wanted)
-        _print(found, limit, stop, at_once=follow)
+        found = flow.events(
+            begin or ("now" if follow else "start"),
+            follow=follow,
+            kinds=kind or (),
+            run_id=None if run is None else results.find(flow.database, "runs", run),
+            task_id=None if task is None else results.find(flow.database, "tasks", task),
+            stop=stop,
+            outage=lambda error: say(f"{error}; waiting for it"),
+        )
+        _print(found, stop, at_once=follow)
 
 
-def _tell_outage(error: Exception) -> None:
-    say(f"{error}; waiting for it")
-
-
-def _named(database: Database, kind: str, name: str | None) -> UUID | None:
-    return None if name is None else results.find(database, kind, name)
-
-
-def _what_there_is(database: Database, position: str, wanted: EventFilter) -> Iterator[StreamedEvent]:
-    while (page := stream.read(database, position, stream.PAGE, wanted)).events:
-        yield from page.events
-        position = page.position
-
-
-def _print(found: Iterator[StreamedEvent], limit: int | None, stop: threading.Event, *, at_once: bool) -> None:
+def _print(found: Iterator[StreamedEvent], stop: threading.Event, *, at_once: bool) -> None:
     """Whole lines only, whatever ends it. A reader that has gone away is no fault."""
     try:
-        for number, streamed in enumerate(found, start=1):
+        for streamed in found:
             sys.stdout.write(json_lines.dumps(streamed.body()) + "\n")
             if at_once:
                 sys.stdout.flush()
-            if number == limit or stop.is_set():
+            if stop.is_set():
                 break
         sys.stdout.flush()
     except BrokenPipeError:

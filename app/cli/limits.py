@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import redis
 import typer
 
-from app.cli.show import Json, answer, as_json, console, lasted, listing, say, short_id
-from app.cli.tables import Table
+from app.cli.show import Json, answer, as_json, lasted, listing, say, short_id
 from app.client import MegaFlow
 from app.errors import BrokerUnavailable, LimitInvalid
 from app.ledger import limits as ledger
@@ -84,10 +83,10 @@ def set_limit(
 ) -> None:
     """Set a limit. In force at once: holders stay, and the next enters when there is room."""
     with MegaFlow() as flow:
-        number = _number(f"limit {name!r}", capacity)
-        ledger.set_limit(flow.database, name, number)
+        amount = number(f"limit {name!r}", capacity)
+        ledger.set_limit(flow.database, name, amount)
     meaning = KINDS[ledger.kind_of(name)[0]]
-    answer({"name": name, "capacity": int(number)}, f"{name}: {int(number)} ({meaning})", json=json)
+    answer({"name": name, "capacity": int(amount)}, f"{name}: {int(amount)} ({meaning})", json=json)
 
 
 @limits.command(name="clear")
@@ -110,29 +109,19 @@ def show_quotas(context: typer.Context, json: Json = False) -> None:
         found = quotas.usage(flow.database)
     if json:
         as_json([use.as_dict() for use in found])
-        return
-    table = Table("user", "weight", "running", "pending", "instances", "spent", "quota of")
-    for use in found:
-        table.add_row(*_quota_cells(use))
-    console.print(table)
+    else:
+        listing(found, _QUOTA_COLUMNS, json=False)
 
 
-def _quota_cells(use: QuotaUsage) -> list[str]:
-    quota = use.quota
-    if quota.user_name == quotas.EVERYBODY:
-        spend = "" if quota.spend_usd is None else f"≤ ${quota.spend_usd:,.2f}"
-        counts = ["" if most is None else f"≤ {most}" for most in (quota.running, quota.pending, quota.instances)]
-        return [quota.user_name, f"{quota.weight:g}", *counts, spend, "everybody else"]
-    spend = f"${use.spent_usd:,.2f}" + ("" if quota.spend_usd is None else f" of ${quota.spend_usd:,.2f}")
-    return [
-        quota.user_name,
-        f"{quota.weight:g}",
-        _of(use.running, quota.running),
-        _of(use.pending, quota.pending),
-        _of(use.instances, quota.instances),
-        spend,
-        "their own" if use.own else quotas.EVERYBODY,
-    ]
+_QUOTA_COLUMNS: dict[str, Callable[[QuotaUsage], str]] = {
+    "user": lambda use: use.quota.user_name,
+    "weight": lambda use: f"{use.quota.weight:g}",
+    "running": lambda use: _of(use.running, use.quota.running),
+    "pending": lambda use: _of(use.pending, use.quota.pending),
+    "instances": lambda use: _of(use.instances, use.quota.instances),
+    "spent": lambda use: _of(use.spent_usd, use.quota.spend_usd, "${:,.2f}"),
+    "quota of": lambda use: "their own" if use.own else quotas.EVERYBODY,
+}
 
 
 @quota.command(name="set")
@@ -181,7 +170,7 @@ def _summary(changed: dict[str, Any]) -> str:
 # --- Values as people write and read them ---------------------------------------------------------------------------
 
 
-def _number(what: str, said: str) -> float:
+def number(what: str, said: str) -> float:
     """Raises: LimitInvalid."""
     try:
         return int(said) if said.lstrip("+-").isdecimal() else float(said)
@@ -190,12 +179,12 @@ def _number(what: str, said: str) -> float:
 
 
 def _quota_number(user: str, field: str, said: str) -> float | None:
-    return None if said == "none" else _number(f"quota of {user!r}, {field}", said)
+    return None if said == "none" else number(f"quota of {user!r}, {field}", said)
 
 
 def _said(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
-def _of(used: int, most: int | None) -> str:
-    return str(used) if most is None else f"{used} of {most}"
+def _of(used: float, most: float | None, form: str = "{}") -> str:
+    return form.format(used) if most is None else f"{form.format(used)} of {form.format(most)}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
+from app.cli.limits import number
 from app.cli.show import Json, answer, console, listing
 from app.client import MegaFlow
 from app.errors import LimitInvalid
@@ -33,7 +34,7 @@ def list_(context: typer.Context, json: Json = False) -> None:
 _COLUMNS: dict[str, Callable[[ResourceClass], str]] = {
     "class": lambda one: one.name,
     "cpus": lambda one: "-" if one.cpus is None else f"{one.cpus:g}",
-    "memory": lambda one: "-" if one.memory_bytes is None else size(one.memory_bytes),
+    "memory": lambda one: "-" if one.memory_bytes is None else ByteSize(one.memory_bytes).human_readable(),
     "gpus": lambda one: str(one.gpus),
     "arch": lambda one: one.architecture or "any",
     "ephemeral": lambda one: str(one.ephemeral_capacity),
@@ -103,42 +104,20 @@ def remove(name: Annotated[str, typer.Argument()]) -> None:
 # --- Values as people write them ------------------------------------------------------------------------------------
 
 _DEFAULT = "default"
-_SIZE = re.compile(r"(?P<count>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt]i?)?b?", re.IGNORECASE)
-_STEPS = "kmgt"
 
 
 def _word(said: str) -> str | None:
     return None if said == _DEFAULT else said
 
 
-def _number(column: str, said: str) -> float | int | None:
+def _number(column: str, said: str) -> float | None:
     """Raises: LimitInvalid."""
-    if said == _DEFAULT:
-        return None
-    try:
-        return float(said) if not said.lstrip("+-").isdecimal() else int(said)
-    except ValueError:
-        raise LimitInvalid(f"expected {column} to be a number or `{_DEFAULT}`, found {said!r}") from None
+    return None if said == _DEFAULT else number(f"{column} (or `{_DEFAULT}`)", said)
 
 
 def size_bytes(said: str) -> int:
-    """`4GiB` and `4Gi` are 4 << 30 bytes, `4GB` and `4G` 4 * 1000**3, `4096` bytes.
-
-    Raises: LimitInvalid.
-    """
-    found = _SIZE.fullmatch(said.strip())
-    if found is None:
-        raise LimitInvalid(f"expected a size such as 4GiB, 512MiB or 2GB, found {said!r}")
-    unit = (found["unit"] or "").lower()
-    step = _STEPS.index(unit[0]) + 1 if unit else 0
-    return int(float(found["count"]) * (1024 if unit.endswith("i") else 1000) ** step)
-
-
-def size(count: int) -> str:
-    """The other way round, in binary units: `1.5GiB`."""
-    value, unit = float(count), "B"
-    for following in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, following
-    return f"{value:.4g}{unit}"
+    """`4GiB` is 4 << 30 bytes, `4GB` 4 * 1000**3, `4096` bytes. Raises: LimitInvalid."""
+    try:
+        return TypeAdapter(ByteSize).validate_python(said)
+    except ValidationError:
+        raise LimitInvalid(f"expected a size such as 4GiB, 512MiB or 2GB, found {said!r}") from None

@@ -204,18 +204,9 @@ def logs(task: Named) -> None:
             console.print(content, soft_wrap=True)
 
 
-def _line(data: Mapping[str, Any], within: str = "") -> str:
-    """An event's facts on one line: `number=1, phases.image=0.2`; what is empty is left out."""
-    parts: list[str] = []
-    for name, value in data.items():
-        if isinstance(value, dict):
-            parts.append(_line(value, f"{within}{name}."))
-        elif isinstance(value, list):
-            plain = [str(one) for one in value if not isinstance(one, dict | list)]
-            parts.append(f"{within}{name}={' '.join(plain) if len(plain) == len(value) else f'{len(value)} entries'}")
-        elif value is not None:
-            parts.append(f"{within}{name}={' '.join(str(value).split())}")
-    return ", ".join(filter(None, parts))
+def _line(data: Mapping[str, Any]) -> str:
+    """An event's facts on one line: `number=1, state=running`; what is empty is left out."""
+    return ", ".join(f"{name}={' '.join(str(value).split())}" for name, value in data.items() if value is not None)
 
 
 def _content(flow: MegaFlow, result: TaskResult, kind: ArtifactKind) -> str:

@@ -20,6 +20,7 @@ from app.agents import tool_folder
 from app.artifacts import open_store
 from app.artifacts.bundles import fetch_bundle
 from app.cli import terminal
+from app.cli.orderly import ending_in_order, ignore
 from app.cli.show import say
 from app.compose_file.plan import planned
 from app.environments import provider_for
@@ -60,7 +61,7 @@ def shell(
         raise typer.BadParameter("expected a terminal, found input that is none; give --command")
     settings = load()
     prepare(settings)
-    with terminal.ending():
+    with ending_in_order(*terminal.ENDS):
         asked = _read(task, agent, environment, settings)
         if service is not None:
             _check_service(asked, service, settings)
@@ -155,7 +156,7 @@ def _standing(asked: _ShellRequest, settings: Settings, timeout_s: float) -> Ite
     try:
         yield environment
     finally:
-        terminal.ignore_signals()
+        ignore(*terminal.ENDS)
         environment.destroy()
 
 

@@ -12,7 +12,6 @@ import time
 import tty
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType
 
 from app.errors import EnvironmentFailed
 from app.models.shell import InteractiveProgram
@@ -22,7 +21,8 @@ _LOOK_S = 0.02
 """Between two looks at the keyboard."""
 _GRACE_S = 2.0
 """How long the end of a program that takes no more input may take to be seen."""
-_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Ctrl-C outside of raw mode, a polite kill, and a terminal that goes away."""
 _KEYBOARD, _SCREEN = 0, 1
 
 
@@ -38,31 +38,6 @@ def size() -> tuple[int, int]:
     except OSError:
         return 24, 80
     return (found.lines, found.columns) if found.lines and found.columns else (24, 80)
-
-
-@contextmanager
-def ending() -> Iterator[None]:
-    """For the block, Ctrl-C, a polite kill and a terminal that goes away raise SystemExit, once.
-
-    What follows, such as cleaning up, is not cut short by a second signal. The exit code is that of a shell.
-    """
-
-    def leave(number: int, _: FrameType | None) -> None:
-        ignore_signals()
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, leave) for number in _ENDS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def ignore_signals() -> None:
-    """From now on none of these signals ends this process. Programs that it starts are not meant."""
-    for number in _ENDS:
-        signal.signal(number, lambda *_: None)
 
 
 def lend(stream: InteractiveProgram, *, until: float) -> int | None:

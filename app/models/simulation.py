@@ -98,8 +98,6 @@ class Simulation(Wire):
     """From the launch until its worker listens."""
     run_s: Seconds = _constant(1.0)
     """From the claim until the attempt is graded and stored."""
-    phases: Literal["all", "few"] = "all"
-    """Doors that are recorded on the way: all six, or only the agent's start and what comes with the end."""
     solved: Chance = 0.5
     """Graded attempts that get reward 1; the others get 0."""
 

@@ -13,7 +13,10 @@ _PATIENCE_S = 900.0
 
 def install(packages: Sequence[str], log: Path) -> bool:
     """Whether all of them are installed now; where they are not found, after a look at what there is."""
-    return _apt(["install", *packages], log) or (_apt(["update"], log) and _apt(["install", *packages], log))
+    if _apt(["install", *packages], log):
+        return True
+    _apt(["update"], log)
+    return _apt(["install", *packages], log)
 
 
 def _apt(words: list[str], log: Path) -> bool:
