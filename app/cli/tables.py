@@ -93,7 +93,7 @@ class Table:
         for row in self._rows:
             yield self._line(row, widths)
         if left_out := [name for name in self._headers[len(widths) :] if name]:
-            yield Text(f"not shown: {', '.join(left_out)} (all are in a pipe)", style="dim", overflow="fold")
+            yield Text(f"not shown: {', '.join(left_out)} (`| cat` shows all)", style="dim", overflow="fold")
 
     def tabbed(self) -> Iterator[str]:
         """All columns of all rows, whole, with tabs between the cells."""

@@ -85,7 +85,7 @@ def _dollars(row: UsageRow) -> str:
 
 def _sum(rows: list[UsageRow]) -> UsageRow:
     """What is known of every column, added up."""
-    names = [name for name in UsageRow.__dataclass_fields__ if name != "key"]
+    names = [name for name in UsageRow.__dataclass_fields__ if name not in ("key", "id")]
     known = {name: [value for row in rows if (value := getattr(row, name)) is not None] for name in names}
     if not any(row.calls and row.cost_usd is not None for row in rows):
         known["cost_usd"] = []

@@ -218,7 +218,7 @@ def test_people_define_change_and_remove_a_class(megaflow: CommandLine) -> None:
     assert (gpu["name"], gpu["cpus"], gpu["memory_bytes"], gpu["gpus"]) == ("gpu", 4, 4 << 30, 1)
     assert (gpu["architecture"], gpu["pool_cooldown_s"], standard["name"]) == ("amd64", 1.5, "standard")
     printed = megaflow("classes")
-    for part in ("gpu", "4GiB", "amd64", "0 to 2", "standard"):
+    for part in ("gpu", "4.0GiB", "amd64", "0 to 2", "standard"):
         assert part in printed
     assert megaflow.json("classes", "set", "gpu", "--memory", "default", "--arch", "default")["memory_bytes"] is None
     assert megaflow("classes", "remove", "gpu") == "class gpu removed\n"

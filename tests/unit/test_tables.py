@@ -43,7 +43,7 @@ def test_at_80_columns_the_ends_of_long_names_are_told_apart_and_what_is_left_ou
     assert "-1" in lines[1].split()[1]
     assert "-2" in lines[2].split()[1]
     assert "…" in lines[1]
-    assert printed(a_table(), 48)[-1] == "not shown: mode, instance (all are in a pipe)"
+    assert printed(a_table(), 48)[-1] == "not shown: mode, instance (`| cat` shows all)"
 
 
 def test_a_pipe_gets_whole_cells_between_tabs() -> None:
