@@ -178,8 +178,6 @@ class Settings(BaseSettings):
     """None: one is made at `megaflow up` and kept in `home`, readable by the owner alone."""
     metrics_port: int = Field(default=0, ge=0, le=65535)
     """Where the control worker shows metrics in Prometheus' text format, at `bind`; 0: nowhere."""
-    flower_max_tasks: int = Field(default=10_000, ge=100)
-    """Tasks that Flower remembers, each a few KiB; what is older is in the ledger."""
     schedule_tick_s: float = Field(default=5.0, gt=0)
     """Between two ticks of beat; a due time that is up to three ticks old is not missed."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Literal, get_args
+from typing import Literal
 
 
 class PauseKind(StrEnum):
@@ -32,5 +32,4 @@ LIMIT_KINDS: Mapping[str, str] = {
 """Kinds of limits that can be set, and what their number means."""
 
 UsageBy = Literal["task", "run", "user", "agent", "model", "day"]
-USAGE_BY: tuple[UsageBy, ...] = get_args(UsageBy)
 """What usage is added up by."""

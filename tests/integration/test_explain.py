@@ -505,16 +505,16 @@ def test_people_read_where_the_time_of_a_finished_task_went(database: Database, 
     printed = megaflow("explain", str(task_id)[-12:])
     assert "attempt 1 lost" in printed
     assert "InstanceFailed: its instance is gone" in printed
-    assert "of it waited for slots:ephemeral.standard 50.0 s" in printed
+    assert "of it waited for slots:ephemeral.standard 50s" in printed
     (line,) = [text for text in printed.splitlines() if text.startswith("line ")]
-    assert line.split() == ["line", "1m", "40s", "53", "%", "█" * 30]
+    assert line.split() == ["line", "1m40s", "53", "%", "█" * 30]
 
 
 def test_a_programme_reads_the_same_as_json(database: Database, megaflow: CommandLine) -> None:
     run_id = a_run(database, total=1)
     task_id = a_finished_task(database, run_id)
     told = megaflow.json("explain", task_id)
-    assert told["tries"][0]["steps"][0]["begin"] == ago(200).isoformat()
+    assert datetime.fromisoformat(told["tries"][0]["steps"][0]["begin"]) == ago(200)
     assert [share["name"] for share in told["phases"]][:2] == ["line", "start"]
     summed = megaflow.json("explain", "night")
     assert (summed["run_id"], summed["retries"]) == (str(run_id), [["lost", 1]])

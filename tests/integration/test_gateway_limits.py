@@ -354,10 +354,9 @@ async def test_an_option_that_the_model_does_not_take_is_dropped_and_that_is_rec
         assert len(g.engine.seen) == 3, "asked once in vain, then it is known"
 
 
-def test_a_submission_without_options_keeps_its_digest() -> None:
+def test_sampling_is_part_of_a_specs_digest() -> None:
     def digest(**more: Any) -> str:
         return TaskSpec(task=a_task(), agent="nop", model=ModelChoice(name="m", **more)).digest()
 
-    assert "sampling" not in ModelChoice(name="m").model_dump_json()
     assert digest() == digest(sampling=None) != digest(sampling=ALL)
     assert ModelChoice.model_validate_json(ModelChoice(name="m", sampling=ALL).model_dump_json()).sampling == ALL
