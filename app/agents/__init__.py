@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from pkgutil import resolve_name
 
 from app.agents.base import Agent
 from app.agents.catalogue import AGENTS, traits
@@ -43,26 +44,12 @@ class AgentHost:
         )
 
 
-def _oracle() -> Agent:
-    from app.agents.oracle import OracleAgent
-
-    return OracleAgent()
-
-
-def _nop() -> Agent:
-    from app.agents.nop import NopAgent
-
-    return NopAgent()
-
-
-def _replay() -> Agent:
-    from app.agents.replay import ReplayAgent
-
-    return ReplayAgent()
-
-
-# Imported late: a worker that never runs an agent need not be able to import it.
-_OURS: dict[str, Callable[[], Agent]] = {"oracle": _oracle, "nop": _nop, "replay": _replay}
+_OURS = {
+    "oracle": "app.agents.oracle:OracleAgent",
+    "nop": "app.agents.nop:NopAgent",
+    "replay": "app.agents.replay:ReplayAgent",
+}
+"""Their classes. Imported late: a worker that never runs an agent need not be able to import it."""
 
 
 def agent_named(name: str, host: AgentHost) -> Agent:
@@ -71,16 +58,13 @@ def agent_named(name: str, host: AgentHost) -> Agent:
     Raises: UnknownName.
     """
     if name in _OURS:
-        return _OURS[name]()
+        ours: Agent = resolve_name(_OURS[name])()
+        return ours
     if name not in FRAMEWORKS and name not in host.manifests:
         raise UnknownName.of("agent", name, [*AGENTS, *host.manifests])
-    from app.agents.external.framework import ExternalAgent, ExternalFramework
     from app.agents.running import FrameworkAgent
 
-    framework = framework_named(name, host.making())
-    if isinstance(framework, ExternalFramework):
-        return ExternalAgent(framework, process_env=host.process_env)
-    return FrameworkAgent(framework, process_env=host.process_env)
+    return FrameworkAgent(framework_named(name, host.making()), process_env=host.process_env)
 
 
 def tool_folder(name: str, host: AgentHost) -> Path:

@@ -100,8 +100,8 @@ class Installer:
     ) -> FrameworkBundle:
         """A framework that is on no package index: its checkout in TOOL/source, importable, and the packages of `lock`.
 
-        source: a folder of this host, copied as it is now (a change makes another bundle), or a URL for git
-        with `@REF`: a tag or a whole commit, fetched once. Neither brings its `.git`. The rest is as with `python`.
+        source: a URL for git with `@REF`: a tag or a whole commit, fetched once, without its `.git`. The rest is as
+        with `python`.
         """
         wanted = pythons.VenvRequest(lock, python, first_use, first_use_env or {})
         return checkouts.bundle(self.tool_store, name, source, wanted)
