@@ -120,6 +120,9 @@ class Framework(Protocol):
     def dialect(self) -> Dialect: ...
 
     @property
+    def needs_model(self) -> bool: ...
+
+    @property
     def endings(self) -> Mapping[str, EndReason]:
         """Every ending that was ever observed, by the framework's own word for it, and what it means: the failure
         taxonomy (docs/howto/agents.md is made from it). The gateway tells an engine's faults."""

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.agents.base import Agent
 from app.agents.framework import Framework, Placement
 from app.agents.trial import WORKDIR, NeverCancelled, Trial, TrialStage, write_scripts
 from app.environments.contract import Environment, Tags
@@ -106,6 +105,7 @@ def _played(
     timeout_s: float,
     found: TrialFindings,
 ) -> Trial:
+    from app.agents.running import FrameworkAgent
     from app.environments import tool_inside
     from app.environments.networks import MODEL_PORT, open_model_egress
 
@@ -123,17 +123,10 @@ def _played(
     try:
         stage.prepare()
         with found.timed("work"):
-            return stage.play(_agent(framework), "solve", scratch, limits, NeverCancelled())
+            return stage.play(FrameworkAgent(framework), "solve", scratch, limits, NeverCancelled())
     finally:
         if egress is not None:
             egress.close()
-
-
-def _agent(framework: Framework) -> Agent:
-    from app.agents.external.framework import ExternalAgent, ExternalFramework
-    from app.agents.running import FrameworkAgent
-
-    return ExternalAgent(framework) if isinstance(framework, ExternalFramework) else FrameworkAgent(framework)
 
 
 # --- The scripted model ---------------------------------------------------------------------------------------------

@@ -75,6 +75,7 @@ class Toy:
     folder: Path
     scene: str
     placement: Placement = Placement.OUTSIDE
+    needs_model: bool = True
     program: str = "bin/toy"
     unsuited: bool = False
 

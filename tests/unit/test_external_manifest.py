@@ -125,7 +125,7 @@ def test_every_end_that_an_adapter_may_tell_is_taken(ended: Ended, reason: EndRe
     ("change", "complaint"),
     [
         ({"protocol": "megaflow-agent/9"}, "megaflow-agent/9"),
-        ({"protocol": None}, "expected the protocol"),
+        ({"protocol": None}, "protocol: "),
         ({"end_reason": "cancelled"}, "end_reason"),
         ({"end_reason": ["submitted"]}, "end_reason"),
         ({"reward": 1.0}, "reward"),

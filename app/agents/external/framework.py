@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from app.agents.base import AgentJob, AgentReport, ModelEndpoint
+from app.agents.base import AgentJob
 from app.agents.bridge_requests import PROTOCOL as BRIDGE_PROTOCOL
 from app.agents.external import result
 from app.agents.external.manifest import PROTOCOL, TOOL, Manifest
 from app.agents.framework import AgentEnding, Ended, FrameworkBundle, FrameworkCommand, FrameworkPaths, Placement
 from app.agents.installation import Installer, indexes
 from app.agents.installation.once import digest_of, step
-from app.agents.running import FrameworkAgent
 from app.models.endings import EndReason
 from app.models.model_calls import Dialect
-from app.models.shell import CancelToken, Shell
+from app.models.shell import Shell
 
 KEY_VARIABLE = "MEGAFLOW_MODEL_KEY"
 JOB_VARIABLE = "MEGAFLOW_JOB"
@@ -114,20 +112,3 @@ class ExternalFramework:
 def _digest(manifest: Manifest) -> str:
     """Of what is installed: another version, or another way of installing it, is another folder."""
     return digest_of(manifest.name, [manifest.version, json.dumps([manifest.install, manifest.check])])
-
-
-_NO_MODEL = ModelEndpoint("", "")
-
-
-class ExternalAgent(FrameworkAgent):
-    """Runs one manifest's adapter. One object may run any number of jobs at a time."""
-
-    def __init__(self, framework: ExternalFramework, *, process_env: Mapping[str, str] | None = None) -> None:
-        super().__init__(framework, process_env=process_env)
-        self.needs_model = framework.needs_model
-
-    def run(self, job: AgentJob, shell: Shell, cancel: CancelToken) -> AgentReport:
-        """Raises: as `FrameworkAgent.run`."""
-        if not self.needs_model:
-            job = replace(job, model=_NO_MODEL, model_inside_url="")
-        return super().run(job, shell, cancel)
