@@ -17,7 +17,6 @@ from app.cli.later import later
 from app.cli.show import as_json, console, errors
 from app.cli.tables import Table
 from app.errors import SpecInvalid, UnknownName, WaitTimeout
-from app.models.kinds import PauseKind
 
 if TYPE_CHECKING:
     from app.client import MegaFlow
@@ -39,7 +38,7 @@ else:
     nudge = later("app.stopping", "nudge")
 
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
-Name = Annotated[str, typer.Argument(help="A run's id, its end or its name; a user's or a class's name.")]
+Run = Annotated[str, typer.Argument(help="A run's id, its end or its name.")]
 
 _LOOK_S = 0.5
 """Between two looks at what drains."""
@@ -52,32 +51,31 @@ def register(cli: typer.Typer) -> None:
 
 
 def pause(
-    kind: Annotated[PauseKind, typer.Argument(help="What to pause.")],
-    name: Name,
+    run: Run,
     reason: Annotated[str, typer.Option(help="Shown where tasks wait for it.")] = "",
     json: Json = False,
 ) -> None:
-    """Admit nothing more of a run, a user or a class, until it is resumed. What runs goes on."""
+    """Admit nothing more of a run until it is resumed. What runs goes on."""
     with MegaFlow() as flow:
-        done = pauses.pause(flow.database, kind, name, reason)
+        done = pauses.pause(flow.database, run, reason)
     if json:
         as_json(asdict(done))
     elif done.changed:
-        _say(f"{kind} {done.name} paused; {done.waiting} task(s) wait; `megaflow resume {kind} {name}`")
+        _say(f"run {done.run_id} paused; {done.waiting} task(s) wait; `megaflow resume {run}`")
     else:
-        _say(f"{kind} {done.name} was paused already; {done.waiting} task(s) wait; `megaflow pauses` says since when")
+        _say(f"run {done.run_id} was paused already; {done.waiting} task(s) wait; `megaflow pauses` says since when")
 
 
-def resume(kind: Annotated[PauseKind, typer.Argument(help="What to resume.")], name: Name, json: Json = False) -> None:
-    """Admit the tasks of a paused run, user or class again."""
+def resume(run: Run, json: Json = False) -> None:
+    """Admit the tasks of a paused run again."""
     with MegaFlow() as flow:
-        done: Change = pauses.resume(flow.database, kind, name)
+        done: Change = pauses.resume(flow.database, run)
     if json:
         as_json(asdict(done))
     elif done.changed:
-        _say(f"{kind} {done.name} resumed; {done.waiting} task(s) wait for their turn")
+        _say(f"run {done.run_id} resumed; {done.waiting} task(s) wait for their turn")
     else:
-        _say(f"{kind} {done.name} was not paused; nothing changed")
+        _say(f"run {done.run_id} was not paused; nothing changed")
 
 
 def list_pauses(json: Json = False) -> None:
@@ -87,9 +85,9 @@ def list_pauses(json: Json = False) -> None:
     if json:
         as_json([asdict(row) for row in found])
         return
-    table = Table("kind", "name", "since", "waiting", "reason")
+    table = Table("run", "since", "waiting", "reason")
     for row in found:
-        table.add_row(row.kind, row.name, f"{row.since:%Y-%m-%d %H:%M:%S}", str(row.waiting), row.reason)
+        table.add_row(str(row.run_id), f"{row.since:%Y-%m-%d %H:%M:%S}", str(row.waiting), row.reason)
     console.print(table if found else "nothing is paused")
 
 

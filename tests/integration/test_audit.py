@@ -335,7 +335,7 @@ def a_binding_of_nobody(database: Database) -> None:
 
 def a_pause_on_record_only(database: Database) -> None:
     insert(
-        database, "bindings", limit_name="pause:user:bob", user_name="*", mode="*", resource_class="*", since=ago(600)
+        database, "bindings", limit_name="pause:run:gone", user_name="*", mode="*", resource_class="*", since=ago(600)
     )
 
 
@@ -503,7 +503,7 @@ def test_an_admitted_task_without_an_attempt_is_in_line_again_and_no_try_is_used
 def test_a_task_of_a_paused_run_goes_back_to_its_pause(database: Database, settings: Settings) -> None:
     task_id, attempt_id = admitted(database)
     run_id = one(database, "SELECT run_id FROM tasks").run_id
-    pauses.pause(database, "run", str(run_id))
+    pauses.pause(database, str(run_id))
     execute(
         database, "UPDATE attempts SET state = 'lost', finished_at = clock_timestamp() WHERE id = :id", id=attempt_id
     )
@@ -511,7 +511,7 @@ def test_a_task_of_a_paused_run_goes_back_to_its_pause(database: Database, setti
     auditor.audit()
     assert one(database, "SELECT state, in_line FROM tasks WHERE id = :id", id=task_id) == ("pending", False)
     assert auditor.audit().findings == ()
-    pauses.resume(database, "run", str(run_id))
+    pauses.resume(database, str(run_id))
     execute(database, "UPDATE tasks SET available_at = available_at - interval '5 min'")
     auditor.audit()
     assert one(database, "SELECT in_line FROM tasks").in_line
