@@ -95,19 +95,19 @@ def list_pauses(json: Json = False) -> None:
 
 
 def deadline(
-    target: Annotated[str, typer.Argument(metavar="RUN|TASK", help="A run's or a task's id, its end, a run's name.")],
+    run: Run,
     when: Annotated[str, typer.Argument(help="From now (2h, 90m, 1d12h), a time (2031-05-01T08:00Z), or `never`.")],
     json: Json = False,
 ) -> None:
-    """Set a deadline: tasks of a run, or one task, that have not ended by then end as `expired`."""
+    """Set a deadline: tasks of a run that have not ended by then end as `expired`."""
     at = moment(when, datetime.now(UTC))
     with MegaFlow() as flow:
-        done = deadlines.set_deadline(flow.database, target, at)
+        done = deadlines.set_deadline(flow.database, run, at)
     if json:
         as_json(asdict(done))
     else:
-        until = "has no deadline of its own any more" if at is None else f"ends by {at:%Y-%m-%d %H:%M:%S} UTC"
-        _say(f"{done.kind} {done.id} {until}; {done.tasks} task(s) concerned")
+        until = "has no deadline any more" if at is None else f"ends by {at:%Y-%m-%d %H:%M:%S} UTC"
+        _say(f"run {done.run_id} {until}; {done.tasks} task(s) concerned")
 
 
 _DURATION = re.compile(r"(?:(?P<days>\d+)d)?(?:(?P<hours>\d+)h)?(?:(?P<minutes>\d+)m)?(?:(?P<seconds>\d+)s)?")

@@ -9,7 +9,7 @@ Where none came, the phases until then stand by a path of their own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -27,11 +27,6 @@ PHASES = (
 """In the order in which they happen. `pull` and `build` are `image` again, of those for which that was done."""
 FAILED = "failed"
 """The path of what never came: what was spent until then is no part of the times of those that did."""
-BUCKETS_S: tuple[float, ...] = (
-    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
-    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0),
-)
-"""Upper bounds of the histogram: from a recycled handout to a set-up that takes its whole time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +40,6 @@ class PhaseTimes:
     p50_s: float
     p95_s: float
     p99_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseHistogram:
-    """`counts[n]`: how many took more than `BUCKETS_S[n - 1]` and at most `BUCKETS_S[n]` seconds; the last, more."""
-
-    kind: str
-    path: str
-    phase: str
-    counts: tuple[int, ...]
-    sum_s: float
 
 
 _SPANS = """
@@ -90,13 +74,6 @@ _TABLE = """
         percentile_disc(ARRAY[0.5, 0.95, 0.99]) WITHIN GROUP (ORDER BY took_s) AS spread
     FROM spans GROUP BY 1, 2, 3
 """
-# The cast in a condition of the planner's own would run on any row: it stands behind the choice of attempts.
-_HISTOGRAM = """
-    SELECT kind, path, phase, bucket, count(*) AS number, sum(took_s) AS sum_s FROM (
-        SELECT *, array_position(ARRAY(SELECT took_s <= b FROM unnest(CAST(:bounds AS float8[])) WITH ORDINALITY
-            AS x(b, n) ORDER BY n), true) AS bucket FROM spans) AS s
-    GROUP BY 1, 2, 3, 4
-"""
 
 
 def table(
@@ -123,36 +100,6 @@ def table(
         rows = sql(connection, statement + _TABLE, values).all()
     found = [PhaseTimes(row.kind, row.path, row.phase, row.number, *row.spread) for row in rows]
     return sorted(found, key=lambda one: (one.kind, one.path, _place(one.phase)))
-
-
-def histograms(connection: Connection, after: datetime | None, until: datetime) -> list[PhaseHistogram]:
-    """Of attempts that finished after `after` (None: ever) and by `until`."""
-    statement = _SPANS.format(joined="", chosen=f"{_TOLD} AND {finished(after)}")
-    values = {"until": until, "bounds": list(BUCKETS_S), **({} if after is None else {"after": after})}
-    counts: dict[tuple[str, str, str], list[int]] = {}
-    sums: dict[tuple[str, str, str], float] = {}
-    for row in sql(connection, statement + _HISTOGRAM, values):
-        key = (row.kind, row.path, row.phase)
-        counts.setdefault(key, [0] * (len(BUCKETS_S) + 1))[(row.bucket or len(BUCKETS_S) + 1) - 1] += row.number
-        sums[key] = sums.get(key, 0.0) + row.sum_s
-    return [PhaseHistogram(*key, tuple(found), sums[key]) for key, found in sorted(counts.items())]
-
-
-def finished(after: datetime | None) -> str:
-    """A condition on attempts; `:until` and, unless None, `:after` are bound by the caller."""
-    return "a.finished_at <= :until" + ("" if after is None else " AND a.finished_at > :after")
-
-
-def added(one: Mapping[str, PhaseHistogram], more: Sequence[PhaseHistogram]) -> dict[str, PhaseHistogram]:
-    """What was counted so far, and what came since."""
-    found = dict(one)
-    for new in more:
-        key = f"{new.kind} {new.path} {new.phase}"
-        old = found.get(key)
-        counts = new.counts if old is None else tuple(a + b for a, b in zip(old.counts, new.counts, strict=True))
-        sum_s = new.sum_s + (old.sum_s if old else 0.0)
-        found[key] = PhaseHistogram(new.kind, new.path, new.phase, counts, sum_s)
-    return found
 
 
 def _place(phase: str) -> int:
@@ -195,8 +142,9 @@ def ended(connection: Connection, after: datetime | None, until: datetime) -> Co
     """Attempts that finished after `after` (None: ever) and by `until`, by mode and end reason."""
     rows = sql(
         connection,
-        "SELECT a.mode, coalesce(a.end_reason, '') AS reason, count(*) AS number FROM attempts a"  # noqa: S608
-        f" WHERE {finished(after)} GROUP BY 1, 2",
-        {"until": until, **({} if after is None else {"after": after})},
+        "SELECT a.mode, coalesce(a.end_reason, '') AS reason, count(*) AS number FROM attempts a"
+        " WHERE a.finished_at <= :until AND a.finished_at > coalesce(CAST(:after AS timestamptz), '-infinity')"
+        " GROUP BY 1, 2",
+        {"until": until, "after": after},
     )
     return Counter({(row.mode, row.reason): row.number for row in rows})
