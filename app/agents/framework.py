@@ -68,7 +68,6 @@ class FrameworkCommand:
     argv: tuple[str, ...]
     env: Mapping[str, str]
     files: Mapping[str, bytes] = field(default_factory=dict)
-    cwd: str | None = None  # None: the task's working folder inside, the home outside
     stdin: bytes = b""
     results: tuple[str, ...] = ()
 

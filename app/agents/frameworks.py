@@ -15,7 +15,7 @@ from app.errors import UnknownName
 
 @dataclass(frozen=True, slots=True)
 class FrameworkOptions:
-    """What adapters are made with."""
+    """What adapters are made with on a host."""
 
     installer: Installer
     call_timeout_s: float = 480.0
@@ -25,6 +25,8 @@ class FrameworkOptions:
     swe_agent_source: str | None = None
     manifests: Mapping[str, Manifest] = field(default_factory=dict)
     """External agents by name."""
+    process_env: Mapping[str, str] = field(default_factory=dict)
+    """Variables that an agent's process outside gets beside its own; never a secret."""
 
 
 FRAMEWORKS: Mapping[str, str] = {

@@ -33,11 +33,11 @@ from app.stack.home import prepare
 if TYPE_CHECKING:
     from app import evaluation
     from app.evaluation import Submission
-    from app.workers.services import agent_host
+    from app.workers.services import agent_options
 else:
     evaluation = later("app.evaluation")
     Submission = later("app.evaluation", "Submission")
-    agent_host = later("app.workers.services", "agent_host")
+    agent_options = later("app.workers.services", "agent_options")
 
 _SHELL = ["/bin/sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash; exec sh"]
 _HOURS_S = 3600.0
@@ -154,7 +154,7 @@ def _standing(
     """
     spec, limit_s = asked.task.environment, asked.task.limits.environment_timeout_s
     provider = provider_for(
-        spec.kind, settings, asked.fetch, tools=lambda name: tool_folder(name, agent_host(settings))
+        spec.kind, settings, asked.fetch, tools=lambda name: tool_folder(name, agent_options(settings))
     )
     provider.prepare_image(spec, timeout_s=limit_s)
     deadline = time.time() + limit_s + timeout_s + _SWEPT_AFTER_S

@@ -199,8 +199,8 @@ def test_inside_it_acts_by_itself(run: Run, environment: Environment) -> None:
     assert (told["bridge"], told["model"]["openai_base_url"]) == (None, "http://127.0.0.1:8411/v1")
 
 
-def test_its_own_check_decides_whether_it_can_be_had(tmp_path: Path) -> None:
-    framework = made(tmp_path, "true", check=["sh", "-c", "echo no such library >&2; exit 1"])
+def test_its_own_installation_decides_whether_it_can_be_had(tmp_path: Path) -> None:
+    framework = made(tmp_path, "true", install=["sh", "-c", "echo no such library >&2; exit 1"])
     with pytest.raises(AgentUnavailable, match="no such library"):
         framework.install()
 

@@ -57,7 +57,6 @@ def test_producers_learn_what_a_task_needs(manifest: Path) -> None:
         (('version = "2"', 'version = "2"\nbundle = "nowhere"'), "'nowhere'"),
         (('version = "2"', 'version = "2"\nbundle = "x"\ninstall = ["true"]'), "found both"),
         (('version = "2"', 'version = "2"\nfile = "x"'), "unknown key 'file'"),
-        (('version = "2"', 'version = "2"\nenv = {MEGAFLOW_HOME = "x"}'), "MEGAFLOW_HOME"),
         (('["{tool}/run"]', '["run"]\nplacement = "inside"'), "{tool}"),
         (('name = "mine"', "name = "), "in TOML"),
     ],

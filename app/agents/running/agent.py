@@ -116,7 +116,7 @@ class _Run:
                 lambda outputs: run_outside(
                     command.argv,
                     env={**basis, **process_env, **command.env},
-                    cwd=command.cwd or home,
+                    cwd=home,
                     stdin=command.stdin,
                     outputs=outputs,
                     clock=self._clock(),
