@@ -17,7 +17,7 @@ from app.ledger.accept import NewRun
 from app.ledger.database import Database
 from app.models.spec import Build, EnvironmentSpec, Mode, TaskSpec
 from app.settings import Settings
-from app.workers.image_care import prefetcher
+from app.workers.host_care import prefetcher
 from app.workers.semaphores import LedgerSemaphore
 from tests.building import a_task
 
