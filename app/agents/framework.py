@@ -124,7 +124,7 @@ class Framework(Protocol):
     @property
     def endings(self) -> Mapping[str, EndReason]:
         """Every ending that was ever observed, by the framework's own word for it, and what it means: the failure
-        taxonomy (docs/howto/agents.md is made from it). The gateway tells an engine's faults."""
+        taxonomy (docs/reference/endings.md is made from it). The gateway tells an engine's faults."""
         ...
 
     def install(self) -> FrameworkBundle:
