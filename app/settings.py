@@ -163,7 +163,7 @@ class Settings(BaseSettings):
     agent_manifests: Annotated[tuple[Path, ...], NoDecode] = ()
     """Manifests of agents that live outside this repository; separated by `:` in the environment."""
     swe_agent_source: str | None = None
-    """Folder, or URL@REF, of a SWE-agent checkout: it is on no package index; see docs/howto/agents.md."""
+    """URL@REF from which git clones SWE-agent: it is on no package index; see docs/howto/agents.md."""
     ready_tools: Path | None = None
     """Folder of frameworks that are installed already and never written to, such as those of the worker image."""
 

@@ -19,10 +19,9 @@ from app.ledger import instances as ledger
 from app.ledger.database import Database
 from app.ledger.instances import LiveInstance
 from app.ledger.pauses import Pause
-from app.models.kinds import PauseKind
 from app.stopping import nudge
 
-Name = Annotated[str, typer.Argument(help="A run's id, its end or its name; a user's or a class's name.")]
+Run = Annotated[str, typer.Argument(help="A run's id, its end or its name.")]
 
 _LOOK_S = 0.5
 """Between two looks at what drains."""
@@ -35,33 +34,31 @@ def register(cli: typer.Typer) -> None:
 
 
 def pause(
-    kind: Annotated[PauseKind, typer.Argument(help="What to pause.")],
-    name: Name,
+    run: Run,
     reason: Annotated[str, typer.Option(help="Shown where tasks wait for it.")] = "",
     json: Json = False,
 ) -> None:
-    """Admit nothing more of a run, a user or a class, until it is resumed. What runs goes on."""
+    """Admit nothing more of a run until it is resumed. What runs goes on."""
     with MegaFlow() as flow:
-        done = pauses.pause(flow.database, kind, name, reason)
-    text = f"{kind} {done.name} paused; {done.waiting} task(s) wait; `megaflow resume {kind} {name}`"
+        done = pauses.pause(flow.database, run, reason)
+    text = f"run {done.run_id} paused; {done.waiting} task(s) wait; `megaflow resume {run}`"
     if not done.changed:
-        text = f"{kind} {done.name} was paused already; {done.waiting} task(s) wait; `megaflow pauses` says since when"
+        text = f"run {done.run_id} was paused already; {done.waiting} task(s) wait; `megaflow pauses` says since when"
     answer(done, text, json=json)
 
 
-def resume(kind: Annotated[PauseKind, typer.Argument(help="What to resume.")], name: Name, json: Json = False) -> None:
-    """Admit the tasks of a paused run, user or class again."""
+def resume(run: Run, json: Json = False) -> None:
+    """Admit the tasks of a paused run again."""
     with MegaFlow() as flow:
-        done = pauses.resume(flow.database, kind, name)
-    text = f"{kind} {done.name} was not paused; nothing changed"
+        done = pauses.resume(flow.database, run)
+    text = f"run {done.run_id} was not paused; nothing changed"
     if done.changed:
-        text = f"{kind} {done.name} resumed; {done.waiting} task(s) wait for their turn"
+        text = f"run {done.run_id} resumed; {done.waiting} task(s) wait for their turn"
     answer(done, text, json=json)
 
 
 _PAUSE_COLUMNS: dict[str, Callable[[Pause], str]] = {
-    "kind": lambda row: row.kind,
-    "name": lambda row: row.name,
+    "run": lambda row: str(row.run_id),
     "since": lambda row: f"{row.since:%Y-%m-%d %H:%M:%S}",
     "waiting": lambda row: str(row.waiting),
     "reason": lambda row: row.reason,
@@ -78,16 +75,16 @@ def list_pauses(json: Json = False) -> None:
 
 
 def deadline(
-    target: Annotated[str, typer.Argument(metavar="RUN|TASK", help="A run's or a task's id, its end, a run's name.")],
+    run: Run,
     when: Annotated[str, typer.Argument(help="From now (2h, 90m, 1d12h), a time (2031-05-01T08:00Z), or `never`.")],
     json: Json = False,
 ) -> None:
-    """Set a deadline: tasks of a run, or one task, that have not ended by then end as `expired`."""
+    """Set a deadline: tasks of a run that have not ended by then end as `expired`."""
     at = moment(when, datetime.now(UTC))
     with MegaFlow() as flow:
-        done = deadlines.set_deadline(flow.database, target, at)
-    until = "has no deadline of its own any more" if at is None else f"ends by {at:%Y-%m-%d %H:%M:%S} UTC"
-    answer(done, f"{done.kind} {done.id} {until}; {done.tasks} task(s) concerned", json=json)
+        done = deadlines.set_deadline(flow.database, run, at)
+    until = "has no deadline any more" if at is None else f"ends by {at:%Y-%m-%d %H:%M:%S} UTC"
+    answer(done, f"run {done.run_id} {until}; {done.tasks} task(s) concerned", json=json)
 
 
 _DURATION = re.compile(r"(?:(?P<days>\d+)d)?(?:(?P<hours>\d+)h)?(?:(?P<minutes>\d+)m)?(?:(?P<seconds>\d+)s)?")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from app.images.prefetch import HostImages
     from app.images.sync import Sync, SyncOutcome, SyncResult, items_of
     from app.ledger.upcoming import Upcoming
-    from app.workers.image_care import HostSemaphoreLease
+    from app.workers.semaphores import LedgerSemaphore
 else:
     MegaFlow = later("app.client", "MegaFlow")
     overview = later("app.images.overview")
@@ -48,7 +48,7 @@ else:
     Upcoming = later("app.ledger.upcoming", "Upcoming")
     evaluation = later("app.evaluation")
     Submission = later("app.evaluation", "Submission")
-    HostSemaphoreLease = later("app.workers.image_care", "HostSemaphoreLease")
+    LedgerSemaphore = later("app.workers.semaphores", "LedgerSemaphore")
 
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
@@ -150,7 +150,7 @@ def prefetch(
 ) -> None:
     """Have the images of the next waiting tasks on this host now."""
     with MegaFlow() as flow:
-        semaphore, parts = HostSemaphoreLease(flow.database, flow.settings.lease_s), _parts(flow.settings)
+        semaphore, parts = LedgerSemaphore(flow.database, lease_s=flow.settings.lease_s), _parts(flow.settings)
         ours = HostImages(flow.settings, fetch_bundle=parts.fetch, semaphore=semaphore)
         needs = [need.environment for need in Upcoming(flow.database, fair=_fair(flow)).needs()]
         usable = ours.of_use(needs)
@@ -353,7 +353,7 @@ def _semaphore(flow: MegaFlow) -> Semaphore | None:
     """The fleet's budgets; without a ledger, this host's."""
     try:
         with flow.database.begin():
-            return HostSemaphoreLease(flow.database, flow.settings.lease_s)
+            return LedgerSemaphore(flow.database, lease_s=flow.settings.lease_s)
     except DatabaseUnavailable as error:
         say(f"the limits of the fleet are not known: {error}")
         return None

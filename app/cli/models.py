@@ -111,24 +111,11 @@ def swap(
     model: Name,
     version: Annotated[str, typer.Option(help="The new version's name.")],
     upstream_model: Annotated[str | None, typer.Option("--as", help="The new version's name at its engines.")] = None,
-    url: Annotated[list[str] | None, typer.Option(help="New engines, in place of the old ones.")] = None,
-    api_key_env: Annotated[
-        str | None, typer.Option(help="Variable of the key that the new engines get; empty for none.")
-    ] = None,
-    keep_attempts: Annotated[bool, typer.Option(help="Running attempts end with the old engines.")] = False,
     json: Json = False,
 ) -> None:
     """Put another version behind a model's name, for all of it at once."""
     with MegaFlow() as flow:
-        now = ledger.swap(
-            flow.database,
-            model,
-            policy_version=version,
-            upstream_model=upstream_model,
-            urls=url or (),
-            api_key_env=api_key_env,
-            keep_attempts=keep_attempts,
-        )
+        now = ledger.swap(flow.database, model, policy_version=version, upstream_model=upstream_model)
     _say(now, "is there", json)
 
 

@@ -31,7 +31,7 @@ from app.models.shell import CommandResult, Shell
 from app.models.spec import IMAGELESS, REPLAY_MODEL, AgentTask, Bundle, EnvironmentKind, ModelChoice, Network
 from app.settings import Settings, load
 from app.stack.home import prepare
-from app.workers.services import agent_host
+from app.workers.services import agent_options
 
 _SHELL = ["/bin/sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash; exec sh"]
 _HOURS_S = 3600.0
@@ -146,7 +146,7 @@ def _standing(asked: _ShellRequest, settings: Settings, timeout_s: float) -> Ite
     """
     spec, limit_s = asked.task.environment, asked.task.limits.environment_timeout_s
     provider = provider_for(
-        spec.kind, settings, asked.fetch, tools=lambda name: tool_folder(name, agent_host(settings))
+        spec.kind, settings, asked.fetch, tools=lambda name: tool_folder(name, agent_options(settings))
     )
     provider.prepare_image(spec, timeout_s=limit_s)
     deadline = time.time() + limit_s + timeout_s + _SWEPT_AFTER_S

@@ -3,17 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Literal
-
-
-class PauseKind(StrEnum):
-    """What can be paused."""
-
-    RUN = "run"
-    USER = "user"
-    CLASS = "class"
-
 
 LIMIT_KINDS: Mapping[str, str] = {
     "environment_starts": "environments being created at once on a host",

@@ -16,7 +16,7 @@ from app.ledger.events import WORK
 from app.models.spec import Mode
 from app.settings import Settings
 from tests.integration.command import CommandLine
-from tests.integration.rows import a_run, a_task, an_instance, facts, insert, one
+from tests.integration.rows import a_run, a_task, an_instance, facts, one
 from tests.services import MakeSettings
 
 
@@ -161,14 +161,6 @@ def test_standard_stays_and_an_unknown_class_is_named(database: Database) -> Non
         classes.remove_class(database, "standard")
     with pytest.raises(LimitInvalid, match="unknown resource class 'tpu'; known: standard"):
         classes.remove_class(database, "tpu")
-
-
-def test_a_removed_class_takes_its_pause_along(database: Database) -> None:
-    classes.set_class(database, "gpu")
-    insert(database, "pauses", kind="class", name="gpu")
-    classes.remove_class(database, "gpu")
-    assert one(database, "SELECT count(*) AS n FROM pauses").n == 0
-    assert facts(database)[-1] == ("class.removed", {"class": "gpu"})
 
 
 def test_a_class_that_a_producer_has_just_checked_is_not_removed_under_it(
