@@ -1,6 +1,6 @@
 """Pulls, pushes and inspects images at a registry through the engine.
 
-A registry that is busy or has a fault of the moment is asked again, later and later, or when it said to.
+A registry that is busy or has a fault of the moment is asked again, later and later.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from docker.utils import parse_repository_tag
 from app.errors import DiskFull, EnvironmentFailed, ImageUnavailable, ImageUnfit
 from app.host.disk import no_space
 from app.host.engine import Engine
-from app.images.logins import Login, login_for
-from app.images.references import Reference, registry_of
-from app.images.registry_client import RefusalKind, RegistryCalls, RegistryRefusal, persist
+from app.images.logins import login_for
+from app.images.references import registry_of
+from app.images.registry_refusals import RefusalKind, RegistryRefusal, persist
 from app.settings import Settings
 
 _T = TypeVar("_T")
 
-_ASK_S = 5.0
 COMPATIBLE = {("amd64", "386"), ("arm64", "arm")}
 """What an engine runs beside its own architecture."""
 
@@ -87,16 +86,7 @@ class Registries:
     def _persist(self, doing: str, reference: str, once: Callable[[dict[str, str]], _T], deadline: float) -> _T:
         """Ask until the registry answers, for as long as that can help; as whom, is found out once."""
         login = login_for(self._settings, registry_of(reference))
-        try:
-            return persist(
-                lambda: self._named(doing, partial(once, login.for_engine())),
-                deadline,
-                after_s=lambda _: retry_after_s(reference, lambda: login),
-            )
-        except RegistryRefusal as refused:
-            if refused.refusal is not RefusalKind.DENIED or not login.fault:
-                raise
-            raise RegistryRefusal(doing, f"{refused.said}; {login.fault}", refused.refusal) from refused
+        return persist(lambda: self._named(doing, partial(once, login)), deadline)
 
     def _named(self, doing: str, once: Callable[[], _T]) -> _T:
         try:
@@ -120,21 +110,6 @@ class Registries:
             if time.monotonic() > deadline:
                 steps.close()  # type: ignore[attr-defined]
                 raise RegistryRefusal(doing, "it took longer than this task allows for its image", RefusalKind.OTHER)
-
-
-def retry_after_s(reference: str, login: Callable[[], Login] = Login) -> float | None:
-    """When the registry, or its token service, wants to be asked again, in seconds; None: now, or it does not say.
-
-    The engine keeps a reply's headers to itself, so that the registry is asked once more, for the headers alone.
-    """
-    where = Reference.parse(reference)
-    doing = f"ask when {reference} may be asked for"
-    with RegistryCalls(where, doing, time.monotonic() + _ASK_S, login) as calls:
-        try:
-            calls.ask("manifests", where.version, method="HEAD").close()
-        except RegistryRefusal as refused:
-            return refused.after_s
-    return None
 
 
 # --- Architecture -----------------------------------------------------------------------------------------------------

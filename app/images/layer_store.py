@@ -4,6 +4,7 @@ images/oci/layers/NAME      a layer's files, as overlayfs takes them
 images/oci/images/ID.json   an image: its layers and what of its configuration matters
 images/oci/snapshots/KEY.json   what was made of an image: one more layer; by set-up commands, or a labelled snapshot
 images/oci/unkept/KEY       set-up commands whose result is more than files
+images/oci/blobs/…          what was fetched of a registry: until it is unpacked, then a link to its layer
 images/oci/references/…     which image a reference was, when it was last asked for
 """
 
@@ -96,6 +97,7 @@ class ImageStore:
     def __init__(self, home: Path) -> None:
         self._root = home / "images" / "oci"
         self.layers = self._root / "layers"
+        self.blobs = self._root / "blobs"
 
     # --- Layers ---------------------------------------------------------------------------------------------------
 
@@ -109,7 +111,7 @@ class ImageStore:
         if self.has_layer(name):
             return
         try:
-            with turn(self._root / "locks" / name, timeout_s=timeout_s):
+            with turn(self.lock_file(name), timeout_s=timeout_s):
                 if not self.has_layer(name):
                     self._fill(name, fill)
         except TimeoutError as error:
@@ -119,7 +121,7 @@ class ImageStore:
     def scratch(self) -> Iterator[Path]:
         """A folder beside the layers, from which one may be moved; removed afterwards, also after a kill."""
         name = uuid.uuid4().hex
-        lock = self._root / "locks" / name
+        lock = self.lock_file(name)
         folder = self.layers / f".new-{name}"
         with turn(lock, timeout_s=1.0):
             folder.mkdir(parents=True)
@@ -128,6 +130,9 @@ class ImageStore:
             finally:
                 trees.remove(folder)
                 lock.unlink(missing_ok=True)
+
+    def lock_file(self, name: str) -> Path:
+        return self._root / "locks" / name
 
     def has_layer(self, name: str) -> bool:
         return (self.layers / name).is_dir()
@@ -157,6 +162,24 @@ class ImageStore:
 
     def _size_file(self, name: str) -> Path:
         return self._root / "sizes" / name
+
+    # --- Blobs ----------------------------------------------------------------------------------------------------
+
+    def fetching(self) -> AbstractContextManager[None]:
+        """For the length of the block no process removes blobs that were fetched and not yet unpacked."""
+        self.blobs.mkdir(parents=True, exist_ok=True)
+        return _lock(self.lock_file("fetching"), fcntl.LOCK_SH)
+
+    def blob(self, digest: str) -> Path:
+        """Where what a registry calls by this digest lies, or, once it was unpacked, the link to its layer."""
+        return self.blobs / digest.replace(":", "/", 1)
+
+    def _drop_blobs(self) -> None:
+        """Remove what killed processes left, and links to layers that have gone."""
+        with suppress(BlockingIOError), _lock(self.lock_file("fetching"), fcntl.LOCK_EX | fcntl.LOCK_NB):
+            for blob in self.blobs.glob("**/*"):
+                if not blob.is_dir():  # a layer's, by its link
+                    blob.unlink(missing_ok=True)
 
     # --- Images ---------------------------------------------------------------------------------------------------
 
@@ -223,7 +246,7 @@ class ImageStore:
         labels: whose it is and until when (`Tags.labels`); None: it goes with its image.
         """
         name = f"{SNAPSHOT_MARK}{hashlib.sha256(key.encode()).hexdigest()[: _NAME - 1]}"
-        with self.in_use(), turn(self._root / "locks" / name, timeout_s=30.0):
+        with self.in_use(), turn(self.lock_file(name), timeout_s=30.0):
             if (found := self.snapshot(key)) is not None:
                 trees.remove(upper)
                 return found
@@ -323,6 +346,7 @@ class ImageStore:
                 trees.remove(left)
             for unfinished in self.layers.glob(".new-*"):
                 self._drop_layer(unfinished, unfinished.name.removeprefix(".new-"))
+            self._drop_blobs()
             return self._drop(in_use)
 
     def _drop_unfinished(self, file: Path) -> None:
@@ -339,7 +363,7 @@ class ImageStore:
 
     def _drop_layer(self, folder: Path, name: str) -> int:
         try:
-            with turn(self._root / "locks" / name, timeout_s=0.0):
+            with turn(self.lock_file(name), timeout_s=0.0):
                 doomed = folder.with_name(f".old-{uuid.uuid4().hex}")
                 folder.rename(doomed)
                 size_bytes = self.size_bytes([name])

@@ -17,7 +17,7 @@ from app.host.slots import Semaphore
 from app.images.engine_registry import Registries
 from app.images.metadata import ImageMetadata
 from app.images.references import built_for_all, digest_tag, in_mirror, key_of
-from app.images.registry_client import kind_of
+from app.images.registry_refusals import kind_of
 from app.images.task_images import Images
 from app.models.spec import IMAGELESS, Bundle, EnvironmentSpec
 from app.settings import Settings

@@ -30,7 +30,7 @@ from app.images.logins import logins_of
 from app.images.pull_source import PullSource, tell
 from app.images.references import registry_of
 from app.images.references import short as _short
-from app.images.registry_client import RefusalKind, RegistryRefusal, together
+from app.images.registry_refusals import RefusalKind, RegistryRefusal, together
 from app.models.spec import Build, Bundle, EnvironmentSpec
 from app.settings import Settings
 

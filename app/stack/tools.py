@@ -1,7 +1,7 @@
-"""Finds optional programs of this host: a compiler, an OCI runtime, zstd.
+"""Finds optional programs of this host: an OCI runtime, zstd, skopeo.
 
-Nothing here is needed: without the compiler each command costs the engine's way in, without the runtime each
-environment costs the engine's start.
+Nothing here is needed: without the runtime each environment costs the engine's start, without the others no image is
+pulled where there is no engine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from app.settings import Settings
 from app.stack.engine import Report
 from app.stack.home import logs_folder, prepare, run_folder
 
-PACKAGES = {"crun": ("crun",), "zstd": ("zstd",)}
+PACKAGES = {"crun": ("crun",), "zstd": ("zstd",), "skopeo": ("skopeo",)}
 """Debian's packages of each program."""
 _PATIENCE_S = 120.0
 
