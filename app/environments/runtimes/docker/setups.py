@@ -17,10 +17,9 @@ import structlog
 
 from app.environments.contract import Route, Times
 from app.environments.runtimes.docker.container import DockerEnvironment
-from app.environments.runtimes.docker.snapshots import commit
 from app.environments.runtimes.setup import EnvironmentRequest, carry_out, setup_key
 from app.errors import EnvironmentFailed, ImageUnavailable, SetupFailed, SetupTimedOut, StationError
-from app.host.engine import Engine
+from app.host.engine import ROLE, Engine
 from app.host.slots import turn
 from app.images import references
 from app.images.metadata import ImageMetadata
@@ -32,7 +31,11 @@ log = structlog.get_logger()
 REPOSITORY = "megaflow/setup"
 """Where the images lie; the tag is the key."""
 KEY = "megaflow.setup"
-"""Label of such an image: its key; what it was made from is told as for every container's (`engine_snapshots`)."""
+"""Label of such an image: its key."""
+BASE = "megaflow.setup.base"
+"""Label of such an image: the id of the task's image that it was made from."""
+_OWNERS = ("instance", "run", "task", "attempt", "deadline")
+"""Labels of the container, which an image would give to all that stand on it."""
 _UNKEPT_S = 86400.0
 _BESIDE = (
     "cat /etc/hosts /etc/hostname /etc/resolv.conf; ls -ln /etc/hosts /etc/hostname /etc/resolv.conf;"
@@ -138,8 +141,11 @@ class Setups:
         engine = self._engine_of()
         labels = {"megaflow": self._installation, "megaflow.image": "setup", KEY: key}
         begun = time.monotonic()
+        blank = dict.fromkeys((ROLE, *(f"megaflow.{owner}" for owner in _OWNERS)), "")
         with engine.named("keep what a set-up made", EnvironmentFailed):
-            kept = commit(engine, environment.id, request.image_id, f"{REPOSITORY}:{key}", labels)
+            user = engine.user_of(request.image_id) or "0"
+            conf = {"Labels": {**blank, BASE: request.image_id, **labels}, "User": user}
+            kept = str(engine.api.commit(environment.id, repository=REPOSITORY, tag=key, conf=conf)["Id"])
         self._book.made(kept, references.key_of(request.spec), [f"{REPOSITORY}:{key}"])
         log.info(
             "environment.setup_cached", image=request.spec.label, key=key, took_s=round(time.monotonic() - begun, 3)
