@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from app.artifacts import open_store
 from app.artifacts.bundles import fetch_bundle
 from app.cli.later import later
-from app.cli.show import as_json, console, errors, say
+from app.cli.show import as_json, console, say
 from app.cli.tables import Table
 from app.errors import DatabaseUnavailable, MegaFlowError, SettingsInvalid, UnknownName
 from app.host.slots import Semaphore
@@ -182,38 +181,17 @@ def sync(
         specs = [part for spec in asked_for for part in parts.of(spec)]
         items = items_of(specs, target, flow.settings.base_image)
         work = Sync(flow.settings, target, fetch_bundle=parts.fetch, semaphore=_semaphore(flow), again=again)
-        found = _followed(work.run(items, jobs=jobs), len(items))
-    _report(found, target, json=json)
-    if any(done.outcome is SyncOutcome.FAILED for done in found):
-        raise typer.Exit(1)
-
-
-def _followed(work: Iterable[SyncResult], total: int) -> list[SyncResult]:
-    """Show what ends while it does."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    found = []
-    with Progress(*columns, console=errors) as progress:
-        line = progress.add_task("images", total=total)
-        for done in work:
+        found = []
+        for done in work.run(items, jobs=jobs):
             found.append(done)
-            if done.outcome is SyncOutcome.FAILED:
-                progress.console.print(f"{done.item.spec.label}: {done.error}: {done.message}", markup=False)
-            progress.update(line, advance=1, description=f"{done.outcome.value}: {done.item.spec.label}"[:60])
-    return found
-
-
-def _report(found: Sequence[SyncResult], target: str, *, json: bool) -> None:
+            say(f"{len(found)}/{len(items)} {done.outcome.value}: {done.item.spec.label} {done.message or ''}".strip())
     counts = {outcome.value: sum(done.outcome is outcome for done in found) for outcome in SyncOutcome}
     if json:
         as_json({"registry": target, **counts, "images": [_synced(done) for done in found]})
-        return
-    table = Table("image", "tasks", "outcome", "s", "in the registry", "failure")
-    for done in found:
-        name = "-" if done.outcome is SyncOutcome.FAILED else done.item.target or "-"
-        cells = (done.item.spec.label, str(done.item.tasks), done.outcome.value, f"{done.took_s:.1f}", name)
-        table.add_row(*cells, done.error or "")
-    console.print(table)
-    console.print(f"{target}: " + ", ".join(f"{n} {name}" for name, n in counts.items() if n), highlight=False)
+    else:
+        console.print(f"{target}: " + ", ".join(f"{n} {name}" for name, n in counts.items() if n), highlight=False)
+    if any(done.outcome is SyncOutcome.FAILED for done in found):
+        raise typer.Exit(1)
 
 
 def _synced(done: SyncResult) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
@@ -25,14 +24,6 @@ _T = TypeVar("_T")
 
 COMPATIBLE = {("amd64", "386"), ("arm64", "arm")}
 """What an engine runs beside its own architecture."""
-
-
-@dataclass(frozen=True, slots=True)
-class RegistryImage:
-    """An image as a registry describes it. `platforms`: `linux/amd64`, …; empty when it does not say."""
-
-    digest: str
-    platforms: tuple[str, ...]
 
 
 class Registries:
@@ -65,8 +56,8 @@ class Registries:
 
         self._persist(f"push {reference}", reference, once, deadline)
 
-    def look(self, reference: str, deadline: float) -> RegistryImage | None:
-        """What the registry has under this name; nothing is pulled. None: it has no such image."""
+    def look(self, reference: str, deadline: float) -> str | None:
+        """The digest of what the registry has under this name; nothing is pulled. None: it has no such image."""
 
         def once(login: dict[str, str]) -> dict[str, Any]:
             answer: dict[str, Any] = self._engine.api.inspect_distribution(reference, login)  # type: ignore[no-untyped-call]
@@ -78,8 +69,7 @@ class Registries:
             if refused.refusal is RefusalKind.ABSENT:
                 return None
             raise
-        told = [f"{p.get('os')}/{p.get('architecture')}" for p in answer.get("Platforms") or []]
-        return RegistryImage(answer["Descriptor"]["digest"], tuple(told))
+        return str(answer["Descriptor"]["digest"])
 
     # --- Once, and again --------------------------------------------------------------------------------------------
 

@@ -211,6 +211,12 @@ class ImageStore:
                     found[reference] = image_id
         return found
 
+    def change_marker(self) -> frozenset[str]:
+        """Something else whenever an image came or went; cheap."""
+        return frozenset(
+            file.name for folder in ("images", "references") for file in (self._root / folder).glob("[!.]*")
+        )
+
     def remember(self, reference: str, image_id: str) -> None:
         """Note what a reference was."""
         _write(self._reference_file(reference), json.dumps({"reference": reference, "image": image_id}))

@@ -133,7 +133,7 @@ class Sync:
         registries = Registries(self._engine, self._settings)
         there = None if self._again else registries.look(item.target, deadline)
         if there is not None:
-            return SyncOutcome.PRESENT, there.digest
+            return SyncOutcome.PRESENT, there
         if self._again and item.spec.image is not None:
             registries.pull(item.spec.image, deadline)
         with self._images.pinned(item.spec, timeout_s=deadline - time.monotonic()) as image_id:
@@ -142,7 +142,7 @@ class Sync:
         found = registries.look(item.target, deadline)
         if found is None:
             raise ImageUnavailable(f"{item.target} was pushed, but its registry does not have it; is it being cleaned?")
-        return (SyncOutcome.COPIED if item.spec.build is None else SyncOutcome.BUILT), found.digest
+        return (SyncOutcome.COPIED if item.spec.build is None else SyncOutcome.BUILT), found
 
     def _name(self, image_id: str, key: str, target: str) -> None:
         repository, tag = parse_repository_tag(target)

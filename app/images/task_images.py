@@ -221,14 +221,14 @@ class Images:
     def _pull(self, candidate: str, key: str, deadline: float) -> str:
         """Pull one name and return the image's id. Raises: Refused, ImageUnavailable, DiskFull, EngineUnavailable."""
         begun = time.monotonic()
-        registries = Registries(self._engine, self._settings)
         limit, capacity = f"image_pulls:{registry_of(candidate)}", self._settings.image_pulls
         with self._semaphore.hold(limit, capacity, timeout_s=deadline - begun):
             try:
-                registries.pull(candidate, deadline)
+                Registries(self._engine, self._settings).pull(candidate, deadline)
             except RegistryRefusal as refused:
                 if refused.refusal is RefusalKind.PLATFORM:
-                    raise self._foreign(candidate, registries, deadline) from refused
+                    here = architecture_of(self._engine)
+                    raise wrong_architecture(candidate, "other architectures", here) from refused
                 raise
         found = self._runnable(candidate)
         if found is None:
@@ -236,15 +236,6 @@ class Images:
         self._cache.book.made(found, key, [candidate])
         log.info("image.pulled", image=candidate, took_s=round(time.monotonic() - begun, 3))
         return found
-
-    def _foreign(self, candidate: str, registries: Registries, deadline: float) -> ImageUnavailable:
-        """What the registry offers instead is worth a question: it is what a person will want to know."""
-        try:
-            offered = registries.look(candidate, deadline)
-        except RegistryRefusal:
-            offered = None
-        platforms = ", ".join(offered.platforms) if offered else ""
-        return wrong_architecture(candidate, platforms or "other architectures", architecture_of(self._engine))
 
     def _mirrored(self, reference: str) -> list[str]:
         mirror = self._settings.image_mirror

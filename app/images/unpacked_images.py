@@ -14,8 +14,9 @@ import structlog
 from app.errors import DiskFull, EngineUnavailable, ImageUnavailable, ImageUnfit, StationError
 from app.host.engine import engine_of
 from app.host.slots import Semaphore, turn
-from app.images import engine_layers, layer_use
+from app.images import engine_layers
 from app.images.cache import ImageCache
+from app.images.layer_index import tidy
 from app.images.layer_store import ImageStore, StoredImage
 from app.images.logins import login_for
 from app.images.pull_source import PullSource, tell
@@ -92,7 +93,7 @@ class OciImages:
         try:
             return self._resolved(spec, deadline)
         except DiskFull as error:
-            layer_use.tidy(self._settings.home)
+            tidy(self._settings.home)
             raise _too_full(spec, error, "too little room was left by the images that may go") from error
 
     def _made_room(self) -> bool:

@@ -87,7 +87,7 @@ def test_a_base_pinned_by_its_digest_comes_from_the_mirror(
 ) -> None:
     found = Registries(engine, settings).look(f"{registry}/{pushed[0]}:v1", time.monotonic() + 20)
     assert found is not None
-    recipe = f"FROM {FAR}/{pushed[0]}@{found.digest}\nCOPY nonce /again\n"
+    recipe = f"FROM {FAR}/{pushed[0]}@{found}\nCOPY nonce /again\n"
     made = mirrored.ensure(contexts.spec(recipe), timeout_s=60)
     layers = [engine.api.inspect_image(one)["RootFS"]["Layers"] for one in (made, pushed[1])]
     assert layers[0][:-1] == layers[1]

@@ -347,7 +347,7 @@ def test_an_image_pinned_by_digest_is_found_in_the_mirror(
     path, image_id = pushed
     found = Registries(engine, settings).look(f"{registry}/{path}", until(10))
     assert found is not None
-    pinned = EnvironmentSpec(image=f"{registry}/{path.rpartition(':')[0]}@{found.digest}")
+    pinned = EnvironmentSpec(image=f"{registry}/{path.rpartition(':')[0]}@{found}")
     mirror = f"{registry}/set-{uuid.uuid4().hex[:8]}"
     [item] = items_of([pinned], mirror, settings.base_image)
     assert Sync(settings, mirror, fetch_bundle=contexts.fetch).one(item).outcome is SyncOutcome.COPIED

@@ -26,8 +26,8 @@ from app.errors import EngineUnavailable, ImageDenied, ImageMissing, ImageUnavai
 from app.host import kernel
 from app.host.engine import engine_of
 from app.images import engine_layers
+from app.images.layer_index import forget
 from app.images.layer_store import ImageStore, StoredImage, layer_name
-from app.images.layer_use import forget
 from app.images.pull_source import PullSource, noted
 from app.images.references import Reference, built_for_all
 from app.images.registry_pull import pull
