@@ -38,23 +38,11 @@ class Registries:
 
     def pull(self, reference: str, deadline: float) -> None:
         """Have it on the engine. `deadline`: monotonic seconds."""
-        name, tag = parse_repository_tag(reference)
-
-        def once(login: dict[str, str]) -> None:
-            steps = self._engine.api.pull(name, tag=tag or "latest", stream=True, decode=True, auth_config=login)
-            self._follow(f"pull {reference}", steps, deadline)
-
-        self._persist(f"pull {reference}", reference, once, deadline)
+        self._move(f"pull {reference}", self._engine.api.pull, reference, deadline)
 
     def push(self, reference: str, deadline: float) -> None:
         """Put the engine's image of this name into its registry. What the registry has already is not sent again."""
-        name, tag = parse_repository_tag(reference)
-
-        def once(login: dict[str, str]) -> None:
-            steps = self._engine.api.push(name, tag=tag or "latest", stream=True, decode=True, auth_config=login)
-            self._follow(f"push {reference}", steps, deadline)
-
-        self._persist(f"push {reference}", reference, once, deadline)
+        self._move(f"push {reference}", self._engine.api.push, reference, deadline)
 
     def look(self, reference: str, deadline: float) -> str | None:
         """The digest of what the registry has under this name; nothing is pulled. None: it has no such image."""
@@ -70,6 +58,15 @@ class Registries:
                 return None
             raise
         return str(answer["Descriptor"]["digest"])
+
+    def _move(self, doing: str, move: Callable[..., Any], reference: str, deadline: float) -> None:
+        name, tag = parse_repository_tag(reference)
+
+        def once(login: dict[str, str]) -> None:
+            steps = move(name, tag=tag or "latest", stream=True, decode=True, auth_config=login)
+            self._follow(doing, steps, deadline)
+
+        self._persist(doing, reference, once, deadline)
 
     # --- Once, and again --------------------------------------------------------------------------------------------
 

@@ -15,8 +15,10 @@ import tempfile
 import time
 import uuid
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -66,29 +68,15 @@ class _Pull:
         store = self._store
         with store.fetching(), store.scratch() as layout:
             self._fetch(layout)
-            index = json.loads((layout / "index.json").read_text())
-            manifest = self._described(index["manifests"][0])
-            config = self._described(manifest["config"])
-            self._refuse_foreign(config)
-            image = image_of(manifest["config"]["digest"], config["rootfs"]["diff_ids"], config.get("config") or {})
+            copied = read(layout, store)
+            self._refuse_foreign(copied.config)
+            image = image_of(copied.config_digest, copied.digests, copied.config.get("config") or {})
             with store.making(image):
-                for digest, blob in zip(config["rootfs"]["diff_ids"], manifest["layers"], strict=True):
-                    self._layer(digest, store.blob(_digest(blob)))
+                copied.unpack(store, timeout_s=self._left_s)
                 found = store.image(image.id)
         if found is None:
             raise RegistryRefusal(self.doing, "a layer was removed meanwhile", RefusalKind.BUSY)
         return found
-
-    def _layer(self, digest: str, blob: Path) -> None:
-        def fill(folder: Path) -> int:
-            if not blob.is_file():
-                raise RegistryRefusal(self.doing, "a layer was removed meanwhile", RefusalKind.BUSY)
-            with _unpacked(blob) as stream:
-                return from_tar(stream, digest)(folder)
-
-        name = layer_name(digest)
-        self._store.add_layer(name, fill, timeout_s=self._left_s)
-        _link(blob, self._store.layers / name)
 
     @property
     def _left_s(self) -> float:
@@ -100,53 +88,25 @@ class _Pull:
         """Have the image's blobs, and its index in the folder `layout`. One at a time from each registry: of images
         that share layers the second finds those of the first.
         """
-        program = shutil.which("skopeo")
-        if program is None:
-            raise ImageUnavailable(f"{self.doing}: skopeo is not installed here (Debian: apt-get install skopeo).")
-        command = [program, "--insecure-policy", "copy", "--quiet", "--dest-oci-accept-uncompressed-layers"]
-        command += ["--dest-shared-blob-dir", str(self._store.blobs)]
-        if self._reference.is_near:
-            command.append("--src-tls-verify=false")
+        more = ["--src-tls-verify=false"] if self._reference.is_near else []
         with (
             tempfile.NamedTemporaryFile("w", suffix=".json") as logins,
             turn(self._store.lock_file(f"fetch-{short(self._reference.host)}"), timeout_s=self._left_s),
         ):
             json.dump({"auths": {self._reference.host: _for_skopeo(self._login)}}, logins)
             logins.flush()
-            command += ["--authfile", logins.name] if self._login else ["--src-no-creds"]
-            command += [self._reference.for_skopeo, "oci:."]
-            try:
-                done = subprocess.run(  # noqa: S603 (its words are ours, but for the image's name)
-                    command,
-                    cwd=layout,
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    text=True,
-                    errors="replace",
-                    timeout=self._left_s,
-                )
-            except subprocess.TimeoutExpired:
-                late = "it took longer than this task allows for its image"
-                raise RegistryRefusal(self.doing, late, RefusalKind.OTHER) from None
-        if done.returncode != 0:
-            self._refuse(done.stderr)
+            more += ["--authfile", logins.name] if self._login else ["--src-no-creds"]
+            said = copy(self._reference.for_skopeo, layout, self._store, more, timeout_s=self._left_s)
+        if said:
+            self._refuse(said)
 
-    def _refuse(self, output: str) -> None:
-        fatal = _SAID.search(output)
-        said = _QUERY.sub("?…", (fatal[1] if fatal else output.strip()).replace('\\"', '"'))
+    def _refuse(self, said: str) -> None:
         if no_space(said):
             raise DiskFull(f"{self.doing}: the disk is full ({said}); free some with `megaflow images evict`.")
         refused = RegistryRefusal(self.doing, said)
         if refused.refusal is RefusalKind.PLATFORM:
             raise self._foreign(said)
         raise refused
-
-    # --- What came ------------------------------------------------------------------------------------------------
-
-    def _described(self, blob: Mapping[str, Any]) -> dict[str, Any]:
-        """A manifest or a configuration."""
-        found: dict[str, Any] = json.loads(self._store.blob(_digest(blob)).read_text())
-        return found
 
     def _refuse_foreign(self, config: Mapping[str, Any]) -> None:
         """By the image's own word, as an engine does it: with one manifest alone there is no list to choose from."""
@@ -159,6 +119,71 @@ class _Pull:
             f"{self.doing}: expected an image for linux/{kernel.machine()}, found {found}; name an image for this "
             "machine, or run the task where the architecture fits."
         )
+
+
+# --- What skopeo copies -----------------------------------------------------------------------------------------------
+
+
+def copy(source: str, layout: Path, store: ImageStore, more: Sequence[str] = (), *, timeout_s: float) -> str:
+    """Have the blobs of an image in the store, and its index in the folder `layout`; what skopeo says when it fails.
+
+    Raises: ImageUnavailable: there is no skopeo.
+    """
+    program = shutil.which("skopeo")
+    if program is None:
+        raise ImageUnavailable("skopeo is not installed here (Debian: apt-get install skopeo).")
+    command = [program, "--insecure-policy", "copy", "--quiet", "--dest-oci-accept-uncompressed-layers"]
+    command += ["--dest-shared-blob-dir", str(store.blobs), *more, source, "oci:."]
+    try:
+        done = subprocess.run(  # noqa: S603 (its words are ours, but for the image's name)
+            command,
+            cwd=layout,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired:
+        return "it took longer than this task allows for its image"
+    if done.returncode == 0:
+        return ""
+    fatal = _SAID.search(done.stderr)
+    return _QUERY.sub("?…", (fatal[1] if fatal else done.stderr.strip()).replace('\\"', '"')) or "no message"
+
+
+@dataclass(frozen=True)
+class CopiedImage:
+    """An image whose blobs are in the store. `digests`: of its uncompressed layers; `blobs`: where they lie."""
+
+    config_digest: str
+    config: dict[str, Any]
+    digests: list[str]
+    blobs: list[Path]
+
+    def unpack(self, store: ImageStore, *, timeout_s: float) -> None:
+        """Have its layers in the store. Raises: RegistryRefusal: one was removed; ImageUnavailable, DiskFull."""
+        for digest, blob in zip(self.digests, self.blobs, strict=True):
+            name = layer_name(digest)
+            store.add_layer(name, partial(_fill, blob, digest), timeout_s=timeout_s)
+            _link(blob, store.layers / name)
+
+
+def read(layout: Path, store: ImageStore) -> CopiedImage:
+    """What `copy` brought. Raises: ImageUnavailable, ValueError, LookupError, TypeError, AttributeError."""
+    [entry] = json.loads((layout / "index.json").read_text())["manifests"]
+    manifest = json.loads(store.blob(_digest(entry)).read_text())
+    config_digest = _digest(manifest["config"])
+    config = json.loads(store.blob(config_digest).read_text())
+    blobs = [store.blob(_digest(one)) for one in manifest["layers"]]
+    return CopiedImage(config_digest, config, config["rootfs"]["diff_ids"], blobs)
+
+
+def _fill(blob: Path, digest: str, folder: Path) -> int:
+    if not blob.is_file():
+        raise RegistryRefusal(f"unpack {digest}", "a layer was removed meanwhile", RefusalKind.BUSY)
+    with _unpacked(blob) as stream:
+        return from_tar(stream, digest)(folder)
 
 
 def _for_skopeo(login: Login) -> dict[str, str]:
