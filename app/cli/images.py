@@ -167,7 +167,6 @@ def sync(
     task: Annotated[list[str] | None, typer.Option(help="Only this entry; may be repeated.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N entries.")] = None,
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Images at a time; builds have a limit of their own.")] = 4,
-    again: Annotated[bool, typer.Option("--again", help="Also what the registry has already.")] = False,
     json: Json = False,
 ) -> None:
     """Put every image of a dataset into a registry, built or copied. Run it again at any time: it goes on."""
@@ -180,7 +179,7 @@ def sync(
         parts = _parts(flow.settings)
         specs = [part for spec in asked_for for part in parts.of(spec)]
         items = items_of(specs, target, flow.settings.base_image)
-        work = Sync(flow.settings, target, fetch_bundle=parts.fetch, semaphore=_semaphore(flow), again=again)
+        work = Sync(flow.settings, target, fetch_bundle=parts.fetch, semaphore=_semaphore(flow))
         found = []
         for done in work.run(items, jobs=jobs):
             found.append(done)

@@ -114,7 +114,7 @@ class BuildWatch:
             with self._engine.named(f"look for {container}", EnvironmentFailed):
                 about = api.inspect_container(container)
                 told = about["HostConfig"]
-                if (told["Memory"], told["CpuQuota"]) != self._log_as():
+                if (told["Memory"], told["CpuQuota"]) != self._as_engine_has_them():
                     log.debug("build.not_a_step", build=self.id, container=container)
                     return  # no container of this build: a step has printed that line
                 url = f"{api.base_url}/v{api.api_version}/containers/{about['Id']}/update"
@@ -126,7 +126,7 @@ class BuildWatch:
             return
         self._step = str(about["Id"]), places_of(self._engine, about)
 
-    def _log_as(self) -> tuple[int, int]:
+    def _as_engine_has_them(self) -> tuple[int, int]:
         """A step's limits as its container has them: an engine that cannot hold one of them has 0 there."""
         ours, able = self._limits.parameters, self._engine.about
         return (

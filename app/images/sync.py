@@ -77,10 +77,7 @@ def _target(spec: EnvironmentSpec, to: str, base_image: str) -> str | None:
 
 
 class Sync:
-    """Builds or copies images into the registry `to`. Killed at any moment, it may be run again.
-
-    again: build and copy also what the registry has.
-    """
+    """Builds or copies images into the registry `to`. Killed at any moment, it may be run again."""
 
     def __init__(
         self,
@@ -89,12 +86,10 @@ class Sync:
         *,
         fetch_bundle: Callable[[Bundle], bytes],
         semaphore: Semaphore | None = None,
-        again: bool = False,
     ) -> None:
         if settings.image_mirror is not None and settings.image_mirror.rstrip("/") == to.rstrip("/"):
             settings = settings.model_copy(update={"image_mirror": None})  # it is the goal and no source
         self._settings = settings
-        self._again = again
         self._images = Images(settings, fetch_bundle=fetch_bundle, semaphore=semaphore)
         self._book = ImageMetadata(settings)
 
@@ -131,11 +126,9 @@ class Sync:
         if item.target is None:
             raise ImageUnavailable(f"expected a name that a registry can have, found {item.key}; tag it and name that.")
         registries = Registries(self._engine, self._settings)
-        there = None if self._again else registries.look(item.target, deadline)
+        there = registries.look(item.target, deadline)
         if there is not None:
             return SyncOutcome.PRESENT, there
-        if self._again and item.spec.image is not None:
-            registries.pull(item.spec.image, deadline)
         with self._images.pinned(item.spec, timeout_s=deadline - time.monotonic()) as image_id:
             self._name(image_id, item.key, item.target)
             registries.push(item.target, deadline)

@@ -298,8 +298,6 @@ def test_a_dataset_is_synced_once_and_one_failure_keeps_nobody(
     again = outcomes(Sync(settings, prefix, fetch_bundle=contexts.fetch), items[::2])
     assert set(again.values()) == {SyncOutcome.PRESENT}
     assert contexts.fetched == fetched
-    anew = outcomes(Sync(settings, prefix, fetch_bundle=contexts.fetch, again=True), items[::2])
-    assert anew == {references.key_of(good): SyncOutcome.BUILT, references.key_of(source): SyncOutcome.COPIED}
 
 
 def test_a_worker_takes_what_was_synced_and_builds_nothing(
