@@ -1,7 +1,7 @@
 """Metrics for Prometheus, read from the ledger at each scrape, so that they survive restarts.
 
 What has ended is counted once and added to: a scrape reads what finished since the last one. The newest are left for
-the next scrape, since an end is committed a moment after its time.
+the next scrape, since an attempt's teardown is recorded a moment after its end.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 import structlog
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from sqlalchemy import text
@@ -21,24 +21,26 @@ from sqlalchemy import text
 from app.errors import DatabaseUnavailable, SettingsInvalid
 from app.ledger import environment_times, limits
 from app.ledger.database import Database
+from app.ledger.environment_times import BUCKETS_S, PhaseHistogram
 from app.models.states import InstanceState, TaskState
 from app.settings import Settings
 
 log = structlog.get_logger()
 
-_SETTLE_S = 15.0
-"""How long an ended attempt is left alone, so that its end has been committed when it is counted."""
+TEARDOWN_S = 15.0
+"""How long an ended attempt is left alone, so that its teardown is on record when it is counted."""
 _ENDED_INSTANCES = (InstanceState.TERMINATED, InstanceState.FAILED)
 
 
 class LedgerCollector(Collector):
-    """Everything at once, from the ledger. `settle_s`: see `_SETTLE_S`. Safe to share between threads."""
+    """Everything at once, from the ledger. `settle_s`: see TEARDOWN_S. Safe to share between threads."""
 
-    def __init__(self, settings: Settings, database: Database, *, settle_s: float = _SETTLE_S) -> None:
+    def __init__(self, settings: Settings, database: Database, *, settle_s: float = TEARDOWN_S) -> None:
         self._settings, self._database, self._settle_s = settings, database, settle_s
         self._lock = threading.Lock()
         self._until: datetime | None = None
         self._ended: Counter[tuple[str, str]] = Counter()
+        self._times: Mapping[str, PhaseHistogram] = {}
 
     def collect(self) -> Iterator[Metric]:
         """All families; only `megaflow_ledger_up` while the database is away."""
@@ -56,8 +58,10 @@ class LedgerCollector(Collector):
             now = connection.execute(text("SELECT clock_timestamp()")).scalar_one()
             until = now - timedelta(seconds=self._settle_s)
             ended = environment_times.ended(connection, self._until, until)
+            times = environment_times.histograms(connection, self._until, until)
         self._ended, self._until = self._ended + ended, until
-        return [_ended(self._ended)]
+        self._times = environment_times.added(self._times, times)
+        return [_ended(self._ended), _phases(self._times)]
 
     def _gauges(self) -> list[Metric]:
         with self._database.begin() as connection:
@@ -91,6 +95,21 @@ def _ended(counts: Mapping[tuple[str, str], int]) -> Metric:
     family = CounterMetricFamily("megaflow_attempts_ended", "Attempts that have ended.", labels=labels)
     for (mode, reason), count in sorted(counts.items()):
         family.add_metric([mode, reason], count)
+    return family
+
+
+def _phases(times: Mapping[str, PhaseHistogram]) -> Metric:
+    family = HistogramMetricFamily(
+        "megaflow_environment_phase_seconds",
+        "How long environments took, by kind, path (cold, recycled, snapshot, shared, failed) and phase.",
+        labels=["kind", "path", "phase"],
+    )
+    for one in times.values():
+        reached, buckets = 0, []
+        for bound, count in zip((*BUCKETS_S, float("inf")), one.counts, strict=True):
+            reached += count
+            buckets.append(("+Inf" if bound == float("inf") else repr(bound), float(reached)))
+        family.add_metric([one.kind, one.path, one.phase], buckets=buckets, sum_value=one.sum_s)
     return family
 
 

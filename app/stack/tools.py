@@ -1,7 +1,7 @@
-"""Finds optional programs of this host: a compiler, an OCI runtime, zstd.
+"""Finds optional programs of this host: an OCI runtime, zstd, skopeo.
 
-Nothing here is needed: without the compiler each command costs the engine's way in, without the runtime each
-environment costs the engine's start.
+Nothing here is needed: without the runtime each environment costs the engine's start, without the others no image is
+pulled where there is no engine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from app.stack import packages
 from app.stack.engine import Report
 from app.stack.home import logs_folder, prepare, run_folder
 
-PACKAGES = {"crun": ("crun",), "zstd": ("zstd",)}
+PACKAGES = {"crun": ("crun",), "zstd": ("zstd",), "skopeo": ("skopeo",)}
 """Debian's packages of each program."""
 
 

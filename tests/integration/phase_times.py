@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from app.ledger.database import Database, sql
+from app.ledger.environment_times import SPANS, TOLD
 
 _READY = "ready"
 """Pseudo-phase: all that the attempt waited from asking to the first command."""
@@ -13,31 +14,6 @@ _PHASES = (
     *(_READY, "reset", "teardown"),
 )
 """In the order in which they happen. `pull` and `build` are `image` again, of those for which that was done."""
-_SPANS = """
-    WITH used AS (
-        SELECT coalesce(each.value->>'kind', a.environment->>'kind', 'unknown') AS kind, each.value AS one
-        FROM attempts a, LATERAL jsonb_each(
-            CASE WHEN jsonb_typeof(a.environment->'teardown') = 'object' THEN a.environment->'teardown'
-            ELSE jsonb_build_object('agent', a.environment) END) each
-        WHERE {chosen}
-    ), spans AS MATERIALIZED (
-        SELECT u.kind, u.one->>'path' AS path, s.phase, s.took_s FROM used u, LATERAL (
-            SELECT key AS phase, value::float8 AS took_s
-            FROM jsonb_each_text(u.one->'phases') WHERE key NOT IN ('reset', 'teardown')
-            UNION ALL
-            SELECT u.one->>'image_by', (u.one#>>'{{phases,image}}')::float8
-            WHERE u.one->>'image_by' IN ('pull', 'build')
-            UNION ALL
-            SELECT 'ready', (u.one->>'ready_s')::float8
-            UNION ALL
-            SELECT 'reset', (u.one#>>'{{reset,took_s}}')::float8
-            UNION ALL
-            SELECT 'teardown', (u.one#>>'{{after,teardown}}')::float8
-        ) s
-        WHERE jsonb_typeof(u.one->'phases') = 'object' AND s.took_s IS NOT NULL
-    )
-"""
-_TOLD = "a.environment ?| ARRAY['phases', 'teardown']"
 _TABLE = """
     SELECT kind, path, phase, count(*) AS number,
         percentile_disc(ARRAY[0.5, 0.95, 0.99]) WITHIN GROUP (ORDER BY took_s) AS spread
@@ -61,7 +37,7 @@ class PhaseTimes:
 def table(database: Database) -> list[PhaseTimes]:
     """Count and percentiles of every phase; by kind, path and the order of phases."""
     with database.begin() as connection:
-        rows = sql(connection, _SPANS.format(chosen=_TOLD) + _TABLE).all()
+        rows = sql(connection, SPANS.format(chosen=TOLD) + _TABLE).all()
     found = [PhaseTimes(row.kind, row.path, row.phase, row.number, *row.spread) for row in rows]
     return sorted(found, key=lambda one: (one.kind, one.path, _place(one.phase)))
 

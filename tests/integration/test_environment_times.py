@@ -122,7 +122,9 @@ def test_an_attempt_without_a_recorded_teardown_counts_with_what_it_has(database
     assert (create.kind, create.phase, create.count, ready.phase) == ("oci", "create", 1, "ready")
 
 
-def test_one_whose_kind_was_lost_does_not_spoil_the_table(database: Database) -> None:
+def test_one_whose_kind_was_lost_spoils_neither_the_table_nor_the_metrics(
+    settings: Settings, database: Database
+) -> None:
     """Its attempt was taken away while it was made: what it was is not on record, what it cost is."""
     torn = {"agent": {"path": "cold", "phases": {"create": 0.5}, "ready_s": 0.6}}
     task_id = a_task(database, a_run(database), state="failed", finished_at=ago(60))
@@ -131,6 +133,7 @@ def test_one_whose_kind_was_lost_does_not_spoil_the_table(database: Database) ->
     used(database, a_run(database), {"create": 0.2})
     found = {(one.kind, one.phase): one.p50_s for one in phase_times.table(database)}
     assert (found["unknown", "create"], found["docker", "create"]) == (0.5, 0.2)
+    assert 'kind="unknown"' in exposition(settings, database)
 
 
 # --- The command line -----------------------------------------------------------------------------------------------
@@ -163,12 +166,21 @@ def samples(text: str) -> dict[str, float]:
     }
 
 
-def test_the_exposition_has_the_counts(settings: Settings, database: Database, megaflow: typer.Typer) -> None:
+def test_the_exposition_has_the_phases_and_the_counts(
+    settings: Settings, database: Database, megaflow: typer.Typer
+) -> None:
     used(database, a_run(database), {"create": 0.03, "start": 0.004}, end_reason="max_steps")
     a_task(database, a_run(database))
     an_instance(database, state="busy")
     limits.set_limit(database, "image_pulls:ghcr.io", 3)
     found = samples(exposition(settings, database))
+    of_create = "[('kind', 'docker'), ('le', '{}'), ('path', 'cold'), ('phase', 'create')]"
+    assert found["megaflow_environment_phase_seconds_bucket" + of_create.format("0.025")] == 0
+    assert found["megaflow_environment_phase_seconds_bucket" + of_create.format("0.05")] == 1
+    assert found["megaflow_environment_phase_seconds_bucket" + of_create.format("+Inf")] == 1
+    assert found[
+        "megaflow_environment_phase_seconds_sum[('kind', 'docker'), ('path', 'cold'), ('phase', 'ready')]"
+    ] == pytest.approx(0.035)
     assert found["megaflow_attempts_ended_total[('end_reason', 'max_steps'), ('mode', 'ephemeral')]"] == 1
     assert found["megaflow_tasks[('state', 'pending')]"] == 1
     assert found["megaflow_tasks[('state', 'running')]"] == 0
@@ -185,23 +197,29 @@ def test_what_ended_is_counted_once_and_added_to(settings: Settings, database: D
     collector = LedgerCollector(settings, database, settle_s=0)
     run_id = a_run(database)
 
-    def count() -> float:
+    def counts() -> tuple[float, float]:
         families = {family.name: family for family in collector.collect()}
-        return sum(sample.value for sample in families["megaflow_attempts_ended"].samples)
+        ended = sum(sample.value for sample in families["megaflow_attempts_ended"].samples)
+        created = sum(
+            sample.value
+            for sample in families["megaflow_environment_phase_seconds"].samples
+            if sample.name.endswith("_count") and sample.labels["phase"] == "create"
+        )
+        return ended, created
 
     def one_more(create_s: float) -> None:
         rows.begin()  # it ends now, after the last look
         used(database, run_id, {"create": create_s}, ago_s=0)
 
-    assert count() == 0
+    assert counts() == (0, 0)
     one_more(0.1)
-    assert count() == 1
-    assert count() == 1
+    assert counts() == (1, 1)
+    assert counts() == (1, 1)
     one_more(2000.0)
-    assert count() == 2
+    assert counts() == (2, 2)
 
 
-def test_the_newest_wait_for_the_next_scrape(settings: Settings, database: Database) -> None:
+def test_the_newest_wait_for_their_teardown(settings: Settings, database: Database) -> None:
     run_id = a_run(database)
     used(database, run_id, {"create": 0.1}, ago_s=0)
     used(database, run_id, {"create": 0.1}, ago_s=60)
