@@ -7,48 +7,31 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from app import evaluation
 from app.artifacts import open_store
 from app.artifacts.bundles import fetch_bundle
-from app.cli.later import later
-from app.cli.show import as_json, console, say
+from app.cli.show import Json, as_json, console, say
 from app.cli.tables import Table
+from app.client import MegaFlow
 from app.errors import DatabaseUnavailable, MegaFlowError, SettingsInvalid, UnknownName
+from app.evaluation import Submission
 from app.host.slots import Semaphore
+from app.images import overview
 from app.images.build_logs import BuildLogs
+from app.images.cache import ImageCache, View
 from app.images.compose_images import Parts
 from app.images.metadata import ImageMetadata
+from app.images.overview import ImageDemand, Line
 from app.images.references import key_of
+from app.images.sync import Sync, SyncOutcome, SyncResult, items_of
+from app.ledger.upcoming import Upcoming
 from app.models.spec import Bundle, EnvironmentSpec
 from app.settings import Settings
-
-if TYPE_CHECKING:
-    from app import evaluation
-    from app.client import MegaFlow
-    from app.evaluation import Submission
-    from app.images import overview
-    from app.images.cache import ImageCache, View
-    from app.images.overview import ImageDemand, Line
-    from app.images.sync import Sync, SyncOutcome, SyncResult, items_of
-    from app.ledger.upcoming import Upcoming
-    from app.workers.semaphores import LedgerSemaphore
-else:
-    MegaFlow = later("app.client", "MegaFlow")
-    overview = later("app.images.overview")
-    ImageCache = later("app.images.cache", "ImageCache")
-    ImageDemand = later("app.images.overview", "ImageDemand")
-    SyncOutcome = later("app.images.sync", "SyncOutcome")
-    Sync = later("app.images.sync", "Sync")
-    items_of = later("app.images.sync", "items_of")
-    Upcoming = later("app.ledger.upcoming", "Upcoming")
-    evaluation = later("app.evaluation")
-    Submission = later("app.evaluation", "Submission")
-    LedgerSemaphore = later("app.workers.semaphores", "LedgerSemaphore")
-
-Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+from app.workers.semaphores import LedgerSemaphore
 
 images = typer.Typer(help="Images: what this host has, what the queue needs, a registry for a dataset.")
 
