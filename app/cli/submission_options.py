@@ -5,22 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from inspect import Parameter, Signature, signature
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
-from pydantic import ValidationError
 
-from app.cli.later import later
 from app.cli.show import say
+from app.client import MegaFlow
 from app.errors import SpecInvalid
+from app.evaluation import Submission
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import MOST_PRIORITY, MOST_WAIT_S, EnvironmentKind, Mode, ModelChoice, Network, Reuse, Sampling
-
-if TYPE_CHECKING:
-    from app.client import MegaFlow
-    from app.evaluation import Submission
-else:
-    Submission = later("app.evaluation", "Submission")
 
 
 @dataclass(kw_only=True)
@@ -57,13 +51,15 @@ class SubmissionOptions:
     temperature: Annotated[float | None, typer.Option(min=0, max=2, help="Of the model, whatever the agent asks.")] = (
         None
     )
-    top_p: Annotated[float | None, typer.Option(help="Of the model, above 0 and up to 1, whatever the agent asks.")] = (
+    top_p: Annotated[float | None, typer.Option(min=0.000001, max=1, help="Of the model, whatever the agent asks.")] = (
         None
     )
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens of one answer, sent with every call instead of the agent's own.")
     ] = None
-    seed: Annotated[int | None, typer.Option(min=0, help="Of the model's sampling, where its API has one.")] = None
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**63 - 1, help="Of the model's sampling, where its API has one.")
+    ] = None
     replicas: Annotated[int, typer.Option("--replicas", "-k", min=1, help="Tasks per dataset entry.")] = 1
     concurrency: Annotated[
         int | None, typer.Option("--concurrency", "-n", min=1, help="The most attempts of this run at once.")
@@ -246,12 +242,7 @@ def arguments_of(given: Sequence[str] | None) -> dict[str, str]:
 def sampling_of(
     temperature: float | None, top_p: float | None, max_tokens: int | None, seed: int | None
 ) -> Sampling | None:
-    """The sampling options that were given; None: none was. Raises: SpecInvalid: a value is out of its range."""
+    """The sampling options that were given; None: none was."""
     values = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
     given = {name: value for name, value in values.items() if value is not None}
-    try:
-        return Sampling.model_validate(given) if given else None
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        option = f"--{str(first['loc'][0]).replace('_', '-')}"
-        raise SpecInvalid(f"{option}: {first['msg']}, found {first['input']!r}; nothing was submitted") from error
+    return Sampling.model_validate(given) if given else None

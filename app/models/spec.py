@@ -17,8 +17,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
     model_validator,
 )
 
@@ -284,12 +282,6 @@ class ScriptGoal(Wire):
     service: str | None = None  # in which the tests run, of several; None: where the agent acted
     also: tuple[ServiceScript, ...] = ()  # judge, too, each in its service, after `command`
 
-    @model_serializer(mode="wrap")
-    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without `also` where there is none, so that a submission has the digest that it had before that word was."""
-        told: dict[str, Any] = handler(self)
-        return {name: value for name, value in told.items() if name != "also" or value}
-
     @model_validator(mode="after")
     def _each_service_once(self) -> ScriptGoal:
         services = [self.service, *(one.service for one in self.also)]
@@ -391,12 +383,6 @@ class ModelChoice(Wire):
         """Whether the name means the replay engine: `replay`, `replay:RUN`, `replay:SCRIPT`, `scenario-SCRIPT`."""
         return self.name == REPLAY_MODEL or self.name.startswith((f"{REPLAY_MODEL}:", "scenario-"))
 
-    @model_serializer(mode="wrap")
-    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without what was not given, so that a submission keeps the digest that it had before these fields."""
-        fields: dict[str, Any] = handler(self)
-        return {name: value for name, value in fields.items() if name not in ("sampling", "side_models") or value}
-
 
 AgentArgs = dict[Annotated[PlainText, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,79}$")], ArgumentText]
 """What `--agent-arg KEY=VALUE` gives, by key."""
@@ -411,12 +397,6 @@ class TaskSpec(Wire):
     mode: Mode = Mode.AUTO
     resource_class: str = "standard"
     agent_args: AgentArgs = {}  # by the names that the agent's adapter knows
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without `agent_args` where there are none, so that a submission keeps the digest that it had before."""
-        fields: dict[str, Any] = handler(self)
-        return {name: value for name, value in fields.items() if name != "agent_args" or value}
 
     def digest(self) -> str:
         """sha256 of the canonical JSON: equal specs share one row."""

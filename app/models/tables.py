@@ -330,10 +330,10 @@ class SemaphoreHolderRow(Base):
 
 
 class PauseRow(Base):
-    """Nothing of this run, user or class is admitted until it is resumed."""
+    """Nothing of this run is admitted until it is resumed."""
 
     __tablename__ = "pauses"
-    kind: Mapped[str]  # run | user | class
+    kind: Mapped[str]  # run
     name: Mapped[str]
     since: Mapped[datetime] = mapped_column(server_default=NOW)
     reason: Mapped[str] = mapped_column(server_default="")

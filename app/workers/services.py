@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from app.agents import AgentHost, agent_named, tool_folder
+from app.agents import FrameworkOptions, agent_named, tool_folder
 from app.agents.base import Agent
 from app.agents.external import external_manifests
 from app.agents.installation import Installer
@@ -51,11 +51,11 @@ class WorkerServices:
 
     def agent(self, name: str) -> Agent:
         """Raises: UnknownName."""
-        return agent_named(name, agent_host(self.settings))
+        return agent_named(name, agent_options(self.settings))
 
     def tool(self, name: str) -> Path:
         """The folder on this host of a framework that acts inside. Raises: UnknownName, AgentUnavailable."""
-        return tool_folder(name, agent_host(self.settings))
+        return tool_folder(name, agent_options(self.settings))
 
     def tools_inside(self, spec: EnvironmentSpec) -> dict[str, str]:
         """Where the environment's tools are seen from inside. Raises: as `tool`."""
@@ -81,17 +81,16 @@ class WorkerServices:
         self.database.close()
 
 
-def agent_host(settings: Settings) -> AgentHost:
-    """What this host offers to agents."""
+def agent_options(settings: Settings) -> FrameworkOptions:
+    """What agents are made with on this host."""
     # A call may wait for a limit or a busy engine before the engine takes its time: clients must not give up before.
     call_timeout_s = settings.gateway_patience_s + settings.model_timeout_s + 30.0
-    return AgentHost(
-        tools=settings.tools,
+    return FrameworkOptions(
+        Installer(settings.tools, ready=settings.ready_tools),
         call_timeout_s=call_timeout_s,
         process_env=_process_env(settings),
         manifests=external_manifests(settings),
         swe_agent_source=settings.swe_agent_source,
-        ready_tools=settings.ready_tools,
     )
 
 

@@ -122,7 +122,6 @@ GROUNDS = [
         several,
         two_services,
         shares=False,
-        keeps=False,
         own_commands=False,
         shows_tools=True,
         mounts_tools=True,

@@ -1,4 +1,4 @@
-"""A container restarted between its agent and its judge: no process of the agent's, and the judge's tools are the image's."""
+"""A container restarted between agent and judge: no process of the agent lives, the judge's tools are the image's."""
 
 from __future__ import annotations
 

@@ -19,20 +19,16 @@ from urllib.parse import parse_qs, urlsplit
 from app.host import kernel
 
 CONTENT = b"what the image has in it\n" * 130_000
-_MIB = 1 << 20
+MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What comes in place of the right answer: a status with headers, or the right one, cut off after `cut` bytes.
-
-    longer: bytes that are promised and never come.
-    """
+    """What comes in place of the right answer: a status with headers, or the right one, cut off after `cut` bytes."""
 
     status: int = 200
     headers: Callable[[], Mapping[str, str]] = dict
     cut: int | None = None
-    longer: int = 0
 
 
 def after(wait: str) -> Callable[[], Mapping[str, str]]:
@@ -55,13 +51,11 @@ class Stand:
     """`faults`, one for each request, by what its path begins with: `/token`, `/v2/x/manifests`, `/v2/x/blobs`."""
 
     host: str = ""
-    ranges: bool = True
     login: str | None = None  # USER:PASSWORD, or `<token>:` and an identity token
     wants: str | None = None  # the scheme of its challenge
-    uses: int = 1_000_000  # requests that one token is good for
     faults: dict[str, list[Fault]] = field(default_factory=lambda: defaultdict(list))
     asked: list[Asked] = field(default_factory=list)
-    tokens: dict[str, int] = field(default_factory=dict)
+    tokens: set[str] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -70,11 +64,16 @@ class Stand:
             member = tarfile.TarInfo("file")
             member.size = len(CONTENT)
             tar.addfile(member, io.BytesIO(CONTENT))
-        self.layer = packed.getvalue().ljust(4 * _MIB, b"\0")  # four of the parts that a client reads at a time
+        self.layer = packed.getvalue()
         config = {"architecture": kernel.machine(), "os": "linux"}
         self.config = json.dumps({**config, "rootfs": {"type": "layers", "diff_ids": [sha(self.layer)]}}).encode()
         self.manifest = json.dumps(
-            {"schemaVersion": 2, "config": {"digest": sha(self.config)}, "layers": [{"digest": sha(self.layer)}]}
+            {
+                "schemaVersion": 2,
+                "mediaType": MANIFEST_TYPE,
+                "config": _described("application/vnd.oci.image.config.v1+json", self.config),
+                "layers": [_described("application/vnd.oci.image.layer.v1.tar", self.layer)],
+            }
         ).encode()
 
     @property
@@ -95,17 +94,14 @@ class Stand:
             )
 
     def content(self, path: str) -> bytes | None:
-        known = {f"/v2/x/blobs/{sha(one)}": one for one in (self.config, self.layer)}
+        known = {f"/v2/x/blobs/{sha(one)}": one for one in (self.config, self.layer)} | {"/v2/": b"{}"}
         return {**known, "/v2/x/manifests/latest": self.manifest}.get(path)
 
     def admits(self, said: str) -> bool:
         """Whether a request of the repository shows what it must."""
         if self.wants == "Basic":
             return said == _basic(self.login or "")
-        with self.lock:
-            left = self.tokens.get(said.removeprefix("Bearer "), 0)
-            self.tokens[said.removeprefix("Bearer ")] = left - 1
-        return self.wants is None or left > 0
+        return self.wants is None or said.removeprefix("Bearer ") in self.tokens
 
     def token(self, one: Asked) -> bytes | None:
         """A new token. None: not for those."""
@@ -119,12 +115,16 @@ class Stand:
             return None
         with self.lock:
             name = f"t{len(self.tokens)}"
-            self.tokens[name] = self.uses
+            self.tokens.add(name)
         return json.dumps({"token": name}).encode()
 
 
 def sha(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def _described(kind: str, data: bytes) -> dict[str, object]:
+    return {"mediaType": kind, "digest": sha(data), "size": len(data)}
 
 
 def _basic(login: str) -> str:
@@ -135,8 +135,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     stand: Stand
 
     def do_GET(self) -> None:
-        length = int(self.headers.get("Content-Length") or 0)
-        asked = Asked(self.path, time.monotonic(), self.command, dict(self.headers), self.rfile.read(length))
+        asked = Asked(self.path, time.monotonic(), self.command, dict(self.headers), self._body())
         self.stand.asked.append(asked)
         path = urlsplit(self.path).path
         headers: dict[str, str] = {}
@@ -150,6 +149,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         else:
             content = self.stand.content(path)
             status = 200 if content is not None else 404
+        if "/manifests/" in path:
+            headers["Content-Type"] = MANIFEST_TYPE
         fault = self.stand.fault(path) if status != 401 else Fault()
         if fault.status != 200:
             content, status = b"", fault.status
@@ -162,20 +163,23 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.do_GET()
 
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        parts = []
+        while size := int(self.rfile.readline(), 16):
+            parts.append(self.rfile.read(size + 2)[:size])
+        self.rfile.readline()
+        return b"".join(parts)
+
     def _answer(self, status: int, headers: dict[str, str], content: bytes, fault: Fault) -> None:
-        wanted = self.headers.get("Range", "")
-        if self.stand.ranges and wanted and status == 200:
-            begin = int(wanted.removeprefix("bytes=").rstrip("-"))
-            status = 206 if begin < len(content) else 416
-            headers["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{len(content)}"
-            content = content[begin:]
         self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(content) + fault.longer)}.items():
+        for name, value in {**headers, "Content-Length": str(len(content))}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content if fault.cut is None else content[: fault.cut])
-        self.close_connection = fault.cut is not None or bool(fault.longer)
+        self.close_connection = fault.cut is not None
 
     def log_message(self, *_: object) -> None: ...
 

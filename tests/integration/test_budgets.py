@@ -18,7 +18,7 @@ from tests.integration.rows import a_call, a_run, a_task, an_attempt, insert, on
 
 
 def paused(database: Database) -> dict[str, str]:
-    return {row.name: row.reason for row in pauses.all_of(database)}
+    return {str(row.run_id): row.reason for row in pauses.all_of(database)}
 
 
 def test_a_run_that_has_spent_its_budget_is_paused_once_and_says_why(database: Database) -> None:
@@ -78,7 +78,7 @@ def test_money_that_is_given_while_it_looks_leaves_the_run_as_it_is(database: Da
 def test_a_pause_by_hand_is_not_lifted_by_money(database: Database) -> None:
     run_id = a_run(database, budget_usd=1.0)
     a_task(database, run_id)
-    pauses.pause(database, "run", str(run_id), "disk is full")
+    pauses.pause(database, str(run_id), "disk is full")
     pauses.set_budget(database, str(run_id), 5.0)
     assert paused(database) == {str(run_id): "disk is full"}
 

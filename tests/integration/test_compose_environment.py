@@ -20,7 +20,7 @@ import pytest
 from app.artifacts.bundles import pack
 from app.datasets import load
 from app.datasets.base import Reading
-from app.environments.contract import CreatedResources, Snapshot, Tags
+from app.environments.contract import CreatedResources, Tags
 from app.environments.networks import firewall
 from app.environments.networks.addresses import admissible
 from app.environments.runtimes.auto import AutoProvider
@@ -252,18 +252,6 @@ def test_set_up_commands_run_when_all_services_are_ready(create: Create) -> None
     assert (proof.clean, "set-up" in proof.left[0]) == (False, True)
     with pytest.raises(SetupFailed, match="exit code 7: no luck"):
         create(text, setup=("echo no luck; exit 7",))
-
-
-def test_several_containers_keep_no_snapshot_and_are_made_of_none(
-    create: Create, provider: ComposeProvider, settings: Settings
-) -> None:
-    environment = create(f"services:\n  main: {{image: BASE}}{DB}volumes: {{kept: }}")
-    with pytest.raises(EnvironmentFailed, match="other services"):
-        environment.snapshot(tags_of(settings.installation, 600))
-    assert environment.run("true", timeout_s=20).ok
-    single = Snapshot("docker", "x", "")
-    with pytest.raises(EnvironmentFailed, match="other services"):
-        provider.create_from(single, environment._resources.spec, tags_of(settings.installation, 600), timeout_s=60)
 
 
 def test_several_containers_are_not_shared(

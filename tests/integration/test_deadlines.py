@@ -145,44 +145,27 @@ def deadline_of(database: Database, task_id: UUID) -> datetime | None:
 def test_a_runs_deadline_reaches_its_tasks_that_have_not_ended(database: Database) -> None:
     run_id = a_run(database)
     waiting, ended = a_task(database, run_id), a_task(database, run_id, state="succeeded")
-    early = in_an_hour() - timedelta(minutes=50)
-    own = a_task(database, run_id, deadline_at=early)
     at = in_an_hour()
 
     done = deadlines.set_deadline(database, "night", at)
 
-    assert (done.kind, done.id, done.tasks) == ("run", run_id, 2)
+    assert (done.run_id, done.tasks) == (run_id, 1)
     assert one(database, "SELECT deadline_at FROM runs").deadline_at == at
     assert (deadline_of(database, waiting), deadline_of(database, ended)) == (at, None)
-    assert deadline_of(database, own) == early
-    assert facts(database) == [("run.deadline_set", {"at": at.isoformat(), "tasks": 2})]
+    assert facts(database) == [("run.deadline_set", {"at": at.isoformat(), "tasks": 1})]
 
     later = at + timedelta(hours=5)
     deadlines.set_deadline(database, "night", later)
-    assert (deadline_of(database, waiting), deadline_of(database, own)) == (later, early)
+    assert deadline_of(database, waiting) == later
     deadlines.set_deadline(database, "night", None)
-    assert (deadline_of(database, waiting), deadline_of(database, own)) == (None, early)
-
-
-def test_one_tasks_deadline_is_never_after_its_runs(database: Database) -> None:
-    bound = in_an_hour()
-    run_id = a_run(database, deadline_at=bound)
-    task_id = a_task(database, run_id, deadline_at=bound)
-    with pytest.raises(SpecInvalid, match="not after the run's"):
-        deadlines.set_deadline(database, str(task_id), bound + timedelta(seconds=1))
-    sooner = bound - timedelta(minutes=5)
-    assert deadlines.set_deadline(database, str(task_id), sooner).kind == "task"
-    assert deadline_of(database, task_id) == sooner
-    deadlines.set_deadline(database, str(task_id), None)
-    assert deadline_of(database, task_id) == bound
+    assert deadline_of(database, waiting) is None
 
 
 @pytest.mark.parametrize("at", [ago(1), datetime(1970, 1, 1, tzinfo=UTC)])
 def test_a_deadline_in_the_past_changes_nothing(database: Database, at: datetime) -> None:
     task_id = a_task(database, a_run(database))
-    for name in ("night", str(task_id)):
-        with pytest.raises(SpecInvalid, match=r"in the future.*nothing was changed"):
-            deadlines.set_deadline(database, name, at)
+    with pytest.raises(SpecInvalid, match=r"in the future.*nothing was changed"):
+        deadlines.set_deadline(database, "night", at)
     assert deadline_of(database, task_id) is None
     assert facts(database) == []
 
@@ -195,10 +178,9 @@ def test_a_time_without_a_zone_is_refused(database: Database) -> None:
 
 def test_what_has_ended_gets_no_deadline(database: Database) -> None:
     run_id = a_run(database)
-    task_id = a_task(database, run_id, state="succeeded")
-    for name in ("night", str(task_id)):
-        with pytest.raises(SpecInvalid, match="that has not ended"):
-            deadlines.set_deadline(database, name, in_an_hour())
+    a_task(database, run_id, state="succeeded")
+    with pytest.raises(SpecInvalid, match="that has not ended"):
+        deadlines.set_deadline(database, "night", in_an_hour())
     assert one(database, "SELECT deadline_at FROM runs").deadline_at is None
     with pytest.raises(UnknownName):
         deadlines.set_deadline(database, "0123", in_an_hour())

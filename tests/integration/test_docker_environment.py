@@ -25,7 +25,6 @@ from app.environments.session import transports
 from app.environments.sweeper import Sweeper
 from app.errors import EngineUnavailable, EnvironmentFailed, EnvironmentVanished, ImageUnavailable, ImageUnfit
 from app.host.engine import Engine, engine_of
-from app.host.slots import HostSlots
 from app.models.spec import EnvironmentSpec, Network, Resources, Reuse
 from app.settings import Settings
 from tests.integration import docker_ground
@@ -612,11 +611,3 @@ def test_the_pool_lets_go_of_what_is_old(provider: DockerProvider, base_image_ta
         assert origin is Origin.FRESH
         pool.release(environment, reuse=True)
     pool.close()
-
-
-def test_a_host_slot_is_held_by_no_more_than_allowed(tmp_path: Path) -> None:
-    slots = HostSlots(tmp_path, "s", 2)
-    with slots.hold(timeout_s=1), slots.hold(timeout_s=1), pytest.raises(TimeoutError), slots.hold(timeout_s=0.1):
-        pass
-    with slots.hold(timeout_s=0.1):
-        pass

@@ -10,8 +10,7 @@ import pytest
 
 from app.environments.contract import Tags
 from app.environments.runtimes.docker.provider import DockerProvider
-from app.environments.runtimes.docker.setups import KEY
-from app.environments.runtimes.docker.snapshots import BASE
+from app.environments.runtimes.docker.setups import BASE, KEY
 from app.errors import SetupFailed
 from app.host.engine import Engine
 from app.images.cache import ImageCache

@@ -19,7 +19,7 @@ from app.errors import ImageUnavailable, SetupFailed
 from app.host.engine import engine_of
 from app.images.engine_registry import Registries
 from app.images.task_images import Images
-from app.ledger import attempts, ends, environment_times
+from app.ledger import attempts, ends
 from app.ledger.accept import Accepted
 from app.models.outcome import Phase
 from app.models.spec import AgentTask, Compose, EnvironmentKind, EnvironmentSpec, Limits, Mode, ScriptGoal
@@ -30,7 +30,7 @@ from app.workers.environments import environment_for
 from app.workers.lease import StopToken
 from app.workers.services import WorkerServices
 from tests.building import dispatched, ready_instance
-from tests.integration import test_images
+from tests.integration import phase_times, test_images
 from tests.integration.docker_ground import remove_images
 from tests.integration.test_images import FROM_BASE, Contexts
 from tests.services import MakeSettings, missing
@@ -154,7 +154,7 @@ def test_a_pull_is_in_the_times_of_the_attempt_that_waited_for_it_and_of_no_othe
     assert (graded["path"], graded["image_by"]) == ("cold", "here")
     assert graded["phases"].keys() == first["phases"].keys()
     assert graded["after"]["teardown"] > 0
-    found = {(one.path, one.phase): one for one in environment_times.table(ground.flow.database)}
+    found = {(one.path, one.phase): one for one in phase_times.table(ground.flow.database)}
     assert (found["cold", "image"].count, found["cold", "pull"].count) == (2, 1)
     assert found["cold", "pull"].p50_s == pytest.approx(first["phases"]["image"])
 
@@ -168,7 +168,7 @@ def test_who_gets_a_used_one_pays_for_the_hand_out_and_who_gave_it_back_for_the_
     assert (first["path"], second["path"], second["id"]) == ("cold", "recycled", first["id"])
     assert second["phases"].keys() == {"image", "hand_out", "other"}
     assert first["reset"]["took_s"] > 0
-    found = {(one.path, one.phase): one for one in environment_times.table(ground.flow.database)}
+    found = {(one.path, one.phase): one for one in phase_times.table(ground.flow.database)}
     assert found["cold", "reset"].p50_s == pytest.approx(first["reset"]["took_s"])
     assert found["recycled", "ready"].p50_s == pytest.approx(second["ready_s"])
 
@@ -203,7 +203,7 @@ def test_a_set_up_that_fails_has_its_phases_on_record_and_none_among_those_that_
     assert told["phases"].keys() >= {"image", "create", "start", "set_up", "other"}
     assert told["phases"]["set_up"] >= 0.3
     came = ground.had(spec)
-    found = {(one.kind, one.path, one.phase): one for one in environment_times.table(ground.flow.database)}
+    found = {(one.kind, one.path, one.phase): one for one in phase_times.table(ground.flow.database)}
     assert found[told["kind"], "failed", "set_up"].p50_s == told["phases"]["set_up"]
     assert found[told["kind"], "failed", "pull"].count == 1
     assert found[told["kind"], came["path"], "set_up"].count == 1, "of the same kind as those that came"
@@ -214,5 +214,5 @@ def test_a_set_up_that_fails_has_its_phases_on_record_and_none_among_those_that_
 def test_a_pull_that_fails_has_its_time_on_record(ground: Ground, registry: str) -> None:
     told = ground.failed(EnvironmentSpec(image=f"{registry}/some/image-that-is-not:v1"), ImageUnavailable)
     assert (told["path"], told["image_by"], told["phases"].keys()) == ("failed", "pull", {"image", "other"})
-    found = {(one.path, one.phase): one for one in environment_times.table(ground.flow.database)}
+    found = {(one.path, one.phase): one for one in phase_times.table(ground.flow.database)}
     assert found["failed", "pull"].p50_s == told["phases"]["image"] > 0

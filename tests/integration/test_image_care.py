@@ -17,12 +17,13 @@ from app.ledger.accept import NewRun
 from app.ledger.database import Database
 from app.models.spec import Build, EnvironmentSpec, Mode, TaskSpec
 from app.settings import Settings
-from app.workers.image_care import HostSemaphoreLease, prefetcher
+from app.workers.host_care import prefetcher
+from app.workers.semaphores import LedgerSemaphore
 from tests.building import a_task
 
 
 def test_a_place_is_one_of_the_fleets_and_lives_on_for_as_long_as_it_is_held(database: Database) -> None:
-    one, two = HostSemaphoreLease(database, lease_s=0.6), HostSemaphoreLease(database, lease_s=0.6)
+    one, two = LedgerSemaphore(database, lease_s=0.6), LedgerSemaphore(database, lease_s=0.6)
     with one.hold("image_pulls:r", 1, timeout_s=5):
         time.sleep(1.5)  # more than two leases
         with pytest.raises(TimeoutError, match="image_pulls:r"), two.hold("image_pulls:r", 1, timeout_s=0):
@@ -35,14 +36,14 @@ def test_a_wait_ends_when_the_place_is_given_back(database: Database) -> None:
     entered = threading.Event()
 
     def other() -> None:
-        with HostSemaphoreLease(database, lease_s=5).hold("image_pulls:r", 1, timeout_s=5):
+        with LedgerSemaphore(database, lease_s=5).hold("image_pulls:r", 1, timeout_s=5):
             entered.set()
             time.sleep(0.5)
 
     thread = threading.Thread(target=other)
     thread.start()
     assert entered.wait(5)
-    with HostSemaphoreLease(database, lease_s=5).hold("image_pulls:r", 1, timeout_s=5):
+    with LedgerSemaphore(database, lease_s=5).hold("image_pulls:r", 1, timeout_s=5):
         thread.join(5)
 
 

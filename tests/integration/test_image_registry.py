@@ -23,8 +23,8 @@ import pytest
 from app.errors import ImageDenied, ImageUnavailable, ImageUnfit
 from app.host.engine import Engine
 from app.images import references
-from app.images.engine_registry import Registries, retry_after_s
-from app.images.registry_client import RefusalKind, RegistryRefusal
+from app.images.engine_registry import Registries
+from app.images.registry_refusals import RefusalKind, RegistryRefusal
 from app.images.sync import Item, Sync, SyncOutcome, items_of
 from app.images.task_images import Images
 from app.models.spec import EnvironmentSpec
@@ -86,7 +86,6 @@ class Moody(BaseHTTPRequestHandler):
     behind = ""
     refusing = 0
     code = 429
-    after = "0"
     asked: list[float] = []
 
     def do_GET(self) -> None:
@@ -94,7 +93,7 @@ class Moody(BaseHTTPRequestHandler):
             type(self).asked.append(time.monotonic())
             type(self).refusing -= 1
         if "/manifests/" in self.path and type(self).refusing >= 0:
-            self._answer(self.code, {"Retry-After": self.after}, b"")
+            self._answer(self.code, {}, b"")
             return
         kept = {name: self.headers[name] for name in ("Accept", "Authorization") if self.headers[name]}
         asked = urllib.request.Request(f"http://{self.behind}{self.path}", headers=kept, method=self.command)
@@ -132,32 +131,27 @@ def moody(registry: str) -> Iterator[tuple[str, type[Moody]]]:
 
 
 @pytest.mark.parametrize("code", [429, 503])
-def test_a_busy_registry_is_asked_again_not_before_it_said(
+def test_a_busy_registry_is_asked_again(
     moody: tuple[str, type[Moody]], pushed: tuple[str, str], settings: Settings, engine: Engine, code: int
 ) -> None:
     (address, handler), (path, image_id) = moody, pushed
-    handler.refusing, handler.code, handler.after = 2, code, "1"
+    handler.refusing, handler.code = 2, code
     found = Images(settings, fetch_bundle=lambda _: b"").ensure(
         EnvironmentSpec(image=f"{address}/{path}"), timeout_s=60
     )
     assert found == image_id
-    first, second, third = handler.asked[:3]  # what follows belongs to the try that was let through
-    assert second - first >= 1
-    assert third - second >= 1
+    assert len(handler.asked) >= 3
 
 
 def test_a_registry_that_stays_busy_is_given_up_with_its_words(
     moody: tuple[str, type[Moody]], pushed: tuple[str, str], settings: Settings, engine: Engine
 ) -> None:
     (address, handler), (path, _) = moody, pushed
-    handler.refusing, handler.after = 1000, "120"
-    begun = time.monotonic()
+    handler.refusing = 1000
     with pytest.raises(ImageUnavailable, match="429") as caught:
-        Images(settings, fetch_bundle=lambda _: b"").ensure(EnvironmentSpec(image=f"{address}/{path}"), timeout_s=60)
-    assert time.monotonic() - begun < 10  # it will not be ready before our time is over: no use in waiting
+        Images(settings, fetch_bundle=lambda _: b"").ensure(EnvironmentSpec(image=f"{address}/{path}"), timeout_s=5)
     assert isinstance(caught.value.__cause__, RegistryRefusal)
     assert caught.value.__cause__.refusal is RefusalKind.BUSY
-    assert retry_after_s(f"{address}/{path}") == 120
 
 
 def test_an_image_for_another_architecture_names_both(
@@ -263,8 +257,7 @@ def test_a_closed_registry_opens_to_the_helper_that_docker_login_uses(
     program.chmod(0o755)
     (kept / "config.json").write_text(json.dumps({"credHelpers": {closed: "mine"}}))
     refused = Sync(settings, closed, fetch_bundle=contexts.fetch).one(item)
-    assert refused.outcome is SyncOutcome.FAILED
-    assert "docker-credential-mine failed (the keyring is locked)" in str(refused.message)
+    assert (refused.outcome, refused.error) == (SyncOutcome.FAILED, "ImageDenied")
     program.write_text(f"""#!/bin/sh\necho '{json.dumps({"Username": "me", "Secret": _WORD})}'\n""")
     assert Sync(settings, closed, fetch_bundle=contexts.fetch).one(item).outcome is SyncOutcome.BUILT
     assert item.target is not None
@@ -305,8 +298,6 @@ def test_a_dataset_is_synced_once_and_one_failure_keeps_nobody(
     again = outcomes(Sync(settings, prefix, fetch_bundle=contexts.fetch), items[::2])
     assert set(again.values()) == {SyncOutcome.PRESENT}
     assert contexts.fetched == fetched
-    anew = outcomes(Sync(settings, prefix, fetch_bundle=contexts.fetch, again=True), items[::2])
-    assert anew == {references.key_of(good): SyncOutcome.BUILT, references.key_of(source): SyncOutcome.COPIED}
 
 
 def test_a_worker_takes_what_was_synced_and_builds_nothing(
@@ -354,7 +345,7 @@ def test_an_image_pinned_by_digest_is_found_in_the_mirror(
     path, image_id = pushed
     found = Registries(engine, settings).look(f"{registry}/{path}", until(10))
     assert found is not None
-    pinned = EnvironmentSpec(image=f"{registry}/{path.rpartition(':')[0]}@{found.digest}")
+    pinned = EnvironmentSpec(image=f"{registry}/{path.rpartition(':')[0]}@{found}")
     mirror = f"{registry}/set-{uuid.uuid4().hex[:8]}"
     [item] = items_of([pinned], mirror, settings.base_image)
     assert Sync(settings, mirror, fetch_bundle=contexts.fetch).one(item).outcome is SyncOutcome.COPIED

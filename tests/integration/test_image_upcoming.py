@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from sqlalchemy import event
 
-from app.ledger import accept, pauses, quotas
+from app.ledger import accept, quotas
 from app.ledger.accept import NewRun
 from app.ledger.database import Database
 from app.ledger.upcoming import Upcoming
-from app.models.kinds import PauseKind
 from app.models.spec import Bundle, Compose, EnvironmentKind, EnvironmentSpec, Mode, TaskSpec
 from app.scheduling.dispatcher import Dispatcher
 from app.settings import Settings
@@ -76,13 +75,11 @@ def test_what_an_attempt_has_or_is_about_to_have_comes_first(database: Database,
     assert found == [("b", 0), ("c", 1), ("a", 2)]  # alice holds a slot: bob's turn
 
 
-def test_what_is_paused_or_needs_no_image_is_left_out(database: Database, settings: Settings) -> None:
-    submit(database, settings, "a", user="alice")
+def test_what_needs_no_image_is_left_out(database: Database, settings: Settings) -> None:
     submit(database, settings, "b", user="bob")
     local = spec("folder", EnvironmentKind.LOCAL)
     accept.accept(database, NewRun([local], user_name="bob"), settings)
     rows.a_task(database, rows.a_run(database))  # a spec that we cannot read
-    pauses.pause(database, PauseKind.USER, "alice", reason="tests")
     assert order(database) == ["b"]
 
 

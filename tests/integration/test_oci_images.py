@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import http.server
 import io
 import json
 import shutil
@@ -12,12 +11,10 @@ import signal
 import socket
 import subprocess
 import tarfile
-import threading
 import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import docker
@@ -29,12 +26,11 @@ from app.errors import EngineUnavailable, ImageDenied, ImageMissing, ImageUnavai
 from app.host import kernel
 from app.host.engine import engine_of
 from app.images import engine_layers
+from app.images.layer_index import forget
 from app.images.layer_store import ImageStore, StoredImage, layer_name
-from app.images.layer_use import forget
 from app.images.pull_source import PullSource, noted
 from app.images.references import Reference, built_for_all
-from app.images.registry_client import TRIES, kind_of
-from app.images.registry_layers import Registry
+from app.images.registry_pull import pull
 from app.models.spec import Build, Bundle, EnvironmentSpec
 from app.settings import Settings
 from tests.integration.oci_ground import add_image, tags
@@ -43,6 +39,7 @@ from tests.integration.oci_ground import oci_cache as oci_cache
 from tests.integration.oci_ground import oci_programs as oci_programs
 from tests.integration.oci_ground import oci_settings as oci_settings
 from tests.integration.oci_ground import tiny as tiny
+from tests.integration.registry_stand import standing
 from tests.services import missing, serving, short_folder
 
 LISTING = "find / -xdev -path /proc -prune -o -path /dev -prune -o -path /sys -prune -o -print | sort"
@@ -210,6 +207,11 @@ def zstd(data: bytes) -> bytes:
     return subprocess.run(["zstd", "-c"], input=data, capture_output=True, check=True).stdout
 
 
+def _kind(layer: bytes) -> str:
+    compression = {b"\x1f\x8b": "+gzip", b"\x28\xb5": "+zstd"}.get(layer[:2], "")
+    return f"application/vnd.oci.image.layer.v1.tar{compression}"
+
+
 def push_image(
     host: str,
     name: str,
@@ -228,7 +230,7 @@ def push_image(
     diff_ids = [sha(plain) for plain, _ in blobs]
     config = {"architecture": architecture, "os": system, "config": {"Env": ["A=b"]}}
     config_data = json.dumps({**config, "rootfs": {"type": "layers", "diff_ids": diff_ids}}).encode()
-    layers = [{"mediaType": "any", "size": len(sent), "digest": push_blob(base, sent)} for _, sent in blobs]
+    layers = [{"mediaType": _kind(sent), "size": len(sent), "digest": push_blob(base, sent)} for _, sent in blobs]
     kind = "application/vnd.oci.image.manifest.v1+json"
     about = {"mediaType": "application/vnd.oci.image.config.v1+json", "size": len(config_data)}
     manifest = {"schemaVersion": 2, "mediaType": kind, "layers": layers}
@@ -276,7 +278,7 @@ def test_an_image_that_was_pulled_is_not_asked_for_again(
     plain = packed(oci_programs)
     image_id = push_image(registry, "x", [(plain, plain)], kernel.machine())
     store = ImageStore(oci_settings.home.resolve())
-    Registry(Reference.parse(f"{registry}/x"), soon()).pull(store)
+    pull(Reference.parse(f"{registry}/x"), store, soon())
     store.remember("elsewhere.example/x", image_id)
     provider = OciProvider(oci_settings, fetch_bundle=lambda bundle: b"")
     assert provider.prepare_image(EnvironmentSpec(image="elsewhere.example/x"), timeout_s=5) == image_id
@@ -292,8 +294,8 @@ def test_the_mirror_is_asked_first(oci_settings: Settings, registry: str, oci_pr
 
 def test_an_image_for_another_machine_is_refused_with_what_there_is(tmp_path: Path, registry: str) -> None:
     push_image(registry, "x", [], "s390x")
-    with pytest.raises(ImageUnavailable, match=f"expected an image for linux/{kernel.machine()}, found linux/s390x"):
-        Registry(Reference.parse(f"{registry}/x"), soon()).pull(ImageStore(tmp_path))
+    with pytest.raises(ImageUnavailable, match=rf"expected an image for linux/{kernel.machine()}, .*no image"):
+        pull(Reference.parse(f"{registry}/x"), ImageStore(tmp_path), soon())
 
 
 @pytest.mark.parametrize(
@@ -313,9 +315,9 @@ def test_an_image_for_another_machine_or_system_is_refused_by_its_own_word_and_l
     push_image(registry, "x", [(plain, plain)], architecture, system=system, listed=listed)
     wanted = f"expected an image for linux/{kernel.machine()}, found {found}; name an image for this machine"
     with pytest.raises(ImageUnfit, match=wanted):
-        Registry(Reference.parse(f"{registry}/x"), soon()).pull(store)
+        pull(Reference.parse(f"{registry}/x"), store, soon())
     assert not list(tmp_path.glob("home/**/*.json"))
-    assert not store.layers.exists()
+    assert list(store.layers.iterdir()) == []
 
 
 def test_a_manifest_alone_and_one_that_does_not_say_its_machine_are_taken(tmp_path: Path, registry: str) -> None:
@@ -324,7 +326,7 @@ def test_a_manifest_alone_and_one_that_does_not_say_its_machine_are_taken(tmp_pa
     plain, store = packed(tmp_path / "a"), ImageStore(tmp_path / "home")
     for name, machine in (("alone", kernel.machine()), ("silent", "")):
         image_id = push_image(registry, name, [(plain, plain)], machine, listed=None)
-        assert Registry(Reference.parse(f"{registry}/{name}"), soon()).pull(store).id == image_id
+        assert pull(Reference.parse(f"{registry}/{name}"), store, soon()).id == image_id
 
 
 def test_a_layer_with_another_content_than_its_configuration_says_is_refused(tmp_path: Path, registry: str) -> None:
@@ -334,81 +336,9 @@ def test_a_layer_with_another_content_than_its_configuration_says_is_refused(tmp
     push_image(registry, "x", [(plain + b"\0" * 512, plain)], kernel.machine())
     store = ImageStore(tmp_path / "home")
     with pytest.raises(ImageUnavailable, match="a layer is damaged"):
-        Registry(Reference.parse(f"{registry}/x"), soon()).pull(store)
+        pull(Reference.parse(f"{registry}/x"), store, soon())
     assert list(store.layers.iterdir()) == []
     assert store.images() == []
-
-
-@contextmanager
-def answering(*answers: tuple[int, dict[str, str], bytes]) -> Iterator[tuple[str, list[str]]]:
-    """A server that gives these answers one after another; its address, and who asked with what authorisation."""
-    left, asked = list(answers), []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(f"{self.path} {self.headers.get('Authorization')}")
-            status, headers, body = left.pop(0)
-            self.send_response(status)
-            for name, value in {"Content-Length": str(len(body)), **headers}.items():
-                self.send_header(name, value.replace("HERE", f"127.0.0.1:{self.server.server_address[1]}"))
-            self.end_headers()
-            with suppress(ConnectionError):  # who asked has read enough
-                self.wfile.write(body)
-
-        def log_message(self, *anything: object) -> None: ...
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.server_address[1]}", asked
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def test_a_busy_registry_is_asked_again_and_a_token_is_fetched(tmp_path: Path) -> None:
-    challenge = {"WWW-Authenticate": 'Bearer realm="http://HERE/token",service="s",scope="repository:x:pull"'}
-    broken = {"errors": [{"code": "MANIFEST_UNKNOWN", "message": "no such manifest here"}]}
-    answers = [
-        (429, {"Retry-After": "0"}, b""),
-        (503, {}, b""),
-        (401, challenge, b""),
-        (200, {}, b'{"token": "t0ken"}'),
-        (404, {}, json.dumps(broken).encode()),
-    ]
-    match = r"404.*no such manifest here"
-    with answering(*answers) as (host, asked), pytest.raises(ImageUnavailable, match=match) as found:
-        Registry(Reference.parse(f"{host}/x"), soon()).pull(ImageStore(tmp_path))
-    assert kind_of(found.value) is ImageMissing
-    assert len(asked) == 5
-    assert asked[3].startswith("/token?service=s&scope=repository")
-    assert asked[4] == "/v2/x/manifests/latest Bearer t0ken"
-
-
-_LOGIN = {"WWW-Authenticate": 'Bearer realm="http://HERE/token",service="s"'}
-_LISTED = json.dumps({"config": {"digest": f"sha256:{'0' * 64}"}, "layers": []}).encode()
-
-
-@pytest.mark.parametrize(
-    ("answers", "kind"),
-    [
-        ([(403, {}, b"")], ImageDenied),
-        ([(401, {"WWW-Authenticate": "Digest"}, b"")], ImageDenied),
-        ([(401, _LOGIN, b""), (403, {}, b"")], ImageDenied),
-        ([(401, _LOGIN, b""), (200, {}, b'{"token": "t"}'), (401, {}, b"")], ImageDenied),
-        ([(401, _LOGIN, b""), (404, {}, b"")], ImageUnavailable),
-        ([(404, {}, b"")], ImageMissing),
-        ([(200, {}, _LISTED), (404, {}, b"")], ImageUnavailable),  # a registry that is being filled
-        ([(400, {}, b"")], ImageUnavailable),
-    ],
-)
-def test_what_a_registry_has_not_is_told_from_what_it_does_not_give(
-    tmp_path: Path, answers: list[tuple[int, dict[str, str], bytes]], kind: type[ImageUnavailable]
-) -> None:
-    with answering(*answers) as (host, _), pytest.raises(ImageUnavailable, match="cannot be pulled") as found:
-        Registry(Reference.parse(f"{host}/x"), soon()).pull(ImageStore(tmp_path))
-    assert kind_of(found.value) is kind
 
 
 def test_without_an_engine_an_image_is_missing_only_where_all_who_may_have_it_said_so(
@@ -424,30 +354,9 @@ def test_without_an_engine_an_image_is_missing_only_where_all_who_may_have_it_sa
 
     assert refused(f"{registry}/mirror") is ImageMissing
     assert refused("127.0.0.1:1/mirror") is ImageUnavailable
-    with answering(*[(403, {}, b"")] * 2) as (closed, _):
-        assert refused(closed) is ImageDenied
-
-
-def test_a_registry_that_stays_busy_is_given_up(tmp_path: Path) -> None:
-    with answering(*[(503, {}, b"")] * 9) as (host, _), pytest.raises(ImageUnavailable, match=r"503|too busy"):
-        Registry(Reference.parse(f"{host}/x"), time.monotonic() + 1.0).pull(ImageStore(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("body", "length"),
-    [
-        (b"no json", 7),
-        (b"[]", 2),
-        (b'{"config": {"digest"', 900),
-        (b'{"manifests": [' + b" " * (9 << 20), 15 + (9 << 20)),
-    ],
-)
-def test_an_answer_that_is_none_is_the_images_fault(tmp_path: Path, body: bytes, length: int) -> None:
-    replies = [(200, {"Content-Length": str(length)}, body)] * TRIES  # one that breaks off is asked again
-    begins = r"/x:latest cannot be pulled"
-    with answering(*replies) as (host, _), pytest.raises(ImageUnavailable, match=begins) as found:
-        Registry(Reference.parse(f"{host}/x"), time.monotonic() + 2).pull(ImageStore(tmp_path))
-    assert ("more than" in str(found.value)) == (length > 1 << 20)
+    with standing() as closed:
+        closed.wants, closed.login = "Basic", "me:word"
+        assert refused(closed.host) is ImageDenied
 
 
 def test_a_recipes_image_that_others_built_is_taken_from_the_mirror(

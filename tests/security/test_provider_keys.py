@@ -108,14 +108,10 @@ def test_a_submission_of_an_unregistered_pair_is_refused_with_the_command_that_r
         flow.enqueue(a_task(), agent="mini-swe-agent", model=asked)
 
 
-def test_another_engine_gets_a_models_key_only_when_it_is_named_again(settings: Settings, database: Database) -> None:
+def test_another_engine_does_not_get_a_models_key(settings: Settings, database: Database) -> None:
     new = "http://127.0.0.1:9/v1"
     model_replicas.add(database, NewReplica("m", "HTTP://Engine.test/v1", api_key_env="OPENAI_API_KEY"))
-    with pytest.raises(LimitInvalid, match=r"the key OPENAI_API_KEY, and http://127\.0\.0\.1:9/v1 is none of them"):
-        model_replicas.swap(database, "m", policy_version="v2", urls=[new])
-    (same,) = model_replicas.swap(database, "m", policy_version="v2", urls=["http://engine.TEST/v1/"])
-    assert (same.url, same.api_key_env) == ("http://engine.test/v1", "OPENAI_API_KEY"), "the same engine keeps its key"
-    (without,) = model_replicas.swap(database, "m", policy_version="v3", urls=[new], api_key_env="")
+    without = model_replicas.add(database, NewReplica("m", new))
     assert without.api_key_env is None
     theft = ModelChoice(name="m", base_url=new, api_key_env="OPENAI_API_KEY")
     with MegaFlow(settings) as flow, pytest.raises(SpecInvalid, match="is not registered"):

@@ -18,7 +18,7 @@ from app.cli.submission_options import arguments_of
 from app.errors import SpecInvalid
 from app.models.spec import Limits, TaskSpec
 from app.submission import specs_for
-from tests.building import a_spec, a_task
+from tests.building import a_task
 
 KNOWN = AGENTS | {"mine": Traits(any_argument=True)}
 
@@ -27,11 +27,6 @@ def spec_with(agent: str, given: dict[str, Any]) -> TaskSpec:
     model = "replay" if KNOWN[agent].needs_model else None
     (spec,) = specs_for([a_task()], agent=agent, mode="auto", model=model, known=KNOWN, agent_args=given)
     return spec
-
-
-def test_a_spec_without_arguments_is_stored_as_before() -> None:
-    assert "agent_args" not in a_spec().model_dump_json()
-    assert spec_with("nop", {}).digest() == TaskSpec.digest_of(spec_with("nop", {}).model_dump_json())
 
 
 def test_arguments_are_kept_whatever_their_order() -> None:

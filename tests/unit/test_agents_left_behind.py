@@ -270,6 +270,7 @@ class Says:
 
     answer: Any
     placement: Placement = Placement.INSIDE
+    needs_model: bool = True
 
     name: ClassVar[str] = "says"
     version: ClassVar[str] = "1"

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from app.agents import Agent, AgentHost, agent_names, patch
+from app.agents import Agent, FrameworkOptions, agent_names, patch
 from app.agents import agent_named as named
 from app.agents.base import AgentJob
+from app.agents.installation import Installer
 from app.agents.patch import head_commit, take_patch
 from app.errors import AgentFailed, RowBroken, UnknownName
 from app.models.endings import PERMANENT, EndReason, reason_of
@@ -22,7 +23,7 @@ ANSWER = "--- a/value.py\n+++ b/value.py\n@@ -1 +1 @@\n-value = 1\n+value = 2"  
 
 
 def agent_named(name: str) -> Agent:
-    return named(name, AgentHost(tools=Path("/nowhere")))  # neither of the two needs tools
+    return named(name, FrameworkOptions(Installer(Path("/nowhere"))))  # neither of the two needs tools
 
 
 class Never:

@@ -14,11 +14,10 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from app import TaskResult
 from app.ledger.database import Database
 from app.ledger.model_sessions import session_of
 from app.model_service.replay.script import choose, load_scripts
-from app.models.outcome import Phase
+from app.models.outcome import Phase, TaskResult
 from app.stack.private import PrivateStack
 from bench import control_record
 from bench.control_record import Part

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import cast
 
 from app.host.engine import Engine
 from app.images.build_limits import BuildLimits, BuildWatch
 from app.models.spec import Resources
 
-LIMITS = BuildLimits.of(Resources(), disk_mark=0.9)
+LIMITS = BuildLimits.of(Resources())
 
 
 def test_a_build_may_take_what_its_task_may_and_what_compilers_need() -> None:
-    small = BuildLimits.of(Resources(cpus=0.5, memory_bytes=64 << 20, pids=16, disk_bytes=64 << 20), disk_mark=0.7)
-    assert small == BuildLimits(cpus=2.0, memory_bytes=2 << 30, pids=2048, disk_bytes=16 << 30, disk_mark=0.7)
-    large = BuildLimits.of(Resources(cpus=8.0, memory_bytes=8 << 30, pids=9000, disk_bytes=99 << 30), disk_mark=5e9)
-    assert large == BuildLimits(cpus=8.0, memory_bytes=8 << 30, pids=9000, disk_bytes=99 << 30, disk_mark=1.0)
+    small = BuildLimits.of(Resources(cpus=0.5, memory_bytes=64 << 20, pids=16, disk_bytes=64 << 20))
+    assert small == BuildLimits(cpus=2.0, memory_bytes=2 << 30, pids=2048, disk_bytes=16 << 30)
+    large = BuildLimits.of(Resources(cpus=8.0, memory_bytes=8 << 30, pids=9000, disk_bytes=99 << 30))
+    assert large == BuildLimits(cpus=8.0, memory_bytes=8 << 30, pids=9000, disk_bytes=99 << 30)
     told = large.parameters
     assert (told["cpuquota"], told["cpuperiod"], told["memswap"]) == (800_000, 100_000, 8 << 30)
     assert json.loads(told["ulimits"]) == [{"Name": "core", "Soft": 0, "Hard": 0}]
@@ -26,7 +27,7 @@ class _Watched(BuildWatch):
     """Notes which containers it would bound."""
 
     def __init__(self) -> None:
-        super().__init__(cast(Engine, None), "build x", LIMITS, lambda: None)
+        super().__init__(cast(Engine, None), "build x", LIMITS, Path("turns"), lambda: None)
         self.bounded: list[str] = []
 
     def _bound(self, container: str) -> None:

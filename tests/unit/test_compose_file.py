@@ -24,8 +24,9 @@ from app.compose_file.values import idle
 from app.datasets import load
 from app.datasets.base import Reading
 from app.errors import DatasetInvalid, SpecInvalid
-from app.images.compose_images import images_of
+from app.images.compose_images import Parts
 from app.models.spec import Bundle, EnvironmentSpec, Network, Resources
+from app.settings import Settings
 
 TASK = Path(__file__).parents[2] / "app" / "datasets" / "demo" / "several" / "restock-the-shop"
 
@@ -603,7 +604,9 @@ def read_stored(compose: Any, folder: Path) -> Project:
 def test_the_images_of_a_project_can_be_provided_ahead_one_by_one(tmp_path: Path) -> None:
     [task] = load(str(TASK), Reading(pack=keep))
     alone = EnvironmentSpec(image="example:1")
-    specs, fetch = images_of([alone, task.environment], lambda bundle: STORED[bundle.sha256], tmp_path / "scratch")
+    parts = Parts(Settings(home=tmp_path), fetch_bundle=lambda bundle: STORED[bundle.sha256])
+    specs = [part for spec in (alone, task.environment) for part in parts.of(spec)]
+    fetch = parts.fetch
     assert specs[0] == alone
     assert [(one.compose, one.image, one.build is None) for one in specs[1:]] == [(None, None, False)] * 2
     shop = specs[2].build
@@ -612,7 +615,7 @@ def test_the_images_of_a_project_can_be_provided_ahead_one_by_one(tmp_path: Path
         assert sorted(tar.getnames()) == ["Dockerfile", "shop.py"]
     assert task.environment.compose is not None
     assert fetch(task.environment.compose.context) == STORED[task.environment.compose.context.sha256]
-    assert list((tmp_path / "scratch").iterdir()) == []
+    assert list((tmp_path / "cache" / "contexts").iterdir()) == []
 
 
 def test_a_compose_file_that_asks_for_the_host_is_the_datasets_fault(tmp_path: Path) -> None:

@@ -9,17 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from app.cli.explain import bar, seconds, shares_table
+from app.cli.explain import bar, shares_table
 from app.ledger.explain_run import spread
 from app.ledger.stories import Share
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [(0, "0.00 s"), (0.254, "0.25 s"), (12.34, "12.3 s"), (99.9, "99.9 s"), (245, "4m 05s"), (8040, "2h 14m")],
-)
-def test_seconds_are_said_as_exactly_as_matters(value: float, said: str) -> None:
-    assert seconds(value) == said
 
 
 def test_bars_are_in_proportion_and_nothing_is_hidden() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from app.artifacts.bundles import pack
 from app.errors import GradingFailed, TestRunnerMissing
-from app.grading import grader_for, script_goal
+from app.grading import grader_for
 from app.grading.base import Grade, GradingInput
 from app.models.outcome import Verdict
 from app.models.shell import CommandResult

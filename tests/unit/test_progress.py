@@ -30,6 +30,9 @@ def test_the_end_is_one_line() -> None:
     assert lines(done, 9.6) == ["[####################] 3/3 done, score 1.00 of 2, 1 cancelled, 9.60s"]
 
 
-@pytest.mark.parametrize(("seconds", "said"), [(0.4, "0.40s"), (59.4, "59s"), (192, "3m12s"), (7500, "2h05m")])
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.4, "0.40s"), (59.4, "59s"), (192, "3m12s"), (7500, "2h05m"), (266400, "3d02h"), (-1, "0.00s")],
+)
 def test_durations_are_short(seconds: float, said: str) -> None:
     assert lasted(seconds) == said

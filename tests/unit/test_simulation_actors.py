@@ -34,12 +34,6 @@ def test_an_attempt_passes_all_phases_in_order_within_its_time_and_ends() -> Non
     assert [step.at for step in course] == sorted((step.at for step in course), reverse=True)
 
 
-def test_few_phases_leave_out_no_phase_that_tells_when_the_agent_worked() -> None:
-    course = RandomModel(Simulation.of(phases="few")).course(_claim(), now=0.0)
-    passed = [step.phase for step in reversed(course) if step.kind == "phase"]
-    assert passed == [Phase.AGENT_STARTED, Phase.AGENT_ENDED, Phase.GRADED, Phase.STORED]
-
-
 @pytest.mark.parametrize("fate", [fate for fate in FATES if fate != "freeze"])
 def test_a_fate_strikes_within_the_attempts_time_and_takes_its_end_away(fate: str) -> None:
     course = RandomModel(Simulation.of(run_s="constant:10", **{fate: 1.0})).course(_claim(), now=100.0)

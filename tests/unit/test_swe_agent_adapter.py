@@ -235,13 +235,13 @@ class Answers:
 def test_it_needs_a_few_programs_and_to_be_root(
     agent: SweAgent, monkeypatch: pytest.MonkeyPatch, shell: Answers, said: str
 ) -> None:
-    monkeypatch.setattr("app.agents.swe_agent.adapter.require", lambda *_: None)
+    monkeypatch.setattr("app.agents.adapter.require", lambda *_: None)
     with pytest.raises(AgentUnsuitable, match=said):
         agent.suits(shell)  # type: ignore[arg-type]
 
 
 def test_it_is_content_with_an_environment_that_has_them(agent: SweAgent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.agents.swe_agent.adapter.require", lambda *_: None)
+    monkeypatch.setattr("app.agents.adapter.require", lambda *_: None)
     agent.suits(Answers())  # type: ignore[arg-type]
 
 

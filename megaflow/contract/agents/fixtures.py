@@ -19,6 +19,7 @@ import pytest
 
 from app.agents.base import Agent
 from app.agents.framework import Framework, Placement
+from app.agents.running import FrameworkAgent
 from app.agents.trial import NeverCancelled, Trial, TrialStage, write_scripts
 from app.environments import provider_for
 from app.environments.contract import Environment, EnvironmentProvider, Tags
@@ -63,8 +64,8 @@ def framework(subject: Subject, tools: Path) -> Framework:
 
 
 @pytest.fixture(scope="module")
-def agent(subject: Subject, framework: Framework) -> Agent:
-    return subject.agent(framework)
+def agent(framework: Framework) -> Agent:
+    return FrameworkAgent(framework)
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,7 @@ def fifty_thousand_beside_ten(ground: Ground) -> None:
     """A user with 50,000 tasks, then another with ten: the ten do not wait behind the fifty thousand. The giant is
     cancelled when they have ended, which must be one, quick thing too."""
     ground.watch.every_s = 2.0
-    ground.simulate(run_s="constant:1", phases="few")
+    ground.simulate(run_s="constant:1")
     ends = GRADED | {("cancelled", "cancelled")}
     giant = ground.submit(50_000, mode=Mode.EPHEMERAL, name="giant", user_name="giant", allowed=ends)
     time.sleep(5)

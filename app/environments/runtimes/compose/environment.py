@@ -19,7 +19,6 @@ from app.environments.contract import (
     ResetProof,
     Serve,
     ServiceMemory,
-    Snapshot,
     Stats,
     Tags,
 )
@@ -32,10 +31,6 @@ from app.models.shell import DecideFile, InteractiveProgram, OutputLogs, Restart
 
 log = structlog.get_logger()
 
-NO_SNAPSHOTS = (
-    "expected one container to keep a snapshot of or to make of one, found several: what the other services and their"
-    " volumes hold is in the files of none of them."
-)
 LOG = "/var/tmp/.service.log"
 """Where the main service's own command writes, when it has one: its first process is the session's."""
 _LOG_BYTES = 2 * KEEP_BYTES
@@ -216,10 +211,6 @@ class ComposeEnvironment(Environment):
         return self._main.forward(port, serve)
 
     # --- Life -------------------------------------------------------------------------------------------------------
-
-    def snapshot(self, tags: Tags) -> Snapshot:
-        """Raises: EnvironmentFailed: always; the main service's files alone would be half of what was there."""
-        raise EnvironmentFailed(NO_SNAPSHOTS)
 
     def restart(self, decide: DecideFile) -> Restart:
         """Of the main service: in the others no agent was."""

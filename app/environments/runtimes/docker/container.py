@@ -15,10 +15,9 @@ import structlog
 from docker.errors import APIError, DockerException, NotFound
 from requests import RequestException
 
-from app.environments.contract import UNSEEN, Forward, Origin, ResetProof, Route, Serve, Snapshot, Tags, Times
+from app.environments.contract import UNSEEN, Forward, Origin, ResetProof, Route, Serve, Tags, Times
 from app.environments.networks import Egress, open_egress
 from app.environments.networks.forwarding import forward
-from app.environments.runtimes.docker import snapshots
 from app.environments.runtimes.session_environment import SessionEnvironment, WatchedShell
 from app.environments.session import SessionClient
 from app.environments.session.transports import ContainerTarget, Transport
@@ -254,12 +253,6 @@ class DockerEnvironment(SessionEnvironment):
                 self._name = name
 
     # --- Its files, kept --------------------------------------------------------------------------------------------
-
-    def snapshot(self, tags: Tags) -> Snapshot:
-        with self._alive_during("keep a snapshot"):
-            copied = [] if self._transport.shares_files else [tool.target for tool in self._tools]
-            snapshots.refuse_more_than_files(self.volumes(), copied)
-            return snapshots.take(self._engine, self.id, self._image_id, tags)
 
     # --- The end, and back to the beginning -----------------------------------------------------------------------
 

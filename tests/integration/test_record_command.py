@@ -1,13 +1,9 @@
-"""`megaflow record`, `replay` and `compare` as a person uses them, over a real ledger and a real store."""
+"""`megaflow record` as a person uses it, over a real ledger and a real store."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -17,8 +13,8 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from app.artifacts import open_store
-from app.cli import replay
-from app.errors import SpecInvalid, WaitTimeout
+from app.cli import record
+from app.errors import SpecInvalid
 from app.ledger import accept, attempts, ends, results
 from app.ledger.accept import NewRun
 from app.ledger.database import Database
@@ -35,7 +31,8 @@ class Commands:
     def __init__(self, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("app.client.load", lambda: settings)
         self._cli = typer.Typer()
-        replay.register(self._cli)
+        self._cli.callback()(lambda: None)  # a group, also with one command
+        record.register(self._cli)
 
     def __call__(self, *arguments: object) -> Result:
         with capture_logs():
@@ -104,71 +101,3 @@ def test_a_run_without_model_calls_is_refused(database: Database, settings: Sett
     with pytest.raises(SpecInvalid, match="no attempt has ended"):
         run("record", "early")
     assert not settings.recordings.exists()
-
-
-def replayed(database: Database, settings: Settings, run: Commands) -> tuple[UUID, UUID]:
-    """A run that has ended, and the run that plays it, accepted."""
-    run_id = a_run(database)
-    finish(database, settings, run_id)
-    told = run("replay", run_id, "--no-wait").stdout
-    assert "4 tasks accepted" in told
-    (again,) = [status.id for status in results.runs(database) if status.name == "night-replay"]
-    return run_id, again
-
-
-def test_the_same_tasks_are_submitted_with_the_recording_as_their_model(
-    database: Database, settings: Settings, run: Commands
-) -> None:
-    run_id, again = replayed(database, settings, run)
-    before, after = (results.results(database, results.task_ids(database, one)) for one in (run_id, again))
-    assert [(one.name, one.replica, one.agent) for one in after] == [
-        (one.name, one.replica, one.agent) for one in before
-    ]
-    new = results.task_spec(database, after[0].task_id)
-    old = results.task_spec(database, before[0].task_id)
-    assert new.model == ModelChoice(name=f"replay:{run_id}")
-    assert (new.task, new.mode, new.resource_class) == (old.task, old.mode, old.resource_class)
-    assert results.run_status(database, again).user_name == "ann"
-
-
-def test_waiting_for_the_end_compares_at_once(database: Database, settings: Settings, run: Commands) -> None:
-    run_id = a_run(database)
-    finish(database, settings, run_id)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(run, "replay", run_id, "--timeout", 60)
-        until = time.monotonic() + 60
-        while not (again := [one.id for one in results.runs(database) if one.name == "night-replay"]):
-            assert not waiting.done(), waiting.result().output
-            assert time.monotonic() < until
-        finish(database, settings, again[0], patch=b"another")
-        done = waiting.result(60)
-    assert (done.exit_code, "0 of 4 tasks are the same" in done.stdout) == (1, True)
-
-
-def test_a_run_that_went_the_same_way_compares_equal(database: Database, settings: Settings, run: Commands) -> None:
-    run_id, again = replayed(database, settings, run)
-    with pytest.raises(WaitTimeout, match="has not ended"):
-        run("compare", run_id, again)
-    finish(database, settings, again)
-    done = run("compare", run_id, again)
-    assert (done.exit_code, "4 of 4 tasks are the same" in done.stdout) == (0, True)
-
-
-@pytest.mark.parametrize(("other", "differs"), [({"patch": b"another"}, ["patch"]), ({"reward": 0.0}, ["reward"])])
-def test_a_difference_is_shown_and_told_by_the_exit_code(
-    database: Database, settings: Settings, run: Commands, other: dict[str, Any], differs: list[str]
-) -> None:
-    run_id, again = replayed(database, settings, run)
-    finish(database, settings, again, **other)
-    assert run("compare", run_id, again).exit_code == 1
-    done = run("compare", run_id, again, "--json")
-    assert done.exit_code == 1
-    assert [pair["differs"] for pair in json.loads(done.stdout)] == [differs] * 4
-
-
-def test_runs_of_different_tasks_are_not_compared(database: Database, settings: Settings, run: Commands) -> None:
-    one, two = a_run(database), a_run(database, replicas=1)
-    for run_id in (one, two):
-        finish(database, settings, run_id)
-    with pytest.raises(SpecInvalid, match="same tasks"):
-        run("compare", one, two)
