@@ -44,7 +44,7 @@ class Installer(ToolStore):
 
         For a library of which a part is used, whose other parts would need hundreds of megabytes.
         """
-        return venvs.bundle(self.tool_store, name, lock, (), {}, flags=("--no-deps",)).folder / "bin" / "python"
+        return venvs.bundle(self, name, lock, (), {}, flags=("--no-deps",)).folder / "bin" / "python"
 
     def python(
         self,
