@@ -77,7 +77,11 @@ def report(flow: MegaFlow, watched: list[Run], found: list[TaskResult], *, json:
 
 
 def _described(flow: MegaFlow, run: Run) -> dict[str, object]:
-    return {**vars_of(flow.status(run.id)), "open_networks": results.open_networks(flow.database, run.id)}
+    return {
+        **vars_of(flow.status(run.id)),
+        "open_networks": results.open_networks(flow.database, run.id),
+        "provenance": results.provenance(flow.database, run.id),
+    }
 
 
 def vars_of(status: results.RunStatus) -> dict[str, object]:
