@@ -41,6 +41,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "record": CommandEntry("replay", EVALUATE, "Fetch what a run's models said"),
     "replay": CommandEntry("replay", EVALUATE, "Do a run again with the recorded answers of its models"),
     "compare": CommandEntry("replay", EVALUATE, "Compare patches and verdicts of two runs of the same tasks"),
+    "dataset": CommandEntry("dataset", EVALUATE, "Datasets: which are known, fetching, looking at and checking them"),
     "agents": CommandEntry("agents", EVALUATE, "Agents: which there are, installing their frameworks"),
     "models": CommandEntry("models", EVALUATE, "Models: which engines answer for a model's name"),
     "up": CommandEntry("stack", OPERATE, "Start everything on this machine"),

@@ -28,6 +28,7 @@ from app.settings import Settings
 if TYPE_CHECKING:
     from app import evaluation
     from app.client import MegaFlow
+    from app.datasets.selection import Selection
     from app.evaluation import Submission
     from app.images import overview
     from app.images.cache import ImageCache, View
@@ -47,6 +48,7 @@ else:
     items_of = later("app.images.sync", "items_of")
     Upcoming = later("app.ledger.upcoming", "Upcoming")
     evaluation = later("app.evaluation")
+    Selection = later("app.datasets.selection", "Selection")
     Submission = later("app.evaluation", "Submission")
     HostSemaphoreLease = later("app.workers.image_care", "HostSemaphoreLease")
 
@@ -260,7 +262,7 @@ def sync(
         target = to or flow.settings.image_mirror
         if target is None:
             raise SettingsInvalid("expected a registry: give --to HOST[:PORT], or set MEGAFLOW_IMAGE_MIRROR.")
-        asked = Submission(dataset=dataset, agent="nop", only=tuple(task or ()), limit=limit)
+        asked = Submission(dataset=dataset, agent="nop", selection=Selection(only=tuple(task or ()), limit=limit))
         asked_for = [spec.task.environment for spec in evaluation.specs_of(asked, flow.settings)]
         specs, fetch = images_of(asked_for, _bundles(flow.settings), flow.settings.home / "cache" / "contexts")
         items = items_of(specs, target, flow.settings.base_image)

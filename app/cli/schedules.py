@@ -33,7 +33,9 @@ def register(cli: typer.Typer) -> None:
 def add(
     name: Annotated[str, typer.Argument(help="A name of its own.")],
     cron: Annotated[str, typer.Argument(help="Five fields, UTC, e.g. '0 3 * * *'.")],
-    dataset: Annotated[str, typer.Argument(help="As for submit; read anew at every firing, by the control worker.")],
+    dataset: Annotated[
+        list[str], typer.Argument(help="As for submit; read anew at every firing, by the control worker.")
+    ],
     *,
     options: SubmissionOptions,
     misfire: Annotated[
@@ -49,8 +51,9 @@ def add(
         # Options that were not given are left out, so that an older release can read it.
         unsaid = {"limits"} if submission.limits == LimitOverrides() else set[str]()
         unsaid |= {name for name in ("agent_args", "max_running") if not getattr(submission, name)}
+        unsaid |= {"selection"} if not submission.selection.conditions() else set()
         kept = submission.model_dump(mode="json", exclude={"dataset", *unsaid})
-        schedules.add(flow.database, name=name, cron=cron, dataset=dataset, submission=kept, misfire=misfire)
+        schedules.add(flow.database, name=name, cron=cron, dataset=submission.dataset, submission=kept, misfire=misfire)
     console.print(f"schedule {name!r}: {len(tasks)} tasks, next at {due_at:%Y-%m-%d %H:%M} UTC")
 
 

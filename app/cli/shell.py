@@ -32,10 +32,12 @@ from app.stack.home import prepare
 
 if TYPE_CHECKING:
     from app import evaluation
+    from app.datasets.selection import Selection
     from app.evaluation import Submission
     from app.workers.services import agent_host
 else:
     evaluation = later("app.evaluation")
+    Selection = later("app.datasets.selection", "Selection")
     Submission = later("app.evaluation", "Submission")
     agent_host = later("app.workers.services", "agent_host")
 
@@ -98,7 +100,11 @@ def _read(asked: str, agent: str, kind: EnvironmentKind, settings: Settings) -> 
     with tempfile.TemporaryDirectory(prefix="megaflow-shell-") as folder:
         passing = settings.model_copy(update={"artifacts_url": f"file://{folder}"})
         wanted = Submission(
-            dataset=dataset, agent=agent, model=ModelChoice(name=REPLAY_MODEL), only=only, environment=kind
+            dataset=dataset,
+            agent=agent,
+            model=ModelChoice(name=REPLAY_MODEL),
+            selection=Selection(only=only),
+            environment=kind,
         )
         specs = evaluation.specs_of(wanted, passing)
         if len(specs) != 1:
