@@ -68,7 +68,7 @@ def pull(name: Named, json: Json = False) -> None:
     with inspection.opened(name, load()) as found:
         about = found.origin()
     if json:
-        as_json(about)
+        as_json(asdict(about))
         return
     rows = [("dataset", about.name), ("from", about.hub_id or about.argument), ("revision", about.revision or "-")]
     _pairs([*rows, ("tasks", str(about.tasks)), ("content", about.content_hash)])

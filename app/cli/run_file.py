@@ -85,7 +85,8 @@ def written(context: typer.Context) -> str:
     for key, parameter in _keys(context).items():
         source = context.get_parameter_source(parameter.name)
         if source is not None and source.name != "DEFAULT":
-            found[key] = _plain(context.params[parameter.name])
+            value = _plain(context.params[parameter.name])
+            found[key] = value[0] if getattr(parameter, "nargs", 1) == -1 and len(value) == 1 else value
     return yaml.safe_dump(found, sort_keys=False, allow_unicode=True)
 
 
