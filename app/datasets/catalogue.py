@@ -40,6 +40,7 @@ class KnownDataset:
     files: tuple[str, ...] = ()  # patterns of its files, when they are not named after the split
     rows: int | None = None  # as its makers state
     language: str | None = None  # of every row, when no column says it
+    path_languages: tuple[str, ...] = ()  # a folder, or the beginning of a file's name, that says it
     versions: tuple[tuple[str, GitFolder], ...] = ()  # of task folders in git, the default first
 
     @property
@@ -173,6 +174,7 @@ _DATASETS = (
         adapter="multi-swe-bench",
         hub_id="ByteDance-Seed/Multi-SWE-bench",
         files=tuple(f"{language}/*.jsonl" for language in MULTI_SWE_LANGUAGES),
+        path_languages=MULTI_SWE_LANGUAGES,
         rows=1632,
         licence="CC0-1.0",
         citation=_MULTI_SWE,
@@ -204,6 +206,7 @@ _DATASETS = (
         hub_id="ByteDance-Seed/Multi-SWE-RL",
         split="data_20240601_20250331",  # a batch, one folder of the repository
         files=("data_20240601_20250331/*_dataset.jsonl", "data_20240601_20250331/*/*_dataset.jsonl"),
+        path_languages=MULTI_SWE_LANGUAGES,
         rows=4723,
         licence="CC0-1.0 on its card, `other` in the hub's tag",
         citation=_MULTI_SWE,
@@ -236,6 +239,7 @@ _DATASETS = (
         hub_id="SWE-bench-Live/MultiLang",
         split="c … cs",  # one split for each language
         files=tuple(f"data/{language}-*.parquet" for language in _LIVE_LANGUAGES),
+        path_languages=_LIVE_LANGUAGES,
         licence="MIT",
         citation=_LIVE,
         source="github microsoft/SWE-bench-Live, README",

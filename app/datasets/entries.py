@@ -94,7 +94,7 @@ def entry_of(values: Mapping[str, Any], place: FaultPlace, language: str | None)
     if isinstance(organisation, str) and isinstance(repository, str):
         repository = f"{organisation}/{repository}"
     name = values.get("instance_id")
-    if name is None and isinstance(organisation, str) and isinstance(values.get("number"), int):
+    if name in (None, "") and isinstance(organisation, str) and isinstance(values.get("number"), int):
         name = f"{organisation}__{values['repo']}-{values['number']}"  # as Multi-SWE-bench makes it
     if not isinstance(name, str) or not name.strip():
         raise place.fault("instance_id", "a text that is not empty", name)

@@ -37,6 +37,12 @@ class DatasetAddress:
     hub_id: str | None = None
     revision: str | None = None
     language: str | None = None  # of every row, where no column says it
+    path_languages: tuple[str, ...] = ()  # languages that a file's folder, or the beginning of its name, says
+
+    def language_of(self, file: Path) -> str | None:
+        """Of the rows of a file, where no column says it."""
+        said = (file.parent.name, file.name.partition("-")[0])
+        return next((one for one in said if one in self.path_languages), self.language)
 
 
 @dataclass(slots=True)
@@ -146,7 +152,7 @@ class RowDataset:
 
     def _entry(self, raw: RawRow, place: int) -> TaskEntry | DatasetInvalid:
         try:
-            entry = entry_of(raw.values, raw.place, self.address.language)
+            entry = entry_of(raw.values, raw.place, self.address.language_of(raw.file))
         except DatasetInvalid as error:
             return error
         if earlier := self._places.get(entry.name):
@@ -174,7 +180,11 @@ class RowDataset:
     def _task(self, raw: RawRow) -> AgentTask:
         row = Row(values=raw.values, place=raw.place, dataset=self.name, folder=raw.file.parent)
         with raw.place.named():
-            return self.adapter.task(row, self.reading)
+            task = self.adapter.task(row, self.reading)
+        name = entry_of(raw.values, raw.place, None).name
+        if task.name != name:  # it was chosen by that name
+            raise raw.place.fault("instance_id", f"the task's name to be {name!r}", task.name)
+        return task
 
 
 def _fault(where: str, field_name: str, expected_and_found: str) -> DatasetInvalid:

@@ -116,7 +116,9 @@ def _on_hub(
 ) -> OpenedDataset:
     adapter = _adapter(dataset.adapter, asked, adapters)
     snapshot = fetch(dataset, asked.revision)
-    address = DatasetAddress(dataset.name, asked.text, dataset.hub_id, snapshot.revision, dataset.language)
+    address = DatasetAddress(
+        dataset.name, asked.text, dataset.hub_id, snapshot.revision, dataset.language, dataset.path_languages
+    )
     return RowDataset(address, snapshot.files, adapter, reading)
 
 
@@ -214,7 +216,8 @@ def _rows(
     else:
         adapter = _adapter(known.adapter if known is not None else asked.name, asked, adapters)
     language = known.language if known is not None else _language(adapter.name)
-    address = DatasetAddress(name, asked.text, language=language)
+    languages = known.path_languages if known is not None else ()
+    address = DatasetAddress(name, asked.text, language=language, path_languages=languages)
     return RowDataset(address, files, adapter, reading)
 
 
@@ -240,11 +243,13 @@ def recognised(asked: DatasetArgument, file: Path, adapters: Mapping[str, RowAda
     Raises: DatasetInvalid: no row at all, or it cannot be told: names the choices.
     """
     first = _first(file)
-    fitting = [one for one in adapters.values() if one.recognises(first.values)]
+    fitting = {one.name: one for one in adapters.values() if one.recognises(first.values)}
     if len(fitting) == 1:
-        return fitting[0]
+        return next(iter(fitting.values()))
     possible = sorted(
-        name for name, one in adapters.items() if (one in fitting if fitting else one.columns <= first.values.keys())
+        name
+        for name, one in adapters.items()
+        if (one.name in fitting if fitting else one.columns <= first.values.keys())
     )
     names = [name for name, one in CATALOGUE.items() if one.adapter in possible] or possible
     if not names:

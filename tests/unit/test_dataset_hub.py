@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.dataset_adapters import parquet, write
+from tests.unit.dataset_adapters import parquet
 from tests.unit.hub_server import HubServer, hub_server
 
 ROOT = Path(__file__).parents[2]
@@ -51,11 +51,14 @@ class Command:
         self._home, self._hub = home, hub
 
     def __call__(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return self.python("-m", "megaflow", "dataset", *arguments, **variables)
+
+    def python(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         own = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "MEGAFLOW_"))}
         home = {"HF_HOME": str(self._home / "hf"), "MEGAFLOW_HOME": str(self._home / "megaflow")}
         settings = {"HF_ENDPOINT": self._hub.url, "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         return subprocess.run(
-            [sys.executable, "-m", "megaflow", "dataset", *arguments],
+            [sys.executable, *arguments],
             cwd=ROOT,
             env={**own, **home, **settings, **variables},
             capture_output=True,
@@ -106,17 +109,19 @@ def test_a_revision_is_resolved_to_its_commit(command: Command, hub: HubServer, 
     assert newest["languages"] == {"python": 5}
 
 
-def test_files_of_several_languages_are_one_dataset(command: Command, hub: HubServer, tmp_path: Path) -> None:
-    lines = {
-        f"{language}/org__{language}_dataset.jsonl": write(tmp_path / language, [swe_bench_row(number)]).read_bytes()
-        for number, language in enumerate(["go", "rust", "python"])
-    }
-    hub.publish("ByteDance-Seed/Multi-SWE-bench", lines)
-    done = command("pull", "multi-swe-bench")
-    asked = sorted(one.rpartition("/")[2] for one in hub.requests if one.startswith("GET /datasets/"))
-    # The rules may refuse these rows; the folder `python` is not fetched either way.
-    assert asked in ([], ["org__go_dataset.jsonl", "org__rust_dataset.jsonl"])
-    assert bool(asked) or "expected the rules of multi-swe-bench" in done.stderr
+FETCH = """
+from app.datasets.catalogue import CATALOGUE
+from app.datasets.hub import fetch
+found = fetch(CATALOGUE["multi-swe-bench"], None)
+print(*(path.relative_to(found.folder) for path in found.files))
+"""
+
+
+def test_files_of_several_languages_are_one_dataset(command: Command, hub: HubServer) -> None:
+    names = ["go/o__a_dataset.jsonl", "rust/o__b_dataset.jsonl", "python/o__c_dataset.jsonl", "go/old/o__d.jsonl"]
+    hub.publish("ByteDance-Seed/Multi-SWE-bench", dict.fromkeys(names, b"{}\n"))
+    done = command.python("-c", FETCH)
+    assert done.stdout.split() == names[:2], done.stderr
 
 
 @pytest.mark.parametrize(
@@ -154,7 +159,7 @@ def test_a_hub_that_is_not_there_leaves_what_is_in_the_cache(command: Command, h
     commit = hub.publish(LITE, {SHARD: content})
     command.json("pull", "swe-bench-lite")
     assert command.json("pull", "swe-bench-lite", HF_ENDPOINT="http://127.0.0.1:9")["revision"] == commit
-    done = command("pull", "swe-gym", HF_ENDPOINT="http://127.0.0.1:9")
+    done = command("pull", "swe-bench", HF_ENDPOINT="http://127.0.0.1:9")
     assert done.returncode == 69
     assert "Traceback" not in done.stderr
 
