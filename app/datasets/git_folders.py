@@ -27,6 +27,8 @@ from app.task_files import inside, read_inside
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _MOST_S = 1800.0
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_MOST_POINTER_BYTES = 1024
 _GIT = (
     "git",
     # Only https, and what a user's own `insteadOf` makes of it; hooks and helpers of the repository have no say.
@@ -71,6 +73,19 @@ def checkout(where: GitFolder, cache: Path | None) -> Path:
     if not folder.is_dir():
         raise DatasetInvalid(f"{where.url} at {where.commit[:12]}: expected a folder {where.folder!r}; found none")
     return folder
+
+
+def refuse_pointers(folder: Path) -> None:
+    """Raises: DatasetInvalid: a file that stands for one in Git LFS, which was not fetched."""
+    for path in folder.rglob("*"):
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > _MOST_POINTER_BYTES:
+            continue
+        with path.open("rb") as file:
+            if file.read(len(_POINTER)) == _POINTER:
+                raise DatasetInvalid(
+                    f"{path}: expected the file itself; found what stands for it in Git LFS, which is not fetched;"
+                    " clone the repository with git lfs and give NAME=PATH"
+                )
 
 
 def _fetch(where: GitFolder, home: Path) -> None:
@@ -200,5 +215,7 @@ def folders_of(dataset: RegisteredDataset, cache: Path | None) -> Sequence[Path]
             folder = inside(root, root / name)
             if not folder.is_dir():
                 raise DatasetInvalid(f"dataset {dataset.label}: expected a task folder {name!r} in {root}; found none")
+            if isinstance(where, GitFolder):
+                refuse_pointers(folder)
             found.append(folder)
     return found

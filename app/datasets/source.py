@@ -17,7 +17,7 @@ from app.datasets.base import DatasetFormat, Reading, RowAdapter
 from app.datasets.catalogue import CATALOGUE, KnownDataset, near
 from app.datasets.entries import OpenedDataset
 from app.datasets.folder_dataset import TASK_FILES, FolderDataset, SeveralDatasets
-from app.datasets.git_folders import checkout, folders_of, is_registry, registered
+from app.datasets.git_folders import checkout, folders_of, is_registry, refuse_pointers, registered
 from app.datasets.harbor import HarborFormat
 from app.datasets.hub import fetch, files_of
 from app.datasets.row_dataset import DatasetAddress, RowDataset
@@ -126,6 +126,7 @@ def _in_git(dataset: KnownDataset, asked: DatasetArgument, reading: Reading) -> 
     _, where = dataset.version(asked.revision)
     address = DatasetAddress(dataset.name, asked.text, revision=where.commit)
     root = checkout(where, reading.cache)
+    refuse_pointers(root)
     return FolderDataset(address, root, _format_named(dataset.adapter), reading)
 
 

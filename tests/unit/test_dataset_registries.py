@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 from pathlib import Path
@@ -157,6 +158,31 @@ def test_a_repository_that_does_not_answer_is_said_so_and_leaves_nothing(tmp_pat
     with pytest.raises(DatasetUnavailable, match=r"expected git fetch to fetch the tasks; found: .*give a local copy"):
         open_dataset(str(file), reading(tmp_path))
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_file_that_stands_for_one_in_git_lfs_is_refused(tmp_path: Path, repository: Path) -> None:
+    harbor(repository / "one")
+    harbor(repository / "two")
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"
+    files(repository, {"two/environment/data.bin": pointer})
+    commit = commit_of(repository)
+    first = registry(tmp_path, of_harbor(commit, "one"))
+    assert [task.name for task in open_dataset(str(first), reading(tmp_path)).tasks()] == ["one"]
+    both = registry(tmp_path, of_harbor(commit, "one", "two"))
+    with pytest.raises(DatasetInvalid, match=r"two/environment/data\.bin: expected the file itself; .*Git LFS"):
+        open_dataset(str(both), reading(tmp_path))
+
+
+def test_the_known_terminal_bench_comes_from_git_at_its_commit(
+    tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal_bench(repository / "tasks" / "one")
+    where = GitFolder(f"{URL}.git", commit_of(repository), "tasks")
+    known = dataclasses.replace(CATALOGUE["terminal-bench"], versions=(("0.1.1", where),))
+    monkeypatch.setitem(CATALOGUE, "terminal-bench", known)
+    dataset = open_dataset("terminal-bench@0.1.1", reading(tmp_path))
+    assert [(task.name, task.dataset) for task in dataset.tasks()] == [("one", "terminal-bench")]
+    assert dataset.origin().revision == where.commit
 
 
 def test_a_commit_that_is_not_there_is_refused(tmp_path: Path, repository: Path) -> None:
