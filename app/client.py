@@ -148,10 +148,10 @@ class MegaFlow:
 
         Raises: DatasetInvalid; as `enqueue` and `check`.
         """
-        from app.evaluation import new_run, specs_of
+        from app.evaluation import run_of
 
-        specs = specs_of(submission, self.settings)
-        return self._accept(new_run(submission, specs, idempotency_key), lambda: _check_models(specs, check))
+        new = run_of(submission, self.settings, self.database, idempotency_key)
+        return self._accept(new, lambda: _check_models(new.specs, check))
 
     def trial(self, submission: Submission, *, check: Callable[[ModelChoice], None] | None = None) -> list[TaskSpec]:
         """What `submit` would accept now, with everything but accepting it. Raises: as `submit`."""
@@ -159,7 +159,7 @@ class MegaFlow:
         from app.ledger import classes
         from app.submission import refuse_unanswered
 
-        specs = specs_of(submission, self.settings)
+        specs = specs_of(submission, self.settings, self.database)
         refuse_unanswered(specs, self.settings, self.database)
         _check_models(specs, check)
         with self.database.begin() as connection:

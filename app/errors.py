@@ -38,7 +38,19 @@ class RowBroken(SpecInvalid):
 
 
 class DatasetInvalid(SpecInvalid):
-    """A dataset cannot be read: no such file or folder, an unknown format, a bad row."""
+    """A dataset cannot be read: no such file or folder, an unknown format, a bad row.
+
+    `where` and `field` are the place and the column of a bad row, when it has them.
+    """
+
+    where: str = ""
+    field: str = ""
+
+
+class DatasetUnavailable(MegaFlowError):
+    """A dataset's server does not answer, refuses, or is not to be asked; what is on this host does not suffice."""
+
+    exit_code = 69
 
 
 class DependencyMissing(MegaFlowError):

@@ -38,6 +38,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "usage": CommandEntry("usage", LOOK, "Tokens, dollars, model time and environment time"),
     "events": CommandEntry("events", LOOK, "Print what happened, one JSON object a line"),
     "record": CommandEntry("record", EVALUATE, "Fetch what a run's models said"),
+    "dataset": CommandEntry("dataset", EVALUATE, "Datasets: which are known, fetching, looking at and checking them"),
     "agents": CommandEntry("agents", EVALUATE, "Agents: which there are, installing their frameworks"),
     "models": CommandEntry("models", EVALUATE, "Models: which engines answer for a model's name"),
     "up": CommandEntry("stack", OPERATE, "Start everything on this machine"),

@@ -17,6 +17,7 @@ from app.artifacts.bundles import fetch_bundle
 from app.cli.show import Json, as_json, console, say
 from app.cli.tables import Table
 from app.client import MegaFlow
+from app.datasets.selection import Selection
 from app.errors import DatabaseUnavailable, MegaFlowError, SettingsInvalid, UnknownName
 from app.evaluation import Submission
 from app.host.slots import Semaphore
@@ -157,7 +158,7 @@ def sync(
         target = to or flow.settings.image_mirror
         if target is None:
             raise SettingsInvalid("expected a registry: give --to HOST[:PORT], or set MEGAFLOW_IMAGE_MIRROR.")
-        asked = Submission(dataset=dataset, agent="nop", only=tuple(task or ()), limit=limit)
+        asked = Submission(dataset=dataset, agent="nop", selection=Selection(only=tuple(task or ()), limit=limit))
         asked_for = [spec.task.environment for spec in evaluation.specs_of(asked, flow.settings)]
         parts = _parts(flow.settings)
         specs = [part for spec in asked_for for part in parts.of(spec)]

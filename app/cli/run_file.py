@@ -6,6 +6,7 @@ command line goes before the file.
 
 from __future__ import annotations
 
+from datetime import date, datetime
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
@@ -63,7 +64,9 @@ def _unknown(found: str, known: list[str]) -> str:
 
 
 def _value(where: str, value: Any, parameter: Any) -> Any:
-    several = getattr(parameter, "multiple", False)
+    if isinstance(value, date) and not isinstance(value, datetime):  # YAML reads 2024-05-31 so
+        return value.isoformat()
+    several = getattr(parameter, "multiple", False) or getattr(parameter, "nargs", 1) == -1
     if several and not isinstance(value, list):
         value = [value]
     for one in value if several else [value]:

@@ -61,9 +61,7 @@ def open_networks_line(flow: MegaFlow, run: Run) -> str:
 def report(flow: MegaFlow, watched: list[Run], found: list[TaskResult], *, json: bool) -> None:
     """The result table, then the score of every run with its denominator."""
     if json:
-        opened = {run.id: results.open_networks(flow.database, run.id) for run in watched}
-        runs = [{**asdict(flow.status(run.id)), "open_networks": opened[run.id]} for run in watched]
-        as_json({"runs": runs, "results": found})
+        as_json({"runs": [_described(flow, run) for run in watched], "results": found})
         return
     console.print(results_table(found))
     beside = console if console.is_terminal else errors  # a pipe gets the table alone
@@ -73,6 +71,14 @@ def report(flow: MegaFlow, watched: list[Run], found: list[TaskResult], *, json:
             beside.print(found_open, soft_wrap=True)
     where = f"{flow.settings.artifacts()}/runs/RUN/TASK/ATTEMPT"
     beside.print(f"evidence: {where}, or `megaflow show TASK`", soft_wrap=True)
+
+
+def _described(flow: MegaFlow, run: Run) -> dict[str, object]:
+    return {
+        **asdict(flow.status(run.id)),
+        "open_networks": results.open_networks(flow.database, run.id),
+        "provenance": results.provenance(flow.database, run.id),
+    }
 
 
 _RUN_COLUMNS: dict[str, Callable[[RunStatus], str]] = {

@@ -26,7 +26,9 @@ def register(cli: typer.Typer) -> None:
 def add(
     name: Annotated[str, typer.Argument(help="A name of its own.")],
     cron: Annotated[str, typer.Argument(help="Five fields, UTC, e.g. '0 3 * * *'.")],
-    dataset: Annotated[str, typer.Argument(help="As for submit; read anew at every firing, by the control worker.")],
+    dataset: Annotated[
+        list[str], typer.Argument(help="As for submit; read anew at every firing, by the control worker.")
+    ],
     *,
     options: SubmissionOptions,
     misfire: Annotated[
@@ -40,7 +42,7 @@ def add(
         # What could never run is refused now.
         tasks = flow.trial(submission, check=options.check(flow))
         kept = submission.model_dump(mode="json", exclude={"dataset"}, exclude_defaults=True)
-        schedules.add(flow.database, name=name, cron=cron, dataset=dataset, submission=kept, misfire=misfire)
+        schedules.add(flow.database, name=name, cron=cron, dataset=submission.dataset, submission=kept, misfire=misfire)
     console.print(f"schedule {name!r}: {len(tasks)} tasks, next at {due_at:%Y-%m-%d %H:%M} UTC")
 
 

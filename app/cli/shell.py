@@ -23,6 +23,7 @@ from app.cli import terminal
 from app.cli.orderly import ending_in_order, ignore
 from app.cli.show import say
 from app.compose_file.plan import planned
+from app.datasets.selection import Selection
 from app.environments import provider_for
 from app.environments.contract import Environment, Tags
 from app.errors import SpecInvalid, UnknownName
@@ -92,7 +93,11 @@ def _read(asked: str, agent: str, kind: EnvironmentKind, settings: Settings) -> 
     with tempfile.TemporaryDirectory(prefix="megaflow-shell-") as folder:
         passing = settings.model_copy(update={"artifacts_url": f"file://{folder}"})
         wanted = Submission(
-            dataset=dataset, agent=agent, model=ModelChoice(name=REPLAY_MODEL), only=only, environment=kind
+            dataset=dataset,
+            agent=agent,
+            model=ModelChoice(name=REPLAY_MODEL),
+            selection=Selection(only=only),
+            environment=kind,
         )
         specs = evaluation.specs_of(wanted, passing)
         if len(specs) != 1:

@@ -19,7 +19,8 @@ _EXAMPLES = """\b
 Examples:
   megaflow submit demo -a oracle --wait
   megaflow submit tasks/ -a mini-swe-agent -m NAME -k 4
-  megaflow submit rows.jsonl -a nop --task 'django__*' --exclude '*-1234'
+  megaflow submit swe-bench-verified -a nop --task 'django__*' --sample 50
+  megaflow submit swe-gym=rows.jsonl -a oracle --repo 'python/*'
   megaflow submit -c run.yaml --model OTHER
 """
 _SHOWN = 20
@@ -33,7 +34,11 @@ def register(cli: typer.Typer) -> None:
 @takes_options
 def submit(
     dataset: Annotated[
-        str, typer.Argument(help="A JSONL file of SWE-bench rows, a task folder or a folder of them, or `demo`.")
+        list[str],
+        typer.Argument(
+            help="NAME[@REVISION] (`megaflow dataset list`), NAME=PATH, a file of rows, task folders, or `demo`;"
+            " several are one pool."
+        ),
     ],
     *,
     options: SubmissionOptions,

@@ -32,6 +32,7 @@ class Reading:
     pack: PackFolder
     kind: EnvironmentKind = EnvironmentKind.DOCKER
     describe: DescribeRow = no_library
+    cache: Path | None = None  # where repositories of task folders are kept; None: none can be fetched
 
 
 class DatasetFormat(Protocol):

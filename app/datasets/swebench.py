@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 from app.datasets.base import Reading
-from app.datasets.faults import FaultPlace, shown
+from app.datasets.base import Row as DatasetRow
+from app.datasets.faults import FaultPlace
 from app.datasets.policies import KEY, policies_of
-from app.errors import DatasetInvalid
 from app.models.spec import (
     NAME,
     AgentTask,
@@ -29,7 +29,6 @@ from app.models.spec import (
     Resources,
     TestsGoal,
 )
-from app.task_files import inside
 
 Row = dict[str, Any]
 
@@ -77,24 +76,19 @@ _CONDA_PATH = (
 _DJANGO_LOCALE = "export LANG=C.UTF-8 LC_ALL=C.UTF-8 PYTHONIOENCODING=utf8\n"  # its tests print beyond ASCII
 
 
-class SweBenchFormat:
-    """Rows in the SWE-bench schema."""
+@dataclass(frozen=True, slots=True)
+class SweBenchRows:
+    """Rows in the SWE-bench schema; until each dataset has rules of its own."""
 
-    name: ClassVar[str] = "swebench"
+    name: str
+    columns: ClassVar[frozenset[str]] = frozenset({"instance_id"})
 
-    def recognises(self, path: Path) -> bool:
-        return path.suffix in (".jsonl", ".json") if path.is_file() else (path / "rows.jsonl").is_file()
+    def recognises(self, row: Mapping[str, Any]) -> bool:
+        return self.name == "own" and "org" not in row
 
-    def read(self, path: Path, reading: Reading) -> list[AgentTask]:
-        file = path / "rows.jsonl" if path.is_dir() else path
-        dataset = path.name if path.is_dir() else path.stem
-        if path.is_dir():
-            inside(path, file)
-        rows = _Rows(file, dataset, reading)
-        tasks = [rows.task(row, place) for row, place in _rows(file)]
-        if not tasks:
-            raise DatasetInvalid(f"{file}: expected at least one row in the SWE-bench schema; found none")
-        return tasks
+    def task(self, row: DatasetRow, reading: Reading) -> AgentTask:
+        folder = row.folder or Path("/nonexistent")
+        return _Rows(folder / "rows.jsonl", row.dataset, reading).task(dict(row.values), row.place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,45 +134,6 @@ class _Rows:
         if folder not in self._packed:
             self._packed[folder] = self.reading.pack(folder)
         return self._packed[folder]
-
-
-def _rows(file: Path) -> Iterator[tuple[Row, FaultPlace]]:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DatasetInvalid(f"{file}: expected a readable file in UTF-8; found {error}") from error
-    numbered = _of_list(file, text) if file.suffix == ".json" else _of_lines(file, text)
-    for number, row in numbered:
-        if not isinstance(row, dict):
-            raise DatasetInvalid(f"{file}, row {number}: expected a JSON object; found {shown(row)}")
-        name = row.get("instance_id")
-        known_as = (
-            f" ({name if name.isprintable() and len(name) <= 200 else shown(name)})" if isinstance(name, str) else ""
-        )
-        yield row, FaultPlace(f"{file}, row {number}{known_as}")
-
-
-def _of_lines(file: Path, text: str) -> Iterator[tuple[int, Any]]:
-    # Not splitlines: JSON strings may hold separators that it would cut at.
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            yield number, _json(line, f"{file}, row {number}")
-
-
-def _of_list(file: Path, text: str) -> Iterator[tuple[int, Any]]:
-    rows = _json(text, str(file))
-    if not isinstance(rows, list):
-        raise DatasetInvalid(
-            f"{file}: expected a JSON list of rows; found {shown(rows)}; one row a line goes by .jsonl"
-        )
-    yield from enumerate(rows, start=1)
-
-
-def _json(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DatasetInvalid(f"{where}: expected JSON; found {error}") from error
 
 
 def _text(row: Row, column: str, place: FaultPlace) -> str:

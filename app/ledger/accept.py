@@ -40,6 +40,7 @@ class NewRun:
     deadline_at: datetime | None = None  # what has not ended by then ends as `expired`
     budget_usd: float | None = None  # of model calls, all tasks together; None: not bounded
     max_running: int | None = None  # attempts at once; None: not bounded
+    provenance: dict[str, Any] | None = None  # of its tasks, as JSON: datasets, revisions, content, selection
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,7 @@ def _insert_run(connection: Connection, run_id: UUID, new: NewRun) -> bool:
             budget_usd=new.budget_usd,
             max_running=new.max_running,
             idempotency_key=new.idempotency_key,
+            provenance=new.provenance,
         )
         .on_conflict_do_nothing(index_elements=["user_name", "idempotency_key"])
     )

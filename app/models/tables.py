@@ -78,6 +78,7 @@ class RunRow(Base):
     idempotency_key: Mapped[str | None]
     budget_usd: Mapped[float | None]  # of model calls, all tasks together; None: not bounded
     max_running: Mapped[int | None]  # attempts at once; None: not bounded
+    provenance: Mapped[dict[str, Any] | None]  # datasets with revision and content hash, and the selection
 
     __table_args__ = (
         CheckConstraint("max_running > 0"),
