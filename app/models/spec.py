@@ -305,6 +305,13 @@ class PatchSolution(Wire):
 
     kind: Literal["patch"] = "patch"
     patch: PlainText
+    reverse: bool = False  # the dataset's patch is the bug: taking it away is the answer
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without `reverse` where it is not so: a submission keeps the digest that it had before that word was."""
+        told: dict[str, Any] = handler(self)
+        return {name: value for name, value in told.items() if name != "reverse" or value}
 
 
 class ScriptSolution(Wire):
