@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 
+from app.grading.dataset_reports import parse_pydantic, parse_tests_as_json
 from app.models.outcome import TestStatus
 
 Parser = Callable[[str], dict[str, TestStatus]]
@@ -135,7 +136,14 @@ def parse_sympy(text: str) -> dict[str, TestStatus]:
     return statuses
 
 
-PARSERS: Mapping[str, Parser] = {"pytest": parse_pytest, "django": parse_django, "sympy": parse_sympy}
+PARSERS: Mapping[str, Parser] = {
+    "pytest": parse_pytest,
+    "django": parse_django,
+    "sympy": parse_sympy,
+    "swe-bench-pro": parse_tests_as_json,
+    "swe-bench-live": parse_tests_as_json,
+    "swe-gym-pydantic": parse_pydantic,
+}
 
 
 class Report:
