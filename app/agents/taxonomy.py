@@ -24,7 +24,7 @@ EXTERNAL = "external agents"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class EndingRow:
     """One ending: the framework's own word, and what it means."""
 
     agent: str
@@ -43,14 +43,14 @@ def tables() -> dict[str, Mapping[str, EndReason]]:
     return found | {EXTERNAL: result.ENDINGS}
 
 
-def rows(found: Mapping[str, Mapping[str, EndReason]]) -> Iterator[Row]:
+def rows(found: Mapping[str, Mapping[str, EndReason]]) -> Iterator[EndingRow]:
     """Ordered as the adapters have them."""
     for agent, endings in found.items():
         for word, reason in endings.items():
-            yield Row(agent, word, reason)
+            yield EndingRow(agent, word, reason)
 
 
-def markdown(found: Iterable[Row]) -> str:
+def markdown(found: Iterable[EndingRow]) -> str:
     """A row for each end reason of each framework, with all the words that mean it."""
     words: dict[tuple[str, EndReason], list[str]] = {}
     for row in found:

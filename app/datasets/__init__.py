@@ -26,7 +26,7 @@ _TASK_FILES = ("task.toml", "task.yaml")
 FORMATS: tuple[DatasetFormat, ...] = (SweBenchFormat(), HarborFormat(), TerminalBenchFormat())
 
 _ACCEPTED = (
-    "the name demo; a .jsonl file or a .json list of rows in the SWE-bench schema, or a folder with rows.jsonl; "
+    "the name demo; a .jsonl file or a .json list of rows, or a folder with rows.jsonl; "
     "a task folder in the Harbor format (task.toml) or the first Terminal-Bench's (task.yaml), or a folder of them; "
     "a folder of such folders"
 )

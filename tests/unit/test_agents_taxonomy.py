@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from app.agents.frameworks import FRAMEWORKS
-from app.agents.taxonomy import EXTERNAL, WHAT_FOLLOWS, Row, markdown, rows, tables
+from app.agents.taxonomy import EXTERNAL, WHAT_FOLLOWS, EndingRow, markdown, rows, tables
 from app.models.endings import BLAME, Blame, EndReason
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "howto" / "agents.md"
@@ -41,4 +41,4 @@ def test_no_framework_says_what_only_we_can_know() -> None:
 
 def test_every_blame_has_its_rule_and_every_row_a_blame() -> None:
     assert set(WHAT_FOLLOWS) == set(Blame)
-    assert Row("a", "w", EndReason.MODEL_ERROR).blame is Blame.INFRASTRUCTURE
+    assert EndingRow("a", "w", EndReason.MODEL_ERROR).blame is Blame.INFRASTRUCTURE
