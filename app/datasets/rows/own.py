@@ -1,7 +1,7 @@
 """Users' own rows, and the demo's: SWE-bench's columns and a test command; nothing is added to it.
 
-`test_cmd` is run as it is. `log_parser` is one of ours, or by its name (`parse_log_…`) one of swebench 5's. The image
-is named, or built from `build_context`, a folder beside the rows.
+`test_cmd` is run as it is. `log_parser` is pytest, django or sympy, or by its name (`parse_log_…`) one of swebench 5's.
+The image is named, or built from `build_context`, a folder beside the rows.
 """
 
 from __future__ import annotations
