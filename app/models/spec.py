@@ -242,8 +242,8 @@ class TestsGoal(Wire):
     """G of a repository's dataset: named tests must pass after the agent's patch and the hidden tests are in place.
 
     Graded in an environment of its own, in which the agent never was, in this order: the repository is at `base_commit`
-    (compared with HEAD), the agent's patch, `install_command`, the hidden tests, `test_command`, the judge. Reward 1.0
-    when the judge finds the task resolved, else 0.0.
+    (compared with HEAD), the agent's patch, `install_command`, the hidden tests, `build_command`, `test_command`, the
+    judge. Reward 1.0 when the judge finds the task resolved, else 0.0.
     """
 
     __test__ = False  # not a test class, whatever pytest thinks of the name
@@ -251,6 +251,7 @@ class TestsGoal(Wire):
     base_commit: Annotated[PlainText, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z._/-]{0,199}$")]
     test_patch: PlainText = ""  # empty: the test command lays them out itself
     install_command: PlainText = ""  # builds again what the patch changed
+    build_command: PlainText = ""  # builds what needs the hidden tests, too: its output is not judged
     test_command: PlainText
     judge: JudgeName = JudgeName.OWN
     log_parser: str = "pytest"  # by the name that the judge knows it by

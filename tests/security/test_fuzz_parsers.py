@@ -171,7 +171,9 @@ def row_of(dataset: str) -> Callable[[bytes], None]:
         with suppress(ValueError, RecursionError):  # bytes that are no JSON are the target `rows`
             values = json.loads(content)
         if isinstance(values, dict):
-            reading = Reading(pack=lambda one: pack(one)[0], describe=lambda judge, asked: {"test_command": "x"})
+            reading = Reading(
+                pack=lambda one: pack(one)[0], describe=lambda judge, asked: {"test_command": "x", "image": "x:1"}
+            )
             row = Row(values, FaultPlace("row 1"), "rows", Path("/nowhere"))
             ADAPTERS[dataset].task(row, reading).model_dump_json()
 

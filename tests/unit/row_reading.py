@@ -47,7 +47,7 @@ _SWEBENCH_4: dict[tuple[str, str], dict[str, str]] = {
     },
     ("caddyserver/caddy", "5870"): {
         "environment": "cd /testbed", "install": "", "parser": "parse_log_gotest",
-        "test_command": 'go test -v . -run "TestUnsyncedConfigAccess*"',
+        "test_command": 'go test -v . -run "TestUnsyncedConfigAccess*"', "build": "go mod tidy",
     },
 }  # fmt: skip
 _SWEBENCH_5 = {"parse_log_pytest", "parse_log_pytest_v2", "parse_log_cargo", "parse_log_gotest", "parse_log_jq"}
@@ -55,21 +55,35 @@ _SWESMITH = {
     "swesmith/oauthlib__oauthlib.1fd52536": {
         "test_command": "source /opt/miniconda3/bin/activate; conda activate testbed; pytest --verbose",
         "test_files": ["tests/test_tokens.py"],
+        "parser": "Oauthlib1fd52536",
     }
 }
+# As multi-swe-bench 1.1.2 has them: harness/repos/rust/BurntSushi; a numbered one is of another class of images.
+_MULTI = {
+    "": {
+        "test_command": "bash /home/fix-run.sh", "parser": "Ripgrep", "image": "mswebench/burntsushi_m_ripgrep:pr-2209",
+    },
+    "ripgrep_2209_to_1000": {
+        "test_command": "bash /home/fix-run.sh", "parser": "Numbered", "image": "envagent/burntsushi_m_ripgrep:pr-2209",
+    },
+}  # fmt: skip
 
 
 def library(judge: JudgeName, row: Mapping[str, Any]) -> dict[str, Any]:
     """What the real ones answer, for the rows of these tests."""
     known: Mapping[Any, dict[str, Any]] = {
         JudgeName.SWEBENCH_4: _SWEBENCH_4,
-        JudgeName.SWEBENCH_5: {name: {"parser": name} for name in _SWEBENCH_5},
+        JudgeName.SWEBENCH_5: {
+            name: {"parser": name, "test_command": f"{row.get('eval_script')}# its exit code"} for name in _SWEBENCH_5
+        },
         JudgeName.SWESMITH: _SWESMITH,
+        JudgeName.MULTI_SWE_BENCH: _MULTI,
     }[judge]
     key = {
         JudgeName.SWEBENCH_4: lambda: (row["repo"], row["version"]),
         JudgeName.SWEBENCH_5: lambda: row["log_parser"],
         JudgeName.SWESMITH: lambda: row["repo"],
+        JudgeName.MULTI_SWE_BENCH: lambda: row.get("number_interval", "") if row["org"] == "BurntSushi" else row["org"],
     }[judge]()
     if key not in known:
         raise UnknownName(f"unknown to {judge.value}: {key!r}")

@@ -67,7 +67,7 @@ def test_a_row_of_another_dataset_is_refused_by_what_it_lacks(dataset: str, adap
         adapter.task(row({"instance_id": "a__a-1"}), Reading(pack=lambda folder: pytest.fail(f"packed {folder}")))
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLISHED if name not in ("own", "flow", "multi", "rl", "pro")])
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name not in ("own", "flow", "pro")])
 def test_without_a_grading_library_nothing_is_made_up(name: str) -> None:
     dataset, values = PUBLISHED[name]
     if name == "multilang":
@@ -84,7 +84,8 @@ ODD = (7, True, 1.5, ["x"], {"x": "y"}, "", "\0", "\ud800", float("nan"), [None]
 def test_an_odd_value_is_refused_by_name_or_can_be_stored(name: str, value: object) -> None:
     dataset, values = PUBLISHED[name]
     reading = Reading(
-        pack=lambda folder: pytest.fail(f"packed {folder}"), describe=lambda judge, asked: {"test_command": "x"}
+        pack=lambda folder: pytest.fail(f"packed {folder}"),
+        describe=lambda judge, asked: {"test_command": "x", "image": "x:1"},
     )
     for column in values:
         with suppress(DatasetInvalid):

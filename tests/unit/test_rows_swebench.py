@@ -46,6 +46,7 @@ def test_a_language_without_conda_keeps_the_path_of_its_image() -> None:
     task = read("swe-bench-multilingual", GO)
     assert goal_of(task).log_parser == "parse_log_gotest"
     assert (goal_of(task).install_command, task.environment.env) == ("", {})
+    assert goal_of(task).build_command == "cd /testbed\ngo mod tidy"
 
 
 def test_without_a_container_no_path_is_set() -> None:
@@ -57,7 +58,11 @@ def test_a_row_that_brings_its_script_lays_out_its_tests_itself() -> None:
     goal = goal_of(task)
     assert task.environment.image == SCRIPTED["image"]
     assert (goal.judge, goal.log_parser) == (JudgeName.SWEBENCH_5, "parse_log_pytest")
-    assert (goal.test_patch, goal.install_command, goal.test_command) == ("", "", SCRIPTED["eval_script"])
+    assert (goal.test_patch, goal.install_command, goal.test_command) == (
+        "",
+        "",
+        f"{SCRIPTED['eval_script']}# its exit code",
+    )
     assert goal.row["eval_type"] == "pass_and_fail"
 
 
@@ -71,6 +76,7 @@ def test_a_row_that_brings_its_script_lays_out_its_tests_itself() -> None:
         (without(CLASSIC, test_patch=""), "field test_patch: expected a text"),
         (without(SCRIPTED, "log_parser"), "field log_parser: expected all of image, eval_script"),
         (without(SCRIPTED, log_parser="parse_log_cobol"), "field log_parser: expected one that swebench-5 knows"),
+        (without(SCRIPTED, eval_script=7), "field eval_script: expected a text"),
         (without(SCRIPTED, eval_type="maybe"), "field eval_type: expected one of pass_and_fail, fail_only"),
         (without(SCRIPTED, image_assets='{"test_patch": []}'), "field image_assets: .*pictures"),
         (without(CLASSIC, install_config={"test_cmd": "x"}), "field install_config: .*swe-rebench=PATH"),

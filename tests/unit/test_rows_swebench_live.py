@@ -32,7 +32,9 @@ RUST = without(
 
 
 def run(row: dict[str, Any], tmp_path: Path) -> str:
-    command = goal_of(read("swe-bench-live", row)).test_command.replace("/tmp/megaflow-live", str(tmp_path / "live"))
+    goal = goal_of(read("swe-bench-live", row))
+    assert bash(goal.build_command, tmp_path).returncode == 0
+    command = goal.test_command.replace("/tmp/megaflow-live", str(tmp_path / "live"))
     done = bash(command, tmp_path)
     return done.stdout + done.stderr
 
@@ -49,7 +51,9 @@ def test_a_python_row_is_read_by_pytest_s_parser_and_brings_its_commands() -> No
 
 def test_only_what_is_printed_last_is_read() -> None:
     row = without(PYTHON, rebuild_cmds=["make"], test_cmds=["a", "b"], print_cmds=["cat log"])
-    assert goal_of(read("swe-bench-live", row)).test_command == "make\n{ a ; b\n} >/dev/null 2>&1\ncat log"
+    goal = goal_of(read("swe-bench-live", row))
+    assert (goal.build_command, goal.test_command) == ("make", "{ a ; b\n} >/dev/null 2>&1\ncat log")
+    assert goal.row["eval_type"] == "pass_and_fail"
 
 
 def test_the_program_of_a_row_reads_the_report_inside(tmp_path: Path) -> None:

@@ -55,9 +55,19 @@ def described(
         raise columns.fault(column, f"one that {judge.value} knows", str(error)) from error
 
 
+EVERY_TEST = "pass_and_fail"
+"""The rule of swebench 5 by which every named test must pass; the other counts only failures that are reported."""
+
+
+def judged_by_parser(columns: RowColumns) -> dict[str, Any]:
+    """What swebench 5's judge needs of a row that is no 5.x row."""
+    return {**columns.carried("instance_id", "repo"), "eval_type": EVERY_TEST}
+
+
 def swebench_parser(columns: RowColumns, reading: Reading, name: str, column: str = "log_parser") -> str:
     """The name of a parser of swebench 5, as it is. Raises: DatasetInvalid: there is none of that name."""
-    described(columns, reading, JudgeName.SWEBENCH_5, {"log_parser": name}, column)
+    asked = {"log_parser": name, "image": "", "eval_script": "", "eval_type": EVERY_TEST}
+    described(columns, reading, JudgeName.SWEBENCH_5, asked, column)
     return name
 
 

@@ -2,8 +2,9 @@
 
 The image brings the scripts: `/home/fix-run.sh` applies `/home/test.patch` and `/home/fix.patch` and runs the tests in
 `/home/<repo>`. The row has the results of the runs without any patch and with the test patch alone; the package
-multi-swe-bench compares the third run with them. The image also holds the answer at `/home/fix.patch`, so both patches
-are taken away before anybody acts in it; the grading writes them anew.
+multi-swe-bench knows image and script by the row's repository, and compares the third run with them. The image also
+holds the answer at `/home/fix.patch`, so both patches are taken away before anybody acts in it; the grading writes them
+anew.
 
 Source: multi-swe-bench 1.1.2, harness/image.py (image_name, fix_patch_path), harness/repos (image_prefix, image_tag,
 fix_patch_run), harness/instance.py (create), harness/dataset.py and report.py (check); what agents are told:
@@ -18,7 +19,7 @@ from typing import Any, ClassVar
 from app.datasets.base import Reading, Row
 from app.datasets.rows.columns import RowColumns, present
 from app.datasets.rows.environments import environment_of
-from app.datasets.rows.goals import gold
+from app.datasets.rows.goals import described, gold, said
 from app.models.spec import AgentTask, JudgeName, TestsGoal
 
 _FIXED = ("f2p_tests", "s2p_tests", "n2p_tests")
@@ -46,10 +47,8 @@ class MultiSweBenchRows:
         columns = RowColumns.of(row, self.columns, self.name)
         organisation, repository = columns.folder_name("org"), columns.folder_name("repo")
         number = columns.number("number")
-        # One that is numbered, or tagged, is of the images that were made by the environment agent.
-        made = columns.text_or_nothing("number_interval") or columns.text_or_nothing("tag")
-        image = f"{'envagent' if made else 'mswebench'}/{organisation}_m_{repository}".lower()
         with row.place.named():
+            goal, image = _goal(columns, reading)
             return AgentTask(
                 name=columns.name() if columns.given("instance_id") else f"{organisation}__{repository}-{number}",
                 dataset=row.dataset,
@@ -57,11 +56,11 @@ class MultiSweBenchRows:
                 environment=environment_of(
                     columns,
                     reading,
-                    image=f"docker.io/{image}:pr-{number}",
+                    image=f"docker.io/{image}",
                     workdir=f"/home/{repository}",
                     setup=(f"rm -f {FIX_PATCH} {TEST_PATCH}",),
                 ),
-                goal=_goal(columns),
+                goal=goal,
                 solution=gold(columns, "fix_patch"),
             )
 
@@ -75,24 +74,30 @@ def _issue(columns: RowColumns) -> str:
     return f"{first.text_or_nothing('title')}\n{first.text_or_nothing('body')}".strip()
 
 
-def _goal(columns: RowColumns) -> TestsGoal:
+def _goal(columns: RowColumns, reading: Reading) -> tuple[TestsGoal, str]:
+    """The goal and the image's name, both as the package knows the row's repository."""
     for column in ("run_result", "test_patch_result"):
         _check_result(columns.inner(column))
     fixed = [name for column in _FIXED for name in _tests(columns, column)]
     if not fixed:
         raise columns.fault("f2p_tests", f"at least one test in {', '.join(_FIXED)}")
-    return TestsGoal(
+    carried = columns.carried(*_CARRIED)
+    for column in ("number_interval", "tag", "lang"):
+        columns.text_or_nothing(column)
+    answer = described(columns, reading, JudgeName.MULTI_SWE_BENCH, carried, "repo")
+    goal = TestsGoal(
         base_commit=columns.inner("base").text("sha"),
         test_patch=columns.text("test_patch"),
-        test_command="bash /home/fix-run.sh",
+        test_command=said(answer, "test_command"),
         judge=JudgeName.MULTI_SWE_BENCH,
-        log_parser="",
+        log_parser=said(answer, "parser"),
         fail_to_pass=tuple(dict.fromkeys(fixed)),
         pass_to_pass=tuple(_tests(columns, "p2p_tests")),
         patch_path=FIX_PATCH,
         test_patch_path=TEST_PATCH,
-        row=columns.carried(*_CARRIED),
+        row=carried,
     )
+    return goal, said(answer, "image")
 
 
 def _tests(columns: RowColumns, column: str) -> list[str]:

@@ -1,6 +1,6 @@
 """Users' own rows, and the demo's: SWE-bench's columns and a test command; nothing is added to it.
 
-`test_cmd` is run as it is. `log_parser` is pytest, django or sympy, or by its name (`parse_log_…`) one of swebench 5's.
+`test_cmd` is run as it is. `log_parser` is pytest, or by its name (`parse_log_…`) one of swebench 5's.
 The image is named, or built from `build_context`, a folder beside the rows.
 """
 
@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 from app.datasets.base import Reading, Row
 from app.datasets.rows.columns import RowColumns, present
 from app.datasets.rows.environments import TESTBED, environment_of, script
-from app.datasets.rows.goals import NEEDED, gold, named_tests, swebench_parser
+from app.datasets.rows.goals import NEEDED, gold, judged_by_parser, named_tests, swebench_parser
 from app.models.spec import AgentTask, Build, EnvironmentSpec, JudgeName, TestsGoal
 
-OWN_PARSERS = ("pytest", "django", "sympy")
+OWN_PARSERS = ("pytest",)
 _SWEBENCH = "parse_log_"
 _IMAGES = ("image_name", "docker_image", "image")
 _OTHERS = ("eval_script", "install_config", "test_cmds", "before_repo_set_cmd", "reference_commit")
@@ -78,5 +78,6 @@ def _goal(columns: RowColumns, reading: Reading) -> TestsGoal:
         test_command=script(*columns.commands("test_cmd")),
         judge=JudgeName.SWEBENCH_5 if theirs else JudgeName.OWN,
         log_parser=parser,
+        row=judged_by_parser(columns) if theirs else {},
         **named_tests(columns),
     )

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from app.datasets.base import Reading, Row
 from app.datasets.rows.columns import RowColumns
 from app.datasets.rows.environments import CONDA, environment_of, image_by_id, script
-from app.datasets.rows.goals import NEEDED, gold, named_tests, patched_files, swebench_parser
+from app.datasets.rows.goals import NEEDED, gold, judged_by_parser, named_tests, patched_files, swebench_parser
 from app.datasets.rows.swe_gym_versions import VERSIONS, GymCommands
 from app.models.spec import AgentTask, JudgeName, TestsGoal
 
@@ -70,6 +70,7 @@ def _goal(columns: RowColumns, reading: Reading) -> TestsGoal:
         test_command=script(before, f"{known.test} {_chosen(columns, repository, test_patch)}"),
         judge=JudgeName.OWN if pydantic else JudgeName.SWEBENCH_5,
         log_parser=PYDANTIC_REPORT if pydantic else _PYTEST,
+        row={} if pydantic else judged_by_parser(columns),
         **named_tests(columns),
     )
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from app.datasets.base import Reading, Row
 from app.datasets.rows.columns import RowColumns, present
 from app.datasets.rows.environments import CONDA, environment_of, image_by_id, script
-from app.datasets.rows.goals import NEEDED, gold, named_tests, patched_files, swebench_parser
+from app.datasets.rows.goals import NEEDED, gold, judged_by_parser, named_tests, patched_files, swebench_parser
 from app.models.spec import AgentTask, JudgeName, TestsGoal
 
 V2_COLUMN = "pr_description"
@@ -67,5 +67,6 @@ def _goal(columns: RowColumns, reading: Reading) -> TestsGoal:
         test_command=script(before, " ".join((config.text("test_cmd"), *patched_files(test_patch)))),
         judge=JudgeName.SWEBENCH_5,
         log_parser=parser,
+        row=judged_by_parser(columns),
         **named_tests(columns),
     )

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from app.datasets.base import Reading, Row
 from app.datasets.rows.columns import RowColumns, present
 from app.datasets.rows.environments import environment_of, script
-from app.datasets.rows.goals import NEEDED, gold, named_tests, swebench_parser
+from app.datasets.rows.goals import NEEDED, gold, judged_by_parser, named_tests, swebench_parser
 from app.datasets.rows.swe_rebench import V2_COLUMN
 from app.models.spec import AgentTask, JudgeName, TestsGoal
 
@@ -62,5 +62,6 @@ def _goal(columns: RowColumns, reading: Reading) -> TestsGoal:
         test_command=script("set -e", *config.commands("test_cmd")),
         judge=JudgeName.SWEBENCH_5,
         log_parser=swebench_parser(config, reading, config.text("log_parser")),
+        row=judged_by_parser(columns),
         **tests,
     )

@@ -80,7 +80,7 @@ def _goal(columns: RowColumns, reading: Reading, instance_id: str) -> TestsGoal:
         base_commit=instance_id,
         test_command=script(_restored(columns, instance_id, tests, answer), said(answer, "test_command")),
         judge=JudgeName.SWESMITH,
-        log_parser="",
+        log_parser=said(answer, "parser"),
         row={"instance_id": instance_id, "repo": asked["repo"]},
         **tests,
     )

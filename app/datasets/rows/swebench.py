@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from app.datasets.base import Reading, Row
 from app.datasets.rows.columns import RowColumns, present
 from app.datasets.rows.environments import environment_of, image_by_id, script
-from app.datasets.rows.goals import NEEDED, described, gold, named_tests, said, swebench_parser
+from app.datasets.rows.goals import NEEDED, described, gold, named_tests, said
 from app.models.spec import AgentTask, JudgeName, TestsGoal
 
 _SCRIPTED = ("image", "eval_script", "log_parser", "eval_type")
@@ -65,11 +65,12 @@ def _classic(columns: RowColumns, reading: Reading) -> TestsGoal:
         "PASS_TO_PASS": list(tests["pass_to_pass"]),
     }
     answer = described(columns, reading, JudgeName.SWEBENCH_4, asked, "repo")
-    before, install = said(answer, "environment"), said(answer, "install")
+    before, install, build = said(answer, "environment"), said(answer, "install"), said(answer, "build")
     return TestsGoal(
         base_commit=asked["base_commit"],
         test_patch=asked["test_patch"],
         install_command=script(before, install) if install.strip() else "",
+        build_command=script(before, build) if build.strip() else "",
         test_command=script(before, said(answer, "test_command")),
         judge=JudgeName.SWEBENCH_4,
         log_parser=said(answer, "parser"),
@@ -84,12 +85,13 @@ def _scripted(columns: RowColumns, reading: Reading) -> TestsGoal:
         raise columns.fault(missing[0], f"all of {', '.join(_SCRIPTED)} in a row that brings its script")
     if columns.text("eval_type") not in _EVAL_TYPES:
         raise columns.fault("eval_type", f"one of {', '.join(_EVAL_TYPES)}")
-    parser = swebench_parser(columns, reading, columns.text("log_parser"))
+    asked = {column: columns.text(column) for column in _SCRIPTED}
+    answer = described(columns, reading, JudgeName.SWEBENCH_5, asked, "log_parser")
     return TestsGoal(
         base_commit=columns.text("base_commit"),
-        test_command=columns.text("eval_script"),
+        test_command=said(answer, "test_command"),
         judge=JudgeName.SWEBENCH_5,
-        log_parser=parser,
+        log_parser=asked["log_parser"],
         row=columns.carried("instance_id", "repo", "version", "eval_type"),
         **named_tests(columns),
     )

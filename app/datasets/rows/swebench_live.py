@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from app.datasets.base import Reading, Row
 from app.datasets.rows.columns import RowColumns, present
 from app.datasets.rows.environments import environment_of, image_by_id, script
-from app.datasets.rows.goals import NEEDED, gold, named_tests, swebench_parser
+from app.datasets.rows.goals import NEEDED, gold, judged_by_parser, named_tests, swebench_parser
 from app.datasets.rows.reported import printed, written
 from app.models.spec import AgentTask, JudgeName, TestsGoal
 
@@ -70,28 +70,29 @@ def _goal(columns: RowColumns, reading: Reading) -> TestsGoal:
     run, show = " ; ".join(columns.commands("test_cmds")), " ; ".join(columns.commands_or_none("print_cmds"))
     parser = columns.text("log_parser")
     if is_program := parser.strip().lower() != "pytest":
-        command = _with_program(columns, script(build), run, show, parser)
+        command = _with_program(columns, run, show, parser)
     else:
         swebench_parser(columns, reading, _PYTEST)
-        command = script(build, f"{{ {run}\n}} >/dev/null 2>&1" if show else run, show)
+        command = script(f"{{ {run}\n}} >/dev/null 2>&1" if show else run, show)
     return TestsGoal(
         base_commit=columns.text("base_commit"),
         test_patch=columns.text("test_patch"),
+        build_command=build,
         test_command=command,
         judge=JudgeName.OWN if is_program else JudgeName.SWEBENCH_5,
         log_parser=REPORT if is_program else _PYTEST,
+        row={} if is_program else judged_by_parser(columns),
         **named_tests(columns),
     )
 
 
-def _with_program(columns: RowColumns, build: str, run: str, show: str, parser: str) -> str:
+def _with_program(columns: RowColumns, run: str, show: str, parser: str) -> str:
     """Raises: DatasetInvalid: the parser is neither a known name nor a program."""
     if "def parser(" not in parser or len(parser) > _MOST_PROGRAM:
         raise columns.fault("log_parser", "pytest, or a Python program that defines parser(log)")
     log, quiet = f">{_FOLDER}/log 2>&1", ">/dev/null 2>&1"
     return script(
         f"mkdir -p {_FOLDER}",
-        build,
         f"{{ {run}\n}} {quiet if show else log}",
         f"{{ {show}\n}} {log}" if show else "",
         f"cat {_FOLDER}/log",
