@@ -37,17 +37,20 @@ CLASSIC: dict[str, Any] = {
 }  # fmt: skip
 """Source: the dataset card of SWE-bench/SWE-bench_Verified: its columns, and the lists in both forms."""
 
-# As swebench 4.1.0 has them: harness/constants/python.py (django 3.2), go.py and log_parsers.
+# As swebench 4.1.0 answers for these rows.
 _SWEBENCH_4: dict[tuple[str, str], dict[str, str]] = {
     ("django/django", "3.2"): {
-        "environment": "source /opt/miniconda3/bin/activate\nconda activate testbed\nexport LANG=en_US.UTF-8",
-        "install": "python -m pip install -e .",
-        "test_command": "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1 queries.tests",
+        "environment": "source /opt/miniconda3/bin/activate\nconda activate testbed\ncd /testbed\n"
+        "sed -i '/en_US.UTF-8/s/^# //g' /etc/locale.gen && locale-gen\nexport LANG=en_US.UTF-8\n"
+        "export LANGUAGE=en_US:en\nexport LC_ALL=en_US.UTF-8",
+        "install": "python -m pip install -e .", "build": "",
+        "test_command": "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1 test_one",
         "parser": "parse_log_django",
     },
-    ("caddyserver/caddy", "5870"): {
-        "environment": "cd /testbed", "install": "", "parser": "parse_log_gotest",
-        "test_command": 'go test -v . -run "TestUnsyncedConfigAccess*"', "build": "go mod tidy",
+    ("redis/redis", "10764"): {
+        "environment": "cd /testbed", "install": "", "build": "make distclean\nmake",
+        "test_command": 'TERM=dumb ./runtest --durable --single unit/type/zset --only "BZMPOP"',
+        "parser": "parse_log_redis",
     },
 }  # fmt: skip
 _SWEBENCH_5 = {"parse_log_pytest", "parse_log_pytest_v2", "parse_log_cargo", "parse_log_gotest", "parse_log_jq"}

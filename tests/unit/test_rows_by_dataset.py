@@ -18,12 +18,13 @@ from tests.unit.test_rows_swe_flow import ROW as FLOW
 from tests.unit.test_rows_swe_gym import MOTO
 from tests.unit.test_rows_swe_rebench import V1, V2
 from tests.unit.test_rows_swe_smith import ROW as SMITH
-from tests.unit.test_rows_swebench import GO, SCRIPTED
+from tests.unit.test_rows_swebench import REDIS, SCRIPTED
 from tests.unit.test_rows_swebench_live import PYTHON, RUST
 from tests.unit.test_rows_swebench_pro import ROW as PRO
 
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
-    "classic": ("swe-bench", CLASSIC), "multilingual": ("swe-bench-multilingual", GO), "5.x": ("swe-bench", SCRIPTED),
+    "classic": ("swe-bench", CLASSIC), "multilingual": ("swe-bench-multilingual", REDIS),
+    "5.x": ("swe-bench", SCRIPTED),
     "rebench": ("swe-rebench", V1), "rebench v2": ("swe-rebench-v2", V2), "smith": ("swe-smith", SMITH),
     "multi": ("multi-swe-bench", MULTI), "rl": ("multi-swe-rl", MULTI), "live": ("swe-bench-live", PYTHON),
     "multilang": ("swe-bench-live", RUST), "flow": ("swe-flow", FLOW), "pro": ("swe-bench-pro", PRO),

@@ -16,7 +16,7 @@ SCRIPTED: dict[str, Any] = {
     "eval_script": "#!/bin/bash\nset -uxo pipefail\ngit apply …\n", "log_parser": "parse_log_pytest",
     "eval_type": "pass_and_fail",
 }  # fmt: skip
-GO = {**CLASSIC, "repo": "caddyserver/caddy", "instance_id": "caddyserver__caddy-5870", "version": "5870"}
+REDIS = {**CLASSIC, "repo": "redis/redis", "instance_id": "redis__redis-10764", "version": "10764"}
 
 
 def test_a_classic_row_has_the_commands_of_the_library() -> None:
@@ -36,17 +36,17 @@ def test_a_classic_row_has_the_commands_of_the_library() -> None:
 
 def test_the_package_is_installed_again_between_the_patch_and_the_tests() -> None:
     goal = goal_of(read("swe-bench", CLASSIC))
-    assert goal.install_command.endswith("export LANG=en_US.UTF-8\npython -m pip install -e .")
+    assert goal.install_command.endswith("export LC_ALL=en_US.UTF-8\npython -m pip install -e .")
     assert goal.test_command.startswith("source /opt/miniconda3/bin/activate\nconda activate testbed\n")
-    assert goal.test_command.endswith("--parallel 1 queries.tests")
+    assert goal.test_command.endswith("--parallel 1 test_one")
     assert "pip install" not in goal.test_command
 
 
 def test_a_language_without_conda_keeps_the_path_of_its_image() -> None:
-    task = read("swe-bench-multilingual", GO)
-    assert goal_of(task).log_parser == "parse_log_gotest"
+    task = read("swe-bench-multilingual", REDIS)
+    assert goal_of(task).log_parser == "parse_log_redis"
     assert (goal_of(task).install_command, task.environment.env) == ("", {})
-    assert goal_of(task).build_command == "cd /testbed\ngo mod tidy"
+    assert goal_of(task).build_command == "cd /testbed\nmake distclean\nmake"
 
 
 def test_without_a_container_no_path_is_set() -> None:
