@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 
+from app.grading.dataset_reports import parse_pydantic, parse_tests_as_json
 from app.models.outcome import TestStatus
 
 Parser = Callable[[str], dict[str, TestStatus]]
@@ -65,7 +66,12 @@ def _without_reason(named: str, word: str) -> str:
     return named.removesuffix(" -")
 
 
-PARSERS: Mapping[str, Parser] = {"pytest": parse_pytest}
+PARSERS: Mapping[str, Parser] = {
+    "pytest": parse_pytest,
+    "swe-bench-pro": parse_tests_as_json,
+    "swe-bench-live": parse_tests_as_json,
+    "swe-gym-pydantic": parse_pydantic,
+}
 
 
 class Report:

@@ -298,6 +298,7 @@ class PatchSolution(Wire):
 
     kind: Literal["patch"] = "patch"
     patch: PlainText
+    reverse: bool = False  # the dataset's patch is the bug: taking it away is the answer
 
 
 class ScriptSolution(Wire):
