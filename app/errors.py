@@ -33,6 +33,12 @@ class SpecInvalid(MegaFlowError):
     exit_code = 65
 
 
+class ReportRefused(MegaFlowError):
+    """A figure would say more than the runs behind it do; which, and how to have it all the same, is in the message."""
+
+    exit_code = 65
+
+
 class RowBroken(SpecInvalid):
     """A dataset's row contradicts its image: nothing that an agent does could be scored."""
 
