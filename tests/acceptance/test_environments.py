@@ -58,6 +58,8 @@ def test_the_replicas_of_a_group_pay_for_their_set_up_once(
     told = [result.attempt.environment for result in results if result.attempt is not None]
     paid = [one for one in told if one["phases"].get("set_up", 0.0) > 1.0]
     assert len(paid) <= 1, [(one["path"], one["phases"]) for one in told]
+    for one in told:
+        assert sum(one["phases"].values()) == pytest.approx(one["ready_s"], abs=0.001)
 
 
 @contextmanager

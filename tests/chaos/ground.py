@@ -33,7 +33,6 @@ from app.models.spec import AgentTask, Mode
 from app.settings import Settings
 from app.stack import home, lifecycle
 from app.submission import specs_for
-from tests.chaos import supervised
 from tests.chaos import work as works
 from tests.chaos.programs import Programs, wait_for
 from tests.chaos.relay import Relay
@@ -41,6 +40,7 @@ from tests.chaos.servers import Servers
 from tests.chaos.supervised import Supervised, SupervisedPrograms
 from tests.chaos.watch import Watch
 from tests.chaos.work import Work
+from tests.services import free_port
 
 QUICK = {
     "lease_s": 3.0,
@@ -365,9 +365,9 @@ def supervised_ground(out: Path, **changes: Any) -> Iterator[Ground]:
     settings = Settings(
         home=folder / "h",
         installation=f"chaos-{uuid.uuid4().hex[:6]}",
-        flower_port=supervised.free_port(),
-        replay_port=supervised.free_port(),
-        gateway_port=supervised.free_port(),
+        flower_port=free_port(),
+        replay_port=free_port(),
+        gateway_port=free_port(),
         **{**QUICK, **changes},
     )
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,9 +64,3 @@ class SupervisedPrograms:
             supervisor.stop_programs(self.settings, [program for program in table if program.stage is stage])
         family = self.family()
         return [f"{one.pid} {one.name()}" for one in leftovers.processes(self.settings) if one.pid not in family]
-
-
-def free_port() -> int:
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        return int(trial.getsockname()[1])

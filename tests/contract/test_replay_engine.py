@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from app.errors import SpecInvalid
 from app.model_service.dialects import Message, Reply, Request, codec_for
 from app.models.model_calls import Dialect
 from tests.dialect_requests import body_of
+from tests.services import free_port
 
 SCRIPTS = {
     "frob": """
@@ -51,12 +51,6 @@ BASH_TOOL = {
     "parameters": {"type": "object", "properties": {"command": {"type": "string"}}},
 }
 DIALECTS = list(Dialect)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager
