@@ -19,6 +19,7 @@ from app.models.endings import EndReason
 from app.models.shell import CommandResult, StatefulShell
 from app.models.spec import Limits
 from tests.unit.folder_shell import FolderShell
+from tests.unit.frameworks import a_job
 
 BUG = "def total(items):\n    return sum(items[:-1])\n"
 
@@ -77,7 +78,7 @@ def job(tmp_path: Path) -> AgentJob:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     limits = Limits(agent_timeout_s=30, command_timeout_s=10)
-    return AgentJob("cart-1", "fix it", "/testbed", limits, None, None, None, scratch)
+    return a_job(scratch, limits=limits)
 
 
 def replay(job: AgentJob, shell: Shell, told: bytes, end: EndReason | None = None) -> Any:
