@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.case import Case
-from tests.chaos.ground import Ground, ground, supervised_ground
+from tests.chaos.ground import Ground, ground
 from tests.chaos.judge import Verdict, judge
 from tests.chaos.servers import Servers, serving
 
@@ -33,10 +33,7 @@ def run(case: Case, servers: Servers, out: Path) -> Verdict:
     begun = time.monotonic()
     relays = {f"{name}_relay": True for name in case.relays}
     servers.heal()
-    where = (
-        supervised_ground(out, **case.settings) if case.own_stack else ground(servers, out, **relays, **case.settings)
-    )
-    with where as here:
+    with ground(servers, out, **relays, **case.settings) as here:
         try:
             case.act(here)
         except Exception as error:  # a case that cannot be carried out is not a case that went well

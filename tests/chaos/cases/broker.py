@@ -11,16 +11,6 @@ from tests.chaos.load import submit_both, under_load
 from tests.chaos.work import Work
 
 
-@case("redis-kill")
-def redis_kill(ground: Ground) -> None:
-    """SIGKILL to Redis under load, three seconds of silence, and it comes back with its data."""
-    under_load(ground)
-    ground.struck("redis SIGKILL")
-    ground.servers.kill_redis(keep_data=True)
-    time.sleep(3)
-    ground.servers.start_redis()
-
-
 @case("redis-kill-data-lost")
 def redis_kill_data_lost(ground: Ground) -> None:
     """SIGKILL to Redis under load, and it comes back empty, twice."""

@@ -10,7 +10,6 @@ from typing import Any
 from app.models.spec import Mode
 from tests.chaos.case import case
 from tests.chaos.ground import GRADED, Batch, Ground
-from tests.chaos.launchers.faults import Rule
 from tests.chaos.work import Work
 
 _SIMULATED = {
@@ -22,15 +21,6 @@ _SIMULATED = {
     "ephemeral_idle_s": 4.0,
 }
 _PATIENT = Work(max_attempts=20)
-
-
-@case("retry-storm", within_s=240)
-def retry_storm(ground: Ground) -> None:
-    """Every first attempt of 80 real tasks fails by our fault, nearly at once: all run again, spread, and end
-    graded."""
-    ground.start(launcher=[Rule("phase", "before", do="error", phase="graded", number=1)])
-    ground.submit(40, mode=Mode.EPHEMERAL, name="e")
-    ground.submit(40, mode=Mode.PERSISTENT, name="p")
 
 
 @case("retry-storm-of-thousands", settings=_SIMULATED | {"ephemeral_capacity": 300}, within_s=240, least_faults=300)

@@ -46,13 +46,6 @@ _killed(
 )
 
 
-@case("two-control-workers", least_faults=0)
-def two_control_workers(ground: Ground) -> None:
-    """Two control workers all the time, each with dispatcher, reconciler and sweeper: no double effect."""
-    ground.start("launcher", "control", "control-2")
-    submit_both(ground)
-
-
 @case("two-reconcilers-no-lock")
 def two_without_lock(ground: Ground) -> None:
     """Two control workers whose leadership lock always says yes, while workers are killed: even two that decide at
@@ -130,17 +123,6 @@ def leader_paused_in_mid_decision(ground: Ground) -> None:
         time.sleep(6)
         for name in ("control", "control-2"):
             ground.programs.signal(name, signal.SIGCONT)
-
-
-@case("control-killed-again-and-again", within_s=120)
-def control_killed(ground: Ground) -> None:
-    """SIGKILL to the control worker every four seconds under load."""
-    ground.start()
-    submit_both(ground, 16)
-    for _ in range(5):
-        time.sleep(4)
-        ground.struck("control SIGKILL")
-        ground.programs.kill("control")
 
 
 @case("rolling-restart", within_s=150)
