@@ -16,7 +16,6 @@ from urllib.request import urlopen
 import pytest
 
 from app.artifacts import ArtifactStore, open_store
-from app.artifacts.bundles import fetch_bundle, store_bundle
 from app.errors import ArtifactMissing, SettingsInvalid, SpecInvalid
 
 
@@ -157,15 +156,6 @@ def test_readers_never_see_half_an_object(store: ArtifactStore) -> None:
     reader.join()
     assert seen
     assert seen <= set(contents)
-
-
-def test_a_bundle_goes_in_and_comes_out(store: ArtifactStore, tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    (folder / "file").write_text("x")
-    bundle = store_bundle(store, folder)
-    assert store_bundle(store, folder) == bundle
-    assert len(fetch_bundle(store, bundle)) == bundle.size_bytes
 
 
 @pytest.mark.parametrize(

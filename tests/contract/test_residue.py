@@ -322,19 +322,6 @@ def test_a_task_that_wants_a_fresh_one_never_gets_a_used_one(of_its_own: Worker,
     assert out(second, "ls /srv") == ""
 
 
-def test_a_task_that_allows_it_gets_the_used_one_and_is_told_so(of_its_own: Worker, ground: Ground) -> None:
-    if ground.name not in RECYCLING:
-        pytest.skip("here a reset may always say that it is not clean")
-    worker = of_its_own
-    first, origin = worker.take()
-    assert origin is Origin.FRESH
-    worker.give_back(first)
-    second, origin = worker.take()
-    assert (origin, second is first) == (Origin.RECYCLED, True)
-    told = second.describe()
-    assert (told["origin"], told["path"]) == ("recycled", "recycled")
-
-
 def test_one_that_is_not_clean_is_never_given_on(of_its_own: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = of_its_own
     first, _ = worker.take()
@@ -346,18 +333,6 @@ def test_one_that_is_not_clean_is_never_given_on(of_its_own: Worker, monkeypatch
     assert (origin, second is first, out(second, "ls /srv")) == (Origin.FRESH, False, "")
     with pytest.raises(EnvironmentFailed):
         first.run("true", timeout_s=10)
-
-
-def test_a_reset_that_does_nothing_is_found_out(of_its_own: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fingerprint does not believe the driver."""
-    environment, _ = of_its_own.take()
-    fresh = Fingerprint.take(environment)
-    environment.run("sleep 4713 > /dev/null 2>&1 & touch /dev/shm/left; echo x >> ~/.profile", timeout_s=20)
-    monkeypatch.setattr(type(environment), "reset", lambda self: ResetProof(clean=True))
-    assert environment.reset().clean
-    told = differences(fresh, Fingerprint.take(environment))
-    assert {"processes: sleep came", "names: /dev/shm/left came"} <= set(told)
-    assert any("/.profile changed" in one for one in told)
 
 
 class WithoutPrograms:

@@ -46,7 +46,7 @@ def imported(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    [(["--help"], 0), (["--version"], 0), ([], 64), (["sumbit"], 64), (["--nonsense"], 64)],
+    [(["--help"], 0), (["--version"], 0), (["submit", "--help"], 0), ([], 64), (["sumbit"], 64), (["--nonsense"], 64)],
 )
 def test_the_program_itself_imports_no_servers_client(arguments: list[str], code: int) -> None:
     done = started(*arguments)
@@ -54,17 +54,23 @@ def test_the_program_itself_imports_no_servers_client(arguments: list[str], code
     assert imported(done) == []
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_usage_error_of_a_command_imports_no_servers_client(name: str) -> None:
-    done = started(name, "--no-such-option")
-    assert done.returncode == 64, done.stderr
-    assert "--no-such-option" in done.stderr
-    assert imported(done) == []
+EVERY = f"""
+import sys
+from app.cli import main
+for name in {list(COMMANDS)}:
+    sys.argv = ["megaflow", name, "--no-such-option"]
+    try:
+        main()
+    except SystemExit as ended:
+        print(name, ended.code)
+print("imported:", *(name for name in {HEAVY} if name in sys.modules), file=sys.stderr)
+"""
 
 
-def test_a_commands_help_imports_no_servers_client() -> None:
-    done = started("submit", "--help")
-    assert done.returncode == 0
+def test_a_usage_error_of_a_command_imports_no_servers_client() -> None:
+    done = subprocess.run([sys.executable, "-c", EVERY], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == [f"{name} 64" for name in COMMANDS]
+    assert done.stderr.count("--no-such-option") >= len(COMMANDS)
     assert imported(done) == []
 
 
@@ -91,11 +97,6 @@ def test_the_line_of_a_command_is_how_its_own_help_begins(name: str) -> None:
     top: Any = typer.main.get_command(cli)
     said = " ".join((top.load(name).help or "").split())
     assert said.startswith(COMMANDS[name].help)
-
-
-def test_the_help_fits_eighty_columns() -> None:
-    longest = max(map(len, COMMANDS))
-    assert max(len(entry.help) for entry in COMMANDS.values()) <= 80 - longest - 4
 
 
 @pytest.mark.parametrize("path", sorted(Path(catalogue.__file__).parent.glob("*.py")), ids=lambda path: path.stem)

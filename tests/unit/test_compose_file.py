@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import io
 import tarfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 
 from app.artifacts.bundles import pack
 from app.compose_file.build_context import adapted, packed
@@ -19,7 +16,7 @@ from app.compose_file.file import MAX_SERVICES, Project, read_project
 from app.compose_file.model import Condition, ServiceBuild, ServiceLimits
 from app.compose_file.mounts import MountKind, ServiceMount
 from app.compose_file.plan import context_of
-from app.compose_file.refusals import IGNORED, REFUSED
+from app.compose_file.refusals import REFUSED
 from app.compose_file.values import idle
 from app.datasets import load
 from app.datasets.base import Reading
@@ -318,58 +315,6 @@ def put(tree: dict[str, Any], place: tuple[str, ...], value: Any, name: str) -> 
         at = at.setdefault(part, {})
     at[where[-1]] = value
     return ".".join(where)
-
-
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_everything_refused_is_found_wherever_it_stands_and_named_at_once(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    folder = tmp_path_factory.mktemp("file")
-    (folder / "inside").mkdir()
-    (folder / "Dockerfile").write_text("FROM scratch\n")
-    names = data.draw(st.lists(st.sampled_from(["main", "db", "web", "a.b", "q-1"]), min_size=1, unique=True))
-    tree: dict[str, Any] = {"services": {name: {"build": {"context": "."}} for name in {"main", *names}}}
-    for name in names:  # things that nobody minds must hide nothing
-        for key in data.draw(st.lists(st.sampled_from(sorted(IGNORED["service"])), max_size=3)):
-            tree["services"][name][key] = "x"
-    for name in data.draw(st.lists(st.sampled_from(names), unique=True)):  # also in a service that is not started
-        if name != "main":
-            tree["services"][name]["profiles"] = ["later"]
-    picked = data.draw(st.lists(st.sampled_from(KEYS), min_size=1, max_size=6, unique_by=lambda one: one[0]))
-    expected = [put(tree, place, value, data.draw(st.sampled_from(names))) for place, value in picked]
-    unnamed = {"depends_on"}  # of a service that is not started nobody asks whom it needs
-
-    def is_named(where: str) -> bool:
-        stopped = "profiles" in tree["services"].get(where.split(".depends_on")[0].removeprefix("services."), {})
-        return not (where.rpartition(".")[2] in unnamed and stopped)
-
-    wanted = [where for where in expected if is_named(where)]
-    assume(wanted)
-    message = refusal(folder, tree)
-    for where in wanted:
-        assert where in message
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    tree=st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(max_size=8),
-        lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.dictionaries(
-                st.sampled_from([*REFUSED["service"], "build", "image", "volumes", "networks", "x"]), inner, max_size=4
-            )
-        ),
-        max_leaves=12,
-    )
-)
-def test_whatever_a_service_is_the_answer_is_a_project_or_a_refusal(
-    tmp_path_factory: pytest.TempPathFactory, tree: Any
-) -> None:
-    folder = written(tmp_path_factory.mktemp("file"), yaml.safe_dump({"services": {"main": tree, "other": tree}}))
-    with suppress(SpecInvalid):  # anything else is a fault of ours
-        assert read_project(folder).services
 
 
 def test_harmless_values_of_refused_keys_are_no_reason(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -49,15 +48,7 @@ def test_a_failure_without_a_word_says_so(shell: FolderShell) -> None:
 
 def test_one_that_writes_more_than_the_task_may_would_do_so_again(tmp_path: Path) -> None:
     class Full(FolderShell):
-        def run(
-            self,
-            command: str,
-            *,
-            cwd: str | None = None,
-            env: Mapping[str, str] | None = None,
-            timeout_s: float,
-            stdin: bytes | None = None,
-        ) -> CommandResult:
+        def run(self, command: str, **_: object) -> CommandResult:
             raise EnvironmentOverLimit("environment x was ended: disk limit of 1 bytes reached.")
 
     with pytest.raises(SetupFailed, match=r"set-up command 'fill it': .*disk limit"):
