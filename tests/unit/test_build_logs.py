@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import ImageBuildFailed, UnknownName
+from app.errors import UnknownName
 from app.images import build_logs
 from app.images.build_logs import BuildLog, BuildLogs
 from app.settings import Settings
@@ -28,11 +28,6 @@ def built(logs: BuildLogs, tag: str, *said: str) -> Path:
         for text in said:
             log.write(text)
     return log.file
-
-
-def fail(log: BuildLog, error: BaseException) -> None:
-    log.write("so far")
-    raise error
 
 
 def test_a_log_keeps_its_beginning_and_its_end_and_says_what_is_missing(
@@ -55,30 +50,6 @@ def test_a_log_keeps_its_beginning_and_its_end_and_says_what_is_missing(
     assert whole.endswith(tail)
     assert len(tail) >= 200
     assert int(missing) == len(whole) - len(head) - len(tail)
-
-
-def test_a_short_log_is_whole(tmp_path: Path) -> None:
-    log = BuildLog(tmp_path / "log")
-    log.write("no newline")
-    log.note("ours")
-    log.note("again")
-    assert log.file.read_text() == "no newline\n[megaflow] ours\n[megaflow] again\n"
-    log.close()
-
-
-def test_every_build_has_its_own_with_what_became_of_it(logs: BuildLogs) -> None:
-    first = built(logs, TAG, "one\n")
-    with pytest.raises(ImageBuildFailed), logs.begun(TAG) as log:
-        fail(log, ImageBuildFailed("it broke\nand more"))
-    with pytest.raises(KeyboardInterrupt), logs.begun(OTHER) as killed:
-        fail(killed, KeyboardInterrupt())
-    interrupted, failed, done = logs.all()
-    assert (done.file, failed.file) == (first, log.file)
-    assert "one\n" in done.text()
-    assert (done.outcome or "").startswith("built in ")
-    assert (failed.outcome or "").endswith("ImageBuildFailed: it broke")
-    assert interrupted.outcome is None
-    assert abs(done.begun_at - datetime.now(UTC)) < timedelta(minutes=1)
 
 
 def test_a_log_is_found_by_the_image_its_beginning_or_its_own_name(logs: BuildLogs) -> None:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from app.artifacts.bundles import pack
-from app.compose_file.build_context import adapted, packed
+from app.compose_file.build_context import adapted
 from app.compose_file.file import MAX_SERVICES, Project, read_project
 from app.compose_file.model import Condition, ServiceBuild, ServiceLimits
 from app.compose_file.mounts import MountKind, ServiceMount
@@ -21,8 +21,7 @@ from app.compose_file.values import idle
 from app.datasets import load
 from app.datasets.base import Reading
 from app.errors import DatasetInvalid, SpecInvalid
-from app.images.compose_images import images_of
-from app.models.spec import Bundle, EnvironmentSpec, Network, Resources
+from app.models.spec import Bundle, Network, Resources
 
 TASK = Path(__file__).parents[2] / "app" / "datasets" / "demo" / "several" / "restock-the-shop"
 
@@ -464,16 +463,6 @@ def test_a_services_context_is_the_same_bytes_wherever_it_was_unpacked(tmp_path:
         assert tar.extractfile("Dockerfile").read() == b'ARG A="b"\nFROM x\n'  # type: ignore[union-attr]
 
 
-def test_a_copy_lies_below_its_target(tmp_path: Path) -> None:
-    folder = written(tmp_path, "", conf__a="1")
-    for source, target, names in (
-        (folder / "conf", "/etc/conf", ["etc/conf", "etc/conf/a"]),
-        (folder / "conf" / "a", "/etc/one", ["etc/one"]),
-    ):
-        with tarfile.open(fileobj=io.BytesIO(packed(source, below=target))) as tar:
-            assert tar.getnames() == names
-
-
 @pytest.mark.parametrize(
     ("words", "waits"),
     [
@@ -518,16 +507,6 @@ def harbor(folder: Path, text: str, toml: str = "") -> Path:
     return write_files(folder, files)
 
 
-def test_a_harbor_folder_with_a_compose_file_becomes_a_task_of_several_containers() -> None:
-    [task] = load(str(TASK), Reading(pack=keep))
-    environment = task.environment
-    assert environment.compose is not None
-    assert (environment.image, environment.build) == (None, None)
-    assert (environment.compose.file, environment.compose.service) == ("docker-compose.yaml", "main")
-    assert environment.workdir == "/app"
-    assert {"Dockerfile", "docker-compose.yaml", "shop/shop.py"} <= set(names_in(environment.compose.context))
-
-
 def test_harbors_own_file_gives_the_main_service_its_image(tmp_path: Path) -> None:
     other = "services: {db: {image: 'db:1'}}"
     [built] = load(str(harbor(tmp_path / "a", other)), Reading(pack=keep))
@@ -543,21 +522,6 @@ def read_stored(compose: Any, folder: Path) -> Project:
     with tarfile.open(fileobj=io.BytesIO(STORED[compose.context.sha256])) as tar:
         tar.extractall(folder)
     return read_project(folder, compose.file, compose.service)
-
-
-def test_the_images_of_a_project_can_be_provided_ahead_one_by_one(tmp_path: Path) -> None:
-    [task] = load(str(TASK), Reading(pack=keep))
-    alone = EnvironmentSpec(image="example:1")
-    specs, fetch = images_of([alone, task.environment], lambda bundle: STORED[bundle.sha256], tmp_path / "scratch")
-    assert specs[0] == alone
-    assert [(one.compose, one.image, one.build is None) for one in specs[1:]] == [(None, None, False)] * 2
-    shop = specs[2].build
-    assert shop is not None
-    with tarfile.open(fileobj=io.BytesIO(fetch(shop.context))) as tar:
-        assert sorted(tar.getnames()) == ["Dockerfile", "shop.py"]
-    assert task.environment.compose is not None
-    assert fetch(task.environment.compose.context) == STORED[task.environment.compose.context.sha256]
-    assert list((tmp_path / "scratch").iterdir()) == []
 
 
 def test_a_compose_file_that_asks_for_the_host_is_the_datasets_fault(tmp_path: Path) -> None:

@@ -36,38 +36,6 @@ def test_only_so_many_hold_one_and_everybody_comes_through(tmp_path: Path) -> No
     assert most == 3
 
 
-def test_only_those_whose_turn_it_is_look_at_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: Counter[str] = Counter()
-    look = slots._try
-
-    def counted(file: Path, *how: int) -> int | None:
-        looks[threading.current_thread().name] += file.suffix != ".waiting"
-        return look(file, *how)
-
-    monkeypatch.setattr(slots, "_try", counted)
-    entered, leave = threading.Event(), threading.Event()
-
-    def first() -> None:
-        with turn(tmp_path / "turn", timeout_s=60):
-            entered.set()
-            leave.wait(60)
-
-    def second() -> None:
-        with turn(tmp_path / "turn", timeout_s=60):
-            pass
-
-    threads = [threading.Thread(target=work, name=work.__name__) for work in (first, second)]
-    threads[0].start()
-    assert entered.wait(60)
-    threads[1].start()
-    time.sleep(0.1)
-    assert looks["second"] == 0
-    leave.set()
-    for thread in threads:
-        thread.join(60)
-    assert looks["second"] == 1
-
-
 def test_a_holder_in_another_process_counts(tmp_path: Path) -> None:
     file = slots._try(tmp_path / "limit-of-a-host.0")  # as another process would, past this one's queue
     assert file is not None
