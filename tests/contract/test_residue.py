@@ -6,8 +6,6 @@ finds nothing where nothing was taken away proves nothing.
 
 from __future__ import annotations
 
-import io
-import tarfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -22,11 +20,10 @@ from app.environments.contract import Environment, EnvironmentProvider, Origin, 
 from app.environments.isolation.fingerprint import Fingerprint, differences
 from app.environments.pool import EnvironmentPool
 from app.errors import EnvironmentFailed
-from app.host.engine import engine_of
 from app.models.shell import CommandResult, Shell
 from app.models.spec import EnvironmentSpec, Resources, Reuse
 from app.settings import Settings
-from tests.contract.environment_grounds import GROUNDS, Ground, composed, tags_of
+from tests.contract.environment_grounds import GROUNDS, Ground, built_image, composed, tags_of
 from tests.contract.residues import DEEP, LOOK_OUTSIDE, OUTSIDE, REPOSITORY, RESIDUES, Residue, remove_deep
 from tests.waiting import eventually
 
@@ -49,18 +46,8 @@ def ground(request: pytest.FixtureRequest) -> Ground:
 @pytest.fixture(scope="session")
 def repository_image(base_image_tag: str) -> Iterator[str]:
     """The base image with a repository as its working folder, which therefore lies in no task's own layer."""
-    engine = engine_of(Settings())
-    tag = f"megaflow-test/residue:{uuid.uuid4().hex[:8]}"
-    recipe = f"FROM {base_image_tag}\nWORKDIR /testbed\nRUN {REPOSITORY}\n".encode()
-    context = io.BytesIO()
-    with tarfile.open(fileobj=context, mode="w") as tar:
-        member = tarfile.TarInfo("Dockerfile")
-        member.size = len(recipe)
-        tar.addfile(member, io.BytesIO(recipe))
-    told = list(engine.api.build(fileobj=io.BytesIO(context.getvalue()), custom_context=True, tag=tag, rm=True))
-    assert b"Successfully built" in b"".join(told), told[-3:]
-    yield tag
-    engine.api.remove_image(tag, force=True)
+    with built_image(f"FROM {base_image_tag}\nWORKDIR /testbed\nRUN {REPOSITORY}\n") as tag:
+        yield tag
 
 
 @pytest.fixture(scope="module")
