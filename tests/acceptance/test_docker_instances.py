@@ -21,8 +21,7 @@ import app
 from app.client import MegaFlow, Run
 from app.evaluation import Submission
 from app.instances.docker import DockerInstances
-from app.models.endings import EndReason
-from app.models.spec import Mode, ModelChoice
+from app.models.spec import Mode
 from app.models.states import AttemptState
 from app.settings import PREFIX, Settings
 from app.stack import lifecycle, ports
@@ -101,35 +100,6 @@ def stack(worker_image: str) -> Iterator[Stack]:
                 yield Stack(settings, flow, DockerInstances(settings))
         finally:
             lifecycle.down(settings, _say, purge=True)
-
-
-def test_each_ephemeral_task_has_a_container_of_its_own_that_is_gone_afterwards(stack: Stack) -> None:
-    results = stack.submit(only=TASKS).results(timeout=120)
-    assert [result.reward for result in results] == [1.0, 1.0, 1.0]
-    hosts = {attempt.instance for result in results for attempt in result.attempts}
-    assert len(hosts) == 3
-    assert all(str(host).startswith("docker") for host in hosts)
-    eventually(lambda: set(stack.instances(Mode.EPHEMERAL)) == {("terminated", 0)}, within_s=60)
-    # The standing instance is the only one left.
-    eventually(lambda: len(stack.provider.alive()) == 1, within_s=60)
-
-
-def test_a_standing_instance_in_a_container_takes_task_after_task(stack: Stack) -> None:
-    results = stack.submit(only=TASKS, mode=Mode.PERSISTENT).results(timeout=120)
-    assert [result.reward for result in results] == [1.0, 1.0, 1.0]
-    assert len({attempt.instance_id for result in results for attempt in result.attempts}) == 1
-    assert ("ready", None) in stack.instances(Mode.PERSISTENT)
-
-
-def test_the_worker_image_brings_mini_swe_agent_with_it(stack: Stack) -> None:
-    model = ModelChoice(name="replay")
-    (result,) = stack.submit(only=TASKS[:1], agent="mini-swe-agent", model=model).results(timeout=120)
-    assert result.reward == 1.0
-    assert result.end_reason is EndReason.SUBMITTED
-    assert result.attempt is not None
-    log = stack.settings.home / "logs" / "instances" / f"{result.attempt.instance_id}.log"
-    eventually(lambda: "attempt.ended" in log.read_text(), within_s=60)
-    assert "agent.installing" not in log.read_text()
 
 
 def test_a_killed_instance_is_noticed_and_its_task_finishes_on_another_attempt(stack: Stack, tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from app.ledger.timeline import (
     AttemptTimes,
     LimitIntervals,
     WaitingWindow,
-    phase_of_limit,
     spans,
     windows,
 )
@@ -72,15 +71,6 @@ def test_a_phase_that_is_not_on_the_way_is_passed_over() -> None:
 
 def test_spans_of_clocks_that_disagree_are_never_negative() -> None:
     assert told({Phase.CLAIMED: -1.0}, now=-5) == [("start", 0.0, True), ("image", 0.0, False)]
-
-
-@pytest.mark.parametrize(
-    ("limit", "phase"),
-    [("environment_starts:host-1", "environment"), ("image_pulls:hub", "image"), ("model_requests:user:a", "agent")],
-)
-def test_a_semaphore_is_waited_for_in_its_phase(limit: str, phase: str) -> None:
-    assert phase_of_limit(limit) == phase
-    assert phase_of_limit("lunch") is None
 
 
 def test_a_task_waits_before_its_first_attempt_between_two_and_now() -> None:

@@ -136,10 +136,3 @@ async def test_a_title_under_way_does_not_hold_the_first_turn_back() -> None:
     attempt.answered(title)
     assert attempt.accounts.account_.turns == 1
     assert attempt.calls.turns == attempt.calls.tool_turns == attempt.calls.under_way == 0
-
-
-async def test_a_gateway_that_was_started_again_knows_of_tools_by_the_account() -> None:
-    attempt = Attempt(max_turns=1)
-    attempt.accounts.account_ = Account(turns=1, offered_tools=True)
-    assert not (await attempt.allow()).turn
-    assert await refused(attempt.allow(**TOOLS)) is CallEnd.STEP_LIMIT

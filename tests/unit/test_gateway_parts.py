@@ -22,7 +22,7 @@ from app.model_service.gateway.engines import waiting_of
 from app.model_service.gateway.keys import Keys
 from app.model_service.gateway.routes import Routes
 from app.model_service.gateway.translation import Interrupted, chunks_of
-from app.model_service.serving import CallRefusal, read_request
+from app.model_service.serving import CallRefusal
 from app.models.model_calls import CallEnd, ModelLimits, ModelSession
 from app.models.spec import ModelChoice
 from app.settings import Settings
@@ -189,14 +189,6 @@ def test_tokens_come_in_two_headers() -> None:
     assert token_of([]) is None
 
 
-def test_a_request_has_a_model() -> None:
-    assert read_request(b'{"model": "m"}') == {"model": "m"}
-    for raw in (b"", b"{", b"[]", b'"m"', b"{}", b'{"model": ""}', b'{"model": []}', b"null"):
-        with pytest.raises(CallRefusal) as refused:
-            read_request(raw)
-        assert refused.value.status == 400
-
-
 # --- Streams --------------------------------------------------------------------------------------------------------
 
 CHUNK = b'data: {"choices":[{"delta":{"content":"hi"}}],"usage":null}\n\n'
@@ -321,16 +313,6 @@ async def test_engines_of_no_route_are_forgotten(monkeypatch: pytest.MonkeyPatch
 
 
 # --- Windows, keys, loads -------------------------------------------------------------------------------------------
-
-
-async def test_an_engine_that_says_at_once_is_not_asked_at_once() -> None:
-    window = CongestionWindow()
-    window.busy(time.monotonic(), 0.0)
-    assert not window.try_enter()
-    for _ in range(1200):
-        window.busy(time.monotonic() + 1, 0.0)
-    assert 10 < window._paused_until - time.monotonic() <= 15
-    window.close()
 
 
 def test_a_key_file_that_is_no_text_is_no_key(tmp_path: Path) -> None:

@@ -23,17 +23,6 @@ def redis_kill_data_lost(ground: Ground) -> None:
         time.sleep(3)
 
 
-@case("redis-flushall")
-def redis_flushall(ground: Ground) -> None:
-    """FLUSHALL again and again under load."""
-    under_load(ground)
-    with ground.servers.redis() as client:
-        for _ in range(8):
-            ground.struck("FLUSHALL")
-            client.flushall()
-            time.sleep(0.7)
-
-
 @case("redis-connections-cut")
 def redis_connections_cut(ground: Ground) -> None:
     """CLIENT KILL of everybody, again and again under load."""
