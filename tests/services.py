@@ -24,6 +24,7 @@ import redis as redis_client
 
 from app.errors import MegaFlowError
 from app.ledger import schema
+from app.ledger.database import Database
 from app.settings import PREFIX, Settings
 from app.stack import base_image, engine, postgres, redis
 from app.stack.home import prepare
@@ -131,6 +132,14 @@ def database_url(_postgres: Settings) -> Iterator[str]:
     """A migrated, empty database of this test's own."""
     with _copy_of_template(_postgres) as url:
         yield url
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    """The ledger in that database."""
+    found = Database(database_url)
+    yield found
+    found.close()
 
 
 @pytest.fixture(scope="session")

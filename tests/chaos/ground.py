@@ -28,7 +28,7 @@ from app.ledger.accept import NewRun
 from app.ledger.database import Database, dispatcher_leads
 from app.ledger.receipts import ObjectKind
 from app.models.simulation import Simulation
-from app.models.spec import AgentTask, Mode
+from app.models.spec import Mode
 from app.settings import Settings
 from app.stack import home
 from app.submission import specs_for
@@ -160,12 +160,11 @@ class Ground:
         key: str | None = None,
     ) -> Batch:
         """Accept `count` tasks of one kind. Those that do nothing share a spec; those that act have a name each."""
-        if work.seconds:
-            tasks = works.tasks(self.settings, [f"{name}-{n}" for n in range(count)], work)
-            new = self._new_run(tasks, work, mode, user_name, key, replicas=1)
-        else:
-            tasks = works.tasks(self.settings, [name], work)
-            new = self._new_run(tasks, work, mode, user_name, key, replicas=count)
+        names = [f"{name}-{n}" for n in range(count)] if work.seconds else [name]
+        tasks = works.tasks(self.settings, names, work)
+        specs = specs_for(tasks, agent=work.agent, mode=mode, model=None, known=AGENTS)
+        replicas = count // len(names)
+        new = NewRun(specs=specs, replicas=replicas, user_name=user_name, idempotency_key=key)
         accepted = accept.accept(self.database, new)
         batch = Batch(accepted.run_id, accepted.task_ids, accepted.names, allowed, exclusive)
         self.batches.append(batch)
@@ -176,12 +175,6 @@ class Ground:
         found = self.rows("SELECT id, name FROM tasks WHERE run_id = :run ORDER BY id", run=run_id)
         ids, names = tuple(row.id for row in found), tuple(row.name for row in found)
         self.batches.append(Batch(run_id, ids, names, GRADED, exclusive=False))
-
-    def _new_run(
-        self, tasks: list[AgentTask], work: Work, mode: Mode | str, user_name: str, key: str | None, *, replicas: int
-    ) -> NewRun:
-        specs = specs_for(tasks, agent=work.agent, mode=mode, model=None, known=AGENTS)
-        return NewRun(specs=specs, replicas=replicas, user_name=user_name, idempotency_key=key)
 
     # --- Looking -----------------------------------------------------------------------------------------------------
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from tests.chaos.case import Case
 from tests.chaos.judge import Verdict
 
-_COLUMNS = ("tasks", "ok", "lost", "duplicated", "unexpected", "recovered")
+COLUMNS = ("tasks", "ok", "lost", "duplicated", "unexpected", "recovered")
 
 
 def write(verdicts: Sequence[Verdict], cases: Mapping[str, Case], out: Path, took_s: float) -> None:
     """Write both into `out`."""
     out.mkdir(parents=True, exist_ok=True)
-    totals = {name: sum(getattr(verdict, name) for verdict in verdicts) for name in _COLUMNS}
+    totals = {name: sum(getattr(verdict, name) for verdict in verdicts) for name in COLUMNS}
     data = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"system": platform.system(), "python": platform.python_version()},
@@ -39,8 +39,8 @@ def _table(verdicts: Sequence[Verdict], cases: Mapping[str, Case], totals: Mappi
         f" Lost {totals['lost']}, duplicated {totals['duplicated']}, unexpected {totals['unexpected']}.",
         "Recovery: from the fault that ended an attempt to the next one in a worker's hands.",
         "",
-        "| case | faults | " + " | ".join(_COLUMNS) + " | recovery p50 (s) | p99 (s) |",
-        "|---|" + "---:|" * (len(_COLUMNS) + 3),
+        "| case | faults | " + " | ".join(COLUMNS) + " | recovery p50 (s) | p99 (s) |",
+        "|---|" + "---:|" * (len(COLUMNS) + 3),
     ]
     body = [_row(verdict) for verdict in verdicts]
     told = [f"- **{verdict.case}**: {cases[verdict.case].about}" for verdict in verdicts]
@@ -50,6 +50,6 @@ def _table(verdicts: Sequence[Verdict], cases: Mapping[str, Case], totals: Mappi
 
 
 def _row(verdict: Verdict) -> str:
-    counts = [str(getattr(verdict, name)) for name in _COLUMNS]
+    counts = [str(getattr(verdict, name)) for name in COLUMNS]
     times = ["–" if value is None else f"{value:g}" for value in (verdict.recovery_p50_s, verdict.recovery_p99_s)]
     return "| " + " | ".join([verdict.case, str(verdict.faults), *counts, *times]) + " |"

@@ -67,23 +67,18 @@ class Reader:
         self.database = database
         self.past: list[tuple[str, dict[UUID, int]]] = [(stream.START, {})]
 
-    def read(self, position: str, limit: int) -> tuple[list[tuple[str, UUID, int]], str]:
-        page = stream.read(self.database, position, limit)
-        return [
-            (s.position, s.event.task_id or UUID(int=0), s.event.data["number"]) for s in page.events
-        ], page.position
-
     def take(self, limit: int) -> int:
         """Read on; how many came. Fails when one is missing, is there twice, or came too early."""
         position, seen = self.past[-1]
-        page, end = self.read(position, limit)
-        for place, task_id, number in page:
+        page = stream.read(self.database, position, limit)
+        for told in page.events:
+            task_id, number = told.event.task_id or UUID(int=0), told.event.data["number"]
             expected = seen.get(task_id, 0) + 1
             assert number == expected, f"task {TASKS.index(task_id)}: expected fact {expected}, found {number}"
             seen = seen | {task_id: number}
-            self.past.append((place, seen))
-        self.past.append((end, seen))
-        return len(page)
+            self.past.append((told.position, seen))
+        self.past.append((page.position, seen))
+        return len(page.events)
 
     def go_back(self, steps: int) -> None:
         del self.past[max(1, len(self.past) - steps) :]

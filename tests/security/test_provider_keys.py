@@ -58,13 +58,6 @@ def settings(make_settings: MakeSettings) -> Settings:
     return make_settings()
 
 
-@pytest.fixture
-def database(settings: Settings) -> Iterator[Database]:
-    found = Database(settings.database())
-    yield found
-    found.close()
-
-
 # --- Keys and URLs --------------------------------------------------------------------------------------------------
 
 

@@ -203,16 +203,6 @@ def test_a_making_that_fails_is_everybodys_own_to_try_again(provider: FakeProvid
     assert acquire(SHARED)[0].run("true", timeout_s=5).ok
 
 
-def test_who_waits_for_anothers_making_gives_up_in_time(provider: FakeProvider, acquire: Acquire) -> None:
-    provider.takes_s = 0.5
-    maker = threading.Thread(target=lambda: acquire(SHARED))
-    maker.start()
-    time.sleep(0.1)
-    with pytest.raises(EnvironmentFailed, match="not made within"):
-        acquire(SHARED, timeout_s=0.1)
-    maker.join()
-
-
 def test_a_shared_one_that_has_died_is_lent_to_nobody_else_and_ended_by_the_last(
     pool: EnvironmentPool, world: World, acquire: Acquire
 ) -> None:
