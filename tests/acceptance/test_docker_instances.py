@@ -21,7 +21,8 @@ import app
 from app.client import MegaFlow, Run
 from app.evaluation import Submission
 from app.instances.docker import DockerInstances
-from app.models.spec import Mode
+from app.models.endings import EndReason
+from app.models.spec import Mode, ModelChoice
 from app.models.states import AttemptState
 from app.settings import PREFIX, Settings
 from app.stack import lifecycle, ports
@@ -100,6 +101,17 @@ def stack(worker_image: str) -> Iterator[Stack]:
                 yield Stack(settings, flow, DockerInstances(settings))
         finally:
             lifecycle.down(settings, _say, purge=True)
+
+
+def test_the_worker_image_brings_mini_swe_agent_with_it(stack: Stack) -> None:
+    model = ModelChoice(name="replay")
+    (result,) = stack.submit(only=TASKS[:1], agent="mini-swe-agent", model=model).results(timeout=120)
+    assert result.reward == 1.0
+    assert result.end_reason is EndReason.SUBMITTED
+    assert result.attempt is not None
+    log = stack.settings.home / "logs" / "instances" / f"{result.attempt.instance_id}.log"
+    eventually(lambda: "attempt.ended" in log.read_text(), within_s=60)
+    assert "agent.installing" not in log.read_text()
 
 
 def test_a_killed_instance_is_noticed_and_its_task_finishes_on_another_attempt(stack: Stack, tmp_path: Path) -> None:
