@@ -32,9 +32,8 @@ from app.stack import lifecycle, supervisor
 from app.stack.engine import Dockerd
 from app.stack.programs import programs
 from tests.building import a_task
-from tests.chaos.supervised import free_port
 from tests.integration.gateway_ground import Engine, an_attempt, ground
-from tests.services import MakeSettings
+from tests.services import MakeSettings, free_port
 from tests.waiting import eventually
 
 KEYS = {"OPENAI_API_KEY": "sk-of-the-settings", "WRITER_API_KEY": "sk-of-the-writer", "NEVER_API_KEY": "sk-of-nobody"}
@@ -57,13 +56,6 @@ LINK_LOCAL = [
 @pytest.fixture
 def settings(make_settings: MakeSettings) -> Settings:
     return make_settings()
-
-
-@pytest.fixture
-def database(settings: Settings) -> Iterator[Database]:
-    found = Database(settings.database())
-    yield found
-    found.close()
 
 
 # --- Keys and URLs --------------------------------------------------------------------------------------------------

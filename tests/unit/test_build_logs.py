@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from app.errors import ImageBuildFailed, UnknownName
+from app.errors import UnknownName
 from app.images import build_logs
 from app.images.build_logs import BuildLog, BuildLogs
 from app.settings import Settings
@@ -29,11 +28,6 @@ def built(logs: BuildLogs, tag: str, *said: str) -> Path:
         for text in said:
             log.write(text)
     return log.file
-
-
-def fail(log: BuildLog, error: BaseException) -> None:
-    log.write("so far")
-    raise error
 
 
 def test_a_log_keeps_its_beginning_and_its_end_and_says_what_is_missing(
@@ -56,25 +50,6 @@ def test_a_log_keeps_its_beginning_and_its_end_and_says_what_is_missing(
     assert whole.endswith(tail)
     assert len(tail) >= 200
     assert int(missing) == len(whole) - len(head) - len(tail)
-
-
-def test_a_short_log_is_whole(tmp_path: Path) -> None:
-    log = BuildLog(tmp_path / "log")
-    log.write("no newline")
-    log.note("ours")
-    log.note("again")
-    assert log.file.read_text() == "no newline\n[megaflow] ours\n[megaflow] again\n"
-    log.close()
-
-
-def test_every_build_has_its_own_with_what_became_of_it(logs: BuildLogs) -> None:
-    first = built(logs, TAG, "one\n")
-    with pytest.raises(ImageBuildFailed), logs.begun(TAG) as log:
-        fail(log, ImageBuildFailed("it broke\nand more"))
-    failed, done = logs.files()
-    assert (done, failed) == (first, log.file)
-    assert re.search(r"one\n\[megaflow\] built in \S+ s\n$", done.read_text())
-    assert failed.read_text().endswith("ImageBuildFailed: it broke\n")
 
 
 def test_a_log_is_found_by_the_image_its_beginning_or_its_own_name(logs: BuildLogs) -> None:

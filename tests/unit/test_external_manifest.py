@@ -149,12 +149,6 @@ def test_a_wrong_result_is_the_adapters_error_and_says_why(
     assert complaint in found.detail
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b"1", b" " * (1 << 20) + b"{}"])
-def test_garbage_is_the_adapters_error(ended: Ended, content: bytes) -> None:
-    (ended.home / RESULT).write_bytes(content)
-    assert ending(ended).reason is EndReason.AGENT_ERROR
-
-
 def test_no_result_is_told_with_what_it_wrote(ended: Ended) -> None:
     found = ending(ended)
     assert found.reason is EndReason.AGENT_ERROR

@@ -193,33 +193,6 @@ def test_a_low_mark_that_makes_no_sense_is_the_high_one() -> None:
 # --- The book ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_book_tells_ours_from_those_that_were_here(tmp_path: Path) -> None:
-    book = ImageMetadata(Settings(home=tmp_path))
-    book.used("sha256:aa", "x")
-    book.made("sha256:bb", "y", ["m/y:1"])
-    book.used("sha256:bb", "y")
-    book.used("sha256:bb", "z")
-    found = book.entries()
-    assert (found["sha256:aa"].ours, found["sha256:bb"].ours) == (False, True)
-    assert found["sha256:bb"].keys == {"y", "z"}
-    assert book.entry("sha256:bb").names == {"m/y:1"}
-    book.note_fit("sha256:bb")
-    assert (book.fit("sha256:aa"), book.fit("sha256:bb")) == (False, True)
-    book.forget("sha256:bb")
-    assert not book.fit("sha256:bb")
-    assert set(book.entries()) == {"sha256:aa"}
-
-
-def test_who_keeps_an_image_keeps_evictors_off_but_not_other_users(tmp_path: Path) -> None:
-    book = ImageMetadata(Settings(home=tmp_path))
-    with book.pinned("x", timeout_s=1), book.pinned("x", timeout_s=1), book.alone(["w", "x"]) as free:
-        assert not free
-    with book.alone(["w", "x"]) as free:
-        assert free
-        with pytest.raises(TimeoutError, match="x"), book.pinned("x", timeout_s=0.05):
-            pass
-
-
 def test_the_book_knows_what_a_project_consists_of_until_nobody_asks_for_it(tmp_path: Path) -> None:
     book = ImageMetadata(Settings(home=tmp_path))
     assert book.parts("compose:x") is None

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
-import tarfile
 from typing import Any
 
 import pytest
@@ -31,6 +29,7 @@ from app.models.spec import (
     TestsGoal,
 )
 from app.submission import refuse_wrong_projects, specs_for
+from megaflow.contract.environments.ground import tar_of
 from tests.building import a_task
 
 ROW_GOAL = TestsGoal(base_commit="c", test_patch="", test_command="true", fail_to_pass=("a",), pass_to_pass=())
@@ -174,12 +173,7 @@ def test_whoever_grades_apart_may_write() -> None:
 
 
 def project(text: str) -> tuple[Bundle, bytes]:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as tar:
-        member = tarfile.TarInfo("docker-compose.yaml")
-        member.size = len(text)
-        tar.addfile(member, io.BytesIO(text.encode()))
-    content = packed.getvalue()
+    content = tar_of({"docker-compose.yaml": text.encode()})
     return Bundle(sha256=hashlib.sha256(content).hexdigest(), size_bytes=len(content)), content
 
 

@@ -116,11 +116,6 @@ def test_a_malformed_file_is_refused(tmp_path: Path, text: str, said: str) -> No
     assert said in refused(tmp_path / "run.yaml", text)
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunFileInvalid, match="No such file"):
-        CliRunner().invoke(cli, ["submit", "-c", str(tmp_path / "none.yaml")], catch_exceptions=False)
-
-
 def test_a_value_of_the_wrong_kind_is_the_options_own_error(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("dataset: demo\nagent: nop\nmax-steps: many")

@@ -42,14 +42,6 @@ def test_a_fate_strikes_within_the_attempts_time_and_takes_its_end_away(fate: st
     assert "end" not in _kinds(course)
 
 
-def test_what_hangs_never_ends_and_what_freezes_ends_late() -> None:
-    hung = RandomModel(Simulation.of(hang=1.0)).course(_claim(), now=0.0)
-    frozen = RandomModel(Simulation.of(freeze=1.0)).course(_claim(), now=0.0)
-    assert set(_kinds(hung)) == {"phase", "hang"}
-    assert _kinds(frozen)[-1] == "end"
-    assert "freeze" in _kinds(frozen)
-
-
 def test_fates_are_as_frequent_as_they_were_asked_for() -> None:
     random_model = RandomModel(Simulation.of(crash=0.1, vanish=0.2, infrastructure=0.3))
     claimed = _claim()
@@ -60,12 +52,6 @@ def test_fates_are_as_frequent_as_they_were_asked_for() -> None:
 
 def _fate(course: list[Step]) -> str:
     return next(kind for kind in _kinds(course) if kind != "phase")
-
-
-def test_a_poison_task_crashes_every_instance_and_the_others_none() -> None:
-    random_model = RandomModel(Simulation.of(poison="poison"))
-    assert _fate(random_model.course(_claim("poison-1"), 0.0)) == "crash"
-    assert _fate(random_model.course(_claim("example-1"), 0.0)) == "end"
 
 
 def test_one_seed_gives_the_same_times_again_and_one_die_does_not_move_another() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from app.environments.contract import Environment, EnvironmentProvider
 from app.environments.isolation.fingerprint import Fingerprint, differences
-from app.environments.pool import EnvironmentPool
 from app.environments.tools import tool_inside
 from app.errors import AgentUnavailable
 from app.models.spec import EnvironmentSpec
@@ -124,20 +123,3 @@ def test_a_tool_that_is_not_on_this_host_is_told(
 
 
 @_shown
-def test_a_pool_gives_out_what_has_the_version_of_now(
-    provider: EnvironmentProvider, asking: EnvironmentSpec, settings: Settings, tool: Path
-) -> None:
-    pool, image_id = EnvironmentPool(max_idle=4), provider.prepare_image(asking, timeout_s=60)
-
-    def acquired() -> Environment:
-        tags = tags_of(settings.installation)
-        return pool.acquire(provider, asking, tags, image_id, timeout_s=60, allow_reuse=True)[0]
-
-    try:
-        pool.release(acquired(), reuse=True)
-        new = installed(settings, "toy-2")
-        said = acquired().run(f"{tool_inside(asking.kind, NAME, new)}/bin/hello", timeout_s=20).text()
-        assert said == "hello from hello, beside toy-2\n"
-    finally:
-        installed(settings, "toy-1")
-        pool.close()
