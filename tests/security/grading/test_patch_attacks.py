@@ -1,0 +1,215 @@
+"""Attacks that travel in a patch: each gets 0 or is suspect, honest patches and the gold one keep their verdict."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from app.host.engine import engine_of
+from app.models.outcome import Verdict
+from app.models.spec import AgentTask, EnvironmentKind, EnvironmentSpec, Limits, PatchSolution, TestsGoal
+from tests.security.grading.attacks import Range
+
+pytestmark = pytest.mark.docker
+
+CORE = "def double(number):\n    return number + 1\n"
+FIXED = "def double(number):\n    return number * 2\n"
+TESTS = """\
+from pkg.core import double
+
+
+def test_two():
+    assert double(3) == 6
+
+
+def test_one():
+    assert double(1) == 2
+"""
+SETUP = "[metadata]\nname = pkg\n\n[tool:pytest]\naddopts = -rA\n"
+GOLD = (
+    "diff --git a/pkg/core.py b/pkg/core.py\n--- a/pkg/core.py\n+++ b/pkg/core.py\n@@ -1,2 +1,2 @@\n"
+    " def double(number):\n-    return number + 1\n+    return number * 2\n"
+)
+HIDDEN = (
+    "diff --git a/tests/test_core.py b/tests/test_core.py\nnew file mode 100644\n--- /dev/null\n"
+    + "+++ b/tests/test_core.py\n"
+    + f"@@ -0,0 +1,{TESTS.count(chr(10))} @@\n"
+    + "".join(f"+{line}\n" for line in TESTS.splitlines())
+)
+NAMES = ("tests/test_core.py::test_two", "tests/test_core.py::test_one")
+HOOK = """
+import pytest
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    outcome = yield
+    report = outcome.get_result()
+    report.outcome = "passed"
+    report.longrepr = None
+"""
+FORGED = "".join(f"print('PASSED {name}')\n" for name in NAMES)
+DOCKERFILE = """
+FROM {base}
+RUN mkdir -p /testbed/pkg /testbed/tests && cd /testbed && git init -q .
+RUN cd /testbed && git config user.email a@b && git config user.name a
+COPY core.py /testbed/pkg/core.py
+COPY setup.cfg /testbed/setup.cfg
+RUN cd /testbed && touch pkg/__init__.py tests/__init__.py && git add -A && git commit -qm base
+WORKDIR /testbed
+"""
+
+
+def write(path: str, text: str) -> str:
+    """A command that writes a file of the repository."""
+    return f"mkdir -p $(dirname {path}) && cat >{path} <<'END_OF_FILE'\n{textwrap.dedent(text)}\nEND_OF_FILE"
+
+
+ATTACKS = {
+    "conftest at the root": [write("conftest.py", HOOK)],
+    "conftest in tests": [write("tests/conftest.py", HOOK)],
+    "plugin by pytest.ini": [write("evil.py", HOOK), write("pytest.ini", "[pytest]\naddopts = -rA -p evil\n")],
+    "plugin by setup.cfg": [write("evil.py", HOOK), "sed -i 's/addopts = -rA/addopts = -rA -p evil/' setup.cfg"],
+    "plugin by pyproject": [
+        write("evil.py", HOOK),
+        write("pyproject.toml", 'tool.pytest.ini_options.addopts = "-rA -p evil"\n'),
+    ],
+    "plugin by tox.ini": [write("evil.py", HOOK), write("tox.ini", "[pytest]\naddopts = -rA -p evil\n")],
+    "shadowing pytest": [write("pytest.py", FORGED)],
+    "shadowing the standard library": [write("unittest.py", f"{FORGED}import os\nos._exit(0)\n")],
+    "shadowing package": [write("_pytest/__init__.py", f"{FORGED}import os\nos._exit(0)\n")],
+    "start of the interpreter": [write("sitecustomize.py", f"{FORGED}import os\nos._exit(0)\n")],
+    "path file": [write("evil.pth", "import os; os._exit(0)\n")],
+    "forged lines at exit": [
+        "cat >>pkg/core.py <<'END'\nimport atexit\natexit.register(lambda: print('"
+        + "\\n".join(f"PASSED {name}" for name in NAMES)
+        + "'))\nEND"
+    ],
+    "forged report and a quick end": [f"cat >>pkg/core.py <<'END'\n{FORGED}import os\nos._exit(0)\nEND"],
+    "patched runner from the package": [
+        "cat >>pkg/core.py <<'END'\nimport _pytest.python\n_pytest.python.Function.runtest = lambda self: None\nEND"
+    ],
+    "forged markers": ["cat >>pkg/core.py <<'END'\nprint('>>>>> Start Test Output')\nEND"],
+    "written report": [
+        "cat >>pkg/core.py <<'END'\nimport os\nos.makedirs('/testbed/.git/megaflow', exist_ok=True)\n"
+        + "open('/testbed/.git/megaflow/report', 'w').write('PASSED tests/test_core.py::test_two')\nEND"
+    ],
+    "tests are a file": ["rm -rf tests && echo nothing >tests"],
+    "tests are a link": ["rm -rf tests && ln -s /tmp tests"],
+    "deleted package": ["git rm -rq pkg"],
+}
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory, base_image_tag: str) -> str:
+    folder = tmp_path_factory.mktemp("repository")
+    (folder / "core.py").write_text(CORE)
+    (folder / "setup.cfg").write_text(SETUP)
+    (folder / "Dockerfile").write_text(DOCKERFILE.format(base=base_image_tag))
+    return str(folder)
+
+
+@pytest.fixture
+def task(range_of_attacks: Range, repository: str) -> AgentTask:
+    engine, settings = engine_of(range_of_attacks.settings), range_of_attacks.settings
+    tag = f"{settings.installation}/attacked:1"
+    for _ in engine.api.build(
+        path=repository, tag=tag, rm=True, labels={"megaflow": settings.installation}, decode=True
+    ):
+        pass
+    return AgentTask(
+        name="double",
+        description="double(3) must be 6.",
+        environment=EnvironmentSpec(kind=EnvironmentKind.DOCKER, image=tag),
+        goal=TestsGoal(
+            base_commit="HEAD",
+            test_patch=HIDDEN,
+            test_command="python3 -m pytest -rA -p no:cacheprovider tests/test_core.py",
+            fail_to_pass=NAMES[:1],
+            pass_to_pass=NAMES[1:],
+        ),
+        solution=PatchSolution(patch=GOLD),
+        limits=Limits(grading_timeout_s=60.0),
+    )
+
+
+def verdict_of(range_of_attacks: Range, task: AgentTask, *commands: str) -> Verdict:
+    result = range_of_attacks.attempt(task, commands)
+    assert result.verdict is not None, result.attempt
+    return result.verdict
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda name: name.replace(" ", "-"))
+def test_an_attack_buys_nothing(range_of_attacks: Range, task: AgentTask, attack: str) -> None:
+    verdict = verdict_of(range_of_attacks, task, *ATTACKS[attack])
+    assert verdict.reward == 0.0, verdict.detail
+    assert verdict.counts
+
+
+HONEST = {
+    "the fix": [f"cat >pkg/core.py <<'END'\n{FIXED}END"],
+    "the fix and a test of its own": [
+        f"cat >pkg/core.py <<'END'\n{FIXED}END",
+        write("tests/test_mine.py", "from pkg.core import double\ndef test_mine():\n    assert double(2) == 4\n"),
+        write("conftest.py", "import sys\n"),
+        write("reproduce.py", "from pkg.core import double\nprint(double(3))\n"),
+    ],
+    "the fix and metadata": [
+        f"cat >pkg/core.py <<'END'\n{FIXED}END",
+        "sed -i 's/name = pkg/name = pkg2/' setup.cfg",
+        write("pyproject.toml", "[build-system]\nrequires = ['setuptools']\n"),
+    ],
+}
+
+
+@pytest.mark.parametrize("honest", HONEST, ids=lambda name: name.replace(" ", "-"))
+def test_honest_work_keeps_its_reward(range_of_attacks: Range, task: AgentTask, honest: str) -> None:
+    verdict = verdict_of(range_of_attacks, task, *HONEST[honest])
+    assert (verdict.reward, verdict.suspect) == (1.0, ""), verdict.detail
+
+
+def test_an_object_that_equals_everything_is_a_weakness_of_the_format(range_of_attacks: Range, task: AgentTask) -> None:
+    """The tests ask `==` and nothing else: no harness that only runs them can tell. It is written down here."""
+    equal = "class Any:\n    def __eq__(self, other):\n        return True\n\n\ndef double(number):\n    return Any()\n"
+    verdict = verdict_of(range_of_attacks, task, f"cat >pkg/core.py <<'END'\n{equal}END")
+    assert verdict.reward == 1.0
+
+
+def test_a_submission_that_breaks_its_tests_is_its_own_failure(range_of_attacks: Range, task: AgentTask) -> None:
+    hang = "import time\ntime.sleep(600)\n"
+    short = task.model_copy(update={"limits": Limits(grading_timeout_s=5.0)})
+    verdict = verdict_of(range_of_attacks, short, f"cat >pkg/core.py <<'END'\n{hang}END")
+    assert (verdict.reward, verdict.counts) == (0.0, True)
+    assert "did not end within 5 s" in verdict.detail
+
+
+PACKAGES = "/usr/lib/python3/dist-packages"
+INSTALL = f"open('{PACKAGES}/pkg.pth', 'w').write('/testbed')\n"
+STARTS = f"""
+import sys
+if "pytest" in " ".join(sys.orig_argv):
+    import atexit
+    atexit.register(lambda: print({FORGED.replace("print(", "").replace(")", "").replace("'", "")!r}))
+"""
+
+
+def installing(task: AgentTask) -> AgentTask:
+    """The same task with a step between patch and tests that runs a program of the repository."""
+    goal = task.goal.model_copy(update={"install_command": "[ ! -e build.py ] || python3 build.py"})
+    return task.model_copy(update={"goal": goal})
+
+
+def test_an_installation_that_changes_the_test_runner_makes_the_verdict_suspect(
+    range_of_attacks: Range, task: AgentTask
+) -> None:
+    attack = (
+        f"open('{PACKAGES}/forge.py', 'w').write({STARTS!r})\nopen('{PACKAGES}/zz.pth', 'w').write('import forge\\n')\n"
+    )
+    verdict = verdict_of(range_of_attacks, installing(task), write("build.py", attack))
+    assert (verdict.reward, verdict.claimed_reward) == (0.0, 1.0)
+    assert "the installation changed" in verdict.suspect
+
+
+def test_an_installation_that_names_a_folder_is_honest(range_of_attacks: Range, task: AgentTask) -> None:
+    honest = [f"cat >pkg/core.py <<'END'\n{FIXED}END", write("build.py", INSTALL)]
+    verdict = verdict_of(range_of_attacks, installing(task), *honest)
+    assert (verdict.reward, verdict.suspect) == (1.0, ""), verdict.detail
