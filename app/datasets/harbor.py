@@ -10,18 +10,17 @@ import re
 import shlex
 import shutil
 import tempfile
-import tomllib
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import structlog
-from pydantic import BaseModel, ConfigDict, Field
 
 from app.compose_file.file import document, read_project
 from app.compose_file.model import Service
 from app.datasets.base import Reading
 from app.datasets.faults import FaultPlace
-from app.datasets.policies import KEY, Policies, policies_of
+from app.datasets.harbor_toml import TaskEnvironment, TaskToml, read_config
+from app.datasets.policies import KEY, Policies
 from app.errors import DatasetInvalid
 from app.models.spec import (
     AgentTask,
@@ -43,79 +42,7 @@ _START_S = 300.0  # to start the container, on top of the image's own time
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 _MAIN = "main"
 """The service in which the agent acts."""
-_SAID_BY_HARBOR = ("allowed_hosts", "storage_mb")
-"""Of our own keys, those that [environment] has a word for."""
-_SIZE = r"(?i)^\d{1,12}(\.\d{1,6})?[KMG]$"
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
-
-class _Environment(_Section):
-    """[environment]; the defaults are Harbor's own."""
-
-    build_timeout_sec: float = Field(default=600.0, gt=0, strict=True)
-    docker_image: str | None = None
-    cpus: float = Field(default=1.0, gt=0, strict=True)
-    memory_mb: int | None = Field(default=None, strict=True)
-    memory: str | None = Field(default=None, pattern=_SIZE)  # an older way to say it
-    storage_mb: int | None = Field(default=None, gt=0, strict=True)
-    storage: str | None = Field(default=None, pattern=_SIZE)  # as with memory
-    allow_internet: bool = True
-    network_mode: Literal["public", "no-network", "allowlist"] | None = None
-    allowed_hosts: tuple[str, ...] = ()
-    workdir: str | None = None
-    env: dict[str, str] = {}
-    gpus: Literal[0] = 0
-
-
-class _Timed(_Section):
-    timeout_sec: float | None = Field(default=None, gt=0, strict=True)
-    env: dict[str, str] = {}
-
-
-class _Verifier(_Timed):
-    service: str | tuple[str, ...] | None = None  # ours: where the tests run, of several containers
-
-
-class _TaskToml(_Section):
-    environment: _Environment = _Environment()
-    agent: _Timed = _Timed()
-    verifier: _Verifier = _Verifier()
-    solution: _Timed = _Timed()
-    megaflow: Policies = Policies()
-
-
-# Keys that change nothing of what a task means here.
-_HARMLESS: dict[str, tuple[str, ...]] = {
-    "environment": ("cpu_mode", "memory_mode", "storage_mode"),  # how strictly a cluster reserves what is asked for
-    "agent": (),
-    "verifier": (),
-    "solution": (),
-}
-_TOP = frozenset(
-    {
-        *_TaskToml.model_fields, "artifacts", "metadata", "multi_step_reward_strategy", "schema_version", "source",
-        "steps", "task", "version",
-    }
-)  # fmt: skip
-"""Keys and tables at the top of the file; another one is named in the log."""
-# What would change the task's meaning if it were passed over.
-_NOT_YET: dict[str, tuple[str, ...]] = {
-    "environment": ("mcp_servers", "healthcheck", "gpu_types", "skills_dir"),
-    "agent": ("user", "network_mode", "allowed_hosts"),
-    "verifier": ("user", "network_mode", "allowed_hosts", "environment"),
-}
-
-
-_SECTIONS: dict[str, type[BaseModel]] = {
-    "environment": _Environment,
-    "agent": _Timed,
-    "verifier": _Verifier,
-    "solution": _Timed,
-}
 
 
 class HarborFormat:
@@ -144,7 +71,7 @@ def _task_folders(path: Path) -> list[Path]:
 def _read(folder: Path, dataset: Path, reading: Reading) -> AgentTask:
     place = FaultPlace(str(folder / "task.toml"))
     with place.named():
-        config = _config(folder, place)
+        config = read_config(folder, place)
         return AgentTask(
             name=folder.resolve().name,
             dataset=dataset.resolve().name,
@@ -154,41 +81,6 @@ def _read(folder: Path, dataset: Path, reading: Reading) -> AgentTask:
             solution=_solution(folder, config, reading, place),
             limits=_limits(config),
         )
-
-
-def _config(folder: Path, place: FaultPlace) -> _TaskToml:
-    try:
-        raw = tomllib.loads(read_text_inside(folder, folder / "task.toml"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DatasetInvalid(f"{place.where}: expected TOML; found {error}") from error
-    if unknown := sorted(raw.keys() - _TOP):
-        log.warning("dataset.unknown_keys", task=place.where, keys=unknown, known=sorted(_TOP))
-    _refuse_what_we_cannot(raw, place)
-    ours = policies_of(raw.pop(KEY, None), place, without=_SAID_BY_HARBOR)
-    return _TaskToml.model_validate({**raw, KEY: ours})
-
-
-def _refuse_what_we_cannot(raw: dict[str, Any], place: FaultPlace) -> None:
-    if raw.get("steps"):
-        raise place.fault("steps", "a task of one step; several come later", raw["steps"])
-    for section, keys in _NOT_YET.items():
-        found = raw.get(section)
-        asked = found if isinstance(found, dict) else {}  # else the model says what is wrong with it
-        for key in keys:
-            if asked.get(key):
-                raise place.fault(f"{section}.{key}", "nothing here, as we cannot honour it yet", asked[key])
-    if isinstance(found := raw.get("verifier"), dict) and found.get("environment_mode", "shared") != "shared":
-        asked_for = found["environment_mode"]
-        expected = "'shared': the tests run where the agent worked; a separate environment is not supported yet"
-        raise place.fault("verifier.environment_mode", expected, asked_for)
-    for section, model in _SECTIONS.items():
-        found = raw.get(section)
-        known = {*model.model_fields, *_NOT_YET.get(section, ()), *_HARMLESS[section]}
-        known |= {"environment_mode"} if section == "verifier" else set()
-        for key in found if isinstance(found, dict) else ():
-            if key not in known:
-                expected = f"one of {', '.join(sorted(known))}"
-                raise place.fault(f"{section}.{key}", expected, raw[section][key], "remove it")
 
 
 def _instruction(folder: Path) -> str:
@@ -202,7 +94,7 @@ def _instruction(folder: Path) -> str:
     return text
 
 
-def _environment(folder: Path, config: _TaskToml, reading: Reading, place: FaultPlace) -> EnvironmentSpec:
+def _environment(folder: Path, config: TaskToml, reading: Reading, place: FaultPlace) -> EnvironmentSpec:
     asked, ours, context = config.environment, config.megaflow, inside(folder, folder / "environment")
     dockerfile, build = context / "Dockerfile", None
     compose = None
@@ -233,7 +125,7 @@ def compose_file(folder: Path) -> str | None:
     return next((name for name in _COMPOSE if (folder / name).exists()), None)
 
 
-def _several(context: Path, file: str, asked: _Environment, reading: Reading) -> tuple[Compose, Path, str | None]:
+def _several(context: Path, file: str, asked: TaskEnvironment, reading: Reading) -> tuple[Compose, Path, str | None]:
     """The folder with its compose file, where the main image's recipe is, and what the file says of the working folder.
 
     Harbor lays the task's file over one of its own, which gives the service `main` its image when the task does not.
@@ -280,13 +172,13 @@ def image_workdir(folder: Path, dockerfile: Path, place: FaultPlace) -> str:
     return str(workdir) if workdir != PurePosixPath("/") else "/app"
 
 
-def _memory_bytes(asked: _Environment) -> int:
+def _memory_bytes(asked: TaskEnvironment) -> int:
     if asked.memory_mb is not None or asked.memory is None:
         return (asked.memory_mb or 2048) << 20
     return _bytes(asked.memory)
 
 
-def _disk_bytes(asked: _Environment) -> int | None:
+def _disk_bytes(asked: TaskEnvironment) -> int | None:
     """None: the task does not say, and has what every task has."""
     if asked.storage_mb is not None:
         return asked.storage_mb << 20
@@ -297,7 +189,7 @@ def _bytes(size: str) -> int:
     return int(float(size[:-1]) * _UNITS[size[-1].upper()])
 
 
-def _network(asked: _Environment, ours: Policies, place: FaultPlace) -> Network:
+def _network(asked: TaskEnvironment, ours: Policies, place: FaultPlace) -> Network:
     """As the format has it: open unless the task closes it, or names whom it may reach; `model-only` is our word."""
     if asked.allowed_hosts and asked.network_mode not in (None, "allowlist"):
         expected = "`allowlist`, or nothing, where there are allowed_hosts"
@@ -313,7 +205,7 @@ def _network(asked: _Environment, ours: Policies, place: FaultPlace) -> Network:
     return Network.OPEN if asked.allow_internet else Network.NONE
 
 
-def _refuse_two_networks(asked: _Environment, mode: str | None, ours: Network, place: FaultPlace) -> None:
+def _refuse_two_networks(asked: TaskEnvironment, mode: str | None, ours: Network, place: FaultPlace) -> None:
     """Ours is for what the format has no word for, and lets through less than nothing else that is said."""
     if ours is not Network.MODEL_ONLY:
         fix = "write the others as [environment].network_mode and allowed_hosts"
@@ -324,13 +216,22 @@ def _refuse_two_networks(asked: _Environment, mode: str | None, ours: Network, p
         raise place.fault(f"{KEY}.network", f"no other network beside {ours.value!r}", found)
 
 
-def _goal(folder: Path, config: _TaskToml, reading: Reading, place: FaultPlace) -> ScriptGoal:
+def _goal(folder: Path, config: TaskToml, reading: Reading, place: FaultPlace) -> ScriptGoal:
     env = _literal(config.verifier.env, "verifier.env", place)
     judges = [
         (service, f'{_exports(env)}bash "${{TESTS_DIR:-/tests}}/{script}"')
         for service, script in _judges(folder, config.verifier.service, place)
     ]
     (service, command), *others = judges
+    if (apart := _verifier_apart(folder, config, reading, place)) is not None:
+        spec, brings_tests = apart
+        return ScriptGoal(
+            tests=reading.pack(inside(folder, folder / "tests")),
+            command=command,
+            environment=spec,
+            artifacts=_artifacts(config, place),
+            brings_tests=brings_tests,
+        )
     return ScriptGoal(
         tests=reading.pack(inside(folder, folder / "tests")),
         command=command,
@@ -339,6 +240,60 @@ def _goal(folder: Path, config: _TaskToml, reading: Reading, place: FaultPlace) 
         service=service,
         also=tuple(ServiceScript(service=name or _MAIN, command=command) for name, command in others),
     )
+
+
+def _verifier_apart(
+    folder: Path, config: TaskToml, reading: Reading, place: FaultPlace
+) -> tuple[EnvironmentSpec, bool] | None:
+    """The verifier's own environment and whether its image has the tests; None: it runs where the agent worked.
+
+    Source: harbor 0.25.0, models/task/verifier_mode.py: an environment of its own means `separate`; the
+    image is the one named there, else tests/Dockerfile, else a fresh copy of the task's.
+    """
+    verifier, tests, own = config.verifier, folder / "tests", config.environment
+    if verifier.environment_mode == "shared" and verifier.environment is not None:
+        raise place.fault("verifier.environment_mode", "'separate' beside [verifier.environment]", "shared")
+    if verifier.environment_mode != "separate" and verifier.environment is None:
+        return None
+    several = compose_file(inside(folder, folder / "environment")) or compose_file(inside(folder, tests))
+    if several or verifier.service is not None:
+        found = several or f"service {verifier.service!r}"
+        raise place.fault("verifier.environment_mode", "'shared' with several containers", found)
+    asked = verifier.environment or own
+    if verifier.environment is not None and asked.docker_image:
+        return _one_container(folder / "tests", asked, None, reading, place), True
+    if (tests / "Dockerfile").is_file():
+        asked = asked.model_copy(update={"docker_image": None})
+        return _one_container(folder / "tests", asked, inside(folder, tests), reading, place), True
+    asked = asked.model_copy(update={"docker_image": own.docker_image, "workdir": asked.workdir or own.workdir})
+    context = None if own.docker_image else inside(folder, folder / "environment")
+    return _one_container(folder / "environment", asked, context, reading, place), False
+
+
+def _one_container(
+    home: Path, asked: TaskEnvironment, context: Path | None, reading: Reading, place: FaultPlace
+) -> EnvironmentSpec:
+    """context: the folder that is built; None: the image that is named."""
+    build = None if context is None else Build(context=reading.pack(context), timeout_s=asked.build_timeout_sec)
+    return EnvironmentSpec(
+        kind=reading.kind,
+        image=None if build else asked.docker_image,
+        build=build,
+        workdir=asked.workdir or image_workdir(home.parent, home / "Dockerfile", place),
+        resources=Resources(cpus=asked.cpus, memory_bytes=_memory_bytes(asked), disk_bytes=_disk_bytes(asked)),
+        network=_network(asked, Policies(), place),
+        allowed_hosts=asked.allowed_hosts,
+        env=_literal(asked.env, "verifier.environment.env", place),
+    )
+
+
+def _artifacts(config: TaskToml, place: FaultPlace) -> tuple[str, ...]:
+    """Absolute paths inside; what the format always hands over comes first."""
+    sources = [one if isinstance(one, str) else one.source for one in config.artifacts]
+    for source in sources:
+        if not source.startswith("/") or ".." in PurePosixPath(source).parts:
+            raise place.fault("artifacts", "absolute paths without `..`", source)
+    return tuple(dict.fromkeys(["/logs/artifacts", *sources]))
 
 
 def _judges(folder: Path, asked: str | tuple[str, ...] | None, place: FaultPlace) -> list[tuple[str | None, str]]:
@@ -372,7 +327,7 @@ def _known(context: Path, service: str, place: FaultPlace) -> str:
     return service
 
 
-def _solution(folder: Path, config: _TaskToml, reading: Reading, place: FaultPlace) -> ScriptSolution | None:
+def _solution(folder: Path, config: TaskToml, reading: Reading, place: FaultPlace) -> ScriptSolution | None:
     if not inside(folder, folder / "solution" / "solve.sh").is_file():
         return None  # then only `oracle` cannot run
     env = _literal(config.solution.env, "solution.env", place)
@@ -397,7 +352,7 @@ def _exports(env: dict[str, str]) -> str:
     return "".join(f"export {name}={shlex.quote(value)}; " for name, value in sorted(env.items()))
 
 
-def _limits(config: _TaskToml) -> Limits:
+def _limits(config: TaskToml) -> Limits:
     plain = Limits()
     return Limits(
         environment_timeout_s=config.environment.build_timeout_sec + _START_S,

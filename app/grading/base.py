@@ -18,12 +18,25 @@ NO_SUCH_PROGRAM = (126, 127)
 
 
 @dataclass(frozen=True, slots=True)
+class HandedOver:
+    """A file (its bytes) or a folder (an uncompressed tar of it), by its path in the agent's environment."""
+
+    path: str
+    content: bytes
+    is_folder: bool
+
+
+@dataclass(frozen=True, slots=True)
 class GradingInput:
-    """What is judged. `patch` is None when the task has no repository; `tests_files` is the hidden folder as a tar."""
+    """What is judged. `patch` is None when the task has no repository; `tests_files` is the hidden folder as a tar.
+
+    `handed_over`: what a verifier apart gets of the agent's environment.
+    """
 
     task: AgentTask
     patch: bytes | None
     tests_files: bytes | None
+    handed_over: tuple[HandedOver, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

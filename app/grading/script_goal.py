@@ -54,10 +54,9 @@ class _Judged:
 class ScriptGrader:
     """Grades `ScriptGoal`, in the environment in which the agent worked: where it acted, or in services beside it."""
 
-    fresh_environment: bool = False
-
     def __init__(self, goal: ScriptGoal) -> None:
         self._goal = goal
+        self.fresh_environment = goal.environment is not None
         # Where there is no container these folders have other places, which the environment tells its commands.
         self._tests = f'"${{TESTS_DIR:-{_quoted(goal.tests_path)}}}"'
         self._logs = f'"${{LOGS_DIR:-{_quoted(goal.logs_path)}}}"'
@@ -75,6 +74,8 @@ class ScriptGrader:
         ]
         logs = _logs(shell)
         log.info("grading.script_started", task=submission.task.name, timeout_s=left_s)
+        for one in submission.handed_over:
+            shell.put_tree(one.content, one.path) if one.is_folder else shell.put(one.path, one.content, mode=0o755)
         judged: list[_Judged] = []
         for name, command, place in places:
             self._lay_out(submission.tests_files, logs, place)
@@ -120,6 +121,9 @@ class ScriptGrader:
 
     def _lay_out(self, tests: bytes, logs: dict[str, bytes], shell: Shell) -> None:
         """Put the tests where nothing of the agent's is, the services' logs beside them; take old rewards away."""
+        if self._goal.brings_tests:
+            shell.run(f"rm -rf {self._verifier}; mkdir -p {self._verifier}", timeout_s=_STEP_TIMEOUT_S)
+            return
         services = f" {self._services}" if logs else ""
         made = shell.run(
             f'for link in {self._tests} {self._logs}; do [ ! -L "$link" ] || rm -f "$link"; done; '

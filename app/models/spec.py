@@ -270,8 +270,9 @@ class ServiceScript(Wire):
 class ScriptGoal(Wire):
     """G, Harbor and Terminal-Bench: a script looks at what the agent left and writes a reward file.
 
-    Graded in the agent's own environment; `tests` arrives there only after the agent has ended. With `also` every
-    script must be content: the lowest reward is the task's.
+    Graded in the agent's own environment; `tests` arrives there only after the agent has ended. With `environment` it
+    is graded there instead, where the agent never was: `artifacts` alone are handed over, at their own paths. With
+    `also` every script must be content: the lowest reward is the task's.
     """
 
     kind: Literal["script"] = "script"
@@ -281,6 +282,17 @@ class ScriptGoal(Wire):
     logs_path: PlainText = "/logs"
     service: str | None = None  # in which the tests run, of several; None: where the agent acted
     also: tuple[ServiceScript, ...] = ()  # judge, too, each in its service, after `command`
+    environment: EnvironmentSpec | None = None  # of the verifier; None: where the agent acted
+    artifacts: tuple[FolderText, ...] = ()  # files and folders that the agent's environment hands to the verifier's
+    brings_tests: bool = False  # the verifier's image has the tests already
+
+    @model_validator(mode="after")
+    def _apart_in_one_container(self) -> ScriptGoal:
+        if self.environment is not None and (self.service is not None or self.also):
+            raise ValueError("expected no services that judge beside an environment of the verifier's own, found some")
+        if self.environment is None and (self.artifacts or self.brings_tests):
+            raise ValueError("expected `artifacts` and `brings_tests` with `environment`, found them alone")
+        return self
 
     @model_validator(mode="after")
     def _each_service_once(self) -> ScriptGoal:

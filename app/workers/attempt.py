@@ -88,7 +88,7 @@ class _AttemptRun:
                 with ExitStack() as access:  # nothing reaches the model once the agent has ended
                     self._progress = progress = open_model(progress, access)
                     self._progress = progress = act(progress)
-                self._progress = progress = extract_patch(end_agent(progress))
+                self._progress = progress = grading.collect(extract_patch(end_agent(progress)))
                 if not grader.fresh_environment:
                     self._progress = progress = grading.grade(progress)
             except (AgentFailed, EnvironmentOverLimit) as error:  # its own doing; nothing is left to grade

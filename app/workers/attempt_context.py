@@ -11,7 +11,7 @@ from typing import Any
 from app.agents.base import Agent, AgentReport
 from app.environments.contract import Environment
 from app.errors import MegaFlowError
-from app.grading.base import Grade, Grader
+from app.grading.base import Grade, Grader, HandedOver
 from app.ledger import attempts
 from app.ledger.attempts import Claim
 from app.models.endings import EndReason
@@ -104,6 +104,7 @@ class AttemptProgress:
     report: AgentReport | None = None
     account: Account | None = None  # of the model's calls
     patch: bytes | None = None
+    handed_over: tuple[HandedOver, ...] = ()  # for a verifier apart
     grade: Grade | None = None
     artifacts: tuple[Artifact, ...] = ()
 

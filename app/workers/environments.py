@@ -16,7 +16,7 @@ from app.errors import EngineUnavailable, MegaFlowError, StationError
 from app.images import pull_source
 from app.ledger.environment_times import FAILED
 from app.models.outcome import Phase
-from app.models.spec import EnvironmentSpec, Mode, Reuse
+from app.models.spec import EnvironmentSpec, Mode, Reuse, ScriptGoal
 from app.workers.attempt_context import AttemptContext
 from app.workers.retry import retrying
 from app.workers.services import WorkerServices
@@ -37,7 +37,9 @@ def environment_for(context: AttemptContext, purpose: str) -> Iterator[Environme
     claimed, services = context.claimed, context.services
     spec, limits = claimed.spec.task.environment, claimed.spec.task.limits
     if purpose.startswith("grading"):
-        spec = spec.for_grading()
+        goal = claimed.spec.task.goal
+        apart = goal.environment if isinstance(goal, ScriptGoal) else None
+        spec = (apart or spec).for_grading()
     with _asking(context, spec, purpose) as asking:
         with asking.spent.measure("image"):
             provider, image = _awaiting_engine(context, lambda: _provider(context, spec))

@@ -8,6 +8,7 @@ it breaks the same way twice and the gold solution is graded cleanly in between;
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +16,9 @@ import structlog
 
 from app.agents.base import AgentJob
 from app.environments.contract import Environment
-from app.errors import GradingFailed
+from app.errors import AgentFailed, GradingFailed
 from app.grading import protected
-from app.grading.base import Grade, GradingInput
+from app.grading.base import Grade, GradingInput, HandedOver
 from app.models.outcome import Phase, Verdict
 from app.models.spec import PatchSolution, ScriptGoal, ScriptSolution
 from app.workers.attempt_context import AttemptContext, AttemptProgress
@@ -27,6 +28,8 @@ __all__ = ["broke_grading", "grade", "judge"]
 
 log = structlog.get_logger()
 
+_MOST_HANDED_OVER_BYTES = 512 << 20
+"""Of all that a verifier apart gets: it passes through the worker's memory."""
 BROKE = "broke grading"
 """So begins the detail of a verdict on a submission that broke its own grading."""
 
@@ -47,6 +50,32 @@ def grade(progress: AttemptProgress) -> AttemptProgress:
     except GradingFailed as error:
         graded = _whose_fault(progress, environment, error)
     return recorded(progress, replace(graded, verdict=graded.verdict.suspected(rule)))
+
+
+def collect(progress: AttemptProgress) -> AttemptProgress:
+    """Take what a verifier apart is to have of the agent's environment; what is not there is left out.
+
+    Raises: AgentFailed: it is too large; EnvironmentFailed.
+    """
+    goal = progress.context.claimed.spec.task.goal
+    if not isinstance(goal, ScriptGoal) or goal.environment is None:
+        return progress
+    return replace(progress, handed_over=tuple(_handed_over(progress.the_environment, goal.artifacts)))
+
+
+def _handed_over(environment: Environment, paths: Sequence[str]) -> Iterator[HandedOver]:
+    left_bytes = _MOST_HANDED_OVER_BYTES
+    for path in paths:
+        for read, is_folder in ((environment.get_tree, True), (environment.get, False)):
+            try:
+                content = read(path)
+            except FileNotFoundError:
+                continue
+            left_bytes -= len(content)
+            if left_bytes < 0:
+                raise AgentFailed(f"expected artifacts of at most {_MOST_HANDED_OVER_BYTES >> 20} MiB; found more")
+            yield HandedOver(path, content, is_folder)
+            break
 
 
 def judge(progress: AttemptProgress, detail: str) -> AttemptProgress:
@@ -83,7 +112,7 @@ def restarted(progress: AttemptProgress) -> str:
 def _graded_in(progress: AttemptProgress, environment: Environment, patch: bytes | None) -> Grade:
     context, task = progress.context, progress.context.claimed.spec.task
     tests = context.services.bundle(task.goal.tests) if isinstance(task.goal, ScriptGoal) else None
-    graded = progress.grader.grade(GradingInput(task, patch, tests), environment)
+    graded = progress.grader.grade(GradingInput(task, patch, tests, progress.handed_over), environment)
     environment.assure()
     return graded
 
@@ -115,7 +144,8 @@ def broke_grading(error: GradingFailed) -> Grade:
 
 def _changed_anything(progress: AttemptProgress) -> bool:
     """Whether there is a submission that could have broken it. A container that was acted in may have been changed."""
-    return bool((progress.patch or b"").strip()) or not progress.grader.fresh_environment
+    submitted = (progress.patch or b"").strip() or progress.handed_over
+    return bool(submitted) or not progress.grader.fresh_environment
 
 
 def _is_well(progress: AttemptProgress) -> bool:
@@ -123,9 +153,12 @@ def _is_well(progress: AttemptProgress) -> bool:
     context, task = progress.context, progress.context.claimed.spec.task
     solution = task.solution
     try:
-        with environment_for(context, "grading-gold") as clean:
+        is_apart = isinstance(task.goal, ScriptGoal) and progress.grader.fresh_environment
+        with environment_for(context, "gold" if is_apart else "grading-gold") as clean:
             if isinstance(solution, ScriptSolution):
                 _solve(context, clean)
+            if isinstance(task.goal, ScriptGoal) and is_apart:
+                return _is_well_apart(progress, clean, task.goal)
             gold = solution.patch.encode() if isinstance(solution, PatchSolution) else None
             graded = _graded_in(progress, clean, gold)
     except GradingFailed as error:
@@ -133,6 +166,14 @@ def _is_well(progress: AttemptProgress) -> bool:
         return False
     reward = graded.verdict.reward
     return reward is not None and (solution is None or reward > 0)
+
+
+def _is_well_apart(progress: AttemptProgress, solved: Environment, goal: ScriptGoal) -> bool:
+    """The same, where the gold solution's artifacts are judged in an environment of the verifier's own."""
+    gold = replace(progress, handed_over=tuple(_handed_over(solved, goal.artifacts)))
+    with environment_for(progress.context, "grading-gold") as clean:
+        reward = _graded_in(gold, clean, None).verdict.reward
+    return reward is not None and (progress.context.claimed.spec.task.solution is None or reward > 0)
 
 
 def _solve(context: AttemptContext, environment: Environment) -> None:

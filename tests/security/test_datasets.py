@@ -225,7 +225,7 @@ def test_real_image_names_are_taken(image: str) -> None:
 @pytest.mark.parametrize(
     ("toml", "said"),
     [
-        ('[verifier]\nenvironment_mode = "separate"', r"verifier\.environment_mode: expected 'shared'"),
+        ('[verifier]\nenvironment_mode = "apart"', r"verifier.environment_mode"),
         ("[verifier]\nrun_twice = true", r"verifier\.run_twice: expected one of .*timeout_sec"),
         ("[agent]\nretries = 3", r"agent\.retries"),
         ("[environment]\nprivileged = true", r"environment\.privileged"),

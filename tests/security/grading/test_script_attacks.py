@@ -140,3 +140,25 @@ def test_a_grading_that_hangs_for_the_submission_alone_is_its_failure(
     task = a_task(range_of_attacks.settings, tmp_path, base_image_tag, test=test, timeout_s=3.0)
     verdict = verdict_of(range_of_attacks, task, "mkdir -p /app && echo 'sleep 60' >/app/answer.sh")
     assert (verdict.reward, verdict.detail.startswith("broke grading")) == (0.0, True)
+
+
+@pytest.fixture
+def apart(range_of_attacks: Range, tmp_path: Path, base_image_tag: str) -> AgentTask:
+    """The same task, judged in an environment of the verifier's own; only the answer is handed over."""
+    task = a_task(range_of_attacks.settings, tmp_path, base_image_tag)
+    own = EnvironmentSpec(kind=EnvironmentKind.OCI, image=base_image_tag, workdir="/app")
+    goal = task.goal.model_copy(update={"environment": own, "artifacts": ("/logs/artifacts", "/app/answer.sh")})
+    return task.model_copy(update={"goal": goal})
+
+
+def test_a_verifier_apart_gets_what_is_listed_and_nothing_else(range_of_attacks: Range, apart: AgentTask) -> None:
+    assert verdict_of(range_of_attacks, apart, RIGHT).reward == 1.0
+    several = ("background writer", "reward made before", "tests made before", "replaced interpreter")
+    attack = [command for name in several for command in ATTACKS[name]]
+    assert verdict_of(range_of_attacks, apart, WRONG, *attack).reward == 0.0
+
+
+def test_a_verifier_apart_without_an_answer_is_a_failure_of_the_submission(
+    range_of_attacks: Range, apart: AgentTask
+) -> None:
+    assert verdict_of(range_of_attacks, apart, "true").reward == 0.0
