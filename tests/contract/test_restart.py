@@ -72,3 +72,7 @@ def test_a_restarted_environment_takes_commands_files_and_further_restarts(envir
         environment.restart(decide)
         environment.put(f"/srv/{turn}", b"x")
     assert output(environment, "ls /srv | wc -l") == "2"
+
+
+def test_programs_inside_are_told_the_tasks_processors(environment: Environment) -> None:
+    assert output(environment, "nproc; echo $MAKEFLAGS $PYTEST_XDIST_AUTO_NUM_WORKERS").split() == ["2", "-j2", "2"]

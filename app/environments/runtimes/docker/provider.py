@@ -14,6 +14,7 @@ from docker.types import LogConfig, Mount
 from requests import RequestException
 
 from app.environments.contract import EnvironmentProvider, Tags, Times
+from app.environments.isolation.sizes import size_variables
 from app.environments.networks import variables
 from app.environments.networks.bridge import open_network
 from app.environments.runtimes import hosts_file
@@ -191,7 +192,7 @@ class DockerProvider(EnvironmentProvider):
                 command=[],
                 user="0",
                 name=tags.name(),
-                environment={**self._variables(spec), **spec.env},
+                environment={**size_variables(spec.resources), **self._variables(spec), **spec.env},
                 working_dir=spec.workdir,
                 labels=self._labels(tags),
                 healthcheck={"Test": ["NONE"]},

@@ -13,6 +13,7 @@ from typing import Any
 import structlog
 
 from app.environments.contract import Forward, Origin, ResetProof, Route, Serve, Tags, Times
+from app.environments.isolation.sizes import size_variables
 from app.environments.networks import Egress, forwarding, open_egress, variables
 from app.environments.runtimes.oci.instance import OciHost, OciInstance, usage_of
 from app.environments.runtimes.oci.start import StartOptions
@@ -160,7 +161,7 @@ class OciEnvironment(SessionEnvironment):
             connect,
             label=f"environment {self.id[:12]}",
             cwd=self._spec.workdir,
-            env={**variables(self._spec), **self._spec.env},
+            env={**size_variables(self._spec.resources), **variables(self._spec), **self._spec.env},
             user=self._image.user or None,
         )
 

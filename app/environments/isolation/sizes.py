@@ -1,0 +1,24 @@
+"""Tells programs inside how many processors they have: the kernel shows them the host's."""
+
+from __future__ import annotations
+
+import math
+
+from app.models.spec import Resources
+
+__all__ = ["size_variables"]
+
+_COUNTS = (
+    *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS"),
+    *("GOMAXPROCS", "CARGO_BUILD_JOBS", "CMAKE_BUILD_PARALLEL_LEVEL", "PYTEST_XDIST_AUTO_NUM_WORKERS"),
+)
+"""What numeric libraries, build tools and test runners read; `nproc` reads the first."""
+
+
+def size_variables(resources: Resources) -> dict[str, str]:
+    """Variables with the task's processors, rounded up; the image's are overridden, the task's own override them.
+
+    Source: NeMo Gym #2828: environments that saw all of a host's cores failed in most of their fatal failures.
+    """
+    count = str(max(1, math.ceil(resources.cpus)))
+    return {**dict.fromkeys(_COUNTS, count), "MAKEFLAGS": f"-j{count}"}
