@@ -43,6 +43,7 @@ class TaskOptions(TypedDict, total=False):
     overrides: EnvironmentOverrides | None  # go before what the task says of its environment
     limits: LimitOverrides | None  # go before what the task says of its limits
     agent_args: Mapping[str, str] | None  # for the agent's adapter; `megaflow agents` has the keys that each takes
+    rewards: Mapping[str, float] | None  # by end reason or `not_submitted`, whatever the tests say
 
 
 class MegaFlow:
@@ -99,6 +100,7 @@ class MegaFlow:
         overrides: EnvironmentOverrides | None = None,
         limits: LimitOverrides | None = None,
         agent_args: Mapping[str, str] | None = None,
+        rewards: Mapping[str, float] | None = None,
     ) -> Run:
         """Accept tasks as one run, in one transaction: all or none. Each becomes a group of `replicas` tasks.
 
@@ -121,6 +123,7 @@ class MegaFlow:
             overrides=overrides,
             limits=limits,
             agent_args=agent_args,
+            rewards=rewards,
         )
         new = NewRun(
             specs=specs,

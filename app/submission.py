@@ -17,9 +17,11 @@ from app.ledger import model_replicas
 from app.ledger.database import Database
 from app.ledger.model_replicas import ANY, Registered, check_variable, plain_url
 from app.models.addresses import forbidden_url
+from app.models.endings import BLAME, Blame, EndReason
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import (
     IMAGELESS,
+    NOT_SUBMITTED,
     REPLAY_MODEL,
     AgentArgs,
     AgentTask,
@@ -30,6 +32,7 @@ from app.models.spec import (
     ModelChoice,
     Network,
     Reuse,
+    RewardRules,
     ScriptGoal,
     TaskSpec,
 )
@@ -47,11 +50,12 @@ def specs_for(
     overrides: EnvironmentOverrides | None = None,
     limits: LimitOverrides | None = None,
     agent_args: Mapping[str, str] | None = None,
+    rewards: Mapping[str, float] | None = None,
 ) -> list[TaskSpec]:
     """The tasks with who does them and how. known: the agents that there are (`app.agents.external.known_agents`).
 
     overrides: go before what the tasks say of their environments; limits: of their limits. agent_args: for the agent's
-    adapter, by key.
+    adapter, by key. rewards: by end reason, of attempts that end so.
 
     Raises: SpecInvalid, UnknownName: none of them is used.
     """
@@ -77,10 +81,25 @@ def specs_for(
             " 'model-only', 'allowlist' or 'open' for it, found 'none'"
         )
     bounds, arguments = limits or LimitOverrides(), _arguments(agent, traits, agent_args or {})
-    return [
+    rules = _rewards(rewards or {})
+    specs = [
         _spec(bounds.applied_to(asked.applied_to(task)), agent, wanted, chosen, traits, resource_class, arguments)
         for task in tasks
     ]
+    return [spec.model_copy(update={"rewards": rules}) for spec in specs] if rules else specs
+
+
+def _rewards(given: Mapping[str, float]) -> dict[str, float]:
+    """Sorted. Raises: SpecInvalid: no end that is a result, or no finite number."""
+    known = [NOT_SUBMITTED, *(reason.value for reason in EndReason if BLAME[reason] is Blame.RESULT)]
+    for name in given:
+        if name not in known:
+            raise SpecInvalid(f"rewards: expected one of {', '.join(known)}; found {name!r}; nothing was submitted")
+    try:
+        return dict(sorted(TypeAdapter(RewardRules).validate_python(dict(given)).items()))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise SpecInvalid(f"rewards: {first['loc'][0]}: {first['msg']}; nothing was submitted") from error
 
 
 def _arguments(agent: str, traits: catalogue.Traits, given: Mapping[str, str]) -> dict[str, str]:

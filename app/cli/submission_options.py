@@ -121,6 +121,13 @@ class SubmissionOptions:
     max_attempts: Annotated[
         int | None, typer.Option(min=1, max=20, help="Attempts that may fail by no fault of the agent.")
     ] = None
+    reward: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="END=NUMBER",
+            help="Of attempts that end so (`step_limit`; `not_submitted`: any but `submitted`); may be repeated.",
+        ),
+    ] = None
     user: Annotated[str, typer.Option(help="On whose account.")] = "default"
     priority: Annotated[int, typer.Option(min=-MOST_PRIORITY, max=MOST_PRIORITY, help="Higher goes first.")] = 0
     resource_class: Annotated[str, typer.Option("--class", help="Resource class; `megaflow classes`.")] = "standard"
@@ -154,6 +161,7 @@ class SubmissionOptions:
             budget_usd=self.budget,
             max_running=self.concurrency,
             agent_args=arguments_of(self.agent_arg),
+            rewards=rewards_of(self.reward),
             overrides=EnvironmentOverrides(
                 network=self.network,
                 allowed_hosts=tuple(self.allow_host or ()),
@@ -284,6 +292,21 @@ def arguments_of(given: Sequence[str] | None) -> dict[str, str]:
         if key in found:
             raise SpecInvalid(f"--agent-arg: expected each key once, found {key!r} twice; nothing was submitted")
         found[key] = value
+    return found
+
+
+def rewards_of(given: Sequence[str] | None) -> dict[str, float]:
+    """The rewards by end reason. Raises: SpecInvalid: one without a number, or an end that is given twice."""
+    found: dict[str, float] = {}
+    for one in given or ():
+        end, equals, value = one.partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            number = float("nan")
+        if not equals or end in found or number != number:
+            raise SpecInvalid(f"--reward: expected END=NUMBER, each once; found {one[:80]!r}; nothing was submitted")
+        found[end] = number
     return found
 
 

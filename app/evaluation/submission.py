@@ -34,6 +34,7 @@ from app.models.spec import (
     LabelText,
     Mode,
     ModelChoice,
+    RewardRules,
     TaskSpec,
     Wire,
     plain_text,
@@ -65,6 +66,7 @@ class Submission(Wire):
     overrides: EnvironmentOverrides = EnvironmentOverrides()  # go before what the tasks say
     limits: LimitOverrides = LimitOverrides()  # the same
     agent_args: AgentArgs = {}
+    rewards: RewardRules = {}  # by end reason
     max_running: int | None = Field(default=None, ge=1)  # attempts of the run at once
 
     @model_validator(mode="before")
@@ -119,6 +121,7 @@ def prepare(submission: Submission, settings: Settings, database: Database | Non
             overrides=submission.overrides,
             limits=submission.limits,
             agent_args=submission.agent_args,
+            rewards=submission.rewards,
         )
     ]
     return Prepared(specs, provenance)

@@ -5,10 +5,12 @@ Promise 7 lives here: an infrastructure fault is retried or reported as not scor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from app import errors
+from app.models.spec import NOT_SUBMITTED
 
 
 class EndReason(StrEnum):
@@ -41,6 +43,13 @@ class Blame(StrEnum):
     PERSON = "person"  # somebody's decision: not counted, not retried
     INFRASTRUCTURE = "infrastructure"  # ours: retried, else reported as not scored
     INTERRUPTION = "interruption"  # ours: run again without using up a retry
+
+
+def reward_by_rule(rules: Mapping[str, float], reason: EndReason) -> float | None:
+    """What a run's rules give to an end; the end's own rule goes before the one of `not_submitted`. None: no rule."""
+    if reason.value in rules:
+        return rules[reason.value]
+    return rules.get(NOT_SUBMITTED) if reason is not EndReason.SUBMITTED else None
 
 
 BLAME: dict[EndReason, Blame] = {

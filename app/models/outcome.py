@@ -70,6 +70,14 @@ class Verdict(Wire):
         changed = {"reward": min(0.0, self.reward), "suspect": rule, "claimed_reward": self.reward}
         return self.model_copy(update=changed)
 
+    def ruled(self, reward: float | None) -> Verdict:
+        """The verdict with the reward that a rule of the run gives; as it is without one, or when it is suspect."""
+        if reward is None or self.reward is None or self.suspect:
+            return self
+        detail = f"{self.detail}; the run's rule gives {reward:g} to this end, its tests gave {self.reward:g}"
+        metrics = {**self.metrics, "graded_reward": self.reward}
+        return self.model_copy(update={"reward": reward, "detail": detail, "metrics": metrics})
+
     @property
     def resolved(self) -> bool:
         return self.counts and self.reward is not None and self.reward >= 1.0

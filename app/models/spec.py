@@ -401,6 +401,12 @@ AgentArgs = dict[Annotated[PlainText, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,
 """What `--agent-arg KEY=VALUE` gives, by key."""
 
 
+NOT_SUBMITTED = "not_submitted"
+"""In `RewardRules`: every end that is a result, but for `submitted`."""
+RewardRules = dict[str, Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]]
+"""Rewards by end reason (`EndReason`, or `NOT_SUBMITTED`): part of what a run is to measure or to train for."""
+
+
 class TaskSpec(Wire):
     """An agent task together with who does it and how: what is stored, hashed, and carried to the worker."""
 
@@ -410,6 +416,7 @@ class TaskSpec(Wire):
     mode: Mode = Mode.AUTO
     resource_class: str = "standard"
     agent_args: AgentArgs = {}  # by the names that the agent's adapter knows
+    rewards: RewardRules = {}  # of attempts that end so, whatever their tests say
 
     def digest(self) -> str:
         """sha256 of the canonical JSON: equal specs share one row."""

@@ -19,6 +19,7 @@ from app.environments.contract import Environment
 from app.errors import AgentFailed, GradingFailed
 from app.grading import protected
 from app.grading.base import Grade, GradingInput, HandedOver
+from app.models.endings import reward_by_rule
 from app.models.outcome import Phase, Verdict
 from app.models.spec import PatchSolution, ScriptGoal, ScriptSolution
 from app.workers.attempt_context import AttemptContext, AttemptProgress
@@ -86,7 +87,10 @@ def judge(progress: AttemptProgress, detail: str) -> AttemptProgress:
 
 def recorded(progress: AttemptProgress, graded: Grade) -> AttemptProgress:
     """Keep the grade as evidence, and record that it was reached. Raises: Stopped; StaleWriter."""
-    context = progress.context
+    context, rules = progress.context, progress.context.claimed.spec.rewards
+    if rules and progress.report is not None:
+        reward = reward_by_rule(rules, progress.report.end_reason)
+        graded = replace(graded, verdict=graded.verdict.ruled(reward))
     context.evidence.grade(graded)
     context.record_phase(Phase.GRADED, **context.limits_met.look())
     return replace(progress, grade=graded)
