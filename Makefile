@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap demo test test-extra check format helper lock worker-image services-image bench-main bench-control bench-env bench-gateway bench-cli chaos down clean
+.PHONY: help bootstrap demo test test-extra check format helper lock worker-image services-image bench-main bench-control bench-env bench-gateway bench-cli bench-evaluation chaos down clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -68,6 +68,9 @@ bench-gateway: bootstrap ## the model gateway beside LiteLLM's proxy: overhead, 
 
 bench-cli: bootstrap ## how long the command takes to start; beside python -c "import typer"
 	@$(BIN)/python -m bench.cli
+
+bench-evaluation: bootstrap ## datasets of 50,000 rows, logs judged a second, kept reports judged again
+	@$(BIN)/python -m bench.evaluation
 
 chaos: bootstrap ## break everything, one case after the other, and count what was lost, doubled or unexpected
 	@$(BIN)/python -m tests.chaos --long
