@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
 import structlog
@@ -19,7 +19,7 @@ from app.grading.runner_files import SECTIONED, added_hooks, base_sections, reac
 from app.models.shell import Shell
 from app.models.spec import TestsGoal
 
-__all__ = ["changed_by_install", "mark_before_install", "restore_runner", "suspect_rule"]
+__all__ = ["changed_by_install", "restore_runner", "runner_state", "suspect_rule"]
 
 log = structlog.get_logger(__name__)
 
@@ -69,22 +69,26 @@ def suspect_rule(patch: str, gold: str) -> str:
     return ""
 
 
-def mark_before_install(shell: Shell) -> None:
-    """Note the moment before commands of the repository run. Raises: EnvironmentFailed."""
-    shell.run(f"touch {_MARK}", timeout_s=STEP_TIMEOUT_S)
+def runner_state(shell: Shell) -> dict[str, str]:
+    """By path, the digests of what the installed test runner and each start of an interpreter are made of.
 
-
-def changed_by_install(shell: Shell) -> str:
-    """The rule, when an installation changed the test runner; empty: it did not.
-
-    By the time of the inode's change, which no program can set. Raises: EnvironmentFailed.
+    Empty where an environment is no container: its file system is the host's. Raises: EnvironmentFailed.
     """
     found = shell.run(
-        f"find / -xdev -type f -cnewer {_MARK} \\( {_RUNNER_FILES} \\) -print; rm -f {_MARK}",
+        f'[ -z "${{LOGS_DIR:-}}" ] || exit 0; find / -xdev -type f \\( {_RUNNER_FILES} \\) -exec sha256sum {{}} +',
         timeout_s=STEP_TIMEOUT_S,
     )
-    for path in found.stdout.decode("utf-8", "replace").splitlines():
-        if not path.endswith(".pth") or not _is_installers(shell, path):
+    lines = found.stdout.decode("utf-8", "surrogateescape").splitlines()
+    return {path: digest for digest, _, path in (line.partition("  ") for line in lines) if path}
+
+
+def changed_by_install(shell: Shell, before: Mapping[str, str]) -> str:
+    """The rule, when an installation changed the test runner; empty: it did not. before: `runner_state`, then.
+
+    Raises: EnvironmentFailed.
+    """
+    for path, digest in runner_state(shell).items():
+        if before.get(path) != digest and not (path.endswith(".pth") and _is_installers(shell, path)):
             return f"the installation changed {path}"
     return ""
 

@@ -24,7 +24,7 @@ from app.grading.judges import (
     partial_credit,
 )
 from app.grading.patches import apply_patch, lay_out_tests, require_base, tail, whole
-from app.grading.restore import changed_by_install, mark_before_install, restore_runner, suspect_rule
+from app.grading.restore import changed_by_install, restore_runner, runner_state, suspect_rule
 from app.grading.test_run import StepResult, TestRun, run_step, run_tests
 from app.models.outcome import TestStatus, Verdict
 from app.models.shell import CommandResult, Shell
@@ -137,9 +137,9 @@ def _steps(shell: Shell, goal: TestsGoal, left_s: Callable[[], float]) -> tuple[
     steps: list[StepResult] = []
     rule = ""
     if goal.install_command.strip():
-        mark_before_install(shell)
+        before = runner_state(shell)
         steps.append(run_step(shell, "install_command", goal.install_command, left_s()))
-        rule = changed_by_install(shell)
+        rule = changed_by_install(shell, before)
     prepare_state(shell, goal)
     if goal.build_command.strip():
         steps.append(run_step(shell, "build_command", goal.build_command, left_s()))

@@ -44,7 +44,7 @@ def imported(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    [(["--help"], 0), (["--version"], 0), (["submit", "--help"], 0), ([], 64), (["sumbit"], 64), (["--nonsense"], 64)],
+    [(["--help"], 0), (["--version"], 0), ([], 64), (["sumbit"], 64), (["--nonsense"], 64)],
 )
 def test_the_program_itself_imports_no_servers_client(arguments: list[str], code: int) -> None:
     done = started(*arguments)

@@ -54,3 +54,10 @@ def test_options_without_a_number_are_refused(given: list[str]) -> None:
     with pytest.raises(SpecInvalid, match="--reward: expected END=NUMBER"):
         rewards_of(given)
     assert rewards_of(["not_submitted=-0.5"]) == {"not_submitted": -0.5}
+
+
+def test_a_suspect_verdict_has_no_reward_and_keeps_what_it_claimed() -> None:
+    suspect = Verdict(reward=1.0, counts=True).suspected("hooks of the test runner")
+    assert (suspect.reward, suspect.claimed_reward, suspect.suspect) == (0.0, 1.0, "hooks of the test runner")
+    assert Verdict(reward=-0.5, counts=True).suspected("hooks").reward == -0.5
+    assert not suspect.resolved

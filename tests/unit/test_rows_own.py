@@ -109,3 +109,10 @@ def test_a_bad_row_is_named_with_its_field(tmp_path: Path, changes: dict[str, An
     with pytest.raises(DatasetInvalid, match=complaint) as caught:
         read("own", {**ROW, **changes}, tmp_path)
     assert str(caught.value).startswith("rows.jsonl, row 1")
+
+
+def test_a_recipe_outside_of_the_rows_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "Dockerfile").write_text("FROM scratch\n")
+    with pytest.raises(DatasetInvalid, match="field build_context: expected a folder below"):
+        read("own", without(ROW, "image_name", build_context=".."), tmp_path / "rows")

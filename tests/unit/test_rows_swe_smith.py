@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from app.agents import AgentHost, agent_named
+from app.agents import FrameworkOptions, agent_named
 from app.agents.base import AgentJob
+from app.agents.installation import Installer
 from app.errors import DatasetInvalid
 from app.models.spec import JudgeName, Limits, PatchSolution
 from tests.unit.folder_shell import FolderShell, committed, git
@@ -62,7 +63,7 @@ def solved(shell: FolderShell, tmp_path: Path, solution: PatchSolution) -> None:
         def on_cancel(self, callback: Any) -> None:
             return None
 
-    agent_named("oracle", AgentHost(tools=Path("/nowhere"))).run(AgentJob(**fields), shell, Never())  # type: ignore[arg-type]
+    agent_named("oracle", FrameworkOptions(Installer(Path("/nowhere")))).run(AgentJob(**fields), shell, Never())  # type: ignore[arg-type]
 
 
 def test_the_answer_is_the_reverse_of_the_patch() -> None:
@@ -105,11 +106,6 @@ def test_the_reverse_solves_it_and_nothing_else_does(repository: FolderShell, tm
     done = bash(f"{restore}\n{tests.format('other')} && {tests.format('tokens')}", folder)
     assert (done.returncode == 0) is answered, done.stderr
     assert (folder / "tests" / "test_other.py").read_text() == "assert True\n"
-
-
-def test_a_plain_patch_keeps_its_digest_and_a_reversed_one_says_so() -> None:
-    assert "reverse" not in PatchSolution(patch="x").model_dump()
-    assert PatchSolution(patch="x", reverse=True).model_dump()["reverse"] is True
 
 
 @pytest.mark.parametrize(
