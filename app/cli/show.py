@@ -107,10 +107,12 @@ def _by_stage(counts: dict[str, int]) -> tuple[int, str] | None:
 
 
 def reward(result: TaskResult) -> str:
-    """A number, or `-` while there is none; with the word `scripted` when a replay engine answered."""
-    if result.reward is None:
+    """A number, or `-` while there is none; with `scripted` when a replay engine answered, `suspect` when a rule
+    took the reward away."""
+    if result.verdict is None or result.reward is None:
         return "-"
-    return f"{result.reward:g} scripted" if result.scripted else f"{result.reward:g}"
+    marks = (("suspect", bool(result.verdict.suspect)), ("scripted", result.scripted))
+    return " ".join([f"{result.reward:g}", *(word for word, said in marks if said)])
 
 
 def short_id(identity: UUID) -> str:
@@ -148,8 +150,10 @@ def _row(result: TaskResult) -> list[str]:
 
 
 def solved(status: RunStatus) -> str:
-    """`5/6` of the scored, and apart from them those with scripted answers."""
+    """`5/6` of the scored, `(1 suspect)` among them, and apart from them those with scripted answers."""
     scored = f"{status.resolved}/{status.scored}" if status.scored or not status.scripted else ""
+    if status.suspect:
+        scored += f" ({status.suspect} suspect)"
     scripted = f"{status.scripted_resolved}/{status.scripted} scripted" if status.scripted else ""
     return " + ".join(filter(None, (scored, scripted)))
 
@@ -170,15 +174,17 @@ def states(status: RunStatus) -> str:
     return ", ".join(f"{count} {state}" for state, count in sorted(status.states.items()))
 
 
-def summary(status: RunStatus) -> str:
-    """The score with its denominator, and what the infrastructure lost."""
+def summary(status: RunStatus, interval: str = "") -> str:
+    """The score with its denominator and its interval, and what the infrastructure lost."""
     lost = status.ended - status.scored - status.scripted
     mean = "-" if status.mean_reward is None else f"{status.mean_reward:.3f}"
     loss = f"; {lost} of {status.total} not scored" if lost else ""
     scripted = f"solved {status.scripted_resolved}/{status.scripted} scripted" if status.scripted else ""
     if scripted and not status.scored:
         return f"{status.name}: {scripted}{loss}"
-    scored = f"{status.resolved} of {status.scored} scored solved, mean reward {mean}"
+    scored = f"{status.resolved} of {status.scored} scored solved{interval}, mean reward {mean}"
+    if status.suspect:
+        scored += f", {status.suspect} suspect counted as 0"
     return f"{status.name}: {scored}{f'; {scripted}' if scripted else ''}{loss}"
 
 

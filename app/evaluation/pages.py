@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from html import escape
 
 from app.evaluation.report import Rate, Report, Slice
+from app.evaluation.transcripts import TranscriptReport
 
 __all__ = ["html_page"]
 
@@ -19,8 +20,8 @@ td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}.note{color:#57606a
 _HEADERS = ("", "solved", "of scored", "pass rate", "95 % interval", "", "lost", "suspect", "cost per solved")
 
 
-def html_page(report: Report) -> str:
-    """The whole page."""
+def html_page(report: Report, transcripts: TranscriptReport | None = None) -> str:
+    """The whole page; with what the transcript checks found, where they were made."""
     part = report.headline
     body = [
         f"<h1>{escape(report.run)}</h1>",
@@ -31,6 +32,7 @@ def html_page(report: Report) -> str:
         _table("All", [part, *report.baselines]),
         *(_table(f"By {name}", parts) for name, parts in report.by.items() if len(parts) > 1),
         _pass_at(part),
+        _transcripts(transcripts),
         "<h2>What the figures depend on</h2>",
         *(f"<h3>{escape(name)}</h3>{_list(values)}" for name, values in report.versions.items()),
     ]
@@ -87,6 +89,20 @@ def _pass_at(part: Slice) -> str:
     )
     head = '<tr><th>k</th><th class="n">pass@k: at least one of k</th><th class="n">pass^k: all of k</th></tr>'
     return f"<h2>Replicas</h2><table>{head}{rows}</table>"
+
+
+def _transcripts(found: TranscriptReport | None) -> str:
+    if found is None:
+        return ""
+    rows = "".join(
+        f"<tr><td>{escape(one.name)}</td><td>{escape(finding.rule)}</td>"
+        f'<td class="n">{finding.step}</td><td><code>{escape(finding.excerpt)}</code></td></tr>'
+        for one in found.tasks
+        for finding in one.findings
+    )
+    said = f"{found.checked} checked by rules, findings in {len(found.tasks)}; {found.without} tasks have none"
+    head = '<tr><th>task</th><th>rule</th><th class="n">step</th><th>what the agent did</th></tr>'
+    return f"<h2>Transcripts</h2><p>{said}</p>{f'<table>{head}{rows}</table>' if rows else ''}"
 
 
 def _list(values: Iterable[str]) -> str:

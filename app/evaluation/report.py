@@ -122,7 +122,8 @@ def slice_of(name: str, rows: Sequence[ReportRow]) -> Slice:
     costs = [row.cost_usd for row in rows if row.cost_usd is not None]
     times = [seconds for row in rows if (seconds := row.agent_s) is not None]
     rewards = [_reward(row) for row in scored]
-    at_least = {k for k in _KS if any(len(one) >= k for one in groups.values())}
+    who = {(row.agent, row.model) for row in rows}  # attempts of several are no replicas of each other
+    at_least = {k for k in _KS if len(who) == 1 and any(len(one) >= k for one in groups.values())}
     return Slice(
         name=name,
         total=len(rows),

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import text
+from sqlalchemy import Connection, Row, text
 
 from app.errors import UnknownName
 from app.ledger.database import Database
 from app.models.outcome import Phase
 
-__all__ = ["ReportRow", "RunHead", "head", "rows"]
+__all__ = ["ReportRow", "RunHead", "batches", "head", "rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class ReportRow:
     phases: dict[str, str]
     host: str | None
     spec: dict[str, Any]
+    spec_digest: str = ""
 
     @property
     def agent_s(self) -> float | None:
@@ -58,14 +60,15 @@ class ReportRow:
         return (datetime.fromisoformat(ended) - datetime.fromisoformat(begun)).total_seconds()
 
 
-_ROWS = text("""
+_COLUMNS = """
 SELECT t.id AS task_id, t.name, t.replica, t.agent, t.model, t.state, t.end_reason, t.verdict, t.failure, t.scripted,
     t.attempts, t.spec_digest, a.environment, a.phases, i.host,
     (SELECT sum(cost_usd) FROM attempts WHERE task_id = t.id) AS cost_usd
 FROM tasks t LEFT JOIN attempts a ON a.task_id = t.id AND a.number = t.attempts
 LEFT JOIN instances i ON i.id = a.instance_id
-WHERE t.run_id = :run ORDER BY t.name, t.agent, t.replica
-""")
+"""
+_ROWS = text(f"{_COLUMNS} WHERE t.run_id = :run ORDER BY t.name, t.agent, t.replica")
+_BATCH = text(f"{_COLUMNS} WHERE t.run_id = :run AND t.id > :after ORDER BY t.id LIMIT :most")
 
 
 def head(database: Database, run_id: UUID) -> RunHead:
@@ -80,14 +83,33 @@ def head(database: Database, run_id: UUID) -> RunHead:
 
 def rows(database: Database, run_id: UUID) -> list[ReportRow]:
     """Every task of a run by name, agent and replica; a spec that several share is parsed once."""
-    bodies = text("SELECT digest, body FROM specs WHERE digest IN (SELECT spec_digest FROM tasks WHERE run_id = :run)")
     with database.begin() as connection:
-        specs = {row.digest: json.loads(row.body) for row in connection.execute(bodies, {"run": run_id})}
-        found = connection.execute(_ROWS, {"run": run_id}).all()
+        return _made(connection, connection.execute(_ROWS, {"run": run_id}).all())
+
+
+def batches(database: Database, run_id: UUID, *, most: int = 100) -> Iterator[list[ReportRow]]:
+    """The same in the order of acceptance, at most `most` at once: memory does not grow with the run."""
+    after = UUID(int=0)
+    while True:
+        with database.begin() as connection:
+            found = connection.execute(_BATCH, {"run": run_id, "after": after, "most": most}).all()
+            made = _made(connection, found)
+        if not made:
+            return
+        yield made
+        after = made[-1].task_id
+
+
+def _made(connection: Connection, found: Sequence[Row[Any]]) -> list[ReportRow]:
+    digests = sorted({row.spec_digest for row in found})
+    bodies = connection.execute(
+        text("SELECT digest, body FROM specs WHERE digest = ANY(:digests)"), {"digests": digests}
+    )
+    specs = {row.digest: json.loads(row.body) for row in bodies}
     made = []
     for row in found:
         values = row._asdict()
-        values["spec"] = specs[values.pop("spec_digest")]
+        values["spec"] = specs[row.spec_digest]
         for name in ("verdict", "failure", "environment", "phases"):
             values[name] = values[name] or {}
         made.append(ReportRow(**values))

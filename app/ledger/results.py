@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -25,6 +25,7 @@ class RunStatus:
     """Where a run stands. `resolved` and `mean_reward` are of the `scored` tasks alone.
 
     Tasks with scripted answers are none of these: `scripted` were graded so, and of them `scripted_resolved` solved.
+    Of the scored, `suspect` have a verdict that a rule took to 0.
     """
 
     id: UUID
@@ -39,6 +40,7 @@ class RunStatus:
     mean_reward: float | None
     scripted: int
     scripted_resolved: int
+    suspect: int
     finished_at: datetime | None
 
     @property
@@ -54,15 +56,16 @@ _STATUS = """
 SELECT r.id, r.name, r.user_name, r.purpose, r.created_at, r.total,
     (SELECT jsonb_object_agg(state, n) FROM
         (SELECT state, count(*) AS n FROM tasks WHERE run_id = r.id GROUP BY state) s) AS states,
-    t.scored, t.resolved, t.mean_reward, t.scripted, t.scripted_resolved, t.finished_at
+    t.scored, t.resolved, t.mean_reward, t.scripted, t.scripted_resolved, t.suspect, t.finished_at
 FROM runs r CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE counts AND NOT scripted) AS scored,
         count(*) FILTER (WHERE counts AND NOT scripted AND reward >= 1) AS resolved,
         avg(reward) FILTER (WHERE counts AND NOT scripted) AS mean_reward,
         count(*) FILTER (WHERE counts AND scripted) AS scripted,
         count(*) FILTER (WHERE counts AND scripted AND reward >= 1) AS scripted_resolved,
+        count(*) FILTER (WHERE counts AND NOT scripted AND suspect <> '') AS suspect,
         max(finished_at) AS finished_at
-    FROM (SELECT scripted, finished_at, (verdict->>'counts')::bool AS counts,
+    FROM (SELECT scripted, finished_at, (verdict->>'counts')::bool AS counts, verdict->>'suspect' AS suspect,
         (verdict->>'reward')::float8 AS reward FROM tasks WHERE run_id = r.id) of_run) t
 """
 
@@ -117,6 +120,20 @@ def pass_rates(database: Database, run_id: UUID) -> dict[str, float]:
         WHERE run_id = :id AND NOT scripted AND (verdict->>'counts')::bool GROUP BY name""")
     with database.begin() as connection:
         return {row.name: row.rate for row in connection.execute(statement, {"id": run_id})}
+
+
+def solved_by_task(database: Database, run_id: UUID, without: Collection[str] = ()) -> dict[str, list[bool]]:
+    """By the name of each scored task of a run: of each of its replicas whether it was solved.
+
+    without: agents that are left out. What the replay engine answered is not counted.
+    """
+    statement = text("""
+        SELECT name, array_agg((verdict->>'reward')::float8 >= 1) AS solved FROM tasks
+        WHERE run_id = :id AND NOT scripted AND (verdict->>'counts')::bool AND NOT agent = ANY(:without)
+        GROUP BY name""")
+    with database.begin() as connection:
+        found = connection.execute(statement, {"id": run_id, "without": list(without)})
+        return {row.name: row.solved for row in found}
 
 
 def _status(row: Row[Any]) -> RunStatus:

@@ -130,7 +130,7 @@ def open_model(progress: AttemptProgress, access: ExitStack) -> AttemptProgress:
 def act(progress: AttemptProgress) -> AttemptProgress:
     """Run the agent; its report agrees with the account of its model. Raises: Stopped, and what the agent raises."""
     context = progress.context
-    context.record_phase(Phase.AGENT_STARTED)
+    context.record_phase(Phase.AGENT_STARTED, agent_version=progress.agent.version)
     try:
         report = _report_of(progress)
     except Exception:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import pty
 import re
@@ -61,6 +62,20 @@ def test_mini_swe_agent_solves_demo_tasks_and_leaves_its_trajectory(system: Syst
             content = Path(stored["url"].removeprefix("file://")).read_bytes()
             assert hashlib.sha256(content).hexdigest() == stored["sha256"]
         assert b"mini-swe-agent" in Path(kinds["trajectory"]["url"].removeprefix("file://")).read_bytes()
+
+
+def test_the_newest_run_has_a_report_in_one_file_and_its_patches_are_exported(system: System, tmp_path: Path) -> None:
+    _submit(system, "oracle", "persistent", "--task", ROW)
+    page, predictions = tmp_path / "page.html", tmp_path / "predictions.jsonl"
+    system.megaflow("report", "latest", "--html", str(page))
+    written = page.read_text()
+    assert "oracle" in written
+    assert "sha256:" in written, "the image that was graded"
+    assert not re.search(r"<script|src=|href=|@import|url\(", written), "it needs nothing else"
+    system.megaflow("export", "latest", "--format", "predictions", "--to", str(predictions))
+    (line,) = map(json.loads, predictions.read_text().splitlines())
+    assert line["instance_id"] == ROW
+    assert line["model_patch"].startswith("diff --git")
 
 
 def test_fifty_ephemeral_tasks_make_fifty_instances_none_of_which_runs_two(

@@ -131,6 +131,8 @@ def test_an_agent_of_a_manifest_carries_out_its_task(flow: MegaFlow, here: Worke
     assert carry_out(claim, here, StopToken()) is EndReason.SUBMITTED
     (result,) = flow.run(claim.run_id).results(timeout=0)
     assert (result.state, result.reward) == (TaskState.SUCCEEDED, 0.0)
+    assert result.attempt is not None
+    assert result.attempt.environment["agent_version"] == here.agent("bare").version != ""
 
 
 def test_who_is_told_to_stop_while_a_framework_is_installed_makes_no_environment(

@@ -14,6 +14,8 @@ from app.evaluation.comparison import compare
 from app.evaluation.diagnosis import diagnose
 from app.evaluation.pages import html_page
 from app.evaluation.report import report_of, require_headline
+from app.evaluation.transcript_checks import TranscriptFinding
+from app.evaluation.transcripts import TaskFindings, TranscriptReport
 from app.ledger.report_rows import ReportRow, RunHead
 from app.models.spec import AgentTask, EnvironmentSpec, ModelChoice, TaskSpec, TestsGoal
 
@@ -95,6 +97,13 @@ def test_replicas_give_pass_at_k_and_an_interval_by_task() -> None:
     assert part.pass_hat[4] == pytest.approx(0.25)
 
 
+def test_attempts_of_two_agents_are_no_replicas_of_each_other() -> None:
+    rows = [row("a"), row("a", 0.0, agent="claude-code")]
+    report = report_of(HEAD, rows)
+    assert report.headline.pass_at == {}
+    assert [set(part.pass_at) for part in report.by["agent"]] == [{1}, {1}]
+
+
 def test_runs_on_other_images_or_limits_are_compared_only_when_asked() -> None:
     first = [row("a"), row("b", 0.0)]
     second = [replace(one, environment={"image_id": "sha256:other", "agent_version": "2"}) for one in first]
@@ -129,3 +138,13 @@ def test_the_page_escapes_what_runs_and_tasks_are_called() -> None:
     assert "<script" not in page
     assert "nightly &lt;b&gt;" in page
     assert "http" not in page
+
+
+def test_the_page_tells_what_the_transcript_checks_found() -> None:
+    finding = TranscriptFinding(rule="later-history", step=3, excerpt="git log --all <x>")
+    task = TaskFindings(task_id="t", name="a", replica=0, agent="x", reward=1.0, findings=(finding,))
+    found = TranscriptReport(checked=2, without=1, rules={"later-history": 1}, tasks=(task,))
+    page = html_page(report_of(HEAD, [row("a"), row("b")]), found)
+    assert "2 checked by rules, findings in 1; 1 tasks have none" in page
+    assert "git log --all &lt;x&gt;" in page
+    assert "Transcripts" not in html_page(report_of(HEAD, [row("a")]))

@@ -1,0 +1,41 @@
+"""`megaflow export`: a run in the formats of leaderboards, spreadsheets and trainers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from app.cli.runs import NamedRun, store_of
+from app.cli.show import Json, as_json, console, say
+from app.client import MegaFlow
+from app.evaluation.export import ExportFormat, ExportSource
+from app.evaluation.export import export as exported
+from app.ledger import results
+
+
+def register(cli: typer.Typer) -> None:
+    cli.command()(export)
+
+
+def export(
+    run: NamedRun,
+    form: Annotated[ExportFormat, typer.Option("--format", help="What to write.")],
+    to: Annotated[Path, typer.Option("--to", help="The file or folder to make; it must not exist yet.")],
+    agent: Annotated[str | None, typer.Option(help="Tasks of this agent alone.")] = None,
+    replica: Annotated[int | None, typer.Option(min=0, help="These replicas alone; the first is 0.")] = None,
+    json: Json = False,
+) -> None:
+    """Write a run for others: predictions, a Harbor job, tables, trajectories. Nothing that exists is overwritten."""
+    with MegaFlow() as flow:
+        run_id = results.find(flow.database, "runs", run)
+        source = ExportSource(flow.database, store_of(flow), run_id, agent=agent, replica=replica)
+        found = exported(source, form, to)
+    if json:
+        as_json(found)
+        return
+    lost = f", {sum(found.left_out.values())} left out" if found.left_out else ""
+    console.print(f"{found.written} written to {found.path}{lost}", soft_wrap=True)
+    for note in found.notes:
+        say(f"note: {note}")

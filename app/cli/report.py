@@ -1,0 +1,272 @@
+"""`megaflow report`, `compare` and `diagnose`: what a run's numbers say, and what they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from app.cli.runs import NamedRun, store_of
+from app.cli.show import Json, as_json, console, lasted, say
+from app.cli.tables import Table
+from app.client import MegaFlow
+from app.errors import ExportRefused
+from app.ledger import report_rows, results
+
+if TYPE_CHECKING:
+    from app.evaluation.comparison import Comparison
+    from app.evaluation.diagnosis import FailureGroup
+    from app.evaluation.report import Rate, Report, Slice
+    from app.evaluation.transcripts import TranscriptReport
+
+_SHOWN = 10
+"""Rows of a part, and names of flips, that a terminal gets; `--json` has all."""
+
+
+def register(cli: typer.Typer) -> None:
+    for command in (report, compare, diagnose):
+        cli.command()(command)
+
+
+def report(
+    run: NamedRun,
+    html: Annotated[Path | None, typer.Option("--html", help="Write it as one HTML file that needs no other.")] = None,
+    allow_loss: Annotated[
+        bool, typer.Option("--allow-loss", help="Tell the rate although infrastructure lost more than 2 %.")
+    ] = False,
+    transcripts: Annotated[
+        bool, typer.Option("--transcripts", help="Check what agents did by rules; no reward changes.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """A run's pass rate with its interval, what was lost and why, cost, and all that the numbers depend on."""
+    from app.evaluation.report import report_of, require_headline
+    from app.evaluation.transcripts import check_run
+
+    if html is not None and html.exists():
+        raise ExportRefused(f"expected a file that does not exist yet; found {html}; choose another or remove it")
+    with MegaFlow() as flow:
+        run_id = results.find(flow.database, "runs", run)
+        head = report_rows.head(flow.database, run_id)
+        made = report_of(head, report_rows.rows(flow.database, run_id))
+        if not allow_loss:
+            require_headline(made)
+        found = check_run(flow.database, store_of(flow), run_id) if transcripts else None
+    if html is not None:
+        _write_page(html, made, found)
+    if json:
+        as_json({**made.model_dump(mode="json"), **({"transcripts": found} if found else {})})
+    elif html is None:
+        _print_report(made)
+        if found is not None:
+            _print_transcripts(found)
+
+
+def _write_page(html: Path, made: Report, found: TranscriptReport | None) -> None:
+    from app.evaluation.pages import html_page
+
+    with html.open("x", encoding="utf-8") as page:
+        page.write(html_page(made, found))
+    say(f"written to {html}")
+
+
+_ALLOWED = "image, limits or agent: compare although it differs; again for several."
+
+
+def compare(
+    first: Annotated[str, typer.Argument(help="A run: its name, `latest`, or its id or the end of it.")],
+    second: Annotated[str, typer.Argument(help="The run that is compared with it.")],
+    allow: Annotated[list[str] | None, typer.Option("--allow", help=_ALLOWED)] = None,
+    power: Annotated[
+        float | None, typer.Option("--power", min=0.0001, max=1, help="Tell the replicas that show this difference.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """What the second run has over the first, task by task; refused where more than the model differs."""
+    from app.evaluation.comparison import compare as compared
+
+    if unknown := [one for one in allow or () if one not in ("image", "limits", "agent")]:
+        raise typer.BadParameter(f"expected image, limits or agent; found {unknown[0]!r}", param_hint="--allow")
+    with MegaFlow() as flow:
+        rows = [report_rows.rows(flow.database, results.find(flow.database, "runs", name)) for name in (first, second)]
+    found = compared(rows[0], rows[1], allow=allow or (), power_difference=power)
+    if json:
+        as_json(found)
+    else:
+        _print_comparison(found, first, second)
+
+
+def diagnose(run: NamedRun, json: Json = False) -> None:
+    """What went wrong in a run, by what the failures have in common; the most frequent first."""
+    from app.evaluation.diagnosis import diagnose as diagnosed
+
+    with MegaFlow() as flow:
+        found = diagnosed(report_rows.rows(flow.database, results.find(flow.database, "runs", run)))
+    if json:
+        as_json(found)
+        return
+    if not found:
+        console.print("nothing failed")
+    for group in found:
+        _print_group(group)
+
+
+# --- A report on a terminal -----------------------------------------------------------------------------------------
+
+
+def _print_report(made: Report) -> None:
+    part = made.headline
+    if part.total:
+        console.print(f"{made.run}: {_rate(part.rate)}", style="bold", soft_wrap=True)
+        console.print(f"{part.solved} solved of {part.scored} scored, of {part.total} tasks{_cost(part)}")
+        for cause, count in part.lost.items():
+            console.print(f"lost: {count} {cause}", soft_wrap=True)
+    else:
+        console.print(f"{made.run}: no agent that asks a model, so no pass rate", style="bold", soft_wrap=True)
+    if whole := [*([part] if part.total else []), *made.baselines]:
+        _print_slices("", whole)
+    for name, parts in made.by.items():
+        if len(parts) > 1:
+            _print_slices(f"by {name}", parts)
+    _print_replicas(part)
+    for one in made.baselines:
+        if one.unstable:
+            console.print(f"\nunstable with {one.name}: {_some(one.unstable)}", soft_wrap=True)
+    for note in made.notes:
+        console.print(f"note: {note}", soft_wrap=True)
+    console.print("\ndepends on", style="bold")
+    for name, values in made.versions.items():
+        console.print(f"  {name}: {_few(values)}", soft_wrap=True)
+    for dataset in _datasets(made):
+        console.print(f"  dataset: {dataset}", soft_wrap=True)
+
+
+def _print_slices(title: str, parts: Sequence[Slice]) -> None:
+    shown = parts[:_SHOWN] if console.is_terminal else parts
+    cells = [{title or "agents": part.name, **_figures(part)} for part in shown]
+    headers = [name for name in cells[0] if name in _ALWAYS or any(row[name] for row in cells)]
+    table = Table(*headers, right=headers[1:], keys=5)
+    for row in cells:
+        table.add_row(*(row[name] for name in headers))
+    console.print("")
+    console.print(table)
+    if len(parts) > len(shown):
+        console.print(f"and {len(parts) - len(shown)} more (`| cat` shows all)", style="dim")
+
+
+_ALWAYS = ("solved", "scored", "rate", "95 %")
+"""Columns that are shown when they are empty, too."""
+
+
+def _figures(part: Slice) -> dict[str, str]:
+    rate, cost = part.rate, part.cost_per_solved_usd
+    return {
+        "solved": str(part.solved),
+        "scored": str(part.scored),
+        "rate": "-" if rate is None else f"{100 * rate.value:.1f} %",
+        "95 %": "-" if rate is None else _bounds(rate),
+        "lost": str(sum(part.lost.values()) or ""),
+        "suspect": str(part.suspect or ""),
+        "scripted": str(part.scripted or ""),
+        "per solved": "" if cost is None else f"${cost:.2f}",
+    }
+
+
+def _print_replicas(part: Slice) -> None:
+    if len(part.pass_at) < 2:
+        return
+    table = Table("k", "pass@k, one of k", "pass^k, all of k", right=("pass@k, one of k", "pass^k, all of k"), keys=3)
+    for k in sorted(part.pass_at):
+        table.add_row(str(k), f"{100 * part.pass_at[k]:.1f} %", f"{100 * part.pass_hat.get(k, 0.0):.1f} %")
+    console.print("")
+    console.print(table)
+
+
+def _print_transcripts(found: TranscriptReport) -> None:
+    without = f", {found.without} tasks have none" if found.without else ""
+    console.print(f"\n{found.checked} transcripts checked{without}", style="bold")
+    for rule, count in found.rules.items():
+        if count:
+            names = [f"{one.name}#{one.replica}" if one.replica else one.name for one in found.named(rule)]
+            console.print(f"  {rule}: {count} tasks: {_some(names)}", soft_wrap=True)
+    for one in found.tasks[:_SHOWN]:
+        first = one.findings[0]
+        where = f"task {one.task_id[-12:]} step {first.step}"
+        console.print(f"  {where}: {first.rule}: {' '.join(first.excerpt.split())[:100]}", soft_wrap=True)
+    if not found.tasks:
+        console.print("  no rule found anything")
+
+
+def _rate(rate: Rate | None) -> str:
+    return "nothing scored" if rate is None else f"{100 * rate.value:.1f} % (95 %: {_bounds(rate)} %, {rate.method})"
+
+
+def _bounds(rate: Rate) -> str:
+    return f"{100 * rate.low:.1f} to {100 * rate.high:.1f}"
+
+
+def _cost(part: Slice) -> str:
+    told = [
+        *([] if part.cost_usd is None else [f"${part.cost_usd:.2f} in all"]),
+        *([] if part.cost_per_solved_usd is None else [f"${part.cost_per_solved_usd:.2f} per solved"]),
+        *([] if part.seconds_per_solved is None else [f"{lasted(part.seconds_per_solved)} of agents per solved"]),
+    ]
+    return f"; {', '.join(told)}" if told else ""
+
+
+def _datasets(made: Report) -> Iterable[str]:
+    for one in (made.provenance or {}).get("datasets", ()):
+        content = f", content {str(one['content_hash'])[:12]}" if one.get("content_hash") else ""
+        revision = f"@{one['revision']}" if one.get("revision") else ""
+        yield f"{one.get('name', 'unknown')}{revision}{content}"
+
+
+def _some(values: Sequence[str], most: int = _SHOWN, between: str = ", ") -> str:
+    return f"{between.join(values[:most])}{f' and {len(values) - most} more' if len(values) > most else ''}"
+
+
+def _few(values: Sequence[str]) -> str:
+    return _some([_short(value) for value in values], 3, "; ")
+
+
+def _short(value: str) -> str:
+    """Of an image's digest the beginning; `--json` has it whole."""
+    return value[:19] if value.startswith("sha256:") else value
+
+
+# --- A comparison, a diagnosis --------------------------------------------------------------------------------------
+
+
+def _print_comparison(found: Comparison, first: str, second: str) -> None:
+    one = found.difference
+    console.print(f"{100 * one.value:+.1f} points on {found.tasks} tasks of both", style="bold")
+    console.print(f"95 %: {100 * one.low:+.1f} to {100 * one.high:+.1f} points ({one.method})")
+    if one.low <= 0 <= one.high:
+        console.print("which no difference at all would give, too")
+    console.print(f"McNemar, exact: p = {found.mcnemar_p:.3g}")
+    for name, rate, names in ((first, found.first, found.only_first), (second, found.second, found.only_second)):
+        console.print(f"{name}: {_rate(rate)}", soft_wrap=True)
+        if names:
+            console.print(f"  solved {len(names)} that the other did not: {_some(names)}", soft_wrap=True)
+    for what, (mine, other) in found.differs.items():
+        console.print(f"differs: {what}: {_few(mine)} | {_few(other)}", soft_wrap=True)
+    if found.power_difference is not None:
+        needed = found.replicas_needed
+        shown = "more tasks: replicas alone do not" if needed is None else f"{needed} replicas of each task"
+        points = f"{100 * found.power_difference:g} points"
+        console.print(f"to show a difference of {points} four times in five: {shown}")
+
+
+def _print_group(group: FailureGroup) -> None:
+    console.print(f"{group.count} {group.end_reason}: {group.error} after {group.phase}", style="bold")
+    console.print(f"  {group.line}", soft_wrap=True)
+    for word, counts in (("on", group.hosts), ("with", group.images)):
+        console.print(f"  {word} {', '.join(f'{name} ({count})' for name, count in counts.items())}", soft_wrap=True)
+    first, *others = (task[-12:] for task in group.examples)
+    console.print(f"  megaflow show {first}{_or(others)}")
+
+
+def _or(others: Sequence[str]) -> str:
+    return f" (or {', '.join(others)})" if others else ""

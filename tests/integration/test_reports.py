@@ -1,0 +1,347 @@
+"""`megaflow report`, `compare`, `diagnose`, `export` and marks of suspect verdicts, over a real ledger and store."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pyarrow.parquet as pq
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from app.artifacts import open_store
+from app.artifacts.base import ArtifactStore
+from app.cli import cli, export, report, runs
+from app.errors import DependencyMissing, ExportRefused, ReportRefused
+from app.ledger import accept, attempts, ends, report_rows, results
+from app.ledger.accept import NewRun
+from app.ledger.attempts import Claim
+from app.ledger.database import Database
+from app.models.endings import EndReason, RetryPolicy
+from app.models.outcome import Artifact, ArtifactKind, Failure, Phase, TestStatus, Verdict
+from app.models.spec import AgentTask, EnvironmentSpec, Mode, ModelChoice, TaskSpec, TestsGoal
+from app.settings import Settings
+from tests.building import dispatched, ready_instance
+
+PATCH = b"--- a/x\n+++ b/x\n"
+SUSPECT = Verdict(reward=0.0, counts=True, suspect="conftest-hook", claimed_reward=1.0, grader="swebench 4.1.0")
+
+
+class Reports:
+    """The commands on the settings of a test, and runs that end as a test says."""
+
+    def __init__(self, settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("app.client.load", lambda: settings)
+        self.database = database
+        self.store: ArtifactStore = open_store(settings.artifacts())
+        self._cli = typer.Typer()
+        for group in (report, export, runs):
+            group.register(self._cli)
+
+    def __call__(self, *arguments: object) -> str:
+        found = CliRunner().invoke(self._cli, [str(argument) for argument in arguments])
+        if found.exception is not None:
+            raise found.exception
+        return found.output
+
+    def json(self, *arguments: object) -> Any:
+        found = CliRunner().invoke(self._cli, [*map(str, arguments), "--json"])
+        if found.exception is not None:
+            raise found.exception
+        return json.loads(found.stdout)
+
+    def run(self, name: str, outcomes: dict[str, Verdict | Failure], *, replicas: int = 1, version: str = "2") -> UUID:
+        """A run of mini-swe-agent whose tasks end with these verdicts and failures."""
+        model = ModelChoice(name="big-one", api_key_env="A_KEY")
+        specs = [
+            TaskSpec(task=_task(one), agent="mini-swe-agent", model=model, mode=Mode.PERSISTENT) for one in outcomes
+        ]
+        made = accept.accept(self.database, NewRun(specs=specs, replicas=replicas, name=name))
+        instance = ready_instance(self.database)
+        for item in dispatched(self.database, made, Mode.PERSISTENT):
+            claim = attempts.claim(self.database, item.message, instance, lease_s=30)
+            assert claim is not None
+            self._end(claim, outcomes[claim.spec.task.name], version)
+        return made.run_id
+
+    def _end(self, claim: Claim, outcome: Verdict | Failure, version: str) -> None:
+        environment = {"agent_version": version, "image_id": "sha256:a"}
+        attempts.record_phase(self.database, claim, Phase.AGENT_STARTED, environment=environment)
+        attempts.record_phase(self.database, claim, Phase.AGENT_ENDED)
+        if isinstance(outcome, Failure):
+            reason = EndReason.ENVIRONMENT_ERROR
+            values = {"end_reason": reason, "failure": outcome, "artifacts": [], "permanent": True}
+            ends.fail(self.database, claim, retry=RetryPolicy(1, 10), **values)  # type: ignore[arg-type]
+            return
+        command = "git log --all" if outcome.suspect else "ls"
+        step = {"step_id": 2, "source": "agent", "message": f"```bash\n{command}\n```"}
+        pieces = {
+            ArtifactKind.PATCH: PATCH,
+            ArtifactKind.TRAJECTORY: json.dumps({"steps": [step]}).encode(),
+            ArtifactKind.TEST_REPORT: b"1 passed",
+        }
+        artifacts = [self._stored(claim, kind, content) for kind, content in pieces.items()]
+        ends.finish(self.database, claim, end_reason=EndReason.SUBMITTED, verdict=outcome, artifacts=artifacts)
+
+    def _stored(self, claim: Claim, kind: ArtifactKind, content: bytes) -> Artifact:
+        key = f"runs/{claim.run_id}/{claim.attempt_id}/{kind}"
+        digest = hashlib.sha256(content).hexdigest()
+        return Artifact(kind=kind, key=key, url=self.store.put(key, content), size_bytes=len(content), sha256=digest)
+
+
+def _task(name: str) -> AgentTask:
+    return AgentTask(
+        name=name,
+        description="d",
+        environment=EnvironmentSpec(image="i"),
+        goal=TestsGoal(
+            base_commit="c" * 40,
+            test_command="t",
+            fail_to_pass=("a",),
+            pass_to_pass=(),
+            row={"instance_id": name, "repo": "pallets/click", "language": "python"},
+        ),
+    )
+
+
+def verdict(reward: float) -> Verdict:
+    return Verdict(reward=reward, counts=True, tests={"a": TestStatus.PASSED}, grader="swebench 4.1.0")
+
+
+LOST = Failure(error="ImageUnavailable", message="=no image 17", phase=Phase.CLAIMED)
+NIGHT: dict[str, Verdict | Failure] = {
+    "click-1": verdict(1.0),
+    "click-2": verdict(1.0),
+    "click-3": verdict(0.0),
+    "click-4": SUSPECT,
+    "click-5": LOST,
+}
+
+
+@pytest.fixture
+def reports(settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch) -> Reports:
+    return Reports(settings, database, monkeypatch)
+
+
+# --- Reports --------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_is_refused_after_much_loss_and_told_when_asked(reports: Reports, tmp_path: Path) -> None:
+    reports.run("night", NIGHT)
+    with pytest.raises(ReportRefused, match=r"lost 1 of 5 tasks.*ImageUnavailable.*--allow-loss"):
+        reports("report", "latest")
+    said = reports("report", "latest", "--allow-loss", "--transcripts")
+    assert "night: 50.0 % (95 %: 15.0 to 85.0 %, Wilson)" in said
+    assert "2 solved of 4 scored, of 5 tasks" in said
+    assert "lost: 1 environment_error (ImageUnavailable)" in said
+    assert "agent: mini-swe-agent 2" in said
+    assert "grader: swebench 4.1.0" in said
+    assert "4 transcripts checked, 1 tasks have none" in said
+    assert "later-history: 1 tasks: click-4" in said
+    found = reports.json("report", "latest", "--allow-loss", "--transcripts")
+    assert (found["headline"]["scored"], found["headline"]["suspect"]) == (4, 1)
+    assert found["transcripts"]["rules"]["later-history"] == 1
+    page = tmp_path / "page.html"
+    reports("report", "latest", "--allow-loss", "--transcripts", "--html", page)
+    written = page.read_text()
+    assert "50.0 %" in written
+    assert "git log --all" in written
+    assert "<script" not in written
+    with pytest.raises(ExportRefused, match="does not exist yet"):
+        reports("report", "latest", "--allow-loss", "--html", page)
+    assert page.read_text() == written
+
+
+def test_a_suspect_verdict_shows_wherever_a_reward_does(reports: Reports) -> None:
+    reports.run("night", NIGHT)
+    said = reports("status", "night")
+    assert "0 suspect" in said
+    assert (
+        "2 of 4 scored solved (95 %: 15 to 85 %), mean reward 0.500, 1 suspect counted as 0; 1 of 5 not scored" in said
+    )
+    assert reports.json("status", "night")["runs"][0]["suspect"] == 1
+    assert "2/4 (1 suspect)" in reports("runs")
+    shown = reports("show", "click-4")
+    assert "reward 0 suspect" in shown
+    assert "suspect by the rule conftest-hook; the grading would have given 1" in shown
+
+
+def test_a_score_is_told_without_its_interval_where_the_packages_are_missing(
+    reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports.run("twice", {"click-1": verdict(1.0), "click-2": verdict(0.0)}, replicas=2)
+    assert "2 of 4 scored solved (95 %:" in reports("status", "twice")
+    monkeypatch.setitem(sys.modules, "scipy.special", None)
+    assert "2 of 4 scored solved, mean" in reports("status", "twice")
+
+
+def test_two_runs_are_compared_task_by_task_and_refused_where_more_differs(reports: Reports) -> None:
+    reports.run("one", {f"click-{n}": verdict(float(n % 2)) for n in range(8)})
+    reports.run("two", {f"click-{n}": verdict(float(n % 2 or n == 0)) for n in range(8)})
+    reports.run("new", {f"click-{n}": verdict(1.0) for n in range(8)}, version="3")
+    said = reports("compare", "one", "two", "--power", "0.3")
+    assert "+12.5 points on 8 tasks of both" in said
+    assert "solved 1 that the other did not: click-0" in said
+    assert "to show a difference of 30 points four times in five:" in said
+    assert reports.json("compare", "one", "two")["only_second"] == ["click-0"]
+    with pytest.raises(ReportRefused, match=r"mini-swe-agent 2 and mini-swe-agent 3.*--allow agent"):
+        reports("compare", "one", "new")
+    assert reports.json("compare", "one", "new", "--allow", "agent")["differs"]["agent"]
+
+
+def test_a_comparison_without_its_packages_names_the_extra(reports: Reports, monkeypatch: pytest.MonkeyPatch) -> None:
+    reports.run("one", {"click-1": verdict(1.0)})
+    monkeypatch.setitem(sys.modules, "scipy.stats", None)
+    found = CliRunner().invoke(cli, ["compare", "one", "one"])
+    assert isinstance(found.exception, DependencyMissing)
+    assert "pip install 'megaflow[report]'" in str(found.exception)
+
+
+def test_a_diagnosis_groups_failures_and_names_tasks(reports: Reports) -> None:
+    other = Failure(error="ImageUnavailable", message="=no image 18", phase=Phase.CLAIMED)
+    reports.run("bad", {"click-1": LOST, "click-2": other, "click-3": verdict(1.0)})
+    said = reports("diagnose", "bad")
+    assert "2 environment_error: ImageUnavailable after claimed" in said
+    assert "=no image N" in said
+    assert "megaflow show" in said
+    assert [one["count"] for one in reports.json("diagnose", "bad")] == [2]
+    reports.run("good", {"click-1": verdict(1.0)})
+    assert "nothing failed" in reports("diagnose", "good")
+
+
+# --- Exports --------------------------------------------------------------------------------------------------------
+
+
+def test_predictions_are_lines_that_swebench_reads(reports: Reports, tmp_path: Path) -> None:
+    reports.run("night", NIGHT)
+    file = tmp_path / "preds.jsonl"
+    assert "4 written" in reports("export", "night", "--format", "predictions", "--to", file)
+    lines = {one["instance_id"]: one for one in map(json.loads, file.read_text().splitlines())}
+    assert lines["click-1"] == {
+        "instance_id": "click-1",
+        "model_name_or_path": "mini-swe-agent__big-one",
+        "model_patch": PATCH.decode(),
+    }
+    assert lines["click-4"]["suspect"] == "conftest-hook"
+    assert "click-5" not in lines
+    with pytest.raises(ExportRefused, match="does not exist yet"):
+        reports("export", "night", "--format", "predictions", "--to", file)
+    assert [path.name for path in tmp_path.iterdir()] == ["preds.jsonl"]
+
+
+def test_an_instance_twice_is_refused_and_a_replica_can_be_chosen(reports: Reports, tmp_path: Path) -> None:
+    reports.run("twice", {"click-1": verdict(1.0)}, replicas=2)
+    file = tmp_path / "preds.jsonl"
+    with pytest.raises(ExportRefused, match=r"'click-1' of mini-swe-agent \(replica 0\).*--replica N"):
+        reports("export", "twice", "--format", "predictions", "--to", file)
+    assert list(tmp_path.iterdir()) == []
+    assert reports.json("export", "twice", "--format", "predictions", "--to", file, "--replica", 1)["written"] == 1
+    with pytest.raises(ExportRefused, match="none that were chosen"):
+        reports("export", "twice", "--format", "csv", "--to", tmp_path / "x.csv", "--agent", "other")
+
+
+def test_a_patch_that_json_cannot_hold_is_left_out_by_name(reports: Reports, tmp_path: Path) -> None:
+    run_id = reports.run("night", {"click-1": verdict(1.0), "click-2": verdict(1.0)})
+    (first, _) = results.results(reports.database, results.task_ids(reports.database, run_id))
+    key = next(one.key for one in first.artifacts if one.kind is ArtifactKind.PATCH)
+    assert key is not None
+    reports.store.put(key, b"\xff\xfe")
+    found = reports.json("export", "night", "--format", "predictions", "--to", tmp_path / "p.jsonl")
+    assert found["written"] == 1
+    assert found["left_out"] == {"its patch is not UTF-8, which JSON cannot hold": 1}
+    assert any(first.name in note for note in found["notes"])
+
+
+def test_tables_have_a_row_per_task_with_its_marks(reports: Reports, tmp_path: Path) -> None:
+    reports.run("night", NIGHT)
+    for form in ("csv", "parquet"):
+        assert "5 written" in reports("export", "night", "--format", form, "--to", tmp_path / form)
+    with (tmp_path / "csv").open(newline="") as file:
+        rows = {row["task"]: row for row in csv.DictReader(file)}
+    assert set(rows) == {"click-1", "click-2", "click-3", "click-4", "click-5"}
+    assert rows["click-5"]["message"] == "'=no image 17"  # no formula for a spreadsheet
+    assert (rows["click-1"]["reward"], rows["click-1"]["solved"], rows["click-1"]["tests_passed"]) == (
+        "1.0",
+        "true",
+        "1",
+    )
+    assert (rows["click-4"]["suspect"], rows["click-4"]["claimed_reward"]) == ("conftest-hook", "1.0")
+    assert (rows["click-5"]["scored"], rows["click-5"]["reward"], rows["click-5"]["error"]) == (
+        "false",
+        "",
+        "ImageUnavailable",
+    )
+    table = {row["task"]: row for row in pq.read_table(tmp_path / "parquet").to_pylist()}
+    assert table["click-4"]["suspect"] == "conftest-hook"
+    assert table["click-5"]["reward"] is None
+    assert table["click-1"]["agent_version"] == "2"
+    assert table["click-1"]["repository"] == "pallets/click"
+
+
+def test_a_harbor_job_has_a_folder_per_trial_with_result_and_evidence(reports: Reports, tmp_path: Path) -> None:
+    reports.run("night", NIGHT)
+    said = reports.json("export", "night", "--format", "harbor", "--to", tmp_path / "h")
+    assert said["written"] == 5
+    assert any("1 trials of a task; the leaderboard asks for 5" in note for note in said["notes"])
+    job = tmp_path / "h" / "night"
+    trials = {json.loads(file.read_text())["task_name"]: file.parent for file in job.glob("*/result.json")}
+    assert set(trials) == set(NIGHT)
+    good, bad, lost = (
+        json.loads((trials[name] / "result.json").read_text()) for name in ("click-1", "click-4", "click-5")
+    )
+    assert good["verifier_result"] == {"rewards": {"reward": 1.0}}
+    assert good["agent_info"] == {
+        "name": "mini-swe-agent",
+        "version": "2",
+        "model_info": {"name": "big-one", "provider": None},
+    }
+    assert (trials["click-1"] / "verifier" / "reward.txt").read_text() == "1\n"
+    assert (trials["click-1"] / "artifacts" / "patch.diff").read_bytes() == PATCH
+    assert json.loads((trials["click-1"] / "agent" / "trajectory.json").read_text())["steps"]
+    assert bad["verifier_result"] == {"rewards": {"reward": 0.0}}
+    assert bad["agent_result"]["metadata"]["suspect"] == "conftest-hook"
+    assert lost["verifier_result"] is None
+    assert lost["exception_info"]["exception_type"] == "ImageUnavailable"
+    stats = json.loads((job / "result.json").read_text())["stats"]
+    assert (stats["n_completed_trials"], stats["n_errored_trials"]) == (5, 1)
+    (one,) = stats["evals"].values()
+    assert {reward: len(names) for reward, names in one["reward_stats"]["reward"].items()} == {"1.0": 2, "0.0": 2}
+    assert "agent_url: ''" in (tmp_path / "h" / "metadata.yaml").read_text()
+
+
+def test_trajectories_are_copied_as_stored_with_an_index(reports: Reports, tmp_path: Path) -> None:
+    reports.run("night", {"a/../../etc": SUSPECT, "click-5": LOST})
+    found = reports.json("export", "night", "--format", "atif", "--to", tmp_path / "t")
+    assert (found["written"], found["left_out"]) == (1, {"no trajectory in the artifact store": 1})
+    (line,) = map(json.loads, (tmp_path / "t" / "index.jsonl").read_text().splitlines())
+    assert (line["task"], line["suspect"], line["attempt"]) == ("a/../../etc", "conftest-hook", 1)
+    assert json.loads((tmp_path / "t" / line["file"]).read_text())["steps"]
+    assert [path.parent.parent for path in (tmp_path / "t").rglob("*.json")] == [tmp_path / "t"]
+
+
+def test_an_export_that_breaks_leaves_nothing(
+    reports: Reports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports.run("night", NIGHT)
+    monkeypatch.setattr("app.evaluation.export.safe_name", _broken)
+    with pytest.raises(OSError, match="no room"):
+        reports("export", "night", "--format", "atif", "--to", tmp_path / "t")
+    assert list(tmp_path.iterdir()) == []
+
+
+def _broken(text: str) -> str:
+    raise OSError(28, "no room", text)
+
+
+def test_tasks_come_in_batches_each_once(reports: Reports) -> None:
+    run_id = reports.run("many", {f"click-{n}": verdict(1.0) for n in range(7)})
+    sizes = [len(one) for one in report_rows.batches(reports.database, run_id, most=3)]
+    assert sizes == [3, 3, 1]
+    batched = [row.name for one in report_rows.batches(reports.database, run_id, most=3) for row in one]
+    assert sorted(batched) == [row.name for row in report_rows.rows(reports.database, run_id)]
