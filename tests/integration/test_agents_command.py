@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-import structlog
-import typer
-from typer.testing import CliRunner
 
 from app.agents.external import read
 from app.agents.external.framework import ExternalFramework
 from app.agents.installation import Installer
-from app.cli import agents
 from app.cli.agent_trial import TrialFindings, Where, _environment
 from app.environments.sweeper import Sweeper
-from app.errors import MegaFlowError
+from app.errors import AgentUnavailable, MegaFlowError, SettingsInvalid, UnknownName
 from app.models.spec import EnvironmentKind
 from app.settings import Settings
 from tests.contract.agents.example import EXAMPLE
+from tests.integration.command import CommandLine
 
 BROKEN = """
 protocol = "megaflow-agent/1"
@@ -51,43 +43,13 @@ def manifests(tmp_path: Path) -> list[Path]:
     return [EXAMPLE, tmp_path / "broken.toml", tmp_path / "installed.toml"]
 
 
-@dataclass(frozen=True)
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-    def told(self) -> Any:
-        assert self.stdout, self.stderr
-        return json.loads(self.stdout)
-
-
-Run = Callable[..., Done]
-
-
 @pytest.fixture
-def megaflow(tmp_path: Path, manifests: list[Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    """The command in this process, as `main` would begin and end it."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    cli = typer.Typer()
-    agents.register(cli)
-
-    def run(*words: str) -> Done:
-        settings = Settings(home=tmp_path / "home", agent_manifests=tuple(manifests))
-        monkeypatch.setattr(agents, "load", lambda: settings)
-        result = CliRunner().invoke(cli, ["agents", *words])
-        if isinstance(result.exception, MegaFlowError):
-            return Done(result.exception.exit_code, result.stdout, f"{result.stderr}{result.exception}")
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return Done(result.exit_code, result.stdout, result.stderr)
-
-    yield run
-    structlog.reset_defaults()
+def settings(tmp_path: Path, manifests: list[Path]) -> Settings:
+    return Settings(home=tmp_path / "home", agent_manifests=tuple(manifests))
 
 
-def test_all_agents_are_listed_and_nothing_is_installed_by_that(tmp_path: Path, megaflow: Run) -> None:
-    found = {one["name"]: one for one in megaflow("list", "--json").told()}
+def test_all_agents_are_listed_and_nothing_is_installed_by_that(tmp_path: Path, megaflow: CommandLine) -> None:
+    found = {one["name"]: one for one in megaflow.json("agents", "list")}
     assert {"oracle", "nop", "replay", "mini-swe-agent", "claude-code", "qwen-code", "openhands", "swe-agent"} < set(
         found
     )
@@ -97,70 +59,67 @@ def test_all_agents_are_listed_and_nothing_is_installed_by_that(tmp_path: Path, 
     assert (found["sketch"]["installed"], found["installed"]["installed"]) == (True, False)
     assert found["sketch"]["size_bytes"] > 0
     assert not (tmp_path / "home" / "tools").exists()
-    shown = megaflow().stdout
+    shown = megaflow("agents")
     assert "mini-swe-agent" in shown
     assert "sketch" in shown
 
 
-def test_what_is_named_is_installed_once_and_listed_as_such(tmp_path: Path, megaflow: Run) -> None:
-    first = megaflow("install", "installed", "--json").told()
+def test_what_is_named_is_installed_once_and_listed_as_such(tmp_path: Path, megaflow: CommandLine) -> None:
+    first = megaflow.json("agents", "install", "installed")
     assert (first[0]["agent"], first[0]["version"]) == ("installed", "7")
     folder = Path(first[0]["folder"])
     assert (folder / "run").is_file()
-    assert megaflow("install", "installed", "--json").told()[0]["folder"] == str(folder)
+    assert megaflow.json("agents", "install", "installed")[0]["folder"] == str(folder)
     assert (tmp_path / "installs.txt").read_text() == "run\n"
-    found = {one["name"]: one for one in megaflow("list", "--json").told()}
+    found = {one["name"]: one for one in megaflow.json("agents", "list")}
     assert found["installed"]["installed"]
 
 
-def test_what_cannot_be_installed_is_told_and_the_rest_is_done(tmp_path: Path, megaflow: Run) -> None:
+def test_what_cannot_be_installed_is_told_and_the_rest_is_done(tmp_path: Path, megaflow: CommandLine) -> None:
     (tmp_path / "run").unlink()
-    done = megaflow("install", "installed", "sketch")
-    assert done.returncode == 69
-    assert "No such file" in done.stderr
-    assert "not installed: installed" in done.stderr
-    assert "sketch 1:" in done.stderr
+    with pytest.raises(AgentUnavailable, match="not installed: installed"):
+        megaflow("agents", "install", "installed", "sketch")
+    assert "No such file" in megaflow.last.stderr
+    assert "sketch 1:" in megaflow.last.stderr
 
 
-def test_a_wrong_name_is_refused_before_anything_is_installed(tmp_path: Path, megaflow: Run) -> None:
-    done = megaflow("install", "installed", "nobody")
-    assert done.returncode == 64
-    assert "unknown framework 'nobody'; known: " in done.stderr
+def test_a_wrong_name_is_refused_before_anything_is_installed(tmp_path: Path, megaflow: CommandLine) -> None:
+    with pytest.raises(UnknownName, match="unknown framework 'nobody'; known: "):
+        megaflow("agents", "install", "installed", "nobody")
     assert not (tmp_path / "installs.txt").exists()
 
 
-def test_an_agent_that_works_is_found_to(tmp_path: Path, megaflow: Run) -> None:
-    done = megaflow("check", "sketch", "--json")
-    assert done.returncode == 0, done.stderr
-    found = done.told()
+def test_an_agent_that_works_is_found_to(tmp_path: Path, megaflow: CommandLine) -> None:
+    found = megaflow.json("agents", "check", "sketch")
     assert (found["ok"], found["solved"], found["end_reason"], found["turns"]) == (True, True, "submitted", 3)
     assert set(found["times_s"]) == {"install", "environment", "work"}
     assert found["left"] == []
-    assert "works" in megaflow("check", "sketch").stdout
+    assert "works" in megaflow("agents", "check", "sketch")
 
 
-def test_an_agent_that_does_not_work_is_found_not_to_with_the_reason(tmp_path: Path, megaflow: Run) -> None:
-    done = megaflow("check", "broken")
-    assert done.returncode == 1
+def test_an_agent_that_does_not_work_is_found_not_to_with_the_reason(tmp_path: Path, megaflow: CommandLine) -> None:
+    done = megaflow.run("agents", "check", "broken")
+    assert done.exit_code == 1
     assert "does not work" in done.stdout
     assert "agent_error" in done.stdout
     assert "I give up" in done.stdout
 
 
-def test_what_needs_no_check_and_what_cannot_be_says_so(tmp_path: Path, megaflow: Run) -> None:
-    assert megaflow("check", "oracle").returncode == 0
-    assert megaflow("check", "nobody").returncode == 64
-    assert "unknown kind of environment 'cloud'" in megaflow("check", "sketch", "--in", "cloud").stderr
-    no_source = megaflow("check", "swe-agent")
-    assert no_source.returncode == 1
+def test_what_needs_no_check_and_what_cannot_be_says_so(tmp_path: Path, megaflow: CommandLine) -> None:
+    assert megaflow.run("agents", "check", "oracle").exit_code == 0
+    with pytest.raises(UnknownName):
+        megaflow("agents", "check", "nobody")
+    with pytest.raises(MegaFlowError, match="unknown kind of environment 'cloud'"):
+        megaflow("agents", "check", "sketch", "--in", "cloud")
+    no_source = megaflow.run("agents", "check", "swe-agent")
+    assert no_source.exit_code == 1
     assert "MEGAFLOW_SWE_AGENT_SOURCE" in no_source.stdout
 
 
-def test_a_wrong_manifest_is_named(tmp_path: Path, megaflow: Run) -> None:
+def test_a_wrong_manifest_is_named(tmp_path: Path, megaflow: CommandLine) -> None:
     (tmp_path / "broken.toml").write_text("name = 3")
-    done = megaflow("list")
-    assert done.returncode == 78
-    assert "broken.toml" in done.stderr
+    with pytest.raises(SettingsInvalid, match=r"broken\.toml"):
+        megaflow("agents", "list")
 
 
 @pytest.mark.docker

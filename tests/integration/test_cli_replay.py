@@ -11,13 +11,8 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-import typer
-from click.testing import Result
-from structlog.testing import capture_logs
-from typer.testing import CliRunner
 
 from app.artifacts import open_store
-from app.cli import replay
 from app.errors import SpecInvalid, WaitTimeout
 from app.ledger import accept, attempts, ends, results
 from app.ledger.accept import NewRun
@@ -27,27 +22,9 @@ from app.models.outcome import Artifact, ArtifactKind, TestStatus, Verdict
 from app.models.spec import Mode, ModelChoice, TaskSpec
 from app.settings import Settings
 from tests.building import a_spec, a_task, dispatched, ready_instance
+from tests.integration.command import CommandLine
 
 PATCH = b"--- a/x\n+++ b/x\n"
-
-
-class Commands:
-    def __init__(self, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("app.client.load", lambda: settings)
-        self._cli = typer.Typer()
-        replay.register(self._cli)
-
-    def __call__(self, *arguments: object) -> Result:
-        with capture_logs():
-            result = CliRunner().invoke(self._cli, list(map(str, arguments)))
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return result
-
-
-@pytest.fixture
-def run(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Commands:
-    return Commands(settings, monkeypatch)
 
 
 def specs() -> list[TaskSpec]:
@@ -89,37 +66,39 @@ def finish(database: Database, settings: Settings, run_id: UUID, *, patch: bytes
         )
 
 
-def test_recording_writes_one_file_for_each_attempt(database: Database, settings: Settings, run: Commands) -> None:
+def test_recording_writes_one_file_for_each_attempt(
+    database: Database, settings: Settings, megaflow: CommandLine
+) -> None:
     run_id = a_run(database)
     finish(database, settings, run_id)
-    assert "4 attempts recorded" in run("record", "night").stdout
+    assert "4 attempts recorded" in megaflow.run("record", "night").stdout
     folder = settings.recordings / str(run_id)
     names = [f"{task}--{replica}--mini-swe-agent.jsonl.zst" for task in ("first", "second") for replica in (0, 1)]
     assert sorted(path.name for path in folder.iterdir()) == names
     assert (folder / names[0]).read_bytes().startswith(b"calls of ")
 
 
-def test_a_run_without_model_calls_is_refused(database: Database, settings: Settings, run: Commands) -> None:
+def test_a_run_without_model_calls_is_refused(database: Database, settings: Settings, megaflow: CommandLine) -> None:
     accept.accept(database, NewRun(specs=[a_spec()], name="early"))
     with pytest.raises(SpecInvalid, match="no attempt has ended"):
-        run("record", "early")
+        megaflow.run("record", "early")
     assert not settings.recordings.exists()
 
 
-def replayed(database: Database, settings: Settings, run: Commands) -> tuple[UUID, UUID]:
+def replayed(database: Database, settings: Settings, megaflow: CommandLine) -> tuple[UUID, UUID]:
     """A run that has ended, and the run that plays it, accepted."""
     run_id = a_run(database)
     finish(database, settings, run_id)
-    told = run("replay", run_id, "--no-wait").stdout
+    told = megaflow.run("replay", run_id, "--no-wait").stdout
     assert "4 tasks accepted" in told
     (again,) = [status.id for status in results.runs(database) if status.name == "night-replay"]
     return run_id, again
 
 
 def test_the_same_tasks_are_submitted_with_the_recording_as_their_model(
-    database: Database, settings: Settings, run: Commands
+    database: Database, settings: Settings, megaflow: CommandLine
 ) -> None:
-    run_id, again = replayed(database, settings, run)
+    run_id, again = replayed(database, settings, megaflow)
     before, after = (results.results(database, results.task_ids(database, one)) for one in (run_id, again))
     assert [(one.name, one.replica, one.agent) for one in after] == [
         (one.name, one.replica, one.agent) for one in before
@@ -131,11 +110,11 @@ def test_the_same_tasks_are_submitted_with_the_recording_as_their_model(
     assert results.run_status(database, again).user_name == "ann"
 
 
-def test_waiting_for_the_end_compares_at_once(database: Database, settings: Settings, run: Commands) -> None:
+def test_waiting_for_the_end_compares_at_once(database: Database, settings: Settings, megaflow: CommandLine) -> None:
     run_id = a_run(database)
     finish(database, settings, run_id)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(run, "replay", run_id, "--timeout", 60)
+        waiting = pool.submit(megaflow.run, "replay", run_id, "--timeout", 60)
         until = time.monotonic() + 60
         while not (again := [one.id for one in results.runs(database) if one.name == "night-replay"]):
             assert not waiting.done(), waiting.result().output
@@ -145,30 +124,34 @@ def test_waiting_for_the_end_compares_at_once(database: Database, settings: Sett
     assert (done.exit_code, "0 of 4 tasks are the same" in done.stdout) == (1, True)
 
 
-def test_a_run_that_went_the_same_way_compares_equal(database: Database, settings: Settings, run: Commands) -> None:
-    run_id, again = replayed(database, settings, run)
+def test_a_run_that_went_the_same_way_compares_equal(
+    database: Database, settings: Settings, megaflow: CommandLine
+) -> None:
+    run_id, again = replayed(database, settings, megaflow)
     with pytest.raises(WaitTimeout, match="has not ended"):
-        run("compare", run_id, again)
+        megaflow.run("compare", run_id, again)
     finish(database, settings, again)
-    done = run("compare", run_id, again)
+    done = megaflow.run("compare", run_id, again)
     assert (done.exit_code, "4 of 4 tasks are the same" in done.stdout) == (0, True)
 
 
 @pytest.mark.parametrize(("other", "differs"), [({"patch": b"another"}, ["patch"]), ({"reward": 0.0}, ["reward"])])
 def test_a_difference_is_shown_and_told_by_the_exit_code(
-    database: Database, settings: Settings, run: Commands, other: dict[str, Any], differs: list[str]
+    database: Database, settings: Settings, megaflow: CommandLine, other: dict[str, Any], differs: list[str]
 ) -> None:
-    run_id, again = replayed(database, settings, run)
+    run_id, again = replayed(database, settings, megaflow)
     finish(database, settings, again, **other)
-    assert run("compare", run_id, again).exit_code == 1
-    done = run("compare", run_id, again, "--json")
+    assert megaflow.run("compare", run_id, again).exit_code == 1
+    done = megaflow.run("compare", run_id, again, "--json")
     assert done.exit_code == 1
     assert [pair["differs"] for pair in json.loads(done.stdout)] == [differs] * 4
 
 
-def test_runs_of_different_tasks_are_not_compared(database: Database, settings: Settings, run: Commands) -> None:
+def test_runs_of_different_tasks_are_not_compared(
+    database: Database, settings: Settings, megaflow: CommandLine
+) -> None:
     one, two = a_run(database), a_run(database, replicas=1)
     for run_id in (one, two):
         finish(database, settings, run_id)
     with pytest.raises(SpecInvalid, match="same tasks"):
-        run("compare", one, two)
+        megaflow.run("compare", one, two)

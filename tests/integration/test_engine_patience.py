@@ -22,7 +22,6 @@ from app.client import MegaFlow
 from app.environments.runtimes.compose.provider import ComposeProvider
 from app.grading.script_goal import ScriptGrader
 from app.host.engine import engine_of
-from app.ledger import attempts
 from app.ledger.accept import Accepted
 from app.models.endings import EndReason
 from app.models.spec import AgentTask, Compose, EnvironmentSpec, Mode, ScriptGoal
@@ -31,7 +30,7 @@ from app.workers import services
 from app.workers.attempt import carry_out
 from app.workers.lease import StopToken
 from app.workers.services import WorkerServices
-from tests.building import dispatched, ready_instance
+from tests.building import claim_of
 from tests.integration.engine_proxy import EngineProxy, engine_proxy
 from tests.integration.rows import one
 from tests.services import MakeSettings
@@ -66,10 +65,7 @@ class Ground:
     def attempt(self, *, patience_s: float, token: StopToken | None = None) -> tuple[EndReason, Any]:
         """How an attempt ends whose worker has this much patience, and its row."""
         handle = self.flow.enqueue(self.task, agent="nop", mode=Mode.EPHEMERAL)
-        (item,) = dispatched(self.flow.database, Accepted(handle.run_id, (handle.task_id,)), Mode.EPHEMERAL)
-        instance_id = ready_instance(self.flow.database, Mode.EPHEMERAL)
-        claim = attempts.claim(self.flow.database, item.message, instance_id, lease_s=300)
-        assert claim is not None
+        claim = claim_of(self.flow.database, Accepted(handle.run_id, (handle.task_id,)), Mode.EPHEMERAL)
         with self._worker(patience_s) as here:
             reason = carry_out(claim, here, token or StopToken())
         statement = (

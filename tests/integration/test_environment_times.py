@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from typing import Any
 from urllib.request import urlopen
 from uuid import UUID
 
 import pytest
-import typer
 from prometheus_client.parser import text_string_to_metric_families
-from typer.testing import CliRunner
 
-from app.cli import environments
 from app.control.metrics import LedgerCollector, exposition, serve
 from app.errors import SettingsInvalid, UnknownName
 from app.ledger import environment_times, limits
@@ -21,6 +17,7 @@ from app.ledger.database import Database
 from app.ledger.environment_times import PhaseTimes
 from app.settings import Settings
 from tests.integration import rows
+from tests.integration.command import CommandLine
 from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance
 
 
@@ -151,33 +148,18 @@ def test_a_run_and_a_window_choose(database: Database) -> None:
 # --- The command line -----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def megaflow(settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
-    monkeypatch.setattr("app.client.load", lambda: settings)
-    cli = typer.Typer()
-    environments.register(cli)
-    return cli
-
-
-def said(cli: typer.Typer, *words: str) -> str:
-    result = CliRunner().invoke(cli, list(words))
-    if result.exception is not None:
-        raise result.exception
-    return result.output
-
-
-def test_the_command_prints_a_row_per_kind_and_path(megaflow: typer.Typer, database: Database) -> None:
-    assert "no attempt" in said(megaflow, "environments")
+def test_the_command_prints_a_row_per_kind_and_path(megaflow: CommandLine, database: Database) -> None:
+    assert "no attempt" in megaflow("environments")
     run_id = a_run(database, name="tonight")
     used(database, run_id, {"create": 0.0123, "set_up": 2.5})
-    table = said(megaflow, "environments", "tonight", "--since", "1h")
+    table = megaflow("environments", "tonight", "--since", "1h")
     assert "docker" in table
     assert "12.3 / 12.3 / 12.3" in table
     assert "2500 / 2500 / 2500" in table
-    (create, *_) = json.loads(said(megaflow, "environments", "--json"))
+    (create, *_) = megaflow.json("environments")
     assert (create["phase"], create["count"], create["p95_s"]) == ("create", 1, 0.0123)
     with pytest.raises(UnknownName, match="15m"):
-        said(megaflow, "environments", "--since", "soon")
+        megaflow("environments", "--since", "soon")
 
 
 # --- Metrics --------------------------------------------------------------------------------------------------------
@@ -192,7 +174,7 @@ def samples(text: str) -> dict[str, float]:
 
 
 def test_the_exposition_has_the_phases_and_the_counts(
-    settings: Settings, database: Database, megaflow: typer.Typer
+    settings: Settings, database: Database, megaflow: CommandLine
 ) -> None:
     used(database, a_run(database), {"create": 0.03, "start": 0.004}, end_reason="max_steps")
     a_task(database, a_run(database))
@@ -214,7 +196,7 @@ def test_the_exposition_has_the_phases_and_the_counts(
     assert found["megaflow_limit_capacity[('limit', 'image_pulls:ghcr.io')]"] == 3
     assert found["megaflow_limit_held[('limit', 'image_pulls:ghcr.io')]"] == 0
     assert found["megaflow_ledger_up[]"] == 1
-    printed = samples(said(megaflow, "metrics"))
+    printed = samples(megaflow("metrics"))
     assert printed == found
 
 

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import http.server
 import io
 import json
 import shutil
-import signal
-import socket
 import subprocess
 import tarfile
-import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -37,13 +33,10 @@ from app.images.registry_client import TRIES, kind_of
 from app.images.registry_layers import Registry
 from app.models.spec import Build, Bundle, EnvironmentSpec
 from app.settings import Settings
-from tests.integration.oci_ground import add_image, tags
-from tests.integration.oci_ground import oci as oci
-from tests.integration.oci_ground import oci_cache as oci_cache
-from tests.integration.oci_ground import oci_programs as oci_programs
-from tests.integration.oci_ground import oci_settings as oci_settings
-from tests.integration.oci_ground import tiny as tiny
-from tests.services import missing, serving, short_folder
+from tests.integration.docker_ground import tags_of
+from tests.integration.http_stand import Handler, served
+from tests.integration.oci_ground import add_image
+from tests.services import missing
 
 LISTING = "find / -xdev -path /proc -prune -o -path /dev -prune -o -path /sys -prune -o -print | sort"
 OURS = (
@@ -69,11 +62,8 @@ def soon() -> float:
 def layered(docker_engine: str, oci_programs: Path) -> Iterator[str]:
     """An image of the engine: programs, then files deleted, replaced and a folder made anew; its id."""
     client = docker.from_env()
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as tar:
-        tar.add(oci_programs, ".")
     tag = f"megaflow-test-{uuid.uuid4().hex[:8]}"
-    client.api.import_image_from_data(packed.getvalue(), repository=tag)
+    client.api.import_image_from_data(packed(oci_programs), repository=tag)
     script = "mkdir /d; echo 1 > /d/old; rm /bin/tail; chmod 700 /bin/env; chown 12:34 /bin/env"
     ids = [_committed(client, tag, script, tag), _committed(client, tag, "rm -r /d; mkdir /d; echo 2 > /d/new", tag)]
     yield ids[-1]
@@ -102,7 +92,7 @@ def test_an_engines_image_is_the_same_here(
     engine = engine_of(Settings(home=oci_settings.home))
     image = engine_layers.take(engine, layered, oci.store, timeout_s=60)
     assert len(image.layers) == 3
-    environment = oci.create(EnvironmentSpec(image=image.id), tags(oci_settings.installation), timeout_s=30)
+    environment = oci.create(EnvironmentSpec(image=image.id), tags_of(oci_settings.installation), timeout_s=30)
     look = f"{LISTING}; stat -c '%n %a %u %g %s' /bin/env /bin/sh /d; cat /d/new"
     here = environment.run(look, timeout_s=30)
     environment.destroy()
@@ -126,16 +116,13 @@ def test_an_image_that_the_engine_forgets_stays_usable(
     oci: OciProvider, oci_settings: Settings, docker_engine: str, oci_programs: Path
 ) -> None:
     client = docker.from_env()
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as tar:
-        tar.add(oci_programs, ".")
     tag = f"megaflow-test-{uuid.uuid4().hex[:8]}"
-    client.api.import_image_from_data(packed.getvalue(), repository=tag)
+    client.api.import_image_from_data(packed(oci_programs), repository=tag)
     provider = OciProvider(oci_settings.model_copy(update={"docker_url": None}), fetch_bundle=lambda bundle: b"")
     image_id = provider.prepare_image(EnvironmentSpec(image=tag), timeout_s=60)
     client.images.remove(tag, force=True)
     client.close()
-    environment = oci.create(EnvironmentSpec(image=image_id), tags(oci_settings.installation), timeout_s=30)
+    environment = oci.create(EnvironmentSpec(image=image_id), tags_of(oci_settings.installation), timeout_s=30)
     assert environment.run("bash -c 'echo works'", timeout_s=10).stdout == b"works\n"
     environment.destroy()
 
@@ -147,35 +134,6 @@ def test_a_recipe_without_an_engine_says_what_it_needs(oci: OciProvider, oci_set
 
 
 # --- From a registry ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def registry() -> Iterator[str]:
-    """`127.0.0.1:PORT` of a registry of this test's own."""
-    program = shutil.which("docker-registry")
-    if program is None:
-        missing("Debian's docker-registry")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        host = f"127.0.0.1:{probe.getsockname()[1]}"
-    with short_folder() as folder:
-        storage = f"{{filesystem: {{rootdirectory: {folder}/data}}}}"
-        (folder / "config.yml").write_text(f"version: 0.1\nstorage: {storage}\nhttp: {{addr: '{host}'}}\n")
-        command = (str(program), "serve", str(folder / "config.yml"))
-        with serving(command, logfile=folder / "log", user=None, stop=signal.SIGTERM):
-            _await(host)
-            yield host
-
-
-def _await(host: str) -> None:
-    deadline = soon()
-    while time.monotonic() < deadline:
-        try:
-            requests.get(f"http://{host}/v2/", timeout=1)
-            return
-        except requests.ConnectionError:
-            time.sleep(0.05)
-    raise AssertionError("the registry does not answer")
 
 
 def sha(data: bytes) -> str:
@@ -265,21 +223,9 @@ def test_an_image_is_pulled_without_an_engine_and_once(
     assert {identity for identity, _ in found} == {image_id}
     assert (image_id, PullSource.PULL) in found
     assert prepared(0) == (image_id, PullSource.HERE)
-    environment = oci.create(spec, tags(oci_settings.installation), timeout_s=30)
+    environment = oci.create(spec, tags_of(oci_settings.installation), timeout_s=30)
     assert environment.run('echo "$A $(cat /second)"', timeout_s=10).stdout == b"b zstd\n"
     environment.destroy()
-
-
-def test_an_image_that_was_pulled_is_not_asked_for_again(
-    oci_settings: Settings, registry: str, oci_programs: Path
-) -> None:
-    plain = packed(oci_programs)
-    image_id = push_image(registry, "x", [(plain, plain)], kernel.machine())
-    store = ImageStore(oci_settings.home.resolve())
-    Registry(Reference.parse(f"{registry}/x"), soon()).pull(store)
-    store.remember("elsewhere.example/x", image_id)
-    provider = OciProvider(oci_settings, fetch_bundle=lambda bundle: b"")
-    assert provider.prepare_image(EnvironmentSpec(image="elsewhere.example/x"), timeout_s=5) == image_id
 
 
 def test_the_mirror_is_asked_first(oci_settings: Settings, registry: str, oci_programs: Path) -> None:
@@ -344,46 +290,15 @@ def answering(*answers: tuple[int, dict[str, str], bytes]) -> Iterator[tuple[str
     """A server that gives these answers one after another; its address, and who asked with what authorisation."""
     left, asked = list(answers), []
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+    class InTurn(Handler):
+        def respond(self) -> None:
             asked.append(f"{self.path} {self.headers.get('Authorization')}")
             status, headers, body = left.pop(0)
-            self.send_response(status)
-            for name, value in {"Content-Length": str(len(body)), **headers}.items():
-                self.send_header(name, value.replace("HERE", f"127.0.0.1:{self.server.server_address[1]}"))
-            self.end_headers()
             with suppress(ConnectionError):  # who asked has read enough
-                self.wfile.write(body)
+                self.answer(status, body, {name: value.replace("HERE", address) for name, value in headers.items()})
 
-        def log_message(self, *anything: object) -> None: ...
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.server_address[1]}", asked
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def test_a_busy_registry_is_asked_again_and_a_token_is_fetched(tmp_path: Path) -> None:
-    challenge = {"WWW-Authenticate": 'Bearer realm="http://HERE/token",service="s",scope="repository:x:pull"'}
-    broken = {"errors": [{"code": "MANIFEST_UNKNOWN", "message": "no such manifest here"}]}
-    answers = [
-        (429, {"Retry-After": "0"}, b""),
-        (503, {}, b""),
-        (401, challenge, b""),
-        (200, {}, b'{"token": "t0ken"}'),
-        (404, {}, json.dumps(broken).encode()),
-    ]
-    match = r"404.*no such manifest here"
-    with answering(*answers) as (host, asked), pytest.raises(ImageUnavailable, match=match) as found:
-        Registry(Reference.parse(f"{host}/x"), soon()).pull(ImageStore(tmp_path))
-    assert kind_of(found.value) is ImageMissing
-    assert len(asked) == 5
-    assert asked[3].startswith("/token?service=s&scope=repository")
-    assert asked[4] == "/v2/x/manifests/latest Bearer t0ken"
+    with served(InTurn) as address:
+        yield address, asked
 
 
 _LOGIN = {"WWW-Authenticate": 'Bearer realm="http://HERE/token",service="s"'}
@@ -426,11 +341,6 @@ def test_without_an_engine_an_image_is_missing_only_where_all_who_may_have_it_sa
     assert refused("127.0.0.1:1/mirror") is ImageUnavailable
     with answering(*[(403, {}, b"")] * 2) as (closed, _):
         assert refused(closed) is ImageDenied
-
-
-def test_a_registry_that_stays_busy_is_given_up(tmp_path: Path) -> None:
-    with answering(*[(503, {}, b"")] * 9) as (host, _), pytest.raises(ImageUnavailable, match=r"503|too busy"):
-        Registry(Reference.parse(f"{host}/x"), time.monotonic() + 1.0).pull(ImageStore(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -498,7 +408,7 @@ def test_an_image_in_use_is_not_removed_and_shared_layers_stay(
     (tmp_path / "more" / "f").write_text("x" * 1000)
     home, shared = oci_settings.home, {"sha256:programs": oci_programs}
     small, large = add_image(oci.store, shared), add_image(oci.store, {**shared, "sha256:more": tmp_path / "more"})
-    environment = oci.create(EnvironmentSpec(image=large), tags(oci_settings.installation), timeout_s=30)
+    environment = oci.create(EnvironmentSpec(image=large), tags_of(oci_settings.installation), timeout_s=30)
     assert forget(home, large) == 0
     assert oci.store.image(large) is not None
     assert environment.run("cat /f | head -c 1", timeout_s=10).stdout == b"x"

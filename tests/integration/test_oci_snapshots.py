@@ -20,12 +20,7 @@ from app.errors import EnvironmentFailed
 from app.images.layer_use import forget
 from app.models.spec import EnvironmentSpec, Network, Reuse
 from app.settings import Settings
-from tests.integration.oci_ground import oci as oci
-from tests.integration.oci_ground import oci_cache as oci_cache
-from tests.integration.oci_ground import oci_programs as oci_programs
-from tests.integration.oci_ground import oci_settings as oci_settings
-from tests.integration.oci_ground import tags
-from tests.integration.oci_ground import tiny as tiny
+from tests.integration.docker_ground import tags_of
 
 # --- The copy -------------------------------------------------------------------------------------------------------
 
@@ -120,10 +115,10 @@ def test_what_lies_too_deep_is_refused(tmp_path: Path) -> None:
 def test_what_was_deleted_and_replaced_is_so_in_what_is_made_from_it(
     oci: OciProvider, oci_settings: Settings, tiny: EnvironmentSpec
 ) -> None:
-    environment = oci.create(tiny, tags(oci_settings.installation), timeout_s=30)
+    environment = oci.create(tiny, tags_of(oci_settings.installation), timeout_s=30)
     environment.run("rm /bin/hostname; rm -r /root; mkdir /root; echo x > /root/x; chown 1234 /root/x", timeout_s=20)
     environment.run("mkdir /a; echo a > /a/a; chmod u+s /bin/id; mv /bin/date /bin/dated", timeout_s=20)
-    made = oci.create_from(environment.snapshot(tags(oci_settings.installation)), tiny, tags("x"), timeout_s=30)
+    made = oci.create_from(environment.snapshot(tags_of(oci_settings.installation)), tiny, tags_of("x"), timeout_s=30)
     tell = "ls /bin; ls -ln /root /a; ls -l /bin/id; /bin/dated -d @0 +%s"
     assert made.run(tell, timeout_s=20).stdout == environment.run(tell, timeout_s=20).stdout
     assert not made.run("test -e /bin/hostname -o -e /bin/date", timeout_s=20).ok
@@ -132,15 +127,15 @@ def test_what_was_deleted_and_replaced_is_so_in_what_is_made_from_it(
 
 
 def test_a_changed_helper_is_no_part_of_it(oci: OciProvider, oci_settings: Settings, tiny: EnvironmentSpec) -> None:
-    environment = oci.create(tiny, tags(oci_settings.installation), timeout_s=30)
+    environment = oci.create(tiny, tags_of(oci_settings.installation), timeout_s=30)
     assert environment.run(f"cat /bin/sh > /new && mv /new /{HELPER} && echo x > /x", timeout_s=20).ok
-    snapshot = environment.snapshot(tags(oci_settings.installation))
+    snapshot = environment.snapshot(tags_of(oci_settings.installation))
     kept = oci.store.snapshot(snapshot.id)
     assert kept is not None
     written = os.listdir(oci.store.layers / kept.layers[-1])
     assert "x" in written
     assert HELPER not in written
-    made = oci.create_from(snapshot, tiny, tags(oci_settings.installation), timeout_s=30)
+    made = oci.create_from(snapshot, tiny, tags_of(oci_settings.installation), timeout_s=30)
     assert made.run("cat /x", timeout_s=20).stdout == b"x\n"
     for one in (made, environment):
         one.destroy()
@@ -149,15 +144,15 @@ def test_a_changed_helper_is_no_part_of_it(oci: OciProvider, oci_settings: Setti
 def test_a_read_only_environment_stands_on_a_snapshot(
     oci: OciProvider, oci_settings: Settings, tiny: EnvironmentSpec
 ) -> None:
-    environment = oci.create(tiny, tags(oci_settings.installation), timeout_s=30)
+    environment = oci.create(tiny, tags_of(oci_settings.installation), timeout_s=30)
     environment.put("/kept", b"kept")
     shared = tiny.model_copy(update={"reuse": Reuse.SHARED_READONLY})
-    snapshot = environment.snapshot(tags(oci_settings.installation))
-    made = oci.create_from(snapshot, shared, tags(oci_settings.installation), timeout_s=30)
+    snapshot = environment.snapshot(tags_of(oci_settings.installation))
+    made = oci.create_from(snapshot, shared, tags_of(oci_settings.installation), timeout_s=30)
     assert made.get("/kept") == b"kept"
     assert not made.run("touch /new", timeout_s=20).ok
     with pytest.raises(EnvironmentFailed, match="use `docker`"):
-        oci.create_from(snapshot, tiny.model_copy(update={"network": Network.OPEN}), tags("x"), timeout_s=30)
+        oci.create_from(snapshot, tiny.model_copy(update={"network": Network.OPEN}), tags_of("x"), timeout_s=30)
     for one in (made, environment):
         one.destroy()
 
@@ -165,13 +160,13 @@ def test_a_read_only_environment_stands_on_a_snapshot(
 def test_the_image_that_it_stands_on_may_be_forgotten(
     oci: OciProvider, oci_settings: Settings, tiny: EnvironmentSpec
 ) -> None:
-    environment = oci.create(tiny, tags(oci_settings.installation), timeout_s=30)
+    environment = oci.create(tiny, tags_of(oci_settings.installation), timeout_s=30)
     environment.put("/kept", b"kept")
-    snapshot = environment.snapshot(tags(oci_settings.installation))
+    snapshot = environment.snapshot(tags_of(oci_settings.installation))
     environment.destroy()
     forget(oci_settings.home, snapshot.image_id)
     assert oci.store.image(snapshot.image_id) is None
-    made = oci.create_from(snapshot, tiny, tags(oci_settings.installation), timeout_s=30)
+    made = oci.create_from(snapshot, tiny, tags_of(oci_settings.installation), timeout_s=30)
     assert made.run("cat /kept", timeout_s=20).stdout == b"kept"
     made.destroy()
     oci.remove_snapshot(snapshot)
@@ -185,10 +180,10 @@ def own_layers(oci: OciProvider) -> list[str]:
 def test_the_sweeper_takes_those_of_the_dead_and_the_overdue_and_what_was_removed_in_use(
     oci: OciProvider, oci_settings: Settings, tiny: EnvironmentSpec
 ) -> None:
-    owner = tags(oci_settings.installation)
+    owner = tags_of(oci_settings.installation)
     environment = oci.create(tiny, owner, timeout_s=30)
     dead, late = (
-        tags(oci_settings.installation),
+        tags_of(oci_settings.installation),
         Tags.without_attempt(oci_settings.installation, uuid.uuid4(), time.time() - 1),
     )
     in_use, kept, *_ = [environment.snapshot(one) for one in (owner, owner, dead, late)]
@@ -207,7 +202,7 @@ def test_the_sweeper_takes_those_of_the_dead_and_the_overdue_and_what_was_remove
 def test_an_environment_can_be_ended_while_it_is_copied(
     oci: OciProvider, oci_settings: Settings, tiny: EnvironmentSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment = oci.create(tiny, tags(oci_settings.installation), timeout_s=30)
+    environment = oci.create(tiny, tags_of(oci_settings.installation), timeout_s=30)
     environment.run("for n in 1 2 3 4 5 6 7 8; do echo x > /$n; done", timeout_s=20)
     begun, dress, dressed = threading.Event(), copying._dress, []
 
@@ -221,7 +216,7 @@ def test_an_environment_can_be_ended_while_it_is_copied(
     ending = threading.Thread(target=lambda: begun.wait(20) and environment.destroy())
     ending.start()
     with pytest.raises(EnvironmentFailed, match="destroyed"):
-        environment.snapshot(tags(oci_settings.installation))
+        environment.snapshot(tags_of(oci_settings.installation))
     ending.join(20)
     assert len(dressed) < 8, "nobody waits for the whole copy"
     assert oci.store.owned() == []
