@@ -69,8 +69,7 @@ def test_a_dataset_is_synced_listed_prefetched_and_evicted(
     assert far["needed_at"] == 2
     age(settings)
     assert megaflow.json("images", "usage")["next_to_go"] == [synced[1], synced[0]]
-    low = settings.model_copy(update={"image_disk_high": 1.5, "image_disk_low": 1.5})
-    megaflow.use(low)
+    megaflow.use(settings.model_copy(update={"image_disk_high": 1.5, "image_disk_low": 1.5}))
     assert megaflow.json("images", "evict", "--dry-run") == {
         "evicted": [],
         "would_evict": [synced[1], synced[0]],

@@ -26,7 +26,7 @@ from tests.integration import rows
 
 
 def spec(image: str, kind: EnvironmentKind = EnvironmentKind.DOCKER) -> TaskSpec:
-    task = a_task(f"task-of-{image}").model_copy(update={"environment": EnvironmentSpec(image=image, kind=kind)})
+    task = a_task().model_copy(update={"environment": EnvironmentSpec(image=image, kind=kind)})
     return TaskSpec(task=task, agent="nop", mode=Mode.EPHEMERAL)
 
 

@@ -71,9 +71,8 @@ def test_a_worker_killed_at_any_moment_leaves_what_a_sweep_removes(
         assert b"ready\n" in iter(worker.stdout.readline, b"")
         time.sleep(after_s)
         worker.kill()
-    monkeypatch.setattr(
-        environment_records, "_YOUNG_S", 0.0
-    )  # who was killed before it could say whose it is counts at once
+    # Who was killed before it could say whose it is counts at once.
+    monkeypatch.setattr(environment_records, "_YOUNG_S", 0.0)
     oci.sweep(installation=oci_settings.installation)
     assert left_over(oci_settings.home) == []
     assert alive(oci_settings.home) == []

@@ -414,8 +414,6 @@ def test_what_has_ended_gets_no_deadline(database: Database) -> None:
         deadlines.set_deadline(database, "0123", in_an_hour())
 
 
-# --- The command line -----------------------------------------------------------------------------------------------
-
 NOON = datetime(2030, 6, 1, 12, tzinfo=UTC)
 
 

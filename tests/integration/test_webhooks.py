@@ -96,7 +96,7 @@ def test_facts_arrive_in_order_in_batches_and_signed(
     receiver, task_id = receivers(), uuid4()
     tell(database, -1)
     webhooks.add(database, receiver.url, ["task."], secret_env="HOOK_SECRET")
-    tell(database, *range(250), task_id=task_id)
+    tell(database, *range(250), task=task_id)
     tell(database, 999, kind="attempt.claimed")
     with delivering(database, settings):
         eventually(lambda: len(receiver.numbers) == 250)
