@@ -122,7 +122,7 @@ def test_an_engine_that_comes_back_in_time_costs_time_and_no_attempt(
         reason, row = ground.attempt(patience_s=60)
     assert (reason, row.verdict["reward"], row.failure) == (EndReason.SUBMITTED, 1.0, None)
     assert (row.number, row.attempts, row.task) == (1, 1, "succeeded")
-    assert AWAY_S <= row.waits["engine"] < 30
+    assert AWAY_S / 2 <= row.waits["engine"] < 30  # it was away for a moment before it was asked
     assert left(ground.settings) == []
 
 
